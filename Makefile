@@ -1,0 +1,93 @@
+# Everything happens in .venv, made on demand; `make` alone says what there is.
+#
+#   PYTHON=python3.12                    the interpreter the environment is made from
+#   PADDLE_EXT_CUDA=AUTO|ON|OFF          the CUDA backend
+#   PADDLE_EXT_CUDA_ARCHITECTURES=80;90  what it is built for; default: the GPU of this machine
+#   WERROR=ON                            compiler warnings are errors
+#   TEST_ARGS="-k fork"                  more arguments for pytest; DEMO_ARGS, BENCH_ARGS likewise
+
+PYTHON ?= python3
+PADDLE_EXT_CUDA ?= AUTO
+# 90-real: one architecture, so that the CUDA code is compiled also where no GPU is.
+PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
+WERROR ?= OFF
+BENCHMARKS ?= paddle pgd
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+BUILD_DIR := build/dev
+DEPS := $(VENV)/.deps
+BUILD := $(VENV)/.build
+SETTINGS := $(VENV)/.settings
+
+NATIVE := $(shell find csrc -type f 2>/dev/null)
+CODE := paddle_ext tests benchmarks
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench build deps clean distclean FORCE
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(BUILD) ## build, then run the demo
+	$(BIN)/python -m paddle_ext.demo $(DEMO_ARGS)
+
+test: $(BUILD) ## build, then run all tests (GPU tests where there is a GPU)
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(DEPS) ## check style and types, without a build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+
+format: $(DEPS) ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+bench: $(BUILD) ## build, then run the benchmarks named in BENCHMARKS
+	@set -e; for name in $(BENCHMARKS); do \
+	    echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(BENCH_ARGS); done
+
+build: $(BUILD) ## compile and install the package for development
+deps: $(DEPS) ## make .venv with the pinned dependencies
+
+clean: ## remove what was built, keep .venv
+	rm -rf build dist $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## remove .venv too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "paddle_ext needs Python 3.10 or newer; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# constraints.txt is complete, so it is also the list of what to install.
+$(DEPS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing the pinned dependencies in $(VENV) (torch is large)"
+	$(PIP) install --quiet -r constraints.txt
+	@touch $@
+
+# Rewritten only when a setting changes, which then rebuilds.
+$(SETTINGS): FORCE | $(BIN)/python
+	@echo '$(PADDLE_EXT_CUDA) $(PADDLE_EXT_CUDA_ARCHITECTURES) $(WERROR)' | cmp -s - $@ || \
+	    echo '$(PADDLE_EXT_CUDA) $(PADDLE_EXT_CUDA_ARCHITECTURES) $(WERROR)' > $@
+
+# Editable: changes of Python code need no rebuild. Without isolation and with a build directory
+# that stays, only what changed is compiled again.
+$(BUILD): $(NATIVE) CMakeLists.txt pyproject.toml $(DEPS) $(SETTINGS)
+	@echo "== building paddle_ext"
+	PADDLE_EXT_CUDA='$(PADDLE_EXT_CUDA)' \
+	PADDLE_EXT_CUDA_ARCHITECTURES='$(PADDLE_EXT_CUDA_ARCHITECTURES)' \
+	    $(PIP) install --quiet -c constraints.txt --no-build-isolation \
+	    --config-settings=build-dir=$(BUILD_DIR) \
+	    --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
+	    --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
+	    -e '.[demo,bench,test,dev]'
+	@$(BIN)/python -c 'import paddle_ext; print("== built:", paddle_ext.build_info())'
+	@touch $@

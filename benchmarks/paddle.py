@@ -1,0 +1,227 @@
+"""PADDLE: paddle_ext.solve against the torch Gram form, the public arithmetic and the reference.
+
+Every competitor is first checked against the float64 reference, then all are timed in turns in one
+run, from features to labels. Prints tables; writes CSV and PNG.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import harness
+import suites
+import torch
+from peers import PEERS, Call, Settings, agreement, bytes_moved, flops, solve_in_double
+from tasks import SHAPES, DenseTasks, Shape, Tasks, fitting_tasks, sample_tasks
+
+EXAMPLES = """\
+  python benchmarks/paddle.py                                   # 8 tasks, one CPU thread
+  python benchmarks/paddle.py --shapes K160-20shot --only ours,gram,public
+  python benchmarks/paddle.py --device cuda --tasks 1000        # 100 iterations each
+  python benchmarks/paddle.py --device cuda --tasks 1000 --tol 1e-6
+  python benchmarks/paddle.py --suite single,overhead,threads
+  python benchmarks/paddle.py --suite indexed --device cuda --tasks 10000
+"""
+
+
+def options() -> argparse.Namespace:
+    parser = harness.parser(__doc__, EXAMPLES)
+    add = parser.add_argument
+    add("--suite", default="table", help=f"comma separated: table, {', '.join(suites.SUITES)}, all")
+    add("--shapes", default=",".join(SHAPES), help="comma separated (default: all four)")
+    add("--only", help=f"comma separated, of {', '.join(PEERS)} (default: all but gram-compiled)")
+    add("--compile", action="store_true", help="also torch.compile of the Gram form")
+    add("--tasks", type=int, help="tasks per call (default: 8, on CUDA 1000)")
+    add("--iterations", type=int, default=100, help="iterations at most (default: 100)")
+    add("--tol", type=float, default=0.0, help="stop a task at this criterion (default: 0, never)")
+    add("--scaling", default="minmax", choices=["minmax", "auto", "none"], help="default: minmax")
+    add("--check-tasks", type=int, default=3, help="tasks compared with the float64 reference")
+    result = parser.parse_args()
+    result.suite = [*suites.SUITES, "table"] if result.suite == "all" else result.suite.split(",")
+    for suite in result.suite:
+        if suite != "table" and suite not in suites.SUITES:
+            parser.error(f"unknown suite {suite!r}")
+    result.shapes = result.shapes.split(",")
+    if unknown := set(result.shapes) - set(SHAPES):
+        parser.error(f"unknown shape {unknown.pop()!r}, expected some of {', '.join(SHAPES)}")
+    if result.only:
+        result.only = result.only.split(",")
+        if unknown := set(result.only) - set(PEERS):
+            parser.error(
+                f"unknown competitor {unknown.pop()!r}, expected some of {', '.join(PEERS)}"
+            )
+    else:
+        result.only = [name for name in PEERS if name != "gram-compiled" or result.compile]
+    if result.scaling == "auto" and "public" in result.only:
+        print("public: left out, it has no automatic scaling")
+        result.only.remove("public")
+    return result
+
+
+def check(call: Call, truth: torch.Tensor, dense: DenseTasks, tolerance: float) -> dict[str, Any]:
+    """Compare the first tasks with the float64 reference; all of them count for the accuracy."""
+    result = call()
+    found = agreement(result.assignments[: len(truth)], truth)
+    return {
+        "check": "ok" if found.wrong == 0 and found.worst <= tolerance else "DIFFERS",
+        "max|du|": found.worst,
+        "ties": found.ties,
+        "accuracy %": 100 * float((result.labels == dense.query_labels).double().mean()),
+        "iterations": float(result.iterations.double().mean()),
+    }
+
+
+def nearest_prototype(dense: DenseTasks) -> float:
+    """Accuracy of the nearest support mean, features as given: says how hard the tasks are."""
+    right = total = 0
+    for i in range(min(len(dense), 32)):
+        sums = torch.zeros(dense.shape.classes, dense.shape.dim, device=dense.query.device)
+        means = sums.index_add_(0, dense.support_labels[i], dense.support[i]) / dense.shape.shots
+        labels = torch.cdist(dense.query[i], means).argmin(-1)
+        right += int((labels == dense.query_labels[i]).sum())
+        total += dense.shape.queries
+    return right / total
+
+
+def table(options: argparse.Namespace, device: torch.device) -> bool:
+    """The main comparison; False if a competitor disagreed with the reference."""
+    settings = Settings(options.iterations, options.tol, options.scaling)
+    bandwidth = harness.copy_bandwidth(device)
+    print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s; {settings}")
+    rows: list[dict[str, Any]] = []
+    for name in options.shapes:
+        shape = SHAPES[name]
+        count = fitting_tasks(
+            shape, options.tasks or (1000 if device.type == "cuda" else 8), device
+        )
+        tasks = sample_tasks(shape, count, device, seed=options.seed)
+        dense = tasks.dense()
+        print(f"{name}: {count} tasks, nearest support mean right {nearest_prototype(dense):.1%}")
+        part = one_shape(options, device, settings, shape, tasks, dense, bandwidth)
+        title = f"{name}, {count} tasks, {'minimum' if device.type == 'cpu' else 'median'} times"
+        harness.print_table(title, [{k: v for k, v in row.items() if k != "shape"} for row in part])
+        print(harness.load_line())
+        rows += part
+        del tasks, dense
+    rule = "fixed" if options.tol == 0 else f"tol{options.tol:g}"
+    tag = f"paddle-{device.type}-{rule}-{options.scaling}"
+    harness.write_csv(options.output / f"{tag}.csv", [{**row, **asdict(settings)} for row in rows])
+    draw(options.output / f"{tag}.png", rows, harness.machine_line(device), settings)
+    return all(row["check"] == "ok" for row in rows)
+
+
+def one_shape(
+    options: argparse.Namespace,
+    device: torch.device,
+    settings: Settings,
+    shape: Shape,
+    tasks: Tasks,
+    dense: DenseTasks,
+    bandwidth: float,
+) -> list[dict[str, Any]]:
+    count = len(tasks)
+    few = min(count, *(PEERS[n].most_tasks or count for n in options.only), options.check_tasks)
+    truth = solve_in_double(dense.take(slice(few)), settings)
+    calls, checks, sizes = {}, {}, {}
+    for name in options.only:
+        peer = PEERS[name]
+        size = sizes[name] = min(count, peer.most_tasks or count)
+        mine = dense if size == count else dense.take(slice(size))
+        call = peer.prepare(tasks, mine, settings)
+        harness.progress(f"check: {name}")
+        # With a stopping rule two correct answers may be an iteration apart.
+        tolerance = peer.tolerance if settings.tol == 0.0 else max(peer.tolerance, 5e-3)
+        checks[name] = check(call, truth, mine, tolerance)
+        if checks[name]["check"] == "ok":
+            calls[name] = call
+    timings = harness.time_side_by_side(
+        calls, device, rounds=options.rounds, budget=options.budget, flush=options.flush
+    )
+    rows = []
+    best = {name: timing.best(device) / sizes[name] for name, timing in timings.items()}
+    for name in options.only:
+        row: dict[str, Any] = {"shape": shape.name, "competitor": name, "tasks": sizes[name]}
+        row |= checks[name]
+        if name in timings:
+            work = flops(PEERS[name].form, shape, row["iterations"])
+            row |= columns(timings[name], sizes[name], work, bytes_moved(shape) / bandwidth, device)
+            if "ours" in best:
+                row["x ours"] = best[name] / best["ours"]
+        rows.append(row)
+    return rows
+
+
+def columns(
+    timing: harness.Timing, size: int, work: float, floor: float, device: torch.device
+) -> dict[str, Any]:
+    """Figures of one row; `work` in operations and `floor` in seconds are those of one task."""
+    ms = timing.best(device)
+    floor, work = 1e3 * size * floor, size * work
+    row = {
+        "ms": ms,
+        "spread %": 100 * timing.spread,
+        "us/task": 1e3 * ms / size,
+        "floor ms": floor,
+        "x floor": ms / floor,
+        "GFLOP": work / 1e9,
+        "GFLOP/s": work / ms / 1e6,
+    }
+    if timing.peak_bytes is not None:
+        row["peak MiB"] = timing.peak_bytes / 2**20
+    return row
+
+
+def draw(path: Path, rows: list[dict[str, Any]], machine: str, settings: Settings) -> None:
+    """Microseconds per task, one group of bars per shape."""
+    plt = harness.pyplot()
+    timed = [row for row in rows if "us/task" in row]
+    if plt is None or not timed:
+        return
+    shapes = list(dict.fromkeys(row["shape"] for row in timed))
+    names = list(dict.fromkeys(row["competitor"] for row in timed))
+    figure, axes = plt.subplots(figsize=(2.5 + 2.4 * len(shapes), 4.8))
+    width = 0.86 / len(names)
+    for row in timed:
+        name, value = row["competitor"], row["us/task"]
+        first = row["shape"] == shapes[0]
+        x = shapes.index(row["shape"]) + (names.index(name) - (len(names) - 1) / 2) * width
+        label = PEERS[name].title if first else None
+        axes.bar(x, value, 0.92 * width, color=PEERS[name].colour, label=label)
+        text = harness.show(value)
+        axes.text(x, 1.1 * value, text, ha="center", va="bottom", fontsize=7.5, rotation=90)
+    axes.set_yscale("log")
+    values = [row["us/task"] for row in timed]
+    axes.set_ylim(min(values) / 4, max(values) * 5)
+    axes.set_xticks(range(len(shapes)), shapes)
+    axes.set_ylabel("microseconds per task (log scale)")
+    rule = (
+        f"{settings.iterations} iterations"
+        if settings.tol == 0
+        else f"to criterion {settings.tol:g}"
+    )
+    axes.set_title(f"PADDLE from features to labels, {rule}, scaling {settings.scaling}")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.text(0.01, -0.03, machine.split(";")[0], fontsize=7, color="0.4")
+    harness.save_figure(figure, path)
+    plt.close(figure)
+
+
+def main() -> int:
+    chosen = options()
+    device = harness.start(chosen)
+    agreed = True
+    for suite in chosen.suite:
+        if suite == "table":
+            agreed &= table(chosen, device)
+        else:
+            agreed &= suites.SUITES[suite](chosen, device)
+    if not agreed:
+        print("a competitor DIFFERS from the float64 reference and was not timed")
+    return 0 if agreed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

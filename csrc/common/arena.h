@@ -1,0 +1,29 @@
+// Cuts one block of memory, which torch allocated, into aligned arrays. With a null base it only
+// counts, so the same code tells the size and hands out the pointers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paddle_ext {
+
+class Arena {
+  public:
+    explicit Arena(void* base = nullptr) : base_(static_cast<char*>(base)) {}
+
+    template <typename T>
+    T* take(int64_t count) {
+        const int64_t at = used_;
+        used_ += (count * static_cast<int64_t>(sizeof(T)) + kAlign - 1) / kAlign * kAlign;
+        return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+    }
+
+    int64_t used() const { return used_; }
+
+  private:
+    static constexpr int64_t kAlign = 256;
+    char* base_;
+    int64_t used_ = 0;
+};
+
+}  // namespace paddle_ext

@@ -1,0 +1,97 @@
+// The arithmetic that CPU and CUDA share: one definition of every rule and of every threshold.
+#pragma once
+
+#include <cmath>
+
+#if defined(__CUDACC__)
+#define PADDLE_EXT_HD __host__ __device__ inline
+#else
+#define PADDLE_EXT_HD inline
+#endif
+
+namespace paddle_ext {
+
+// scaling="auto": the nearest class leads the median one by this much in squared distance.
+constexpr double kAutoGap = 12.0;
+constexpr double kAutoMinGap = 1e-12;
+
+// Squared factor that "auto" applies to a task whose mean gap is `gap`.
+PADDLE_EXT_HD double auto_factor_squared(double gap) {
+    return gap > kAutoMinGap ? kAutoGap / gap : 1.0;
+}
+
+// A task is computed in coordinates where its queries are of size one, and its scale is folded into
+// the temperature. Beyond the cap the softmax is a hard choice at every difference the precision
+// resolves; a prototype beyond kFarAway (per shot) is far from every query. Both keep all products
+// finite, whatever the scale of the inputs.
+template <typename Real>
+struct Range;
+template <>
+struct Range<float> {
+    static constexpr double kMaxTemperature = 1e15;
+    static constexpr double kMaxWeight = 1e30;
+    static constexpr double kFarAway = 1e9;
+    static constexpr double kOffsetResolution = 1e-6;  // of a common offset, relative to it
+    static constexpr double kMinSpread = 1e-37;       // a smaller range of a feature counts as none
+    static constexpr double kMinSquaredNorm = 1e-30;  // outside, squares lose bits or overflow
+    static constexpr double kMaxSquaredNorm = 1e30;
+};
+template <>
+struct Range<double> {
+    static constexpr double kMaxTemperature = 1e60;
+    static constexpr double kMaxWeight = 1e60;
+    static constexpr double kFarAway = 1e60;
+    static constexpr double kOffsetResolution = 1e-14;
+    static constexpr double kMinSpread = 1e-300;
+    static constexpr double kMinSquaredNorm = 1e-250;
+    static constexpr double kMaxSquaredNorm = 1e250;
+};
+
+template <typename Real>
+PADDLE_EXT_HD double folded_temperature(double temperature, double factor_squared) {
+    return fmin(temperature * factor_squared, Range<Real>::kMaxTemperature);
+}
+
+// lam / |Q|, the weight of the dual in the logits.
+template <typename Real>
+PADDLE_EXT_HD double dual_weight(double lam, double Q) {
+    return fmin(lam / Q, Range<Real>::kMaxWeight);
+}
+
+// What of the assignments is too small to matter: about what their precision cannot tell apart, and
+// far less than epsilon, which decides what an empty class is.
+struct Thresholds {
+    // A change below quiet + quiet_share * u is not applied yet; it counts once it has grown.
+    double quiet, quiet_share;
+    // A class whose assignments are all below this leaves the softmax: its dual is the same to 1 %.
+    // What it held of a row stays in the row's sum.
+    double sleep;
+    // All classes are back as soon as those that left would hold more than this of a row.
+    double wake;
+};
+
+PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, double K) {
+    const double wake = single_precision ? fmin(1e-6, epsilon) : fmin(1e-13, 1e-7 * epsilon);
+    return {1e-3 * wake, single_precision ? 5e-7 : 1e-15, fmin(1e-2, 0.5 / K) * wake, wake};
+}
+
+// ||dw_k|| of one class from what the u-step changed: with N w = s + sum_q u_q z_q,
+//   N' (w' - w) = sum_q du_q (z_q - w),
+// so the square needs sum du, sum du (G du) and sum du (N z.w), all of the size of the change: no
+// difference of large squared norms, which single precision could not resolve.
+template <typename Real>
+PADDLE_EXT_HD Real prototype_shift(Real sum_du, Real sum_du_gdu, Real sum_du_m, Real mass_before,
+                                   Real norm_before, Real mass_after) {
+    const Real ratio = sum_du / mass_before;
+    const Real squared = sum_du_gdu - 2 * ratio * sum_du_m + ratio * ratio * norm_before;
+    return squared > 0 ? sqrt(squared) / mass_after : Real(0);
+}
+
+// A class without support cannot be asked for with validation on; without it, it must not divide
+// by zero.
+template <typename Real>
+PADDLE_EXT_HD Real safe_mass(Real mass) {
+    return mass > Real(1e-12) ? mass : Real(1e-12);
+}
+
+}  // namespace paddle_ext

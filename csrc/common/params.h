@@ -1,0 +1,52 @@
+// What one call of the solver gets: sizes, pointers, options. Filled by bindings.cpp, passed by value.
+//
+// The letters, here and everywhere: B tasks, Q queries, S support rows, K classes, D features,
+// N rows of a feature bank. Sizes are in elements; all arrays are contiguous.
+#pragma once
+
+#include <cstdint>
+
+namespace paddle_ext {
+
+enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
+enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2 };
+
+struct PaddleSizes {
+    int64_t B, Q, S, K, D;
+    int64_t N;            // rows of the bank; 0 when support and query are given as such
+    bool support_shared;  // one support set for all tasks
+};
+
+struct PaddleParams {
+    PaddleSizes size;
+    DType dtype;  // of the features
+
+    // in
+    const void* support;            // [B, S, D], [S, D] when shared, or the bank [N, D]
+    const int64_t* support_labels;  // [B, S], or [S] when shared
+    const void* query;              // [B, Q, D], or the bank [N, D]
+    const int64_t* support_index;   // [B, S], or [S] when shared; null without a bank
+    const int64_t* query_index;     // [B, Q]; null without a bank
+
+    // options
+    double lam;
+    Scaling scaling;
+    double temperature;
+    double epsilon;
+    int max_iter;
+    double tol;
+
+    // out; "real" is double for float64 features, float otherwise
+    int64_t* labels;      // [B, Q]
+    void* assignments;    // [B, Q, K] real
+    void* proportions;    // [B, K]    real
+    void* dual;           // [B, K]    real
+    int32_t* iterations;  // [B]
+    void* criterion;      // [B]       real
+    void* prototypes;     // [B, K, D] real, or null
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+}  // namespace paddle_ext

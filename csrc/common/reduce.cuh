@@ -1,0 +1,102 @@
+// Reductions and loads inside a warp. The order of every sum is fixed, so results repeat exactly.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace paddle_ext {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+    return value;
+}
+
+__device__ inline int warp_sum(int value) { return __reduce_add_sync(kAllLanes, value); }
+
+__device__ inline float warp_max(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+    }
+    return value;
+}
+
+// The label of the largest value of the warp; of equal ones the smallest label.
+__device__ inline int warp_argmax(float best, int label) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(kAllLanes, best, step);
+        const int other_label = __shfl_xor_sync(kAllLanes, label, step);
+        if (other > best || (other == best && other_label < label)) {
+            best = other;
+            label = other_label;
+        }
+    }
+    return label;
+}
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+// Four consecutive numbers; the address must be aligned to four of them.
+__device__ inline float4 load4(const float* from) {
+    return __ldg(reinterpret_cast<const float4*>(from));
+}
+__device__ inline float4 load4(const __half* from) {
+    const uint2 raw = __ldg(reinterpret_cast<const uint2*>(from));
+    const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
+    const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+__device__ inline float4 load4(const __nv_bfloat16* from) {
+    const uint2 raw = __ldg(reinterpret_cast<const uint2*>(from));
+    const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw.x));
+    const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw.y));
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+
+// Four numbers of a row of D from position d on, zero beyond its end. `aligned`: D and the base
+// allow load4.
+template <typename Feature>
+__device__ inline float4 load_row4(const Feature* row, int64_t d, int64_t D, bool aligned) {
+    if (aligned) return d < D ? load4(row + d) : make_float4(0, 0, 0, 0);
+    float4 value;
+    value.x = d < D ? to_float(row[d]) : 0.0f;
+    value.y = d + 1 < D ? to_float(row[d + 1]) : 0.0f;
+    value.z = d + 2 < D ? to_float(row[d + 2]) : 0.0f;
+    value.w = d + 3 < D ? to_float(row[d + 3]) : 0.0f;
+    return value;
+}
+
+// The number of rank `rank` in ascending order among `count` non-negative ones, found by one warp
+// bit by bit: non-negative floats are ordered as their bits are.
+__device__ inline float warp_select_rank(const float* values, int64_t count, int64_t rank) {
+    constexpr int kHeld = 8;  // so many per lane are kept in registers
+    const int lane = threadIdx.x % 32;
+    unsigned held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int64_t at = lane + 32 * i;
+        held[i] = at < count ? __float_as_uint(values[at]) : 0xffffffffu;
+    }
+    unsigned prefix = 0;
+    for (int bit = 30; bit >= 0; --bit) {
+        const unsigned candidate = prefix | (1u << bit);
+        int below = 0;
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) below += held[i] < candidate;
+        for (int64_t i = lane + 32 * kHeld; i < count; i += 32) {
+            below += __float_as_uint(values[i]) < candidate;
+        }
+        if (warp_sum(below) <= rank) prefix = candidate;
+    }
+    return __uint_as_float(prefix);
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,11 @@
+// Compiled with AVX-512 (F, DQ, BW, VL); called only where the processor has them.
+#define PADDLE_EXT_LEVEL avx512
+#define PADDLE_EXT_LEVEL_NAME "avx512"
+#define PADDLE_EXT_ROW_TILE 12  // sums enough in flight to hide the latency of the two FMA units
+#define PADDLE_EXT_VECTOR_BYTES 64
+
+#include "cpu/paddle_level.inl"
+
+namespace paddle_ext {
+const CpuKernels& cpu_kernels_avx512() { return avx512::kKernels; }
+}  // namespace paddle_ext

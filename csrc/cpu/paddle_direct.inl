@@ -1,0 +1,170 @@
+// The iteration with explicit prototypes, for tasks with more queries than the Gram form pays for.
+// Nothing larger than the assignments is kept; both products run over the threads of the call, each
+// thread owning whole queries or whole classes, so the result does not depend on their number.
+
+template <typename T>
+struct DirectState {
+    int64_t Q, K, D, Qp, Dp;
+    T* zd;            // [Dp/P, Q, P]  the queries again, in panels of features
+    T* w;             // [K, Dp]
+    T* next;          // [K, Dp]
+    T* u;             // [K, Qp]
+    T* inside;        // [Qp]
+    T* slope;         // [K]
+    T* bias;          // [K]
+    double* held;     // [K]
+    double* shift;    // [K]
+    const T** w_row;  // [K]
+    const T** u_row;  // [K]
+    T** u_out;        // [K]
+    T** next_row;     // [K]
+
+    DirectState(Arena& arena, const PaddleSizes& n, int64_t padded)
+        : Q(n.Q), K(n.K), D(n.D), Qp(padded), Dp(round_up(n.D, Simd<T>::kPanel)),
+          zd(arena.take<T>(Dp * Q)), w(arena.take<T>(K * Dp)), next(arena.take<T>(K * Dp)),
+          u(arena.take<T>(K * Qp)), inside(arena.take<T>(Qp)), slope(arena.take<T>(K)),
+          bias(arena.take<T>(K)), held(arena.take<double>(K)), shift(arena.take<double>(K)),
+          w_row(arena.take<const T*>(K)), u_row(arena.take<const T*>(K)), u_out(arena.take<T*>(K)),
+          next_row(arena.take<T*>(K)) {}
+};
+
+template <typename T>
+struct DirectPass {
+    const PaddleParams* params;
+    const Prepared<T>* task;
+    DirectState<T>* state;
+    double temperature, weight;
+};
+
+template <typename T>
+static void start_direct(const Prepared<T>& task, DirectState<T>& s) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    __builtin_memset(s.zd, 0, sizeof(T) * s.Dp * s.Q);
+    for (int64_t q = 0; q < s.Q; ++q) {
+        const T* from = task.z + q / kPanel * s.D * kPanel + q % kPanel;
+        for (int64_t d = 0; d < s.D; ++d) {
+            s.zd[(d / kPanel * s.Q + q) * kPanel + d % kPanel] = from[d * kPanel];
+        }
+    }
+    __builtin_memset(s.w, 0, sizeof(T) * s.K * s.Dp);
+    for (int64_t k = 0; k < s.K; ++k) {
+        const double inverse = 1.0 / safe_mass(task.count[k]);
+        for (int64_t d = 0; d < s.D; ++d) s.w[k * s.Dp + d] = T(task.sums[k * s.D + d] * inverse);
+        s.w_row[k] = s.w + k * s.Dp;
+        s.u_row[k] = s.u_out[k] = s.u + k * s.Qp;
+        s.next_row[k] = s.next + k * s.Dp;
+    }
+    for (int64_t q = 0; q < s.Qp; ++q) s.inside[q] = q < s.Q ? T(1) : T(0);
+}
+
+// Squared factor of scaling="auto": see math.h.
+template <typename T>
+static double auto_factor(const Prepared<T>& task, DirectState<T>& s) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    if (s.K == 1) return 1.0;
+    product(s.w_row, int64_t(1), s.K, task.z, s.D, s.Qp / kPanel, s.u_out, kPanel);
+    for (int64_t k = 0; k < s.K; ++k) s.shift[k] = dot(s.w_row[k], s.w_row[k], s.D);
+    double gap = 0;
+    T* distance = s.slope;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        double own = 0;
+        for (int64_t d = 0; d < s.D; ++d) {
+            const double z = s.zd[(d / kPanel * s.Q + q) * kPanel + d % kPanel];
+            own += z * z;
+        }
+        T nearest = 0;
+        for (int64_t k = 0; k < s.K; ++k) {
+            distance[k] = T(own + s.shift[k] - 2.0 * s.u[k * s.Qp + q]);
+            nearest = k == 0 || distance[k] < nearest ? distance[k] : nearest;
+        }
+        gap += double(select_rank(distance, s.K, s.K / 2)) - double(nearest);
+    }
+    return auto_factor_squared(gap / double(s.Q));
+}
+
+// u-step for one panel of queries.
+template <typename T>
+static void assign_panel(void* context, int64_t panel) {
+    constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    const auto& pass = *static_cast<DirectPass<T>*>(context);
+    DirectState<T>& s = *pass.state;
+    T* const at = s.u + panel * kPanel;
+    // The output of one panel begins at the panel's own column, hence a view with moved rows.
+    for (int64_t k = 0; k < s.K; k += kRowBlock) {
+        T* rows[kRowBlock];
+        const int64_t count = s.K - k < kRowBlock ? s.K - k : kRowBlock;
+        for (int64_t i = 0; i < count; ++i) rows[i] = at + (k + i) * s.Qp;
+        product(s.w_row + k, int64_t(1), count, pass.task->z + panel * s.D * kPanel, s.D,
+                int64_t(1), rows, kPanel);
+    }
+    for (int v = 0; v < kVecs; ++v) {
+        T* const column = at + v * kLanes;
+        Vec<T> best = splat(T(-1e37)), sum{};
+        for (int64_t k = 0; k < s.K; ++k) {
+            const Vec<T> logit = load(column + k * s.Qp) * s.slope[k] + s.bias[k];
+            store<T>(column + k * s.Qp, logit);
+            best = vmax<T>(best, logit);
+        }
+        for (int64_t k = 0; k < s.K; ++k) {
+            const Vec<T> e = vexp<T>(load(column + k * s.Qp) - best);
+            store<T>(column + k * s.Qp, e);
+            sum += e;
+        }
+        const Vec<T> inverse = load(s.inside + panel * kPanel + v * kLanes) / sum;
+        for (int64_t k = 0; k < s.K; ++k) {
+            store<T>(column + k * s.Qp, load(column + k * s.Qp) * inverse);
+        }
+    }
+}
+
+// v-step and w-step for one block of classes.
+template <typename T>
+static void update_classes(void* context, int64_t block) {
+    const auto& pass = *static_cast<DirectPass<T>*>(context);
+    DirectState<T>& s = *pass.state;
+    const int64_t first = block * kRowBlock;
+    const int64_t count = s.K - first < kRowBlock ? s.K - first : kRowBlock;
+    product(s.u_row + first, int64_t(1), count, s.zd, s.Q, s.Dp / Simd<T>::kPanel,
+            s.next_row + first, int64_t(Simd<T>::kPanel));
+    for (int64_t k = first; k < first + count; ++k) {
+        double held = 0;
+        for (int64_t q = 0; q < s.Q; ++q) held += s.u[k * s.Qp + q];
+        const double inverse = 1.0 / safe_mass(pass.task->count[k] + held);
+        double moved = 0, norm = 0;
+        for (int64_t d = 0; d < s.D; ++d) {
+            const T fresh = T((pass.task->sums[k * s.D + d] + s.next[k * s.Dp + d]) * inverse);
+            const double change = double(fresh) - double(s.w[k * s.Dp + d]);
+            moved += change * change;
+            norm += double(fresh) * double(fresh);
+            s.w[k * s.Dp + d] = fresh;
+        }
+        const double dual = 1.0 + __builtin_log(held / double(s.Q) + pass.params->epsilon);
+        s.held[k] = held;
+        s.shift[k] = __builtin_sqrt(moved);
+        s.slope[k] = T(pass.temperature);
+        s.bias[k] = T(pass.weight * dual - 0.5 * pass.temperature * norm);
+    }
+}
+
+template <typename T>
+static Outcome iterate_direct(const CpuCall& call, const Prepared<T>& task, double temperature,
+                              double tol, DirectState<T>& s) {
+    const PaddleParams& p = *call.params;
+    DirectPass<T> pass{&p, &task, &s, temperature, dual_weight<T>(p.lam, double(s.Q))};
+    for (int64_t k = 0; k < s.K; ++k) {
+        s.slope[k] = T(temperature);
+        s.bias[k] = T(-0.5 * temperature * double(dot(s.w_row[k], s.w_row[k], s.D)));
+    }
+    const int64_t blocks = (s.K + kRowBlock - 1) / kRowBlock;
+    double criterion = 0;
+    for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
+        parallel_ranges(s.Qp / Simd<T>::kPanel, call.threads, assign_panel<T>, &pass);
+        parallel_ranges(blocks, call.threads, update_classes<T>, &pass);
+        criterion = 0;
+        for (int64_t k = 0; k < s.K; ++k) criterion += s.shift[k];
+        criterion /= double(s.K);
+        if (tol > 0 && criterion <= tol) return {iteration, criterion};
+    }
+    return {p.max_iter, criterion};
+}

@@ -1,0 +1,269 @@
+// The iteration in Gram form: one task on one thread, nothing allocated, cost independent of D.
+//
+// Every prototype is a combination of the task's own features, N_k w_k = s_k + sum_q u_qk z_q, so
+//   M_kq = N_k z_q.w_k = C_kq + (U G)_kq     and     P_k = ||N_k w_k||^2
+// are all the iteration needs. Both are kept up to date with the changes du of the assignments:
+//   M += du G,   P += sum_q du_q (M_before + M_after)_q.
+// All matrices are class-major, [K, Qp]: the softmax over classes then runs across the lanes, and a
+// class is one contiguous row. Two things make most iterations cheap, both exact in the precision
+// at hand (math.h has the bounds): a class whose assignments did not move keeps its M and P ("quiet"),
+// and a class that holds nothing leaves the softmax ("asleep"), until it could matter again.
+
+template <typename T>
+struct GramState {
+    int64_t Q, K, Qp;
+    T* gram;        // [Qp/P, Q, P]
+    T* m;           // [K, Qp]
+    T* u;           // [K, Qp]  assignments as applied to m
+    T* du;          // [K, Qp]
+    T* dm;          // [K, Qp]
+    T* inside;      // [Qp]     1 for a query, 0 for padding
+    T* row_max;     // [Qp]     of the logits
+    T* asleep;      // [Qp]     sum of exp(logit - reference) over the sleeping classes
+    T* reference;   // [Qp]
+    T* slope;       // [K]      logit = slope * m + bias
+    T* bias;        // [K]
+    double* mass;   // [K]      N_k
+    double* norm;   // [K]      P_k
+    double* held;   // [K]      sum of the assignments as applied
+    T* largest;     // [K]      of the assignments as just computed
+    int64_t* live;  // [K]      classes in the softmax
+    int64_t live_count;
+    int64_t* moved;  // [K]
+    const T** from;  // [max(K, Q)]  row pointers of a product
+    T** to;          // [max(K, Q)]
+
+    GramState(Arena& arena, const PaddleSizes& n, int64_t padded)
+        : Q(n.Q), K(n.K), Qp(padded), gram(arena.take<T>(Qp * Q)), m(arena.take<T>(K * Qp)),
+          u(arena.take<T>(K * Qp)), du(arena.take<T>(K * Qp)), dm(arena.take<T>(K * Qp)),
+          inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)), asleep(arena.take<T>(Qp)),
+          reference(arena.take<T>(Qp)), slope(arena.take<T>(K)), bias(arena.take<T>(K)),
+          mass(arena.take<double>(K)), norm(arena.take<double>(K)), held(arena.take<double>(K)),
+          largest(arena.take<T>(K)), live(arena.take<int64_t>(K)), live_count(0),
+          moved(arena.take<int64_t>(K)), from(arena.take<const T*>(K > Q ? K : Q)),
+          to(arena.take<T*>(K > Q ? K : Q)) {}
+};
+
+// G, C = M at the start, and P: the only work that depends on D.
+template <typename T>
+static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramState<T>& s) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    const int64_t panels = s.Qp / kPanel;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        s.from[q] = task.z + q / kPanel * n.D * kPanel + q % kPanel;
+        s.to[q] = s.gram + q * kPanel;
+    }
+    product(s.from, kPanel, s.Q, task.z, n.D, panels, s.to, s.Q * kPanel);
+    for (int64_t k = 0; k < s.K; ++k) {
+        s.from[k] = task.sums + k * n.D;
+        s.to[k] = s.m + k * s.Qp;
+    }
+    product(s.from, int64_t(1), s.K, task.z, n.D, panels, s.to, kPanel);
+    for (int64_t k = 0; k < s.K; ++k) {
+        s.norm[k] = dot(s.from[k], s.from[k], n.D);
+        s.mass[k] = safe_mass(task.count[k]);
+        s.held[k] = 0;
+    }
+    __builtin_memset(s.u, 0, sizeof(T) * s.K * s.Qp);
+    for (int64_t q = 0; q < s.Qp; ++q) {
+        s.inside[q] = q < s.Q ? T(1) : T(0);
+        s.asleep[q] = s.reference[q] = 0;
+    }
+}
+
+// Squared factor of scaling="auto": see math.h.
+template <typename T>
+static double auto_factor(const GramState<T>& s) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    if (s.K == 1) return 1.0;
+    T* distance = s.dm;
+    double gap = 0;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        const double own = s.gram[q / kPanel * s.Q * kPanel + q * kPanel + q % kPanel];
+        T nearest = 0;
+        for (int64_t k = 0; k < s.K; ++k) {
+            const double at = 1.0 / s.mass[k];
+            distance[k] = T(own + at * (at * s.norm[k] - 2.0 * s.m[k * s.Qp + q]));
+            nearest = k == 0 || distance[k] < nearest ? distance[k] : nearest;
+        }
+        gap += double(select_rank(distance, s.K, s.K / 2)) - double(nearest);
+    }
+    return auto_factor_squared(gap / double(s.Q));
+}
+
+template <typename T>
+static void wake_all(GramState<T>& s) {
+    for (int64_t k = 0; k < s.K; ++k) s.live[k] = k;
+    s.live_count = s.K;
+    for (int64_t q = 0; q < s.Qp; ++q) s.asleep[q] = 0;
+}
+
+// The u-step for the live classes: du = softmax - u. False if a sleeping class might matter.
+template <typename T>
+static bool assign(GramState<T>& s, T wake) {
+    constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
+    const bool sleepers = s.live_count < s.K;
+    for (int64_t at = 0; at < s.Qp; at += kVecs * kLanes) {
+        Vec<T> best[kVecs], sum[kVecs];
+        for (int v = 0; v < kVecs; ++v) best[v] = splat(T(-1e37));
+        for (int64_t i = 0; i < s.live_count; ++i) {
+            const int64_t k = s.live[i];
+            const T* m = s.m + k * s.Qp + at;
+            T* logit = s.du + k * s.Qp + at;
+            for (int v = 0; v < kVecs; ++v) {
+                const Vec<T> value = load(m + v * kLanes) * s.slope[k] + s.bias[k];
+                store<T>(logit + v * kLanes, value);
+                best[v] = vmax<T>(best[v], value);
+            }
+        }
+        for (int v = 0; v < kVecs; ++v) {
+            store<T>(s.row_max + at + v * kLanes, best[v]);
+            sum[v] = Vec<T>{};
+            if (!sleepers) continue;
+            const Vec<T> drift = load(s.reference + at + v * kLanes) - best[v];
+            sum[v] = load(s.asleep + at + v * kLanes) * vexp<T>(vmin<T>(drift, splat(T(80))));
+            if (horizontal_max<T>(sum[v] * load(s.inside + at + v * kLanes)) > wake) return false;
+        }
+        for (int64_t i = 0; i < s.live_count; ++i) {
+            T* logit = s.du + s.live[i] * s.Qp + at;
+            for (int v = 0; v < kVecs; ++v) {
+                const Vec<T> e = vexp<T>(load(logit + v * kLanes) - best[v]);
+                store<T>(logit + v * kLanes, e);
+                sum[v] += e;
+            }
+        }
+        Vec<T> inverse[kVecs];
+        for (int v = 0; v < kVecs; ++v) inverse[v] = load(s.inside + at + v * kLanes) / sum[v];
+        for (int64_t i = 0; i < s.live_count; ++i) {
+            const int64_t row = s.live[i] * s.Qp + at;
+            for (int v = 0; v < kVecs; ++v) {
+                const int64_t cell = row + v * kLanes;
+                store<T>(s.du + cell, load(s.du + cell) * inverse[v] - load(s.u + cell));
+            }
+        }
+    }
+    return true;
+}
+
+// Applies du of one class, whose product with G is in dm. Returns the shift of its prototype.
+template <typename T>
+static double apply_change(GramState<T>& s, int64_t k, double shots) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    Vec<T> sum_du{}, sum_gdu{}, sum_m{}, sum_u{};
+    const int64_t row = k * s.Qp;
+    for (int64_t cell = row; cell < row + s.Qp; cell += kLanes) {
+        const Vec<T> du = load(s.du + cell), dm = load(s.dm + cell), m = load(s.m + cell);
+        const Vec<T> u = load(s.u + cell) + du;
+        store<T>(s.u + cell, u);
+        store<T>(s.m + cell, m + dm);
+        sum_u += u;
+        sum_du += du;
+        sum_gdu += du * dm;
+        sum_m += du * m;
+    }
+    const double change = horizontal_sum<T>(sum_du), gdu = horizontal_sum<T>(sum_gdu);
+    const double along = horizontal_sum<T>(sum_m);
+    const double mass = s.mass[k], norm = s.norm[k];
+    s.held[k] = horizontal_sum<T>(sum_u);
+    s.mass[k] = safe_mass(shots + s.held[k]);
+    s.norm[k] = norm + 2.0 * along + gdu;
+    return prototype_shift(change, gdu, along, mass, norm, s.mass[k]);
+}
+
+template <typename T>
+static void set_logit(GramState<T>& s, int64_t k, double temperature, double bias) {
+    const double inverse = 1.0 / s.mass[k];
+    s.slope[k] = T(temperature * inverse);
+    s.bias[k] = T(bias - 0.5 * temperature * s.norm[k] * inverse * inverse);
+}
+
+// Whether a class moved, and the largest of its assignments.
+template <typename T>
+static bool has_moved(const GramState<T>& s, int64_t k, const Thresholds& limit, T& largest) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    const T quiet = T(limit.quiet), share = T(limit.quiet_share);
+    Vec<T> excess = splat(T(-1)), most{};
+    const int64_t row = k * s.Qp;
+    for (int64_t cell = row; cell < row + s.Qp; cell += kLanes) {
+        const Vec<T> du = load(s.du + cell), u = load(s.u + cell);
+        excess = vmax<T>(excess, vmax<T>(du, -du) - u * share);
+        most = vmax<T>(most, u + du);
+    }
+    largest = horizontal_max<T>(most);
+    return horizontal_max<T>(excess) > quiet;
+}
+
+template <typename T>
+static void fall_asleep(GramState<T>& s, int64_t k) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    const T* m = s.m + k * s.Qp;
+    for (int64_t at = 0; at < s.Qp; at += kLanes) {
+        const Vec<T> logit = load(m + at) * s.slope[k] + s.bias[k];
+        const Vec<T> share = vexp<T>(vmin<T>(logit - load(s.reference + at), splat(T(80))));
+        store<T>(s.asleep + at, load(s.asleep + at) + share);
+    }
+}
+
+struct Outcome {
+    int iterations;
+    double criterion;  // before the factor that the scaling gave the task
+};
+
+template <typename T>
+static Outcome iterate_gram(const PaddleParams& p, const double* shots, double temperature,
+                            double tol, GramState<T>& s) {
+    const double weight = dual_weight<T>(p.lam, double(s.Q));
+    const Thresholds limit = thresholds(sizeof(T) == 4, p.epsilon, double(s.K));
+    for (int64_t k = 0; k < s.K; ++k) set_logit(s, k, temperature, 0.0);
+    wake_all(s);
+    double criterion = 0;
+    for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
+        // 1) u-step
+        if (!assign(s, T(limit.wake))) {
+            wake_all(s);
+            assign(s, T(limit.wake));
+        }
+        // 2) what moved, and its product with G
+        int64_t moved = 0;
+        for (int64_t i = 0; i < s.live_count; ++i) {
+            const int64_t k = s.live[i];
+            if (!has_moved(s, k, limit, s.largest[k])) continue;
+            s.moved[moved] = k;
+            s.from[moved] = s.du + k * s.Qp;
+            s.to[moved] = s.dm + k * s.Qp;
+            ++moved;
+        }
+        product(s.from, int64_t(1), moved, s.gram, s.Q, s.Qp / Simd<T>::kPanel, s.to,
+                int64_t(Simd<T>::kPanel));
+        // 3) w-step and v-step
+        criterion = 0;
+        for (int64_t i = 0; i < moved; ++i) {
+            criterion += apply_change(s, s.moved[i], shots[s.moved[i]]);
+        }
+        criterion /= double(s.K);
+        for (int64_t i = 0; i < s.live_count; ++i) {
+            const int64_t k = s.live[i];
+            const double dual = 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
+            set_logit(s, k, temperature, weight * dual);
+        }
+        if (tol > 0 && criterion <= tol) return {iteration, criterion};
+        // 4) classes that hold nothing leave
+        const bool all_live = s.live_count == s.K;
+        int64_t kept = 0;
+        for (int64_t i = 0; i < s.live_count; ++i) {
+            const int64_t k = s.live[i];
+            if (s.largest[k] < T(limit.sleep)) {
+                if (all_live && kept == i) {
+                    __builtin_memcpy(s.reference, s.row_max, sizeof(T) * s.Qp);
+                }
+                fall_asleep(s, k);
+            } else {
+                s.live[kept++] = k;
+            }
+        }
+        // Nothing moved and nobody left: every further iteration would repeat this one exactly.
+        if (moved == 0 && kept == s.live_count && iteration > 1) break;
+        s.live_count = kept;
+    }
+    return {p.max_iter, criterion};
+}

@@ -1,0 +1,147 @@
+// The solver for one SIMD level. A per-level file defines PADDLE_EXT_LEVEL (a namespace),
+// PADDLE_EXT_LEVEL_NAME, PADDLE_EXT_VECTOR_BYTES and PADDLE_EXT_ROW_TILE, and includes this.
+
+#include <cstdint>
+
+#include "common/math.h"
+#include "cpu/paddle_cpu.h"
+
+namespace paddle_ext {
+namespace PADDLE_EXT_LEVEL {
+
+#include "cpu/simd.h"
+
+static inline int64_t round_up(int64_t value, int64_t step) {
+    return (value + step - 1) / step * step;
+}
+
+constexpr int64_t kRowBlock = 2 * PADDLE_EXT_ROW_TILE;
+
+#include "cpu/paddle_prepare.inl"
+#include "cpu/paddle_gram.inl"
+#include "cpu/paddle_direct.inl"
+
+// Labels, assignments, proportions and dual from the class-major assignments u.
+template <typename T>
+static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_t Qp,
+                         const Outcome& outcome, double criterion) {
+    const auto& n = p.size;
+    T* const assignments = static_cast<T*>(p.assignments) + task * n.Q * n.K;
+    int64_t* const labels = p.labels + task * n.Q;
+    for (int64_t q = 0; q < n.Q; ++q) {
+        T best = -1;
+        labels[q] = 0;
+        for (int64_t k = 0; k < n.K; ++k) {
+            const T value = u[k * Qp + q];
+            assignments[q * n.K + k] = value < 0 ? T(0) : value;
+            if (value > best) {
+                best = value;
+                labels[q] = k;
+            }
+        }
+    }
+    for (int64_t k = 0; k < n.K; ++k) {
+        double held = 0;
+        for (int64_t q = 0; q < n.Q; ++q) held += assignments[q * n.K + k];
+        const double proportion = held / double(n.Q);
+        static_cast<T*>(p.proportions)[task * n.K + k] = T(proportion);
+        static_cast<T*>(p.dual)[task * n.K + k] = T(1.0 + __builtin_log(proportion + p.epsilon));
+    }
+    p.iterations[task] = outcome.iterations;
+    static_cast<T*>(p.criterion)[task] = T(criterion);
+}
+
+// Prototypes in the coordinates of the inputs: means of the rows themselves, under the assignments.
+template <typename T>
+static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, int64_t Qp, T* mean,
+                             double* count) {
+    const auto& n = p.size;
+    T* const out = static_cast<T*>(p.prototypes) + task * n.K * n.D;
+    const auto query = query_rows<T>(p, task);
+    mean_row<T>(query, n.Q, n.D, nullptr, mean);
+    const int64_t* labels = p.support_labels + (n.support_shared ? 0 : task * n.S);
+    class_sums(support_rows<T>(p, task), labels, n, false, mean, out, count);
+    for (int64_t k = 0; k < n.K; ++k) {
+        T* __restrict__ w = out + k * n.D;
+        double mass = count[k];
+        for (int64_t q = 0; q < n.Q; ++q) {
+            const T weight = u[k * Qp + q];
+            if (!(weight > 0)) continue;
+            const T* __restrict__ x = query(q);
+            for (int64_t d = 0; d < n.D; ++d) w[d] += weight * (x[d] - mean[d]);
+            mass += weight;
+        }
+        const T inverse = T(1.0 / safe_mass(mass));
+        for (int64_t d = 0; d < n.D; ++d) w[d] = mean[d] + w[d] * inverse;
+    }
+}
+
+template <typename T>
+static int64_t padded_queries(const PaddleSizes& n) {
+    return round_up(n.Q, Simd<T>::kPanel);
+}
+
+template <typename T>
+static int64_t scratch_bytes(const PaddleParams& p, const CpuPlan& plan) {
+    Arena arena;
+    const int64_t Qp = padded_queries<T>(p.size);
+    Prepared<T> task(arena, p.size, Qp);
+    if (plan.gram) {
+        GramState<T> state(arena, p.size, Qp);
+    } else {
+        DirectState<T> state(arena, p.size, Qp);
+    }
+    return arena.used();
+}
+
+template <typename T>
+static int64_t summary_bytes(const PaddleParams& p) {
+    Arena arena;
+    SupportSummary<T> summary(arena, p.size);
+    return arena.used();
+}
+
+template <typename T>
+static void solve_task(const CpuCall& call, int64_t task_number, void* scratch) {
+    const PaddleParams& p = *call.params;
+    const int64_t Qp = padded_queries<T>(p.size);
+    Arena arena(scratch);
+    Prepared<T> task(arena, p.size, Qp);
+    scale_queries(p, task_number, Qp, task);
+    scale_sums(call, task_number, task);
+    const auto finish = [&](const T* u, const Outcome& outcome, double unit) {
+        write_result(p, task_number, u, Qp, outcome, outcome.criterion * unit);
+        if (p.prototypes != nullptr) {
+            write_prototypes(p, task_number, u, Qp, task.mean, task.count);
+        }
+    };
+    double squared = task.squared_unit;
+    if (call.plan.gram) {
+        GramState<T> state(arena, p.size, Qp);
+        gram_products(task, p.size, state);
+        if (p.scaling == Scaling::kAuto) squared = auto_factor(state);
+        const double unit = __builtin_sqrt(squared);
+        const double temperature = folded_temperature<T>(p.temperature, squared);
+        const auto outcome = iterate_gram(p, task.count, temperature, p.tol / unit, state);
+        finish(state.u, outcome, unit);
+    } else {
+        DirectState<T> state(arena, p.size, Qp);
+        start_direct(task, state);
+        if (p.scaling == Scaling::kAuto) squared = auto_factor(task, state);
+        const double unit = __builtin_sqrt(squared);
+        const double temperature = folded_temperature<T>(p.temperature, squared);
+        const auto outcome = iterate_direct(call, task, temperature, p.tol / unit, state);
+        finish(state.u, outcome, unit);
+    }
+}
+
+constexpr CpuKernels kKernels = {
+    PADDLE_EXT_LEVEL_NAME,
+    {scratch_bytes<float>, scratch_bytes<double>},
+    {summary_bytes<float>, summary_bytes<double>},
+    {summarise_support<float>, summarise_support<double>},
+    {solve_task<float>, solve_task<double>},
+};
+
+}  // namespace PADDLE_EXT_LEVEL
+}  // namespace paddle_ext

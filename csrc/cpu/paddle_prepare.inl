@@ -1,0 +1,216 @@
+// From the features of a task to its scaled, centred queries and class sums.
+
+using std::int64_t;
+
+// Where the rows of a task lie: in its own block, or scattered in a bank.
+template <typename T>
+struct Rows {
+    const T* base;
+    const int64_t* index;  // null: row i is row i
+    int64_t D, N;
+
+    const T* operator()(int64_t i) const {
+        if (index == nullptr) return base + i * D;
+        // Without validation a bad index must not read outside the bank.
+        const int64_t row = index[i] < 0 ? 0 : (index[i] >= N ? N - 1 : index[i]);
+        return base + row * D;
+    }
+};
+
+template <typename T>
+static Rows<T> query_rows(const PaddleParams& p, int64_t task) {
+    const auto& n = p.size;
+    const T* base = static_cast<const T*>(p.query);
+    if (p.query_index != nullptr) return {base, p.query_index + task * n.Q, n.D, n.N};
+    return {base + task * n.Q * n.D, nullptr, n.D, n.N};
+}
+
+template <typename T>
+static Rows<T> support_rows(const PaddleParams& p, int64_t task) {
+    const auto& n = p.size;
+    const T* base = static_cast<const T*>(p.support);
+    const int64_t own = n.support_shared ? 0 : task;
+    if (p.support_index != nullptr) return {base, p.support_index + own * n.S, n.D, n.N};
+    return {base + own * n.S * n.D, nullptr, n.D, n.N};
+}
+
+// 1 / ||x||, and 0 for a zero row, which so stays zero.
+template <typename T>
+static T inverse_norm(const T* x, int64_t D) {
+    const T squared = dot(x, x, D);
+    if (squared > Range<T>::kMinSquaredNorm && squared < Range<T>::kMaxSquaredNorm) {
+        return T(1) / __builtin_sqrt(squared);
+    }
+    T largest = 0;
+    for (int64_t d = 0; d < D; ++d) largest = __builtin_fmax(largest, __builtin_fabs(x[d]));
+    if (largest == 0) return 0;
+    double sum = 0;
+    for (int64_t d = 0; d < D; ++d) {
+        const double scaled = double(x[d]) / double(largest);
+        sum += scaled * scaled;
+    }
+    const double inverse = 1.0 / (double(largest) * __builtin_sqrt(sum));
+    return inverse < double(__FLT_MAX__) || sizeof(T) == 8 ? T(inverse) : T(__FLT_MAX__);
+}
+
+// sums[k] = sum over the support rows of class k of (row - shift), rows unit-norm first if asked.
+template <typename T>
+static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSizes& n,
+                       bool unit_norm, const T* shift, T* sums, double* count) {
+    __builtin_memset(sums, 0, sizeof(T) * n.K * n.D);
+    for (int64_t k = 0; k < n.K; ++k) count[k] = 0;
+    for (int64_t s = 0; s < n.S; ++s) {
+        const int64_t k = labels[s];
+        if (k < 0 || k >= n.K) continue;  // only without validation
+        const T* __restrict__ x = row(s);
+        const T norm = unit_norm ? inverse_norm(x, n.D) : T(1);
+        T* __restrict__ sum = sums + k * n.D;
+        for (int64_t d = 0; d < n.D; ++d) sum[d] += x[d] * norm - shift[d];
+        count[k] += 1;
+    }
+}
+
+// The shared support in its own coordinates: shifted by one of its rows, so that a common offset does
+// not cost precision; every task moves it to its own.
+template <typename T>
+struct SupportSummary {
+    T* shift;       // [D]
+    T* sums;        // [K, D]
+    double* count;  // [K]
+
+    SupportSummary(Arena& arena, const PaddleSizes& n)
+        : shift(arena.take<T>(n.D)), sums(arena.take<T>(n.K * n.D)),
+          count(arena.take<double>(n.K)) {}
+};
+
+template <typename T>
+static void mean_row(const Rows<T>& row, int64_t count, int64_t D, const T* norms, T* mean) {
+    const T* first = row(0);
+    const T first_norm = norms == nullptr ? T(1) : norms[0];
+    for (int64_t d = 0; d < D; ++d) mean[d] = 0;
+    for (int64_t i = 1; i < count; ++i) {
+        const T* __restrict__ x = row(i);
+        const T norm = norms == nullptr ? T(1) : norms[i];
+        for (int64_t d = 0; d < D; ++d) mean[d] += x[d] * norm - first[d] * first_norm;
+    }
+    for (int64_t d = 0; d < D; ++d) mean[d] = first[d] * first_norm + mean[d] / T(count);
+}
+
+template <typename T>
+static void summarise_support(const CpuCall& call) {
+    const PaddleParams& p = *call.params;
+    const auto& n = p.size;
+    Arena arena(call.support_summary);
+    SupportSummary<T> summary(arena, n);
+    const auto row = support_rows<T>(p, 0);
+    const bool unit_norm = p.scaling == Scaling::kAuto;
+    const T norm = unit_norm ? inverse_norm(row(0), n.D) : T(1);
+    for (int64_t d = 0; d < n.D; ++d) summary.shift[d] = row(0)[d] * norm;
+    class_sums(row, p.support_labels, n, unit_norm, summary.shift, summary.sums, summary.count);
+}
+
+// The task in scaled coordinates: queries in panels and class sums, both centred at the query mean.
+template <typename T>
+struct Prepared {
+    T* mean;              // [D]          in the coordinates of the rows (unit-norm ones for "auto")
+    T* scale;             // [D]          what a centred row is multiplied with
+    T* norms;             // [Q]          inverse norms of the queries ("auto" only)
+    T* z;                 // [Qp/P, D, P] queries
+    T* sums;              // [K, D]
+    double* count;        // [K]          shots
+    double squared_unit;  // square of one scaled unit, in the units the criterion is told in
+
+    Prepared(Arena& arena, const PaddleSizes& n, int64_t Qp)
+        : mean(arena.take<T>(n.D)), scale(arena.take<T>(n.D)), norms(arena.take<T>(n.Q)),
+          z(arena.take<T>(Qp * n.D)), sums(arena.take<T>(n.K * n.D)),
+          count(arena.take<double>(n.K)), squared_unit(1.0) {}
+};
+
+template <typename T>
+static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepared<T>& out) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    const auto& n = p.size;
+    const auto row = query_rows<T>(p, task);
+    const bool unit_norm = p.scaling == Scaling::kAuto;
+    if (unit_norm) {
+        for (int64_t q = 0; q < n.Q; ++q) out.norms[q] = inverse_norm(row(q), n.D);
+    }
+    mean_row(row, n.Q, n.D, unit_norm ? out.norms : nullptr, out.mean);
+
+    // 1) Per-feature factor, and the largest centred value under it.
+    T* low = out.sums;  // free until the class sums are made
+    T* high = out.scale;
+    for (int64_t d = 0; d < n.D; ++d) low[d] = high[d] = 0;
+    for (int64_t q = 0; q < n.Q; ++q) {
+        const T* __restrict__ x = row(q);
+        const T norm = unit_norm ? out.norms[q] : T(1);
+        for (int64_t d = 0; d < n.D; ++d) {
+            const T centred = x[d] * norm - out.mean[d];
+            low[d] = q == 0 || centred < low[d] ? centred : low[d];
+            high[d] = q == 0 || centred > high[d] ? centred : high[d];
+        }
+    }
+    T largest = 0;
+    for (int64_t d = 0; d < n.D; ++d) {
+        const T range = high[d] - low[d];
+        const bool spread = p.scaling == Scaling::kMinMax && range > T(Range<T>::kMinSpread);
+        const T factor = spread ? T(1) / range : T(1);
+        const T offset = __builtin_fabs(out.mean[d]) * T(Range<T>::kOffsetResolution);
+        const T reach = __builtin_fmax(__builtin_fmax(high[d], -low[d]), offset) * factor;
+        largest = __builtin_fmax(largest, reach);
+        out.scale[d] = factor;
+    }
+
+    // 2) A power of two brings the task near one: exact, and squares can neither overflow nor
+    //    vanish. "auto" is near one already.
+    out.squared_unit = 1.0;
+    if (!unit_norm && largest > 0 && largest < __builtin_inf()) {
+        int exponent;
+        __builtin_frexp(double(largest), &exponent);
+        const double down = __builtin_ldexp(1.0, -exponent);
+        out.squared_unit = __builtin_ldexp(1.0, 2 * exponent);
+        for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] * down);
+    }
+
+    // 3) Queries into panels; the padding is zero.
+    __builtin_memset(out.z, 0, sizeof(T) * Qp * n.D);
+    for (int64_t q = 0; q < n.Q; ++q) {
+        const T* x = row(q);
+        const T norm = unit_norm ? out.norms[q] : T(1);
+        T* to = out.z + q / kPanel * n.D * kPanel + q % kPanel;
+        for (int64_t d = 0; d < n.D; ++d) {
+            to[d * kPanel] = (x[d] * norm - out.mean[d]) * out.scale[d];
+        }
+    }
+}
+
+template <typename T>
+static void scale_sums(const CpuCall& call, int64_t task, Prepared<T>& out) {
+    const PaddleParams& p = *call.params;
+    const auto& n = p.size;
+    if (n.support_shared) {
+        Arena arena(call.support_summary);
+        const SupportSummary<T> summary(arena, n);
+        for (int64_t k = 0; k < n.K; ++k) {
+            const T shots = T(summary.count[k]);
+            out.count[k] = summary.count[k];
+            const T* __restrict__ from = summary.sums + k * n.D;
+            T* __restrict__ to = out.sums + k * n.D;
+            for (int64_t d = 0; d < n.D; ++d) {
+                to[d] = from[d] - shots * (out.mean[d] - summary.shift[d]);
+            }
+        }
+    } else {
+        class_sums(support_rows<T>(p, task), p.support_labels + task * n.S, n,
+                   p.scaling == Scaling::kAuto, out.mean, out.sums, out.count);
+    }
+    for (int64_t k = 0; k < n.K; ++k) {
+        T* __restrict__ sum = out.sums + k * n.D;
+        const T* __restrict__ scale = out.scale;
+        const T clamp = T(Range<T>::kFarAway * safe_mass(out.count[k]));
+        for (int64_t d = 0; d < n.D; ++d) {
+            const T value = sum[d] * scale[d];
+            sum[d] = value > clamp ? clamp : (value < -clamp ? -clamp : value);
+        }
+    }
+}

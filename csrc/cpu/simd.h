@@ -1,0 +1,200 @@
+// Vectors of one SIMD level, by the compiler's vector extensions. Included by the per-level files
+// only, inside their own namespace, after they defined PADDLE_EXT_VECTOR_BYTES and
+// PADDLE_EXT_ROW_TILE: code compiled for AVX-512 must never be merged with the baseline's.
+//
+// Everything is organised in panels: kPanel consecutive numbers, one cache line of 64 bytes.
+
+template <typename T>
+struct Lanes;
+
+template <>
+struct Lanes<float> {
+    using Int = int32_t;
+    static constexpr float kLowest = -87.0f;  // exp() below is zero
+    static constexpr float kLog2e = 1.44269504f;
+    static constexpr float kLn2High = 0.693359375f;
+    static constexpr float kLn2Low = -2.12194440e-4f;
+    static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    static constexpr int kMantissaBits = 23;
+};
+
+template <>
+struct Lanes<double> {
+    using Int = int64_t;
+    static constexpr double kLowest = -708.0;
+    static constexpr double kLog2e = 1.4426950408889634;
+    static constexpr double kLn2High = 6.93145751953125e-1;
+    static constexpr double kLn2Low = 1.42860682030941723212e-6;
+    static constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
+    static constexpr int kMantissaBits = 52;
+};
+
+template <typename T>
+struct Simd {
+    typedef T Vec __attribute__((vector_size(PADDLE_EXT_VECTOR_BYTES)));
+    typedef typename Lanes<T>::Int IntVec __attribute__((vector_size(PADDLE_EXT_VECTOR_BYTES)));
+    static constexpr int kLanes = PADDLE_EXT_VECTOR_BYTES / sizeof(T);
+    static constexpr int kPanel = 64 / sizeof(T);
+    static constexpr int kVecs = 64 / PADDLE_EXT_VECTOR_BYTES;  // vectors in a panel
+};
+
+template <typename T>
+using Vec = typename Simd<T>::Vec;
+
+template <typename T>
+static inline Vec<T> load(const T* from) {
+    Vec<T> value;
+    __builtin_memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+template <typename T>
+static inline void store(T* to, Vec<T> value) {
+    __builtin_memcpy(to, &value, sizeof(value));
+}
+
+template <typename T>
+static inline Vec<T> splat(T value) {
+    return value - Vec<T>{};
+}
+
+template <typename T>
+static inline Vec<T> vmax(Vec<T> a, Vec<T> b) {
+    return a > b ? a : b;
+}
+
+template <typename T>
+static inline Vec<T> vmin(Vec<T> a, Vec<T> b) {
+    return a < b ? a : b;
+}
+
+template <typename T>
+static inline T horizontal_sum(Vec<T> value) {
+    T sum = value[0];
+    for (int lane = 1; lane < Simd<T>::kLanes; ++lane) sum += value[lane];
+    return sum;
+}
+
+template <typename T>
+static inline T horizontal_max(Vec<T> value) {
+    T best = value[0];
+    for (int lane = 1; lane < Simd<T>::kLanes; ++lane)
+        best = value[lane] > best ? value[lane] : best;
+    return best;
+}
+
+static inline Vec<float> exp_polynomial(Vec<float> r) {
+    Vec<float> p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return p * (r * r) + r + 1.0f;
+}
+
+// Taylor to degree 13: |r| <= ln(2)/2 leaves an error below the rounding of double.
+static inline Vec<double> exp_polynomial(Vec<double> r) {
+    Vec<double> p = splat(1.0 / 6227020800.0);
+    p = p * r + 1.0 / 479001600.0;
+    p = p * r + 1.0 / 39916800.0;
+    p = p * r + 1.0 / 3628800.0;
+    p = p * r + 1.0 / 362880.0;
+    p = p * r + 1.0 / 40320.0;
+    p = p * r + 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    return p * r + 1.0;
+}
+
+// exp(x) for x <= 80; zero below kLowest.
+template <typename T>
+static inline Vec<T> vexp(Vec<T> x) {
+    using L = Lanes<T>;
+    using IntVec = typename Simd<T>::IntVec;
+    const IntVec alive = x >= splat(L::kLowest);
+    x = vmax<T>(x, splat(L::kLowest));
+    const Vec<T> shifted = x * L::kLog2e + L::kMagic;
+    const Vec<T> n = shifted - L::kMagic;
+    const Vec<T> r = (x - n * L::kLn2High) - n * L::kLn2Low;
+    // The low bits of `shifted` hold n: moved into the exponent they multiply by 2^n.
+    const IntVec exponent = reinterpret_cast<IntVec>(shifted) << L::kMantissaBits;
+    const IntVec scaled = reinterpret_cast<IntVec>(exp_polynomial(r)) + exponent;
+    return reinterpret_cast<Vec<T>>(scaled & alive);
+}
+
+template <typename T>
+static inline T dot(const T* a, const T* b, int64_t n) {
+    Vec<T> sum[4] = {};
+    constexpr int kLanes = Simd<T>::kLanes;
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        for (int v = 0; v < 4; ++v) sum[v] += load(a + i + v * kLanes) * load(b + i + v * kLanes);
+    }
+    T total = horizontal_sum<T>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < n; ++i) total += a[i] * b[i];
+    return total;
+}
+
+// out[r][j] (+)= sum_i a[r][i * stride] b[i][j] for `Rows` rows r and one panel of columns j.
+template <int Rows, typename T>
+static inline void product_tile(const T* const* a, int64_t stride, const T* b, int64_t inner,
+                                T* const* out, int64_t at, bool accumulate) {
+    constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes, kPanel = Simd<T>::kPanel;
+    Vec<T> sum[Rows][kVecs] = {};
+    const T* row[Rows];
+    for (int r = 0; r < Rows; ++r) row[r] = a[r];
+    for (int64_t i = 0; i < inner; ++i, b += kPanel) {
+        Vec<T> column[kVecs];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) column[v] = load(b + v * kLanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < Rows; ++r) {
+            const T factor = row[r][i * stride];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVecs; ++v) sum[r][v] += factor * column[v];
+        }
+    }
+    for (int r = 0; r < Rows; ++r) {
+        for (int v = 0; v < kVecs; ++v) {
+            T* to = out[r] + at + v * kLanes;
+            store<T>(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
+        }
+    }
+}
+
+// out[r] = a[r] B for all rows and all panels of B, whose layout is [panel][inner][kPanel]. A slice
+// of a panel stays in the first-level cache while all rows pass over it.
+template <typename T>
+static void product(const T* const* a, int64_t stride, int64_t rows, const T* b, int64_t inner,
+                    int64_t panels, T* const* out, int64_t out_panel_stride) {
+    constexpr int kPanel = Simd<T>::kPanel;
+    constexpr int kRows = PADDLE_EXT_ROW_TILE;
+    constexpr int64_t kSlice = 512;
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        const int64_t at = panel * out_panel_stride;
+        for (int64_t start = 0; start < inner; start += kSlice) {
+            const int64_t depth = inner - start < kSlice ? inner - start : kSlice;
+            const T* slice = b + (panel * inner + start) * kPanel;
+            const bool accumulate = start > 0;
+            const T* rows_at[kRows];
+            int64_t r = 0;
+            for (; r + kRows <= rows; r += kRows) {
+                for (int i = 0; i < kRows; ++i) rows_at[i] = a[r + i] + start * stride;
+                product_tile<kRows>(rows_at, stride, slice, depth, out + r, at, accumulate);
+            }
+            for (; r + 2 <= rows; r += 2) {
+                for (int i = 0; i < 2; ++i) rows_at[i] = a[r + i] + start * stride;
+                product_tile<2>(rows_at, stride, slice, depth, out + r, at, accumulate);
+            }
+            for (; r < rows; ++r) {
+                rows_at[0] = a[r] + start * stride;
+                product_tile<1>(rows_at, stride, slice, depth, out + r, at, accumulate);
+            }
+        }
+    }
+}

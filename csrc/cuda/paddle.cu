@@ -1,0 +1,149 @@
+// Chooses the solver for a call, cuts the call into chunks that fit the workspace, and runs the
+// stages of each chunk.
+
+#include "cuda/paddle.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "cuda/paddle_chunk.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+// Memory that a call may use beyond its results, unless a single task needs more.
+constexpr int64_t kWorkspaceBytes = int64_t(768) << 20;
+
+struct Limits {
+    int multiprocessors;
+    int shared_bytes;  // that a block may ask for
+};
+
+Limits device_limits(int device) {
+    Limits limits{};
+    check_cuda(
+        cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device),
+        "cudaDeviceGetAttribute");
+    check_cuda(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                      device),
+               "cudaDeviceGetAttribute");
+    return limits;
+}
+
+CudaPlan make_plan(const PaddleSizes& n, const Limits& limits) {
+    CudaPlan plan{};
+    plan.Qp = round_up(n.Q, int64_t(kRowsPerWarp));
+    plan.Dp = round_up(n.D, int64_t(4));
+    // A block has at most 32 warps; beyond some products per iteration one block takes too long.
+    const bool small = n.Q <= 32 * kRowsPerWarp && double(n.Q) * double(n.Q) * double(n.K) <= 3e7;
+    // Two blocks a multiprocessor hide each other's waits: worth more than G in shared memory.
+    plan.shared_gram = small && 2 * (block_shared_bytes(n, true) + 1024) <= limits.shared_bytes;
+    plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
+    plan.gram = small && plan.shared_bytes <= limits.shared_bytes;
+    return plan;
+}
+
+// Lays out the workspace of a chunk of `tasks` tasks.
+void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t T = tasks, U = n.support_shared ? 1 : tasks;
+    const int64_t Q = n.Q, K = n.K, D = n.D, Qp = c.plan.Qp, Dp = c.plan.Dp;
+    // What outlives a chunk, because the support is shared, comes first: its place is the same in
+    // every chunk.
+    if (n.support_shared) {
+        c.shift = arena.take<float>(D);
+        c.shared_sums = arena.take<float>(K * Dp);
+    }
+    c.count = arena.take<float>(U * K);
+    if (prototypes) {
+        c.raw_shift = arena.take<float>(U * D);
+        c.raw_sums = arena.take<float>(U * K * Dp);
+        c.raw_count = arena.take<float>(U * K);
+    }
+    const GroupPlan groups = group_plan(n);
+    c.order = arena.take<int>(U * n.S);
+    c.start = arena.take<int>(U * (K + 1));
+    c.histogram = arena.take<int>(groups.shared ? 0 : U * groups.warps * K);
+    c.sums = arena.take<float>(T * K * Dp);
+    c.mean = arena.take<float>(T * D);
+    c.scale = arena.take<float>(T * D);
+    c.exponent = arena.take<int>(T);
+    c.norms = arena.take<float>(T * Q);
+    c.z = arena.take<float>(T * Q * Dp);
+    if (c.plan.gram) {
+        c.gram = arena.take<float>(T * Q * Qp);
+        c.m = arena.take<float>(T * K * Qp);
+        c.u = arena.take<float>(T * K * Qp);
+        c.norm = arena.take<float>(T * K);
+        c.next_task = arena.take<int>(1);
+        return;
+    }
+    const int64_t parts = T * K * ceil_div(Dp, int64_t(kGridTile));
+    c.w = arena.take<float>(T * K * Dp);
+    c.slope = arena.take<float>(T);
+    c.unit = arena.take<double>(T);
+    c.bias = arena.take<float>(T * K);
+    c.held = arena.take<float>(T * K);
+    c.part_shift = arena.take<float>(parts);
+    c.part_norm = arena.take<float>(parts);
+    c.gap = arena.take<float>(T * Q);
+    c.done = arena.take<int>(T);
+}
+
+int64_t layout_bytes(Chunk c, int64_t tasks, bool prototypes) {
+    Arena arena;
+    lay_out(arena, c, tasks, prototypes);
+    return arena.used();
+}
+
+// As many tasks as fit; all chunks but the last are of this size.
+int64_t chunk_tasks(const Chunk& c, bool prototypes) {
+    const int64_t one = layout_bytes(c, 1, prototypes);
+    const int64_t each = std::max<int64_t>(layout_bytes(c, 2, prototypes) - one, 1);
+    const int64_t fitting = 1 + std::max<int64_t>(kWorkspaceBytes - one, 0) / each;
+    return std::min({fitting, c.call.size.B, int64_t(1) << 20});
+}
+
+Chunk make_chunk(const PaddleParams& params, int device) {
+    require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
+    const Limits limits = device_limits(device);
+    Chunk c{};
+    c.call = params;
+    c.plan = make_plan(params.size, limits);
+    c.multiprocessors = limits.multiprocessors;
+    return c;
+}
+
+}  // namespace
+
+int64_t paddle_cuda_workspace(const PaddleParams& params, int device, bool prototypes) {
+    const Chunk c = make_chunk(params, device);
+    return layout_bytes(c, std::max<int64_t>(chunk_tasks(c, prototypes), 1), prototypes);
+}
+
+void paddle_cuda(const PaddleParams& params, int device, void* stream) {
+    const DeviceGuard guard(device);
+    const bool prototypes = params.prototypes != nullptr;
+    Chunk c = make_chunk(params, device);
+    c.stream = static_cast<cudaStream_t>(stream);
+    const int64_t step = chunk_tasks(c, prototypes);
+    Arena arena(params.workspace);
+    lay_out(arena, c, step, prototypes);
+    require(arena.used() <= params.workspace_bytes, "workspace of ", params.workspace_bytes,
+            " bytes, expected ", arena.used());
+    for (c.first = 0; c.first < params.size.B; c.first += step) {
+        c.tasks = std::min(step, params.size.B - c.first);
+        launch_scale_queries(c);
+        launch_class_sums(c);
+        if (c.plan.gram) {
+            launch_products(c);
+            launch_blocks(c);
+        } else {
+            launch_grid(c);
+        }
+        if (prototypes) launch_prototypes(c);
+    }
+}
+
+}  // namespace paddle_ext

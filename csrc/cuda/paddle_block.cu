@@ -1,0 +1,307 @@
+// The iteration of a small task in one block, and its launch; the parts are in paddle_block.cuh.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/paddle_block.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+// What an iteration did: the classes whose prototypes may have moved, none if `count` is 0.
+struct Step {
+    bool woken;  // nothing was done, because a sleeping class might matter
+    const int* classes;
+    int count;
+};
+
+// The steps of few live classes: every tile is applied as soon as its changes are known.
+__device__ Step step_few(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
+                         unsigned* full) {
+    unsigned moved = 0;
+    for (int tile = 0; tile < tiles; ++tile) {
+        float* const delta = b.s.delta + (tile % 2) * b.Qp * kTile;
+        const Changes c = changes(b, b.s.live + tile * kTile, soft);
+        const bool mine = mark_classes(b, c, full + tile, nullptr);
+        place_changes(b, delta, c);
+        // du is complete; the other buffer is free after the next such barrier.
+        const bool any = __syncthreads_or(mine);
+        if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
+        if (!any) continue;
+        moved |= 1u << tile;
+        apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile) * kTile);
+    }
+    if (moved == 0) return {false, nullptr, 0};
+    __syncthreads();  // the sums of all warps are complete
+    update_classes(b, b.s.live, tiles, moved);
+    return {false, b.s.live, tiles * kTile};
+}
+
+// The steps of many live classes: first who moved, then the products of those alone.
+__device__ Step step_many(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
+                          unsigned* full, unsigned* loud) {
+    for (int tile = 0; tile < tiles; ++tile) {
+        const Changes c = changes(b, b.s.live + tile * kTile, soft);
+        mark_classes(b, c, full + tile, loud + tile);
+    }
+    __syncthreads();  // all bits are set
+    if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
+    if (b.warp == 0) {
+        const int count = gather_classes(b, tiles, loud, b.s.moved);
+        if (b.lane == 0) b.s.state[kMovedCount] = count;
+    }
+    __syncthreads();  // the list is complete
+    const int count = b.s.state[kMovedCount], moved_tiles = ceil_div(count, kTile);
+    for (int first = 0; first < moved_tiles; first += kBatch) {
+        const int end = min(first + kBatch, moved_tiles);
+        for (int tile = first; tile < end; ++tile) {
+            float* const delta = b.s.delta + (tile % 2) * b.Qp * kTile;
+            const Changes c = changes(b, b.s.moved + tile * kTile, soft);
+            place_changes(b, delta, c);
+            __syncthreads();  // as above
+            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
+        }
+        __syncthreads();  // the sums of all warps are complete
+        update_classes(b, b.s.moved + first * kTile, end - first, ~0u);
+    }
+    return {false, b.s.moved, count};
+}
+
+// Mean shift of the prototypes; every warp adds up the same numbers in the same order.
+__device__ float criterion(const Block& b, const int* classes, int count) {
+    float sum = 0.0f;
+    for (int i = b.lane; i < count; i += 32) {
+        if (classes[i] >= 0) sum += b.s.shift[classes[i]];
+    }
+    return warp_sum(sum) / float(b.K);
+}
+
+// Lets the classes that hold nothing leave the list, if that saves a tile. All threads agree.
+__device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, float2& asleep,
+                          float2& reference, const float2& best) {
+    int staying = 0;
+    for (int tile = b.lane; tile < tiles; tile += 32) staying += __popc(full[tile]);
+    staying = warp_sum(staying);
+    const int left = max(ceil_div(staying, kTile), 1);
+    if (left >= tiles) return;
+    if (tiles == ceil_div(b.K, kTile)) {
+        reference = best;
+        asleep = make_float2(0, 0);
+    }
+    float2 share = make_float2(0, 0);
+    for (int slot = b.quarter; slot < tiles * kTile; slot += 4) {
+        const int k = b.s.live[slot];
+        if (k < 0 || (full[slot / kTile] >> (slot % kTile) & 1u) != 0) continue;
+        const float2 value = logits(b, load_cell(b, k));
+        share.x += power_of_two(fminf(value.x - reference.x, kHighestExponent));
+        share.y += power_of_two(fminf(value.y - reference.y, kHighestExponent));
+    }
+    asleep.x += quarter_sum(share.x);
+    asleep.y += quarter_sum(share.y);
+    __syncthreads();  // the old list has been read by all
+    if (b.warp == 0) gather_classes(b, tiles, full, b.s.live);
+    tiles = left;
+    __syncthreads();  // the new list is complete
+}
+
+struct Outcome {
+    int iterations;
+    float criterion;
+};
+
+__device__ Outcome iterate(const Block& b, float tol, int max_iter) {
+    const int all_tiles = ceil_div(b.K, kTile);
+    float2 asleep = make_float2(0, 0), reference = make_float2(0, 0);
+    int tiles = all_tiles;
+    float shift = 0.0f;
+    for (int iteration = 1; iteration <= max_iter;) {
+        unsigned* const loud = b.s.loud + (iteration % 2) * all_tiles;
+        unsigned* const full = b.s.full + (iteration % 2) * all_tiles;
+        const RowSoftmax soft = row_softmax(b, tiles, asleep, reference);
+        if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
+        const Step step = tiles <= kFewTiles ? step_few(b, tiles, soft, iteration, full)
+                                             : step_many(b, tiles, soft, iteration, full, loud);
+        if (step.woken) {
+            __syncthreads();  // all have seen the flag
+            wake_all(b);
+            clear_bits(loud, full, all_tiles);
+            if (threadIdx.x == 0) b.s.state[kWake] = 0;
+            tiles = all_tiles;
+            asleep = make_float2(0, 0);
+            __syncthreads();
+            continue;
+        }
+        // Those of the iteration before were last read before the barriers above.
+        clear_bits(b.s.loud + (iteration + 1) % 2 * all_tiles,
+                   b.s.full + (iteration + 1) % 2 * all_tiles, all_tiles);
+        if (iteration == 1) {
+            __syncthreads();  // held of the moved classes is in place
+            for (int k = threadIdx.x; k < b.K; k += blockDim.x) set_dual(b, k);
+        }
+        __syncthreads();  // slopes, biases and shifts of all classes are in place
+        shift = criterion(b, step.classes, step.count);
+        if (tol > 0.0f && shift <= tol) return {iteration, shift};
+        const int before = tiles;
+        let_sleep(b, full, tiles, asleep, reference, soft.best);
+        // Nothing moved and nobody left: every further iteration would repeat this one exactly.
+        if (step.count == 0 && tiles == before && iteration > 1) break;
+        ++iteration;
+    }
+    return {max_iter, shift};
+}
+
+// Labels and assignments, row-major, from the class-major u: four rows at a time, lanes over classes.
+__device__ void write_rows(const Block& b, int64_t task) {
+    const PaddleParams& p = b.c.call;
+    for (int first = b.warp * kRowsPerWarp; first < min((b.warp + 1) * kRowsPerWarp, b.Q);
+         first += 4) {
+        float best[4] = {-1.0f, -1.0f, -1.0f, -1.0f};
+        int label[4] = {};
+        float* const out = static_cast<float*>(p.assignments) + (task * b.Q + first) * b.K;
+        for (int k = b.lane; k < b.K; k += 32) {
+            const float4 four = *reinterpret_cast<const float4*>(b.u + int64_t(k) * b.Qp + first);
+            const float value[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const float u = fmaxf(value[r], 0.0f);
+                if (first + r < b.Q) out[int64_t(r) * b.K + k] = u;
+                if (u > best[r]) {
+                    best[r] = u;
+                    label[r] = k;
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int winner = warp_argmax(best[r], label[r]);
+            if (b.lane == r && first + r < b.Q) p.labels[task * b.Q + first + r] = winner;
+        }
+    }
+}
+
+template <bool SharedGram, int MaxThreads>
+__global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
+    solve_block_kernel(Chunk c) {
+    extern __shared__ __align__(16) char memory[];
+    const PaddleParams& p = c.call;
+    const int Q = int(p.size.Q), K = int(p.size.K), Qp = int(c.plan.Qp);
+    const Shared s(memory, Q, Qp, K, SharedGram, nullptr);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Thresholds limit = thresholds(true, p.epsilon, double(K));
+    while (true) {
+        if (threadIdx.x == 0) {
+            s.state[kTask] = atomicAdd(c.next_task, 1);
+            s.state[kWake] = 0;
+        }
+        __syncthreads();
+        const int64_t at = s.state[kTask];
+        if (at >= c.tasks) return;
+        const int64_t task = c.first + at;
+
+        const float* const global_gram = c.gram + at * Q * Qp;
+        Block b{c,
+                s,
+                Q,
+                Qp,
+                K,
+                int(blockDim.x / 32),
+                warp,
+                lane,
+                lane / 4,
+                lane % 4,
+                warp * kRowsPerWarp + 2 * (lane / 4),
+                SharedGram ? s.gram : global_gram,
+                c.m + at * K * Qp,
+                c.u + at * K * Qp,
+                c.count + (p.size.support_shared ? 0 : at * K),
+                1.0f,
+                float(dual_weight<float>(p.lam, double(Q))),
+                fmaxf(float(p.epsilon), 1e-37f),
+                float(limit.quiet),
+                float(limit.quiet_share),
+                float(limit.sleep),
+                float(limit.wake)};
+
+        // 1) The task into shared memory.
+        if (SharedGram) {
+            const float4* from = reinterpret_cast<const float4*>(global_gram);
+            for (int i = threadIdx.x; i < Q * Qp / 4; i += blockDim.x) {
+                reinterpret_cast<float4*>(s.gram)[i] = from[i];
+            }
+        }
+        for (int k = threadIdx.x; k < K; k += blockDim.x) {
+            s.mass[k] = safe_mass(b.count[k]);
+            s.norm[k] = c.norm[at * K + k];
+            s.held[k] = 0.0f;
+        }
+        wake_all(b);
+        clear_bits(s.loud, s.full, 2 * ceil_div(K, kTile));
+        __syncthreads();
+
+        // 2) Its scale goes into the temperature.
+        double squared = ldexp(1.0, 2 * c.exponent[at]);
+        if (p.scaling == Scaling::kAuto) {
+            squared = auto_factor(b);
+            __syncthreads();  // u is scratch no more
+        }
+        b.temperature = float(folded_temperature<float>(p.temperature, squared));
+        const double unit = sqrt(squared);
+        for (int k = threadIdx.x; k < K; k += blockDim.x) set_logit(b, k, 0.0f);
+        float4* const zero = reinterpret_cast<float4*>(b.u);
+        for (int i = threadIdx.x; i < K * Qp / 4; i += blockDim.x)
+            zero[i] = make_float4(0, 0, 0, 0);
+        __syncthreads();
+
+        // 3) The iteration, then the result.
+        const Outcome outcome = iterate(b, float(fmin(p.tol / unit, 1e37)), p.max_iter);
+        __syncthreads();  // u of all threads is in place
+        write_rows(b, task);
+        for (int k = threadIdx.x; k < K; k += blockDim.x) {
+            const float proportion = s.held[k] / float(Q);
+            static_cast<float*>(p.proportions)[task * K + k] = proportion;
+            static_cast<float*>(p.dual)[task * K + k] = 1.0f + logf(proportion + b.epsilon);
+        }
+        if (threadIdx.x == 0) {
+            p.iterations[task] = outcome.iterations;
+            static_cast<float*>(p.criterion)[task] = float(fmin(outcome.criterion * unit, 3e38));
+        }
+        __syncthreads();  // shared memory is free for the next task
+    }
+}
+
+template <bool SharedGram, int MaxThreads>
+void launch(const Chunk& c) {
+    const auto kernel = solve_block_kernel<SharedGram, MaxThreads>;
+    const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+    int resident = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    const int64_t blocks = std::min<int64_t>(c.tasks, int64_t(resident) * c.multiprocessors);
+    check_cuda(cudaMemsetAsync(c.next_task, 0, sizeof(int), c.stream), "cudaMemsetAsync");
+    kernel<<<static_cast<unsigned>(blocks), threads, bytes, c.stream>>>(c);
+    check_launch("solve_block_kernel");
+}
+
+}  // namespace
+
+int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
+    int64_t bytes = 0;
+    Shared(nullptr, size.Q, round_up(size.Q, int64_t(kRowsPerWarp)), size.K, shared_gram, &bytes);
+    return int(std::min<int64_t>(bytes, INT32_MAX));
+}
+
+void launch_blocks(const Chunk& c) {
+    const auto launch_for = [&](auto shared_gram) {
+        constexpr bool kShared = decltype(shared_gram)::value;
+        const int64_t threads = c.plan.Qp / kRowsPerWarp * 32;
+        if (threads <= 160) return launch<kShared, 160>(c);
+        if (threads <= 512) return launch<kShared, 512>(c);
+        return launch<kShared, 1024>(c);
+    };
+    c.plan.shared_gram ? launch_for(std::true_type{}) : launch_for(std::false_type{});
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,371 @@
+// All iterations of a small task in one thread block, in Gram form (the algebra is in
+// cpu/paddle_gram.inl; the same quantities carry the same names).
+//
+//   G            [Q, Qp]   shared memory (or cache, where it does not fit)
+//   M, U         [K, Qp]   global memory, class-major, in practice cache: each cell belongs to one thread
+//   du           [Q, 16]   shared memory: the changes of one tile of 16 classes
+//   N_k, P_k, .. [K]       shared memory
+//
+// A warp owns 16 queries: lane = 4 * pair + quarter has the queries 2 pair and 2 pair + 1 and, of
+// each tile, the classes 4 quarter .. 4 quarter + 3. A row of the softmax is thus spread over four
+// lanes only, a tile's product over the whole block. Classes are listed in shared memory: the live
+// ones take part in the softmax, the moved ones among them, gathered into tiles of their own, in the
+// products. After a few iterations one tile is left of each (thresholds: common/math.h).
+// Blocks take tasks from a common counter until none is left, so early stops cost nothing.
+#pragma once
+
+#include "common/math.h"
+#include "common/reduce.cuh"
+#include "cuda/paddle_chunk.cuh"
+
+namespace paddle_ext {
+
+constexpr int kTile = 16;
+constexpr float kLog2e = 1.44269504f;
+constexpr float kHighestExponent = 115.0f;
+
+constexpr int kBatch = 4;     // tiles between two updates of classes
+constexpr int kFewTiles = 2;  // so many live tiles are applied without asking who moved
+static_assert(kFewTiles <= kBatch);
+
+// Shared memory of a block. Host and device lay it out by the same code.
+struct Shared {
+    double* norm;  // [K]  P_k
+    float* gram;   // [Q, Qp] or none
+    float* delta;  // [2, Qp, kTile]
+    float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
+    float* mass;   // [K]  N_k
+    float* held;   // [K]  sum of the assignments
+    float* slope;  // [K]  logit = slope * M + bias, in units of log 2
+    float* bias;   // [K]
+    float* shift;  // [K]  ||dw_k|| of the moved classes
+    int* live;     // [K, rounded up to tiles]  -1 beyond the end
+    int* moved;    // [K, rounded up to tiles]
+    unsigned*
+        loud;  // [2, tiles]  bit i: class i of the live tile moved; by parity of the iteration
+    unsigned* full;  // [2, tiles]  bit i: it holds something
+    int* state;      // [4]
+
+    __host__ __device__ Shared(void* base, int64_t Q, int64_t Qp, int64_t K, bool shared_gram,
+                               int64_t* bytes) {
+        char* at = static_cast<char*>(base);
+        const auto take = [&](int64_t count, int64_t size) {
+            char* const here = at;
+            at += round_up(count * size, int64_t(16));
+            return here;
+        };
+        const int64_t padded = round_up(K, int64_t(kTile));
+        norm = reinterpret_cast<double*>(take(K, 8));
+        gram = reinterpret_cast<float*>(take(shared_gram ? Q * Qp : 0, 4));
+        delta = reinterpret_cast<float*>(take(2 * Qp * kTile, 4));
+        part = reinterpret_cast<float*>(take(4 * (Qp / kRowsPerWarp) * kBatch * kTile, 4));
+        mass = reinterpret_cast<float*>(take(K, 4));
+        held = reinterpret_cast<float*>(take(K, 4));
+        slope = reinterpret_cast<float*>(take(K, 4));
+        bias = reinterpret_cast<float*>(take(K, 4));
+        shift = reinterpret_cast<float*>(take(K, 4));
+        live = reinterpret_cast<int*>(take(padded, 4));
+        moved = reinterpret_cast<int*>(take(padded, 4));
+        loud = reinterpret_cast<unsigned*>(take(2 * (padded / kTile), 4));
+        full = reinterpret_cast<unsigned*>(take(2 * (padded / kTile), 4));
+        state = reinterpret_cast<int*>(take(4, 4));
+        if (bytes != nullptr) *bytes = at - static_cast<char*>(base);
+    }
+};
+
+enum State { kTask = 0, kWake = 1, kMovedCount = 2 };
+
+// One task in one block.
+struct Block {
+    const Chunk& c;
+    const Shared& s;
+    int Q, Qp, K, warps;
+    int warp, lane, pair, quarter, row;  // row: first of this thread's two queries
+    const float* gram;
+    float* m;  // [K, Qp]
+    float* u;  // [K, Qp]
+    const float* count;
+    float temperature, weight, epsilon;
+    float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
+};
+
+// 2^x to about two units in the last place; results too small for a normal number are zero.
+__device__ inline float power_of_two(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+__device__ inline void set_logit(const Block& b, int k, float dual_term) {
+    const float inverse = 1.0f / b.s.mass[k];
+    const float half_norm = 0.5f * (float(b.s.norm[k]) * inverse) * inverse;
+    b.s.slope[k] = b.temperature * kLog2e * inverse;
+    b.s.bias[k] = (dual_term - b.temperature * half_norm) * kLog2e;
+}
+
+__device__ inline void wake_all(const Block& b) {
+    const int padded = round_up(b.K, kTile);
+    for (int i = threadIdx.x; i < padded; i += blockDim.x) b.s.live[i] = i < b.K ? i : -1;
+}
+
+__device__ inline void clear_bits(unsigned* loud, unsigned* full, int tiles) {
+    for (int tile = threadIdx.x; tile < tiles; tile += blockDim.x) loud[tile] = full[tile] = 0;
+}
+
+// Squared factor of scaling="auto"; u serves as scratch for the distances.
+__device__ inline double auto_factor(const Block& b) {
+    if (b.K == 1) return 1.0;
+    for (int q = b.warp; q < b.Q; q += b.warps) {
+        float* const distance = b.u + int64_t(q) * b.K;
+        const float own = b.gram[int64_t(q) * b.Qp + q];
+        float nearest = 3e38f;
+        for (int k = b.lane; k < b.K; k += 32) {
+            const float at = 1.0f / b.s.mass[k];
+            const float inner = b.m[int64_t(k) * b.Qp + q];
+            distance[k] = fmaxf(own + at * (at * float(b.s.norm[k]) - 2.0f * inner), 0.0f);
+            nearest = fminf(nearest, distance[k]);
+        }
+        __syncwarp();
+        const float median = warp_select_rank(distance, b.K, b.K / 2);
+        nearest = -warp_max(-nearest);
+        if (b.lane == 0) b.s.delta[q] = median - nearest;
+    }
+    __syncthreads();
+    double gap = 0.0;
+    for (int q = 0; q < b.Q; ++q) gap += double(b.s.delta[q]);
+    return auto_factor_squared(gap / double(b.Q));
+}
+
+// The two queries of this thread, for one class.
+struct Cell {
+    int k;  // -1 beyond the end of the list
+    float2 m;
+};
+
+__device__ inline Cell load_cell(const Block& b, int k) {
+    if (k < 0) return {-1, make_float2(0, 0)};
+    return {k, *reinterpret_cast<const float2*>(b.m + int64_t(k) * b.Qp + b.row)};
+}
+
+__device__ inline float2 logits(const Block& b, const Cell& cell) {
+    if (cell.k < 0) return make_float2(-1e37f, -1e37f);
+    const float slope = b.s.slope[cell.k], bias = b.s.bias[cell.k];
+    return make_float2(cell.m.x * slope + bias, cell.m.y * slope + bias);
+}
+
+__device__ inline float quarter_max(float value) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+    return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+
+__device__ inline float quarter_sum(float value) {
+    value += __shfl_xor_sync(kAllLanes, value, 1);
+    return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+
+__device__ inline float row_lanes_sum(float value) {
+    value += __shfl_xor_sync(kAllLanes, value, 4);
+    value += __shfl_xor_sync(kAllLanes, value, 8);
+    return value + __shfl_xor_sync(kAllLanes, value, 16);
+}
+
+// Maximum and inverse sum of the softmax of this thread's two rows, sleeping classes included.
+struct RowSoftmax {
+    float2 best, inverse;
+    bool wake;
+};
+
+__device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 asleep,
+                                         float2 reference) {
+    float2 best = make_float2(-1e37f, -1e37f), sum = make_float2(0, 0);
+#pragma unroll 2
+    for (int tile = 0; tile < tiles; ++tile) {
+        float2 value[4];
+        float2 top = best;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            value[i] = logits(b, load_cell(b, b.s.live[tile * kTile + 4 * b.quarter + i]));
+            top.x = fmaxf(top.x, value[i].x);
+            top.y = fmaxf(top.y, value[i].y);
+        }
+        sum.x *= power_of_two(best.x - top.x);
+        sum.y *= power_of_two(best.y - top.y);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sum.x += power_of_two(value[i].x - top.x);
+            sum.y += power_of_two(value[i].y - top.y);
+        }
+        best = top;
+    }
+    const float2 top = make_float2(quarter_max(best.x), quarter_max(best.y));
+    sum.x = quarter_sum(sum.x * power_of_two(best.x - top.x));
+    sum.y = quarter_sum(sum.y * power_of_two(best.y - top.y));
+    const float extra_x = asleep.x * power_of_two(fminf(reference.x - top.x, kHighestExponent));
+    const float extra_y = asleep.y * power_of_two(fminf(reference.y - top.y, kHighestExponent));
+    const bool wake = (b.row < b.Q && extra_x > b.wake) || (b.row + 1 < b.Q && extra_y > b.wake);
+    return {top, make_float2(1.0f / (sum.x + extra_x), 1.0f / (sum.y + extra_y)), wake};
+}
+
+// Of this thread's two queries and four classes of a tile: assignments before, and their change.
+struct Changes {
+    Cell cell[4];
+    float2 before[4], change[4];
+};
+
+__device__ inline Changes changes(const Block& b, const int* classes, const RowSoftmax& soft) {
+    Changes c;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        c.cell[i] = load_cell(b, classes[4 * b.quarter + i]);
+        c.before[i] = c.change[i] = make_float2(0, 0);
+        if (c.cell[i].k < 0) continue;
+        const float2 value = logits(b, c.cell[i]);
+        const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
+        c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
+        if (b.row < b.Q) {
+            c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
+        }
+        if (b.row + 1 < b.Q) {
+            c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
+        }
+    }
+    return c;
+}
+
+__device__ inline bool has_moved(const Block& b, const float2& before, const float2& change) {
+    return fabsf(change.x) > b.quiet + b.quiet_share * before.x ||
+           fabsf(change.y) > b.quiet + b.quiet_share * before.y;
+}
+
+// Of lanes that voted on their class i (of four), the 16 classes of the tile as bits.
+__device__ inline unsigned class_bits(unsigned votes, int i) {
+    unsigned bits = 0;
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+        bits |= (votes & (0x11111111u << quarter)) != 0 ? 1u << (4 * quarter + i) : 0u;
+    }
+    return bits;
+}
+
+// Marks which classes of a live tile hold anything and, if asked, which moved. Returns whether any
+// of this thread's moved.
+__device__ inline bool mark_classes(const Block& b, const Changes& c, unsigned* full,
+                                    unsigned* loud) {
+    unsigned full_bits = 0, loud_bits = 0;
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 d = c.change[i];
+        const float largest = fmaxf(c.before[i].x + d.x, c.before[i].y + d.y);
+        const bool moved = has_moved(b, c.before[i], d);
+        any |= moved;
+        full_bits |= class_bits(__ballot_sync(kAllLanes, largest > b.sleep), i);
+        if (loud != nullptr) loud_bits |= class_bits(__ballot_sync(kAllLanes, moved), i);
+    }
+    if (b.lane == 0 && full_bits != 0) atomicOr(full, full_bits);
+    if (b.lane == 0 && loud_bits != 0) atomicOr(loud, loud_bits);
+    return any;
+}
+
+// Gathers the live classes whose bit is set into `out`; by one warp. `out` may be `live` itself.
+__device__ inline int gather_classes(const Block& b, int tiles, const unsigned* bits, int* out) {
+    int count = 0;
+    for (int base = 0; base < tiles * kTile; base += 32) {
+        const int slot = base + b.lane;
+        const bool inside = slot < tiles * kTile;
+        const int k = inside ? b.s.live[slot] : -1;
+        const bool chosen = k >= 0 && (bits[slot / kTile] >> (slot % kTile) & 1u) != 0;
+        const unsigned mask = __ballot_sync(kAllLanes, chosen);
+        __syncwarp();  // the slots are read before any of them is written
+        if (chosen) out[count + __popc(mask & ((1u << b.lane) - 1))] = k;
+        count += __popc(mask);
+    }
+    __syncwarp();
+    const int end = round_up(max(count, 1), kTile);
+    for (int slot = count + b.lane; slot < end; slot += 32) out[slot] = -1;
+    return count;
+}
+
+__device__ inline void place_changes(const Block& b, float* delta, const Changes& c) {
+    float4* const to = reinterpret_cast<float4*>(delta + b.row * kTile) + b.quarter;
+    to[0] = make_float4(c.change[0].x, c.change[1].x, c.change[2].x, c.change[3].x);
+    to[kTile / 4] = make_float4(c.change[0].y, c.change[1].y, c.change[2].y, c.change[3].y);
+}
+
+// Product of one tile's changes with G; M and U of this thread's cells; the sums over its warp.
+__device__ inline void apply_changes(const Block& b, const float* delta, const Changes& c,
+                                     float* part) {
+    float2 product[4] = {};
+    const float* column = b.gram + b.row;
+    const float4* weights = reinterpret_cast<const float4*>(delta) + b.quarter;
+#pragma unroll 5
+    for (int q = 0; q < b.Q; ++q) {
+        const float2 g = *reinterpret_cast<const float2*>(column + q * b.Qp);
+        const float4 d = weights[q * (kTile / 4)];
+        product[0].x += g.x * d.x;
+        product[1].x += g.x * d.y;
+        product[2].x += g.x * d.z;
+        product[3].x += g.x * d.w;
+        product[0].y += g.y * d.x;
+        product[1].y += g.y * d.y;
+        product[2].y += g.y * d.z;
+        product[3].y += g.y * d.w;
+    }
+    const int stride = b.warps * kBatch * kTile;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 d = c.change[i], m = c.cell[i].m;
+        const float2 after = make_float2(c.before[i].x + d.x, c.before[i].y + d.y);
+        if (c.cell[i].k >= 0) {
+            const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
+            *reinterpret_cast<float2*>(b.u + at) = after;
+            *reinterpret_cast<float2*>(b.m + at) =
+                make_float2(m.x + product[i].x, m.y + product[i].y);
+        }
+        const float held = row_lanes_sum(after.x + after.y);
+        const float sum_du = row_lanes_sum(d.x + d.y);
+        const float sum_gdu = row_lanes_sum(d.x * product[i].x + d.y * product[i].y);
+        const float sum_m = row_lanes_sum(d.x * m.x + d.y * m.y);
+        if (b.pair == 0) {
+            float* const to = part + 4 * b.quarter + i;
+            to[0] = held;
+            to[stride] = sum_du;
+            to[2 * stride] = sum_gdu;
+            to[3 * stride] = sum_m;
+        }
+    }
+}
+
+__device__ inline void set_dual(const Block& b, int k) {
+    set_logit(b, k, b.weight * (1.0f + logf(b.s.held[k] / float(b.Q) + b.epsilon)));
+}
+
+// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i.
+__device__ inline void update_classes(const Block& b, const int* classes, int tiles,
+                                      unsigned moved) {
+    const int stride = b.warps * kBatch * kTile;
+    for (int slot = threadIdx.x; slot < tiles * kTile; slot += blockDim.x) {
+        const int k = classes[slot];
+        if (k < 0) continue;
+        if ((moved >> (slot / kTile) & 1u) == 0) {
+            b.s.shift[k] = 0.0f;
+            continue;
+        }
+        float total[4] = {};
+        for (int warp = 0; warp < b.warps; ++warp) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                total[i] += b.s.part[i * stride + warp * kBatch * kTile + slot];
+            }
+        }
+        const float mass = b.s.mass[k], fresh = safe_mass(b.count[k] + total[0]);
+        const double norm = b.s.norm[k];
+        b.s.shift[k] = prototype_shift(total[1], total[2], total[3], mass, float(norm), fresh);
+        b.s.held[k] = total[0];
+        b.s.mass[k] = fresh;
+        b.s.norm[k] = norm + 2.0 * double(total[3]) + double(total[2]);
+        set_dual(b, k);
+    }
+}
+
+}  // namespace paddle_ext

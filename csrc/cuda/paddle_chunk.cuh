@@ -1,0 +1,88 @@
+// A chunk of tasks that is solved together, its arrays in the workspace, and the stages of a solve:
+//
+//   scale_queries -> class_sums -> products -> blocks     small tasks, Gram form
+//                               -> grid                   large tasks, direct form
+//
+// A chunk is a view of the call: its own first task, all pointers of the call unchanged.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "common/arena.h"
+#include "common/device.cuh"
+#include "common/params.h"
+
+namespace paddle_ext {
+
+constexpr int kRowsPerWarp = 16;  // queries that one warp of the block solver owns
+
+// Which solver; depends on the shape of a task alone, so that a task's result does not depend on
+// the batch it comes in.
+struct CudaPlan {
+    bool gram;         // one block per task, else the whole grid
+    bool shared_gram;  // G fits the block's shared memory
+    int64_t Qp, Dp;    // padded sizes
+    int shared_bytes;  // of the block solver
+};
+
+struct Chunk {
+    PaddleParams call;
+    CudaPlan plan;
+    int64_t first, tasks;
+    int multiprocessors;
+    cudaStream_t stream;
+
+    // of every solve; T tasks in the chunk, U = T or 1 where the support is shared
+    float* mean;         // [T, D]      query mean, in unit-norm coordinates for "auto"
+    float* scale;        // [T, D]      what a centred row is multiplied with
+    int* exponent;       // [T]         the task is smaller than its input by 2^exponent
+    float* norms;        // [T, Q]      inverse norms of the queries ("auto")
+    float* z;            // [T, Q, Dp]  scaled, centred queries
+    int* order;          // [U, S]      support rows grouped by class
+    int* start;          // [U, K + 1]  where the rows of a class begin in it
+    int* histogram;      // [U, warps, K], where shared memory is too small for it
+    float* shift;        // [D]         of the shared support
+    float* shared_sums;  // [K, Dp]     of its rows - shift
+    float* count;        // [U, K]      shots
+    float* sums;         // [T, K, Dp]  class sums in scaled coordinates
+    // Gram form
+    float* gram;     // [T, Q, Qp]
+    float* m;        // [T, K, Qp]  N_k z.w
+    float* u;        // [T, K, Qp]  assignments as applied to m
+    float* norm;     // [T, K]      ||N_k w_k||^2 at the start
+    int* next_task;  // [1]
+    // direct form
+    float* w;           // [T, K, Dp]
+    float* slope;       // [T]         temperature
+    double* unit;       // [T]         one scaled unit, in the units the criterion is told in
+    float* bias;        // [T, K]
+    float* held;        // [T, K]
+    float* part_shift;  // [T, K, Dtiles]
+    float* part_norm;   // [T, K, Dtiles]
+    float* gap;         // [T, Q]
+    int* done;          // [T]
+    // prototypes
+    float* raw_shift;  // [U, D]
+    float* raw_sums;   // [U, K, Dp]
+    float* raw_count;  // [U, K]
+};
+
+constexpr int kGridTile = 128;  // of the products of the direct form
+
+// How group_support_kernel counts; `shared`: in shared memory.
+struct GroupPlan {
+    int warps;
+    bool shared;
+};
+GroupPlan group_plan(const PaddleSizes& size);
+
+void launch_scale_queries(const Chunk& chunk);
+void launch_class_sums(const Chunk& chunk);
+void launch_products(const Chunk& chunk);
+void launch_blocks(const Chunk& chunk);
+void launch_grid(const Chunk& chunk);
+void launch_prototypes(const Chunk& chunk);
+
+int block_shared_bytes(const PaddleSizes& size, bool shared_gram);
+
+}  // namespace paddle_ext

@@ -1,0 +1,368 @@
+// Large tasks: explicit prototypes, every step spread over the whole GPU, four launches an iteration.
+//
+//   logits  = slope Z W^T + bias     tiled product, written where the assignments will be
+//   softmax of the rows, in place
+//   W       = (S + U^T Z) / N        tiled product; also the sums over queries, ||w||^2 and ||dw||^2
+//   finish  : dual, bias, criterion; a task that is done is skipped by all later launches
+//
+// Nothing larger than the assignments is kept. Sums are taken in a fixed order, without atomics.
+
+#include "common/math.h"
+#include "common/reduce.cuh"
+#include "cuda/paddle_chunk.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kDepth = 16;
+
+// kGridTile x kGridTile results per block, 8 x 8 per thread: result += sum_i a[i][row] b[i][column].
+// fetch(depth, slot) gives the slot-th group of four numbers of a stage, place() puts it.
+struct Tile {
+    float a[2][kDepth][kGridTile + 4];
+    float b[2][kDepth][kGridTile + 4];
+};
+
+// One operand: rows of length `length` (depth runs along them) or, transposed, depth-major.
+struct Operand {
+    const float* from;
+    int64_t stride;        // between rows
+    int64_t first, count;  // rows of this tile begin here; there are that many in all
+    int64_t depth;         // length of the contraction
+    bool depth_major;      // element (i, r) is from[i * stride + r]
+
+    // Group `slot` of 4 numbers out of kDepth x kGridTile, from depth `begin` on.
+    __device__ float4 fetch(int64_t begin, int slot) const {
+        if (!depth_major) {
+            const int64_t r = first + slot / 4, i = begin + slot % 4 * 4;
+            if (r >= count || i >= depth) return make_float4(0, 0, 0, 0);
+            return *reinterpret_cast<const float4*>(from + r * stride + i);
+        }
+        const int64_t i = begin + slot / (kGridTile / 4), r = first + slot % (kGridTile / 4) * 4;
+        float value[4] = {};
+        if (i < depth) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if (r + j < count) value[j] = from[i * stride + r + j];
+            }
+        }
+        return make_float4(value[0], value[1], value[2], value[3]);
+    }
+
+    __device__ void place(float (*to)[kGridTile + 4], int slot, const float4& v) const {
+        if (!depth_major) {
+            const int r = slot / 4, i = slot % 4 * 4;
+            to[i][r] = v.x;
+            to[i + 1][r] = v.y;
+            to[i + 2][r] = v.z;
+            to[i + 3][r] = v.w;
+        } else {
+            const int i = slot / (kGridTile / 4), r = slot % (kGridTile / 4) * 4;
+            *reinterpret_cast<float4*>(&to[i][r]) = v;
+        }
+    }
+};
+
+// Thread (tx, ty) gets rows 8 ty .. and columns 4 tx .. and 64 + 4 tx ..; `row_sums` the sums of
+// its rows of a.
+__device__ void tile_product(Tile& tile, const Operand& a, const Operand& b, float (&result)[8][8],
+                             float (&row_sums)[8]) {
+    constexpr int kLoads = kDepth * kGridTile / 4 / kThreads;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    float4 next_a[kLoads], next_b[kLoads];
+    const auto fetch = [&](int64_t depth) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            next_a[i] = a.fetch(depth, threadIdx.x + i * kThreads);
+            next_b[i] = b.fetch(depth, threadIdx.x + i * kThreads);
+        }
+    };
+    const auto place = [&](int buffer) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            a.place(tile.a[buffer], threadIdx.x + i * kThreads, next_a[i]);
+            b.place(tile.b[buffer], threadIdx.x + i * kThreads, next_b[i]);
+        }
+    };
+    fetch(0);
+    place(0);
+    __syncthreads();
+    int buffer = 0;
+    for (int64_t depth = 0; depth < a.depth; depth += kDepth) {
+        const bool more = depth + kDepth < a.depth;
+        if (more) fetch(depth + kDepth);
+#pragma unroll
+        for (int i = 0; i < kDepth; ++i) {
+            float x[8], y[8];
+            const float* row = &tile.a[buffer][i][8 * ty];
+            const float* column = &tile.b[buffer][i][4 * tx];
+            *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(row);
+            *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(row + 4);
+            *reinterpret_cast<float4*>(y) = *reinterpret_cast<const float4*>(column);
+            *reinterpret_cast<float4*>(y + 4) = *reinterpret_cast<const float4*>(column + 64);
+#pragma unroll
+            for (int r = 0; r < 8; ++r) {
+                row_sums[r] += x[r];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) result[r][k] += x[r] * y[k];
+            }
+        }
+        if (more) place(buffer ^ 1);
+        __syncthreads();  // the other buffer is full, this one free
+        buffer ^= 1;
+    }
+}
+
+__device__ int64_t tile_column(int64_t first, int tx, int k) {
+    return first + (k < 4 ? 4 * tx + k : 64 + 4 * tx + k - 4);
+}
+
+// w = class means of the support, in scaled coordinates: one block per task and class.
+__global__ void start_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K;
+    const float inverse = 1.0f / safe_mass(c.count[n.support_shared ? k : at * n.K + k]);
+    for (int64_t d = threadIdx.x; d < c.plan.Dp; d += blockDim.x) {
+        const int64_t cell = (at * n.K + k) * c.plan.Dp + d;
+        c.w[cell] = c.sums[cell] * inverse;
+    }
+}
+
+// Bias at the start, with the factor of the scaling in the temperature. One block per task.
+__global__ void __launch_bounds__(kThreads) start_bias_kernel(Chunk c, bool plain) {
+    __shared__ double part[kWarps];
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x, Dp = c.plan.Dp;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    double squared = ldexp(1.0, 2 * c.exponent[at]);
+    if (!plain && c.call.scaling == Scaling::kAuto) {
+        double gap = 0.0;
+        for (int64_t q = threadIdx.x; q < n.Q; q += kThreads) gap += double(c.gap[at * n.Q + q]);
+        for (int step = 16; step > 0; step /= 2) gap += __shfl_xor_sync(kAllLanes, gap, step);
+        if (lane == 0) part[warp] = gap;
+        __syncthreads();
+        gap = 0.0;
+        for (int i = 0; i < kWarps; ++i) gap += part[i];
+        squared = n.K == 1 ? 1.0 : auto_factor_squared(gap / double(n.Q));
+    }
+    const float slope =
+        plain ? 1.0f : float(folded_temperature<float>(c.call.temperature, squared));
+    if (threadIdx.x == 0) {
+        c.slope[at] = slope;
+        c.unit[at] = sqrt(squared);
+        c.done[at] = 0;
+    }
+    for (int64_t k = warp; k < n.K; k += kWarps) {
+        float norm = 0.0f;
+        for (int64_t d = lane; d < Dp; d += 32) {
+            const float w = c.w[(at * n.K + k) * Dp + d];
+            norm += w * w;
+        }
+        norm = warp_sum(norm);
+        if (lane == 0) c.bias[at * n.K + k] = -0.5f * slope * norm;
+    }
+}
+
+__global__ void __launch_bounds__(kThreads) logits_kernel(Chunk c) {
+    __shared__ __align__(16) Tile tile;
+    const PaddleSizes& n = c.call.size;
+    const int64_t Dp = c.plan.Dp;
+    const int64_t row_tiles = ceil_div(n.Q, int64_t(kGridTile));
+    const int64_t column_tiles = ceil_div(n.K, int64_t(kGridTile));
+    const int64_t at = blockIdx.x / (row_tiles * column_tiles);
+    if (c.done[at]) return;
+    const int64_t part = blockIdx.x % (row_tiles * column_tiles);
+    const int64_t row0 = part / column_tiles * kGridTile, column0 = part % column_tiles * kGridTile;
+    float result[8][8] = {}, unused[8] = {};
+    tile_product(tile, {c.z + at * n.Q * Dp, Dp, row0, n.Q, Dp, false},
+                 {c.w + at * n.K * Dp, Dp, column0, n.K, Dp, false}, result, unused);
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const float slope = c.slope[at];
+    float* const out = static_cast<float*>(c.call.assignments) + (c.first + at) * n.Q * n.K;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+        const int64_t q = row0 + 8 * ty + r;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int64_t k = tile_column(column0, tx, i);
+            if (q < n.Q && k < n.K) out[q * n.K + k] = slope * result[r][i] + c.bias[at * n.K + k];
+        }
+    }
+}
+
+// One warp per row.
+__global__ void __launch_bounds__(kThreads) softmax_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
+    if (row >= c.tasks * n.Q || c.done[row / n.Q]) return;
+    const int lane = threadIdx.x % 32;
+    float* const x = static_cast<float*>(c.call.assignments) + (c.first * n.Q + row) * n.K;
+    float best = -3e38f, sum = 0.0f;
+    for (int64_t k = lane; k < n.K; k += 32) best = fmaxf(best, x[k]);
+    best = warp_max(best);
+    for (int64_t k = lane; k < n.K; k += 32) {
+        x[k] = expf(x[k] - best);
+        sum += x[k];
+    }
+    const float inverse = 1.0f / warp_sum(sum);
+    for (int64_t k = lane; k < n.K; k += 32) x[k] *= inverse;
+}
+
+// Gap of one row for scaling="auto". The rows hold z.w - ||w||^2 / 2; one warp per row.
+__global__ void __launch_bounds__(kThreads) gap_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
+    if (row >= c.tasks * n.Q) return;
+    const int lane = threadIdx.x % 32;
+    float* const x = static_cast<float*>(c.call.assignments) + (c.first * n.Q + row) * n.K;
+    float best = -3e38f;
+    for (int64_t k = lane; k < n.K; k += 32) best = fmaxf(best, x[k]);
+    best = warp_max(best);
+    // Squared distances less that of the nearest class.
+    for (int64_t k = lane; k < n.K; k += 32) x[k] = 2.0f * (best - x[k]);
+    __syncwarp();
+    const float median = warp_select_rank(x, n.K, n.K / 2);
+    if (lane == 0) c.gap[row] = median;
+}
+
+__global__ void __launch_bounds__(kThreads) update_kernel(Chunk c) {
+    __shared__ __align__(16) Tile tile;
+    const PaddleSizes& n = c.call.size;
+    const int64_t Dp = c.plan.Dp, K = n.K;
+    const int64_t row_tiles = ceil_div(K, int64_t(kGridTile));
+    const int64_t column_tiles = ceil_div(Dp, int64_t(kGridTile));
+    const int64_t at = blockIdx.x / (row_tiles * column_tiles);
+    if (c.done[at]) return;
+    const int64_t part = blockIdx.x % (row_tiles * column_tiles);
+    const int64_t row0 = part / column_tiles * kGridTile, column0 = part % column_tiles * kGridTile;
+    const float* const u = static_cast<float*>(c.call.assignments) + (c.first + at) * n.Q * K;
+    float result[8][8] = {}, held[8] = {};
+    tile_product(tile, {u, K, row0, K, n.Q, true},
+                 {c.z + at * n.Q * Dp, Dp, column0, Dp, n.Q, true}, result, held);
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const float* const count = c.count + (n.support_shared ? 0 : at * K);
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+        const int64_t k = row0 + 8 * ty + r;
+        float shift = 0.0f, norm = 0.0f;
+        if (k < K) {
+            const float inverse = 1.0f / safe_mass(count[k] + held[r]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int64_t d = tile_column(column0, tx, i);
+                if (d >= Dp) continue;
+                const int64_t cell = (at * K + k) * Dp + d;
+                const float fresh = (c.sums[cell] + result[r][i]) * inverse;
+                const float change = fresh - c.w[cell];
+                c.w[cell] = fresh;
+                shift += change * change;
+                norm += fresh * fresh;
+            }
+        }
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) {
+            shift += __shfl_xor_sync(kAllLanes, shift, step);
+            norm += __shfl_xor_sync(kAllLanes, norm, step);
+        }
+        if (tx == 0 && k < K) {
+            const int64_t slot = (at * K + k) * column_tiles + part % column_tiles;
+            c.part_shift[slot] = shift;
+            c.part_norm[slot] = norm;
+            if (column0 == 0) c.held[at * K + k] = held[r];
+        }
+    }
+}
+
+// v-step, bias, criterion, and whether the task is done. One block per task.
+__global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration) {
+    __shared__ double part[kWarps];
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x, task = c.first + at, K = n.K;
+    if (c.done[at]) return;
+    const int64_t column_tiles = ceil_div(c.plan.Dp, int64_t(kGridTile));
+    const float slope = c.slope[at], weight = float(dual_weight<float>(c.call.lam, double(n.Q)));
+    double shift_sum = 0.0;
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
+        float shift = 0.0f, norm = 0.0f;
+        for (int64_t i = 0; i < column_tiles; ++i) {
+            shift += c.part_shift[(at * K + k) * column_tiles + i];
+            norm += c.part_norm[(at * K + k) * column_tiles + i];
+        }
+        const float proportion = c.held[at * K + k] / float(n.Q);
+        const float dual = 1.0f + logf(proportion + fmaxf(float(c.call.epsilon), 1e-37f));
+        c.bias[at * K + k] = weight * dual - 0.5f * slope * norm;
+        static_cast<float*>(c.call.proportions)[task * K + k] = proportion;
+        static_cast<float*>(c.call.dual)[task * K + k] = dual;
+        shift_sum += double(sqrtf(shift));
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        shift_sum += __shfl_xor_sync(kAllLanes, shift_sum, step);
+    }
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = shift_sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    double criterion = 0.0;
+    for (int i = 0; i < kWarps; ++i) criterion += part[i];
+    criterion *= c.unit[at] / double(K);
+    c.call.iterations[task] = iteration;
+    static_cast<float*>(c.call.criterion)[task] = float(fmin(criterion, 3e38));
+    c.done[at] = c.call.tol > 0.0 && criterion <= c.call.tol;
+}
+
+// One warp per row.
+__global__ void __launch_bounds__(kThreads) labels_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
+    if (row >= c.tasks * n.Q) return;
+    const int lane = threadIdx.x % 32;
+    const int64_t at = c.first * n.Q + row;
+    const float* const u = static_cast<const float*>(c.call.assignments) + at * n.K;
+    float best = -1.0f;
+    int label = 0;
+    for (int64_t k = lane; k < n.K; k += 32) {
+        if (u[k] > best) {
+            best = u[k];
+            label = int(k);
+        }
+    }
+    label = warp_argmax(best, label);
+    if (lane == 0) c.call.labels[at] = label;
+}
+
+}  // namespace
+
+void launch_grid(const Chunk& c) {
+    const PaddleSizes& n = c.call.size;
+    const auto blocks = [](int64_t count) { return static_cast<unsigned>(count); };
+    const int64_t q_tiles = ceil_div(n.Q, int64_t(kGridTile));
+    const int64_t k_tiles = ceil_div(n.K, int64_t(kGridTile));
+    const int64_t d_tiles = ceil_div(c.plan.Dp, int64_t(kGridTile));
+    const unsigned products = blocks(c.tasks * q_tiles * k_tiles);
+    const unsigned updates = blocks(c.tasks * k_tiles * d_tiles);
+    const unsigned rows = blocks(ceil_div(c.tasks * n.Q, int64_t(kWarps)));
+
+    start_kernel<<<blocks(c.tasks * n.K), kThreads, 0, c.stream>>>(c);
+    check_launch("start_kernel");
+    if (c.call.scaling == Scaling::kAuto) {
+        start_bias_kernel<<<blocks(c.tasks), kThreads, 0, c.stream>>>(c, true);
+        logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
+        gap_kernel<<<rows, kThreads, 0, c.stream>>>(c);
+        check_launch("gap_kernel");
+    }
+    start_bias_kernel<<<blocks(c.tasks), kThreads, 0, c.stream>>>(c, false);
+    check_launch("start_bias_kernel");
+    for (int iteration = 1; iteration <= c.call.max_iter; ++iteration) {
+        logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
+        softmax_kernel<<<rows, kThreads, 0, c.stream>>>(c);
+        update_kernel<<<updates, kThreads, 0, c.stream>>>(c);
+        finish_kernel<<<blocks(c.tasks), kThreads, 0, c.stream>>>(c, iteration);
+        check_launch("finish_kernel");
+    }
+    labels_kernel<<<rows, kThreads, 0, c.stream>>>(c);
+    check_launch("labels_kernel");
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,315 @@
+// Class sums of the support: the pass over memory that bounds the whole solve, each row read once.
+
+#include <algorithm>
+
+#include "cuda/paddle_rows.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// The first row of the support (shared by all tasks) or of each task's query, as shift of sums.
+template <typename Feature>
+__global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool aligned,
+                                 float* out) {
+    const int64_t at = blockIdx.x, D = c.call.size.D;
+    const Feature* row = of_support ? support_rows<Feature>(c.call, 0)(0)
+                                    : query_rows<Feature>(c.call, c.first + at)(0);
+    const float norm = unit_norm ? warp_inverse_norm(row, D, aligned) : 1.0f;
+    for (int64_t d = threadIdx.x; d < D; d += 32) out[at * D + d] = to_float(row[d]) * norm;
+}
+
+// Groups the support rows of a task by class, in their order: a counting sort by one block. Every
+// warp counts and places a stretch of its own.
+__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool shared_histogram) {
+    extern __shared__ int shared_counts[];
+    const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
+    const int64_t task = c.call.size.support_shared ? 0 : c.first + at;
+    const int64_t* const labels = c.call.support_labels + task * S;
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int* const counts = shared_histogram ? shared_counts : c.histogram + at * warps * K;
+    int* const own = counts + warp * K;
+    int* const start = c.start + at * (K + 1);
+    const int64_t stretch = round_up(ceil_div(S, int64_t(warps)), int64_t(32));
+    const int64_t begin = warp * stretch, end = min(begin + stretch, S);
+
+    for (int64_t k = lane; k < K; k += 32) own[k] = 0;
+    __syncwarp();
+    const auto each_row = [&](const auto& body) {
+        for (int64_t s = begin; s < end; s += 32) {
+            // A label outside the classes, possible only without validation, is in no group.
+            const int64_t label = s + lane < end ? labels[s + lane] : -1;
+            const bool valid = label >= 0 && label < K;
+            const unsigned peers = __match_any_sync(kAllLanes, valid ? int(label) : -1);
+            if (valid) body(s + lane, int(label), __popc(peers & ((1u << lane) - 1)));
+            __syncwarp();  // all have read the count
+            if (valid && (peers >> lane) == 1u) own[label] += __popc(peers);
+            __syncwarp();
+        }
+    };
+    each_row([](int64_t, int, int) {});
+    __syncthreads();
+
+    // Where each warp's rows of each class begin.
+    if (warp == 0) {
+        int total = 0;
+        for (int64_t base = 0; base < K; base += 32) {
+            const int64_t k = base + lane;
+            int mine = 0;
+            for (int w = 0; k < K && w < warps; ++w) mine += counts[w * K + k];
+            int before = mine;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int other = __shfl_up_sync(kAllLanes, before, step);
+                if (lane >= step) before += other;
+            }
+            const int all = __shfl_sync(kAllLanes, before, 31);
+            int place = total + before - mine;
+            if (k < K) start[k] = place;
+            for (int w = 0; k < K && w < warps; ++w) {
+                const int count = counts[w * K + k];
+                counts[w * K + k] = place;
+                place += count;
+            }
+            total += all;
+        }
+        if (lane == 0) start[K] = total;
+    }
+    __syncthreads();
+    int* const order = c.order + at * S;
+    each_row([&](int64_t s, int label, int rank) { order[own[label] + rank] = int(s); });
+}
+
+struct SumsOut {
+    const float* shift;    // [D] or [T, D]
+    int64_t shift_stride;  // 0 or D
+    const float* scale;    // [T, D], or null for sums as they are
+    float* sums;           // [U, K, Dp]
+    float* count;          // [U, K]
+    bool unit_norm;
+};
+
+__device__ float keep_finite(float sum, float shots) {
+    const float far_away = float(Range<float>::kFarAway) * fmaxf(shots, 1.0f);
+    return fminf(fmaxf(sum, -far_away), far_away);
+}
+
+// Adds one row to the sums of a warp.
+template <int Pieces>
+__device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], float norm,
+                        const float4 (&shift)[Pieces]) {
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i) {
+        sum[i].x += value[i].x * norm - shift[i].x;
+        sum[i].y += value[i].y * norm - shift[i].y;
+        sum[i].z += value[i].z * norm - shift[i].z;
+        sum[i].w += value[i].w * norm - shift[i].w;
+    }
+}
+
+// One warp per class and slice of 128 * Pieces features, two rows in flight.
+template <typename Feature, int Pieces>
+__global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut out, bool aligned) {
+    const PaddleSizes& n = c.call.size;
+    const int lane = threadIdx.x % 32;
+    const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
+    const int64_t unit = (blockIdx.x * int64_t(kWarps) + threadIdx.x / 32);
+    const int64_t tasks = n.support_shared ? 1 : c.tasks;
+    const int64_t k = unit % n.K, slice = unit / n.K % slices, at = unit / n.K / slices;
+    if (at >= tasks) return;
+    const auto row = support_rows<Feature>(c.call, n.support_shared ? 0 : c.first + at);
+    const int* const order = c.order + at * n.S;
+    const int first = c.start[at * (n.K + 1) + k], end = c.start[at * (n.K + 1) + k + 1];
+    const int64_t begin = slice * 128 * Pieces + 4 * lane;
+    const float shots = float(end - first);
+
+    float4 shift[Pieces], sum[Pieces];
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i) {
+        shift[i] = load_row4(out.shift + at * out.shift_stride, begin + 128 * i, n.D, aligned);
+        sum[i] = make_float4(0, 0, 0, 0);
+    }
+    const auto fetch = [&](const Feature* x, float4(&value)[Pieces]) {
+#pragma unroll
+        for (int i = 0; i < Pieces; ++i) value[i] = load_row4(x, begin + 128 * i, n.D, aligned);
+    };
+    const auto norm_of = [&](const Feature* x, const float4(&value)[Pieces]) {
+        if (!out.unit_norm) return 1.0f;
+        if (slices > 1) return warp_inverse_norm(x, n.D, aligned);
+        float squared = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Pieces; ++i) {
+            const float4 v = value[i];
+            squared += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+        return inverse_norm(x, n.D, aligned, warp_sum(squared));
+    };
+    for (int base = first; base < end; base += 32) {
+        const int count = min(end - base, 32);
+        const auto mine =
+            reinterpret_cast<unsigned long long>(lane < count ? row(order[base + lane]) : nullptr);
+        for (int j = 0; j < count; j += 2) {
+            const bool pair = j + 1 < count;
+            const auto* x = reinterpret_cast<const Feature*>(__shfl_sync(kAllLanes, mine, j));
+            const auto* y =
+                reinterpret_cast<const Feature*>(__shfl_sync(kAllLanes, mine, pair ? j + 1 : j));
+            float4 a[Pieces], b[Pieces];
+            fetch(x, a);
+            if (pair) fetch(y, b);
+            add_row(sum, a, norm_of(x, a), shift);
+            if (pair) add_row(sum, b, norm_of(y, b), shift);
+        }
+    }
+    float* const to = out.sums + (at * n.K + k) * c.plan.Dp;
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i) {
+        const int64_t d = begin + 128 * i;
+        if (d >= c.plan.Dp) continue;
+        if (out.scale != nullptr) {
+            const float4 scale = load_row4(out.scale + at * n.D, d, n.D, aligned);
+            sum[i].x = keep_finite(sum[i].x * scale.x, shots);
+            sum[i].y = keep_finite(sum[i].y * scale.y, shots);
+            sum[i].z = keep_finite(sum[i].z * scale.z, shots);
+            sum[i].w = keep_finite(sum[i].w * scale.w, shots);
+        }
+        *reinterpret_cast<float4*>(to + d) = sum[i];
+    }
+    if (lane == 0 && slice == 0) out.count[at * n.K + k] = shots;
+}
+
+// The sums of a shared support in the coordinates of each task: one block per task and class.
+__global__ void move_sums_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, Dp = c.plan.Dp;
+    const float shots = c.count[k];
+    for (int64_t d = threadIdx.x; d < Dp; d += blockDim.x) {
+        float value = 0.0f;
+        if (d < n.D) {
+            value = c.shared_sums[k * Dp + d] - shots * (c.mean[at * n.D + d] - c.shift[d]);
+            value = keep_finite(value * c.scale[at * n.D + d], shots);
+        }
+        c.sums[(at * n.K + k) * Dp + d] = value;
+    }
+}
+
+// Prototypes in the coordinates of the inputs: one block per class.
+template <typename Feature>
+__global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
+    __shared__ float weight[kThreads];
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
+    const int64_t own = n.support_shared ? 0 : at;
+    const auto row = query_rows<Feature>(c.call, task);
+    const float* const u = static_cast<const float*>(c.call.assignments) + task * n.Q * n.K + k;
+    const float* const shift = c.raw_shift + own * n.D;
+    const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
+    float* const out = static_cast<float*>(c.call.prototypes) + (task * n.K + k) * n.D;
+    for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
+        const int64_t d = d0 + threadIdx.x;
+        const float from = d < n.D ? shift[d] : 0.0f;
+        float sum = d < n.D ? sums[d] : 0.0f, mass = c.raw_count[own * n.K + k];
+        for (int64_t q0 = 0; q0 < n.Q; q0 += kThreads) {
+            __syncthreads();  // the weights of the last round are used up
+            weight[threadIdx.x] = q0 + threadIdx.x < n.Q ? u[(q0 + threadIdx.x) * n.K] : 0.0f;
+            __syncthreads();
+            const int count = int(min(n.Q - q0, int64_t(kThreads)));
+            for (int i = 0; i < count; ++i) {
+                mass += weight[i];
+                if (weight[i] > 0.0f && d < n.D) {
+                    sum += weight[i] * (to_float(row(q0 + i)[d]) - from);
+                }
+            }
+        }
+        if (d < n.D) out[d] = from + sum / safe_mass(mass);
+    }
+}
+
+void launch_groups(const Chunk& c) {
+    const auto tasks = static_cast<unsigned>(c.call.size.support_shared ? 1 : c.tasks);
+    const GroupPlan plan = group_plan(c.call.size);
+    const int bytes = plan.shared ? int(plan.warps * c.call.size.K * int64_t(sizeof(int))) : 0;
+    group_support_kernel<<<tasks, 32 * plan.warps, bytes, c.stream>>>(c, plan.shared);
+    check_launch("group_support_kernel");
+}
+
+template <typename Feature>
+void launch_sums(const Chunk& c, const SumsOut& out) {
+    const PaddleSizes& n = c.call.size;
+    const bool aligned = rows_aligned(c);
+    const int pieces = int(std::min<int64_t>(ceil_div(c.plan.Dp, int64_t(128)), 8));
+    const int rounded = pieces <= 1 ? 1 : pieces <= 2 ? 2 : pieces <= 4 ? 4 : pieces <= 6 ? 6 : 8;
+    const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * rounded));
+    const int64_t warps = (n.support_shared ? 1 : c.tasks) * slices * n.K;
+    const auto blocks = static_cast<unsigned>(ceil_div(warps, int64_t(kWarps)));
+    switch (rounded) {
+        case 1:
+            class_sums_kernel<Feature, 1><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
+            break;
+        case 2:
+            class_sums_kernel<Feature, 2><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
+            break;
+        case 4:
+            class_sums_kernel<Feature, 4><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
+            break;
+        case 6:
+            class_sums_kernel<Feature, 6><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
+            break;
+        default: class_sums_kernel<Feature, 8><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
+    }
+    check_launch("class_sums_kernel");
+}
+
+}  // namespace
+
+GroupPlan group_plan(const PaddleSizes& size) {
+    // Each warp counts all classes; what does not fit the memory every block has goes to the
+    // workspace.
+    const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
+    return {int(std::min<int64_t>(std::max<int64_t>(fitting, 1), kWarps)), fitting >= 1};
+}
+
+void launch_class_sums(const Chunk& c) {
+    const PaddleSizes& n = c.call.size;
+    const bool unit_norm = c.call.scaling == Scaling::kAuto;
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        if (!n.support_shared) {
+            launch_groups(c);
+            launch_sums<Feature>(c, {c.mean, n.D, c.scale, c.sums, c.count, unit_norm});
+            return;
+        }
+        if (c.first == 0) {
+            first_row_kernel<Feature>
+                <<<1, 32, 0, c.stream>>>(c, true, unit_norm, rows_aligned(c), c.shift);
+            check_launch("first_row_kernel");
+            launch_groups(c);
+            launch_sums<Feature>(c, {c.shift, 0, nullptr, c.shared_sums, c.count, unit_norm});
+        }
+        const auto blocks = static_cast<unsigned>(c.tasks * n.K);
+        move_sums_kernel<<<blocks, 128, 0, c.stream>>>(c);
+        check_launch("move_sums_kernel");
+    });
+}
+
+void launch_prototypes(const Chunk& c) {
+    const PaddleSizes& n = c.call.size;
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        if (!n.support_shared || c.first == 0) {
+            const auto shifts = static_cast<unsigned>(n.support_shared ? 1 : c.tasks);
+            first_row_kernel<Feature><<<shifts, 32, 0, c.stream>>>(c, n.support_shared, false,
+                                                                   rows_aligned(c), c.raw_shift);
+            check_launch("first_row_kernel");
+            const int64_t stride = n.support_shared ? 0 : n.D;
+            launch_sums<Feature>(c, {c.raw_shift, stride, nullptr, c.raw_sums, c.raw_count, false});
+        }
+        const auto blocks = static_cast<unsigned>(c.tasks * n.K);
+        prototypes_kernel<Feature><<<blocks, kThreads, 0, c.stream>>>(c);
+    });
+    check_launch("prototypes_kernel");
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,63 @@
+"""The native module, loaded when it is first needed: importing the package never fails for it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from functools import cache
+from typing import Any
+
+NAME = "paddle_ext._native"
+
+
+@cache
+def load() -> Any:
+    """Return the native module, or raise one sentence saying what to do."""
+    try:
+        return importlib.import_module(NAME)
+    except ModuleNotFoundError as error:
+        if error.name != NAME:
+            raise
+        raise ImportError(
+            "the native module of paddle_ext is not built: run `pip install .` in its source tree, "
+            "or pass backend='reference'"
+        ) from error
+    except ImportError as error:
+        raise ImportError(
+            f"the native module of paddle_ext cannot be loaded ({error}): rebuild it on this "
+            "machine with `pip install .`, or pass backend='reference'"
+        ) from error
+
+
+@cache
+def has_cuda() -> bool:
+    """Tell whether the native module has CUDA kernels; touches no CUDA."""
+    return bool(load().build_info()["cuda"])
+
+
+@cache
+def version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return importlib.metadata.version("paddle_ext")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"  # used from a source tree
+
+
+def build_info() -> dict[str, Any]:
+    """Tell what this build of paddle_ext is and can do.
+
+    Returns
+    -------
+    dict
+        ``version``; ``cuda`` (bool), ``cuda_version`` and ``cuda_architectures`` (empty without
+        CUDA); ``simd`` (the level in use) and ``simd_levels`` (those this machine can use);
+        ``compiler``.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> sorted(paddle_ext.build_info())
+    ['compiler', 'cuda', 'cuda_architectures', 'cuda_version', 'simd', 'simd_levels', 'version']
+    """
+    return {"version": version(), **load().build_info()}

@@ -1,0 +1,502 @@
+"""PADDLE over the native code: the torch operators and the public functions.
+
+`paddle_ext::solve` and `paddle_ext::solve_indexed` are functional torch operators: torch allocates
+results and workspace, the native code gets pointers and, on CUDA, the current stream. They are
+registered by define and impl, which costs a fifth of a `torch.library.custom_op` per call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..reference import Solution
+from . import check, native
+from .check import Options
+
+Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+# --- operators ----------------------------------------------------------------------------------
+
+OPTIONS = (
+    "SymInt num_classes, float? lam, int scaling, float temperature, float epsilon, "
+    "int max_iter, float tol, bool prototypes"
+)
+OUTPUTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+
+library = torch.library.Library("paddle_ext", "DEF")  # type: ignore[no-untyped-call]
+library.define(  # type: ignore[no-untyped-call]
+    f"solve(Tensor support, Tensor support_labels, Tensor query, {OPTIONS}) -> {OUTPUTS}",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+library.define(  # type: ignore[no-untyped-call]
+    "solve_indexed(Tensor features, Tensor support_index, Tensor support_labels, "
+    f"Tensor query_index, {OPTIONS}) -> {OUTPUTS}",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+# Prototypes that nobody asked for: one tensor for all calls, for it has nothing to share.
+NOTHING = torch.empty(0)
+
+
+def allocate(
+    like: Tensor,
+    batch: Sequence[int],
+    Q: int,
+    K: int,
+    D: int,
+    prototypes: bool,
+    fake: bool = False,
+) -> Outputs:
+    """Labels, assignments, proportions, dual, iterations, criterion, prototypes (or nothing)."""
+    # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
+    # than as a tuple, and strides faster than an empty tuple of sizes.
+    new, device = torch.empty, like.device
+    real = torch.float64 if like.dtype is torch.float64 else torch.float32
+    proportions = new(*batch, K, dtype=real, device=device)
+    means = NOTHING
+    if prototypes:
+        means = new(*batch, K, D, dtype=real, device=device)
+    elif fake or real is torch.float64 or not like.is_cpu:
+        means = new(0, dtype=real, device=device)
+    strides = (1,) * len(batch)
+    return (
+        new(*batch, Q, dtype=torch.int64, device=device),
+        new(*batch, Q, K, dtype=real, device=device),
+        proportions,
+        torch.empty_like(proportions),
+        torch.empty_strided(batch, strides, dtype=torch.int32, device=device),
+        torch.empty_strided(batch, strides, dtype=real, device=device),
+        means,
+    )
+
+
+def computable(features: Tensor) -> Tensor:
+    """Contiguous, and in a dtype the native code has: no copy unless one of the two is missing."""
+    dtype = features.dtype
+    if dtype is not torch.float32:
+        if features.is_cuda:
+            if dtype is torch.float64:
+                raise ValueError(
+                    "the features on CUDA must be float16, bfloat16 or float32 for the native "
+                    "code, got float64"
+                )
+        elif dtype is not torch.float64:
+            features = features.float()
+    return features.contiguous()
+
+
+def integers(x: Tensor) -> Tensor:
+    return (x if x.dtype is torch.int64 else x.long()).contiguous()
+
+
+def misfit(*tensors: Tensor) -> None:
+    """Whoever calls an operator directly has no other check: keep it inside its tensors."""
+    shapes = ", ".join(str(list(x.shape)) for x in tensors)
+    raise ValueError(f"support, its labels and query must fit each other, got shapes {shapes}")
+
+
+def solve_kernel(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    num_classes: int,
+    lam: float | None,
+    scaling: int,
+    temperature: float,
+    epsilon: float,
+    max_iter: int,
+    tol: float,
+    prototypes: bool,
+) -> Outputs:
+    *batch, Q, D = query.shape
+    B, S, shared = batch[0] if batch else 1, support.shape[-2], support.dim() < query.dim()
+    rows = S if shared else B * S
+    if support.numel() != rows * D or support_labels.numel() != rows:
+        misfit(support, support_labels, query)
+    outputs = allocate(query, batch, Q, num_classes, D, prototypes)
+    support, query = computable(support), computable(query)
+    labels = integers(support_labels)
+    launch(
+        query,
+        (B, Q, S, num_classes, D, 0, shared),
+        (support.data_ptr(), labels.data_ptr(), query.data_ptr(), 0, 0),
+        (float(Q) if lam is None else lam, scaling, temperature, epsilon, max_iter, tol),
+        outputs,
+        prototypes,
+    )
+    return outputs
+
+
+def solve_indexed_kernel(
+    features: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int,
+    lam: float | None,
+    scaling: int,
+    temperature: float,
+    epsilon: float,
+    max_iter: int,
+    tol: float,
+    prototypes: bool,
+) -> Outputs:
+    *batch, Q = query_index.shape
+    N, D = features.shape
+    B, S = batch[0] if batch else 1, support_index.shape[-1]
+    shared = support_index.dim() < query_index.dim()
+    rows = S if shared else B * S
+    if support_index.numel() != rows or support_labels.numel() != rows:
+        misfit(support_index, support_labels, query_index)
+    outputs = allocate(features, batch, Q, num_classes, D, prototypes)
+    features = computable(features)
+    index, labels, query_index = map(integers, (support_index, support_labels, query_index))
+    bank = features.data_ptr()
+    launch(
+        features,
+        (B, Q, S, num_classes, D, N, shared),
+        (bank, labels.data_ptr(), bank, index.data_ptr(), query_index.data_ptr()),
+        (float(Q) if lam is None else lam, scaling, temperature, epsilon, max_iter, tol),
+        outputs,
+        prototypes,
+    )
+    return outputs
+
+
+SMALL = 2**15  # bytes
+
+
+class Scratch(threading.local):
+    """A small workspace that each thread keeps: no allocation for a small call on the CPU."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(SMALL, dtype=torch.uint8)
+        self.pointer = self.memory.data_ptr()
+
+
+scratch = Scratch()
+
+
+def launch(
+    features: Tensor,
+    sizes: tuple[int, int, int, int, int, int, bool],  # B, Q, S, K, D, N, support shared
+    inputs: tuple[int, int, int, int, int],  # pointers
+    options: tuple[float, int, float, float, int, float],
+    outputs: Outputs,
+    prototypes: bool,
+) -> None:
+    """Call the native code; `features` says where and in which dtype."""
+    B, Q, S, K, D, N, shared = sizes
+    if B == 0:
+        return
+    module = native.load()
+    on_cuda = features.is_cuda
+    device = stream = threads = 0
+    if on_cuda:
+        device = features.get_device()
+        stream = torch.cuda.current_stream(device).cuda_stream
+    else:
+        threads = torch.get_num_threads()
+    dtype = check.DTYPES[features.dtype]
+    bytes_needed = module.paddle_workspace(
+        on_cuda, device, threads, dtype, B, Q, S, K, D, shared, N > 0, options[1], prototypes
+    )
+    if on_cuda or bytes_needed > SMALL:
+        workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=features.device)
+        workspace_pointer = workspace.data_ptr()
+    else:
+        workspace_pointer = scratch.pointer
+    labels, assignments, proportions, dual, iterations, criterion, means = outputs
+    module.paddle_solve(
+        on_cuda,
+        device,
+        stream,
+        threads,
+        dtype,
+        *sizes,
+        *inputs,
+        *options,
+        labels.data_ptr(),
+        assignments.data_ptr(),
+        proportions.data_ptr(),
+        dual.data_ptr(),
+        iterations.data_ptr(),
+        criterion.data_ptr(),
+        means.data_ptr() if prototypes else 0,
+        workspace_pointer,
+        bytes_needed,
+    )
+
+
+for key in ("CPU", "CUDA"):
+    library.impl("solve", solve_kernel, key)  # type: ignore[no-untyped-call]
+    library.impl("solve_indexed", solve_indexed_kernel, key)  # type: ignore[no-untyped-call]
+for name in ("solve", "solve_indexed"):  # nothing to record: results are detached
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+
+
+@torch.library.register_fake("paddle_ext::solve", lib=library)  # type: ignore[untyped-decorator]
+def solve_fake(
+    support: Tensor, labels: Tensor, query: Tensor, K: int, *options: float | bool | None
+) -> Outputs:
+    *batch, Q, D = query.shape
+    return allocate(query, batch, Q, K, D, bool(options[-1]), fake=True)
+
+
+@torch.library.register_fake("paddle_ext::solve_indexed", lib=library)  # type: ignore[untyped-decorator]
+def solve_indexed_fake(
+    features: Tensor,
+    support_index: Tensor,
+    labels: Tensor,
+    query_index: Tensor,
+    K: int,
+    *options: float | bool | None,
+) -> Outputs:
+    *batch, Q = query_index.shape
+    return allocate(features, batch, Q, K, features.shape[1], bool(options[-1]), fake=True)
+
+
+solve_op = torch.ops.paddle_ext.solve.default
+solve_indexed_op = torch.ops.paddle_ext.solve_indexed.default
+
+
+# --- public functions ---------------------------------------------------------------------------
+
+
+def solve(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    *,
+    num_classes: int | None = None,
+    lam: float | None = None,
+    scaling: str = "auto",
+    temperature: float = 1.0,
+    epsilon: float = 1e-6,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    return_prototypes: bool = False,
+    validate: bool = True,
+    backend: str = "auto",
+) -> Solution:
+    r"""Classify the queries of transductive few-shot tasks by PADDLE.
+
+    A task has K candidate classes, each with at least one labelled support row, and Q queries of
+    which only a few classes, unknown ones, are present. From the support means as prototypes
+    ``w_k`` and ``v = 0``, every iteration does, for every task::
+
+        u_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 + (lam/Q) v_k )
+        v_k  = 1 + ln( mean_q u_qk + epsilon )
+        w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
+
+    and the task stops when its prototypes move by at most `tol` on average.
+
+    Parameters
+    ----------
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension beside a batched query the support is shared by all tasks.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    query : Tensor [Q, D] or [B, Q, D]
+        Features to classify, of the dtype of `support`. Without a batch dimension there is none in
+        the result.
+    num_classes : int, optional
+        K. By default the largest label + 1.
+    lam : float, optional
+        Weight of the number of classes present; by default Q, which makes the method free of
+        parameters. 0 is soft K-means with a support.
+    scaling : {"auto", "minmax", "none"}
+        The method assumes classes of unit variance. "auto" serves any embedding: rows are made
+        unit-norm, and one factor for the task makes the nearest class lead the median one by 12 in
+        squared distance, averaged over the queries. "minmax" divides each feature by its range over
+        the task's queries, as the tables of the paper do. "none" takes the features as they are.
+    temperature : float
+        Factor on the squared distances, > 0.
+    epsilon : float
+        Added to the proportions inside the logarithm, > 0.
+    max_iter : int
+        At most this many iterations.
+    tol : float
+        Stop a task when the mean distance its prototypes moved, in scaled coordinates, is at most
+        this. 0.0 runs `max_iter` iterations.
+    return_prototypes : bool
+        Also return the prototypes, in the coordinates of the inputs.
+    validate : bool
+        Check the values of the tensors: labels in range, a support for every class, no NaN or
+        infinity. On CUDA this synchronises with the host; without it nothing does, the call works
+        under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, `num_classes` must be given,
+        and the result for bad values is undefined.
+    backend : {"auto", "native", "reference"}
+        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.solve` in plain torch.
+        "auto" is "native", except for float64 on CUDA: that has no native kernel, so the reference
+        is used, which synchronises with the host in every iteration.
+
+    Returns
+    -------
+    Solution
+        labels : Tensor [.., Q] int64
+            The class of the largest assignment.
+        assignments : Tensor [.., Q, K]
+            Rows on the simplex.
+        proportions : Tensor [.., K]
+            Column means of the assignments.
+        dual : Tensor [.., K]
+            ``v`` of the last iteration.
+        iterations : Tensor [..] int32
+            Iterations of each task.
+        criterion : Tensor [..]
+            Mean distance the prototypes moved in the last iteration.
+        prototypes : Tensor [.., K, D], or None
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a bad argument, before any work, in one sentence naming it, what is expected and what
+        was given.
+    ImportError
+        If the native module is not built.
+
+    Notes
+    -----
+    The computation is in float64 for float64 features and in float32 otherwise, and so are the
+    results; half-precision features on the CPU are copied to float32 first. Tensors that are not
+    contiguous are copied. Inputs are not modified, and no gradient flows through: results are
+    detached. With the native code the result of a task depends neither on its batch nor on the
+    number of threads, and two runs are equal bit by bit; only a support that is shared and the
+    same support repeated for every task may differ by rounding.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
+    >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
+    >>> solution.labels
+    tensor([0, 1, 1])
+    """
+    num_classes, options = check.options(
+        num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
+    )
+    check.dense(support, support_labels, query)
+    by_reference = check.backend(backend, query)
+    if validate:
+        num_classes = check.dense_values(support, support_labels, query, num_classes)
+    if by_reference:
+        inputs = support, support_labels, query
+        return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
+    out = solve_op(support, support_labels, query, num_classes, *options, return_prototypes)
+    return solution(out, return_prototypes)
+
+
+def solve_indexed(
+    features: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    *,
+    num_classes: int | None = None,
+    lam: float | None = None,
+    scaling: str = "auto",
+    temperature: float = 1.0,
+    epsilon: float = 1e-6,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    return_prototypes: bool = False,
+    validate: bool = True,
+    backend: str = "auto",
+) -> Solution:
+    """Classify the queries of tasks whose features are rows of one bank, by PADDLE.
+
+    The result is that of ``solve(features[support_index], support_labels, features[query_index])``,
+    but the native code never gathers the features, which for many tasks would not fit the memory.
+
+    Parameters
+    ----------
+    features : Tensor [N, D]
+        The bank: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+    support_index : Tensor [S] or [B, S]
+        Rows of the bank, integers in [0, N). Without a batch dimension beside a batched
+        `query_index` the support is shared by all tasks.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K), one for each of `support_index`.
+    query_index : Tensor [Q] or [B, Q]
+        Rows of the bank to classify.
+    num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, backend
+        As in `solve`. backend="reference" gathers the features.
+    validate : bool
+        As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
+
+    Returns
+    -------
+    Solution
+        As in `solve`.
+
+    Notes
+    -----
+    As in `solve`. A bank that is not contiguous, or a half-precision one on the CPU, is copied as a
+    whole in every call.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> bank = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
+    >>> tasks = torch.tensor([[2, 3], [3, 4]])
+    >>> support = torch.tensor([0, 1])
+    >>> paddle_ext.solve_indexed(bank, support, support, tasks, scaling="none").labels
+    tensor([[0, 1],
+            [1, 1]])
+    """
+    num_classes, options = check.options(
+        num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
+    )
+    check.indexed(features, support_index, support_labels, query_index)
+    by_reference = check.backend(backend, features)
+    if validate:
+        num_classes = check.indexed_values(
+            features, support_index, support_labels, query_index, num_classes
+        )
+    if by_reference:
+        support, query = features[support_index.long()], features[query_index.long()]
+        inputs = support, support_labels, query
+        return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
+    tensors = features, support_index, support_labels, query_index
+    out = solve_indexed_op(*tensors, num_classes, *options, return_prototypes)
+    return solution(out, return_prototypes)
+
+
+def solution(out: Outputs, return_prototypes: bool) -> Solution:
+    labels, assignments, proportions, dual, iterations, criterion, prototypes = out
+    wanted = prototypes if return_prototypes else None
+    return Solution(labels, assignments, proportions, dual, iterations, criterion, wanted)
+
+
+def solve_in_torch(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    num_classes: int | None,
+    scaling: str,
+    options: Options,
+    return_prototypes: bool,
+) -> Solution:
+    *batch, Q, D = inputs[2].shape
+    if num_classes == 0:  # no task, so no label told the number of classes
+        return solution(allocate(inputs[2], batch, Q, 0, D, return_prototypes), return_prototypes)
+    lam, _, temperature, epsilon, max_iter, tol = options
+    return reference.solve(
+        *inputs,
+        num_classes=num_classes,
+        lam=lam,
+        scaling=scaling,
+        temperature=temperature,
+        epsilon=epsilon,
+        max_iter=max_iter,
+        tol=tol,
+        return_prototypes=return_prototypes,
+    )

@@ -1,0 +1,299 @@
+"""PADDLE in plain torch: the specification that the native code is tested against.
+
+Letters: B tasks, Q queries, S support rows, K classes, D features. A task minimises
+
+    T/2 sum_nk u_nk ||z_n - w_k||^2                          data: queries, and support with u = y
+      + lam ( sum_k e^(v_k - 1) - sum_k v_k (p_k + epsilon) )      p_k = mean over queries of u_qk
+      + sum_qk u_qk ln u_qk                                           keeps u inside the simplex
+
+over the assignments u, the dual v and the prototypes w, one after the other, each in closed form.
+With v at its optimum the second line is lam times the entropy of p: few classes are present.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+AUTO_GAP = 12.0  # scaling="auto": the mean lead of the nearest class, in squared distance
+AUTO_MIN_GAP = 1e-12  # below this there is no lead to scale
+
+
+class Trace(NamedTuple):
+    """What happened in each iteration; the rows of a task that has stopped repeat its last one."""
+
+    objective: Tensor  # [iterations] or [iterations, B], float64
+    criterion: Tensor  # [iterations] or [iterations, B]
+    seconds: Tensor  # [iterations], float64: since the start of the call, tracing not counted
+
+
+class Solution(NamedTuple):
+    """Result of a solver; without a batch dimension in the query there is none here."""
+
+    labels: Tensor  # [.., Q] int64: argmax of the assignments
+    assignments: Tensor  # [.., Q, K]: rows on the simplex
+    proportions: Tensor  # [.., K]: column means of the assignments
+    dual: Tensor  # [.., K]
+    iterations: Tensor  # [..] int32
+    criterion: Tensor  # [..]: mean distance the prototypes moved in the last iteration
+    prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
+    trace: Trace | None = None
+
+
+class Task(NamedTuple):
+    """A batch of tasks in scaled coordinates, centred at the query mean; float64."""
+
+    query: Tensor  # [B, Q, D]
+    means: Tensor  # [B, K, D]: class means of the support
+    shots: Tensor  # [B or 1, K, 1]
+    scatter: Tensor  # [B]: sum over the support of the squared distance to its class mean
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of norm 1; a zero row stays zero."""
+    largest = x.abs().amax(-1, keepdim=True)  # first to at most 1, or the squares could overflow
+    x = x / torch.where(largest > 0, largest, 1)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1)
+
+
+def class_means(support: Tensor, one_hot: Tensor) -> Tensor:
+    """[.., S, D] and [.., S, K] -> [.., K, D]."""
+    return one_hot.mT @ support / one_hot.sum(-2).unsqueeze(-1)
+
+
+def squared_distances(query: Tensor, prototypes: Tensor) -> Tensor:
+    """[B, Q, D] and [B, K, D] -> [B, Q, K]; both centred, so that little cancels."""
+    squares = query.square().sum(-1).unsqueeze(-1) + prototypes.square().sum(-1).unsqueeze(-2)
+    return (squares - 2 * query @ prototypes.mT).clamp(min=0)
+
+
+def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace: bool) -> Task:
+    """Bring tasks into the coordinates the method works in; see `solve` for the scalings.
+
+    A shared support (a batch of 1) is never repeated for every task. Only a trace needs `scatter`.
+    """
+    if scaling == "auto":
+        support, query = unit_rows(support), unit_rows(query)
+    means = class_means(support, one_hot)
+    scatter = torch.zeros_like(support[..., :1, :])  # [B or 1, 1, D]
+    if trace:
+        scatter = (support - one_hot @ means).square().sum(-2, keepdim=True)
+
+    if scaling == "minmax":
+        width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
+        width = torch.where(width > 0, width, 1)
+        query, means, scatter = query / width, means / width, scatter / width.square()
+
+    centre = query.mean(-2, keepdim=True)
+    query, means = query - centre, means - centre
+
+    factor = torch.ones_like(centre[..., :1])  # [B, 1, 1]
+    num_classes = one_hot.shape[-1]
+    if scaling == "auto" and num_classes > 1:
+        distance = squared_distances(query, means)
+        median = distance.kthvalue(num_classes // 2 + 1, dim=-1).values
+        gap = (median - distance.amin(-1)).mean(-1).view(-1, 1, 1)
+        factor = torch.where(gap > AUTO_MIN_GAP, (AUTO_GAP / gap).sqrt(), 1)
+    scatter = (scatter * factor.square()).sum((-2, -1))
+    return Task(query * factor, means * factor, one_hot.sum(-2).unsqueeze(-1), scatter)
+
+
+def batched(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Support [B or 1, S, D], its one-hot labels [B or 1, S, K] and query [B, Q, D]; float64."""
+    support, query = support.detach().double(), query.detach().double()
+    if num_classes is None:
+        num_classes = int(support_labels.max()) + 1
+    one_hot = torch.nn.functional.one_hot(support_labels.long(), num_classes).double()
+    if support.dim() == 2:
+        support, one_hot = support.unsqueeze(0), one_hot.unsqueeze(0)
+    return support, one_hot, query if query.dim() == 3 else query.unsqueeze(0)
+
+
+def computing_dtype(query: Tensor) -> torch.dtype:
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
+
+
+def solve(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    *,
+    num_classes: int | None = None,
+    lam: float | None = None,
+    scaling: str = "auto",
+    temperature: float = 1.0,
+    epsilon: float = 1e-6,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    return_prototypes: bool = False,
+    trace: bool = False,
+) -> Solution:
+    """Solve transductive few-shot tasks by PADDLE, with explicit prototypes and distances.
+
+    From ``w_k`` = support mean of class k and ``v = 0``, each iteration does::
+
+        u_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 + (lam/Q) v_k )
+        v_k  = 1 + ln( mean_q u_qk + epsilon )
+        w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
+
+    until the prototypes move by at most `tol` on average. Every task of a batch stops by itself.
+
+    Parameters
+    ----------
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features. Without a batch dimension beside a batched query: shared by all tasks.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K); every class must occur.
+    query : Tensor [Q, D] or [B, Q, D]
+    num_classes : int, optional
+        K; by default the largest label + 1.
+    lam : float, optional
+        Weight of the partition complexity; by default Q. 0 is soft K-means with a support.
+    scaling : {"auto", "minmax", "none"}
+        "none" takes the features as they are. "minmax" divides every feature by its range over the
+        task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, such
+        that the nearest class leads the median one by 12 in squared distance, averaged over the
+        queries.
+    temperature, epsilon : float
+        Factor on the data term; what is added to the proportions inside the logarithm.
+    max_iter, tol : int, float
+        At most this many iterations; 0.0 never stops earlier.
+    return_prototypes, trace : bool
+        Also return the prototypes in the coordinates of the inputs; what each iteration did.
+
+    Returns
+    -------
+    Solution
+        In float64 for float64 features, else in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
+    >>> solve(support, torch.tensor([0, 1, 2]), query, scaling="none").labels
+    tensor([0, 1, 1])
+    """
+    start = time.perf_counter()
+    dtype = computing_dtype(query)
+    raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)
+    task = prepare(raw_support, one_hot, raw_query, scaling, trace)
+    B, Q, _ = raw_query.shape
+    K = one_hot.shape[-1]
+    lam = float(Q) if lam is None else lam
+
+    # Coordinates of about 1: then squares fit every dtype, and no scale overflows the logits.
+    unit = power_of_two_above(task)  # [B, 1, 1]
+    scatter = task.scatter / unit.square().view(-1)
+    task = Task(task.query / unit, task.means / unit, task.shots, scatter)
+    sharpness = temperature / 2 * unit.square()
+    steep = sharpness.clamp(max=torch.finfo(dtype).max).to(dtype)
+
+    z, means, shots = task.query.to(dtype), task.means.to(dtype), task.shots.to(dtype)
+    u, v, w = z.new_zeros(B, Q, K), z.new_zeros(B, 1, K), means
+    criterion = z.new_zeros(B)
+    iterations = torch.zeros(B, dtype=torch.int32, device=z.device)
+    running = torch.ones(B, dtype=torch.bool, device=z.device)
+    rows: list[tuple[Tensor, Tensor, float]] = []
+    for _ in range(max_iter):
+        # 1) assignments, from how far each class is behind the nearest: that cannot overflow
+        distance = squared_distances(z, w)
+        behind = distance - distance.amin(-1, keepdim=True)
+        u_next = torch.softmax(lam / Q * v - steep * behind, dim=-1)
+        # 2) dual
+        p = u_next.mean(-2, keepdim=True, dtype=torch.float64)
+        v_next = (1 + torch.log(p + epsilon)).to(dtype)
+        # 3) prototypes
+        w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
+        moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1)
+
+        live = running.view(-1, 1, 1)  # tasks that have stopped stay as they are
+        u, v = torch.where(live, u_next, u), torch.where(live, v_next, v)
+        w = torch.where(live, w_next, w)
+        criterion = torch.where(running, (moved * unit.view(-1)).to(dtype), criterion)
+        iterations += running.int()
+        if trace:
+            seconds = elapsed(start, z)
+            rows.append((objective(task, sharpness, lam, epsilon, u, v, w), criterion, seconds))
+            start = time.perf_counter() - seconds
+        if tol > 0:
+            running = running & (criterion > tol)
+        if not running.any():
+            break
+
+    prototypes = input_prototypes(raw_support, one_hot, raw_query, u) if return_prototypes else None
+    return finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
+
+
+def power_of_two_above(task: Task) -> Tensor:
+    """The power of two above every coordinate of a task, [B, 1, 1]; dividing by it is exact."""
+    largest = torch.maximum(task.query.abs().amax((-2, -1)), task.means.abs().amax((-2, -1)))
+    return torch.exp2(torch.frexp(largest).exponent.double()).view(-1, 1, 1)
+
+
+def data_term(task: Task, u: Tensor, w: Tensor) -> Tensor:
+    """Sum of u ||z - w||^2 over queries and support, [B]."""
+    from_query = (u * squared_distances(task.query, w)).sum((-2, -1))
+    from_support = (task.shots * (w - task.means).square()).sum((-2, -1)) + task.scatter
+    return from_query + from_support
+
+
+def objective(
+    task: Task, sharpness: Tensor, lam: float, epsilon: float, u: Tensor, v: Tensor, w: Tensor
+) -> Tensor:
+    """The function that no iteration increases, [B]; `sharpness` is the factor on the data term."""
+    u, v, w = u.double(), v.double(), w.double()
+    p = u.mean(-2, keepdim=True)
+    complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
+    barrier: Tensor = torch.special.xlogy(u, u).sum((-2, -1))
+    return sharpness.view(-1) * data_term(task, u, w) + lam * complexity + barrier
+
+
+def input_prototypes(support: Tensor, one_hot: Tensor, query: Tensor, u: Tensor) -> Tensor:
+    """The prototypes that belong to u, in the coordinates of the inputs, [B, K, D]."""
+    shots, u = one_hot.sum(-2).unsqueeze(-1), u.double()
+    sums = shots * class_means(support, one_hot) + u.mT @ query
+    return sums / (shots + u.sum(-2).unsqueeze(-1))
+
+
+def elapsed(start: float, x: Tensor) -> float:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return time.perf_counter() - start
+
+
+def finish(
+    u: Tensor,
+    v: Tensor,
+    iterations: Tensor,
+    criterion: Tensor,
+    prototypes: Tensor | None,
+    rows: list[tuple[Tensor, Tensor, float]],
+    keep_batch: bool,
+) -> Solution:
+    """The batched results [B, ..] as the caller wants them."""
+    task = slice(None) if keep_batch else 0
+    trace = None
+    if rows:
+        objectives, criteria, seconds = zip(*rows, strict=True)
+        trace = Trace(
+            objective=torch.stack(objectives)[:, task],
+            criterion=torch.stack(criteria)[:, task],
+            seconds=torch.tensor(seconds, dtype=torch.float64),
+        )
+    return Solution(
+        labels=u.argmax(-1)[task],
+        assignments=u[task],
+        proportions=u.mean(-2)[task],
+        dual=v.squeeze(-2)[task],
+        iterations=iterations[task],
+        criterion=criterion[task],
+        prototypes=None if prototypes is None else prototypes.to(u.dtype)[task],
+        trace=trace,
+    )

@@ -1,0 +1,83 @@
+"""What all tests share: the marker ``cuda``, the fixture ``device``, the profiles of hypothesis."""
+
+import os
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# `python -m pytest` puts the checkout on the path, where it hides an installed package behind a
+# source tree that has no native module.
+if not any((ROOT / "paddle_ext").glob("_native.*.so")):
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+try:
+    from hypothesis import settings
+except ImportError:  # its tests say so themselves
+    pass
+else:
+    settings.register_profile("local", deadline=None)
+    settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+    settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@cache
+def why_no_cuda() -> str:
+    """Say why CUDA tests cannot run here; empty if they can."""
+    import torch
+
+    import paddle_ext
+
+    if not paddle_ext.build_info()["cuda"]:
+        return "paddle_ext was built without CUDA (PADDLE_EXT_CUDA)"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built for the CPU alone"
+    with warnings.catch_warnings(record=True) as caught:  # a driver too old is told as a warning
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        return " ".join(["torch finds no usable GPU", *(str(w.message) for w in caught)])
+    return ""
+
+
+def required() -> bool:
+    """Tell whether a missing GPU is a failure: where one is expected, no test may skip unseen."""
+    return os.environ.get("PADDLE_EXT_REQUIRE_CUDA", "") not in ("", "0")
+
+
+def pytest_report_header() -> list[str]:
+    """Print what is being tested."""
+    import torch
+
+    import paddle_ext
+
+    cuda = why_no_cuda()
+    if cuda:
+        cuda = f"{'FAILED' if required() else 'skipped'}: {cuda}"
+    return [
+        f"paddle_ext: {Path(paddle_ext.__file__).parent} {paddle_ext.build_info()}",
+        f"torch: {torch.__version__}, {torch.get_num_threads()} threads",
+        f"cuda tests: {cuda or torch.cuda.get_device_name()}",
+    ]
+
+
+# One skip from one place, and not marks: pytest then folds all of them into one line.
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, or fail where CUDA is required, the tests marked ``cuda`` without CUDA."""
+    if item.get_closest_marker("cuda") is None:
+        return
+    reason = why_no_cuda()
+    if reason and required():
+        pytest.fail(f"PADDLE_EXT_REQUIRE_CUDA is set, but {reason}", pytrace=False)
+    if reason:
+        pytest.skip(f"needs CUDA: {reason}")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Run the test once on each device."""
+    return request.param

@@ -1,0 +1,333 @@
+"""Tasks for all tests: random ones whose classes are clear, and nasty ones; and how to compare.
+
+A problem is made on the CPU, in float32 or what it is converted to. The truth about it is the
+reference in float64 on the very same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import Solution, reference
+
+# How far assignments may be from the float64 reference.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
+
+
+@dataclass(frozen=True)
+class Problem:
+    support: Tensor  # [S, D] or [B, S, D]
+    support_labels: Tensor  # [S] or [B, S]
+    query: Tensor  # [Q, D] or [B, Q, D]
+    num_classes: int
+
+    def to(self, where: torch.dtype | torch.device | str) -> Problem:
+        labels = self.support_labels
+        if not isinstance(where, torch.dtype):
+            labels = labels.to(where)
+        return replace(
+            self, support=self.support.to(where), support_labels=labels, query=self.query.to(where)
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Problem:
+        """Change support and query alike."""
+        return replace(self, support=change(self.support), query=change(self.query))
+
+    def task(self, b: int) -> Problem:
+        """One task of a batch, by itself."""
+        if self.support.dim() == 2:
+            return replace(self, query=self.query[b])
+        labels = self.support_labels[b]
+        return Problem(self.support[b], labels, self.query[b], self.num_classes)
+
+    def solve(self, **options: Any) -> Solution:
+        return paddle_ext.solve(*self.inputs(), num_classes=self.num_classes, **options)
+
+    def truth(self, **options: Any) -> Solution:
+        """The float64 reference, on the CPU."""
+        exact = self.to("cpu").to(torch.float64)
+        return reference.solve(*exact.inputs(), num_classes=self.num_classes, **options)
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.support, self.support_labels, self.query
+
+
+def make_problem(
+    *,
+    B: int | None = None,
+    Q: int = 12,
+    K: int = 4,
+    D: int = 6,
+    shots: tuple[int, int] = (1, 4),
+    lead: float = 40.0,
+    shared: bool = False,
+    seed: int = 0,
+) -> Problem:
+    """Random classes, on average `lead` nats apart, of which at most five are among the queries.
+
+    The shots differ from class to class, between the two bounds, and the rows are shuffled; in a
+    batch every task has its own shots for every class, but the same number of rows.
+    """
+    random = torch.Generator().manual_seed(seed)
+    rows = K * (shots[0] + shots[1]) // 2
+    gap = math.sqrt(2 * lead)  # squared distance / 2 = lead
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    def labels_of_a_task() -> Tensor:
+        extra = torch.randint(K, (rows - K * shots[0],), generator=random)
+        labels = torch.cat([torch.arange(K).repeat(shots[0]), extra])
+        return labels[torch.randperm(rows, generator=random)]
+
+    def samples(centres: Tensor, labels: Tensor) -> Tensor:
+        return centres[labels] + 0.5 / math.sqrt(D) * normal(len(labels), D)
+
+    def centres_of_a_task() -> Tensor:
+        if D == 1:  # a line has no room for random centres that are apart
+            return gap * (torch.randperm(K, generator=random) - K / 2).unsqueeze(1).float()
+        return gap / math.sqrt(2 * D) * normal(K, D)
+
+    supports, labels, queries = [], [], []
+    common = centres_of_a_task()
+    for b in range(1 if B is None else B):
+        centres = common if shared else centres_of_a_task()
+        if not shared or b == 0:
+            labels.append(labels_of_a_task())
+            supports.append(samples(centres, labels[-1]))
+        present = torch.randperm(K, generator=random)[:5]
+        queries.append(
+            samples(centres, present[torch.randint(len(present), (Q,), generator=random)])
+        )
+    if B == 0:
+        query = torch.empty(0, Q, D)
+        if shared:
+            own = labels_of_a_task()
+            return Problem(samples(common, own), own, query, K)
+        return Problem(torch.empty(0, rows, D), torch.empty(0, rows).long(), query, K)
+    if B is None:
+        return Problem(supports[0], labels[0], queries[0], K)
+    if shared:
+        return Problem(supports[0], labels[0], torch.stack(queries), K)
+    return Problem(torch.stack(supports), torch.stack(labels), torch.stack(queries), K)
+
+
+# --- nasty problems -----------------------------------------------------------------------------
+
+
+def offset() -> Problem:
+    """A common offset that dwarfs every difference."""
+    return make_problem(Q=40, K=6, D=16, seed=1).map(lambda x: x + 1e4)
+
+
+def duplicates() -> Problem:
+    """Every query three times, and all of them in the support too."""
+    base = make_problem(Q=10, K=5, D=8, seed=2)
+    found = base.truth(scaling="none").labels
+    support = torch.cat([base.support, base.query])
+    labels = torch.cat([base.support_labels, found])
+    return Problem(support, labels, base.query.repeat(3, 1), 5)
+
+
+def constant_columns() -> Problem:
+    """Features that are the same for all queries, one of them not in the support."""
+    base = make_problem(Q=30, K=5, D=12, seed=3)
+    support, query = base.support.clone(), base.query.clone()
+    support[:, 3], query[:, 3] = 2.0, 2.0
+    query[:, 7] = 0.5
+    return replace(base, support=support, query=query)
+
+
+def one_query() -> Problem:
+    return make_problem(Q=1, K=7, D=9, seed=4)
+
+
+def one_class() -> Problem:
+    return make_problem(Q=9, K=1, D=5, seed=5)
+
+
+def far_class() -> Problem:
+    """A class so far away that its distances dwarf the others; no query is in it."""
+    base = make_problem(Q=30, K=6, D=10, seed=6)
+    present = base.truth(scaling="none").labels.unique()
+    absent = next(k for k in range(6) if k not in present)
+    support = base.support.clone()
+    support[base.support_labels == absent] += 1e4
+    return replace(base, support=support)
+
+
+def far_queries() -> Problem:
+    """A class far from the others, with queries in it."""
+    base = make_problem(Q=30, K=6, D=10, seed=7)
+    found = base.truth(scaling="none").labels
+    support, query = base.support.clone(), base.query.clone()
+    support[base.support_labels == found[0]] += 40.0
+    query[found == found[0]] += 40.0
+    return replace(base, support=support, query=query)
+
+
+def zero_rows() -> Problem:
+    """All-zero rows in support and query, which no norm can be given."""
+    base = make_problem(Q=20, K=4, D=8, shots=(3, 3), seed=8)
+    support, query = base.support.clone(), base.query.clone()
+    support[base.support_labels == 2] = 0.0
+    query[[0, 5]] = 0.0
+    return replace(base, support=support, query=query)
+
+
+def scaled_by(factor: float) -> Callable[[], Problem]:
+    return lambda: make_problem(Q=30, K=5, D=12, seed=9).map(lambda x: x * factor)
+
+
+NASTY: dict[str, Callable[[], Problem]] = {
+    "offset": offset,
+    "duplicates": duplicates,
+    "constant columns": constant_columns,
+    "one query": one_query,
+    "one class": one_class,
+    "far class": far_class,
+    "far queries": far_queries,
+    "zero rows": zero_rows,
+    "tiny": scaled_by(1e-20),
+    "huge": scaled_by(1e20),
+}
+
+
+def tied() -> Problem:
+    """Classes 1 and 3 have the same support, so nothing can tell them apart."""
+    base = make_problem(Q=20, K=4, D=6, shots=(2, 2), seed=10)
+    support = base.support.clone()
+    support[base.support_labels == 3] = support[base.support_labels == 1]
+    return replace(base, support=support)
+
+
+def all_equal() -> Problem:
+    """One point, many times."""
+    base = make_problem(Q=8, K=3, D=4, shots=(2, 2), seed=11)
+    return base.map(lambda x: torch.full_like(x, 0.7))
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+def margin(solution: Solution) -> Tensor:
+    """How much the largest assignment of a query exceeds the second, [.., Q]."""
+    if solution.assignments.shape[-1] == 1:
+        return torch.ones_like(solution.assignments[..., 0])
+    best = solution.assignments.topk(2, dim=-1).values
+    return best[..., 0] - best[..., 1]
+
+
+def sensitivity(problem: Problem, **options: Any) -> float:
+    """How far the float64 solution moves when the inputs move by a float32 rounding.
+
+    Where this is not far below the tolerance a task is near a tie, and no float32 computation can
+    be held to it.
+    """
+    random = torch.Generator().manual_seed(0)
+
+    def rounded(x: Tensor) -> Tensor:
+        return x * (1 + 2.0**-24 * (2 * torch.rand(x.shape, generator=random).double() - 1))
+
+    exact = problem.to("cpu").to(torch.float64)
+    moved = exact.map(rounded).truth(**options).assignments
+    return largest(moved - exact.truth(**options).assignments)
+
+
+def largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def assert_agrees(got: Solution, truth: Solution, *, epsilon: float = 1e-6) -> None:
+    """Assignments, labels, proportions and dual are those of the float64 reference."""
+    tolerance = TOLERANCE[got.assignments.dtype]
+    u = got.assignments.cpu().double()
+    assert u.shape == truth.assignments.shape
+    assert torch.isfinite(u).all()
+    assert largest(u - truth.assignments) < tolerance
+    clear = margin(truth) > 2 * tolerance
+    assert torch.equal(got.labels.cpu()[clear], truth.labels[clear])
+    assert largest(got.proportions.cpu().double() - truth.proportions) < tolerance
+    # The dual is steep where a class is empty, so it is compared through its exponential, and with
+    # the proportions it belongs to.
+    dual = got.dual.cpu().double()
+    assert largest((dual - 1).exp() - (truth.dual - 1).exp()) < tolerance
+    own = 1 + (got.proportions.cpu().double() + epsilon).log()
+    assert largest(dual - own) < 10 * tolerance
+    assert got.iterations.dtype == torch.int32
+    assert_on_simplex(got)
+
+
+def assert_on_simplex(got: Solution) -> None:
+    u = got.assignments.cpu().double()
+    assert torch.isfinite(u).all()
+    assert (u >= 0).all()
+    assert largest(u.sum(-1) - 1) < TOLERANCE[got.assignments.dtype] / 10
+    assert torch.equal(got.labels.cpu(), got.assignments.cpu().argmax(-1))
+    assert torch.isfinite(got.dual).all()
+    assert torch.isfinite(got.criterion).all()
+
+
+def assert_same(a: Solution, b: Solution) -> None:
+    """Equal bit by bit."""
+    for name in ("labels", "assignments", "proportions", "dual", "iterations", "criterion"):
+        assert torch.equal(getattr(a, name).cpu(), getattr(b, name).cpu()), name
+    assert (a.prototypes is None) == (b.prototypes is None)
+    if a.prototypes is not None and b.prototypes is not None:
+        assert torch.equal(a.prototypes.cpu(), b.prototypes.cpu()), "prototypes"
+
+
+# --- the maths once more, as plainly as can be ---------------------------------------------------
+
+
+def naive_scaled(problem: Problem, scaling: str) -> Problem:
+    """One task in scaled coordinates, in float64."""
+    support, query = problem.support.double(), problem.query.double()
+    K = problem.num_classes
+    if scaling == "minmax":
+        width = query.max(0).values - query.min(0).values
+        width[width == 0] = 1
+        support, query = support / width, query / width
+    if scaling == "auto":
+        support, query = (
+            torch.stack([row / row.norm() if row.norm() > 0 else row for row in rows])
+            for rows in (support, query)
+        )
+        means = [support[problem.support_labels == k].mean(0) for k in range(K)]
+        gaps = []
+        for z in query:
+            distances = sorted(float((z - mean).square().sum()) for mean in means)
+            gaps.append(distances[K // 2] - distances[0])
+        gap = sum(gaps) / len(gaps)
+        factor = math.sqrt(12 / gap) if K > 1 and gap > 1e-12 else 1.0
+        support, query = factor * support, factor * query
+    return replace(problem, support=support, query=query)
+
+
+def naive_objective(
+    problem: Problem,
+    u: Tensor,
+    v: Tensor,
+    w: Tensor,
+    lam: float,
+    temperature: float,
+    epsilon: float,
+) -> float:
+    """The objective of one task, term by term."""
+    total = 0.0
+    for z, row in zip(problem.query, u, strict=True):
+        for k, share in enumerate(row.tolist()):
+            total += temperature / 2 * share * float((z - w[k]).square().sum())
+            total += share * math.log(share) if share > 0 else 0.0
+    for z, k in zip(problem.support, problem.support_labels.tolist(), strict=True):
+        total += temperature / 2 * float((z - w[k]).square().sum())
+    for v_k, p_k in zip(v.tolist(), u.mean(0).tolist(), strict=True):
+        total += lam * (math.exp(v_k - 1) - v_k * (p_k + epsilon))
+    return total

@@ -1,0 +1,137 @@
+"""The package as it was built and installed: what it links, what importing it touches."""
+
+import importlib.metadata
+import importlib.resources
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paddle_ext
+from paddle_ext import _native
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+
+PRELUDE = """
+import os, sys, traceback
+import torch
+
+def solve(device="cpu"):
+    support = torch.eye(3, device=device).repeat(8, 1, 1)
+    labels = torch.arange(3, device=device).repeat(8, 1)
+    solution = paddle_ext.solve(support, labels, support, backend="native")
+    assert solution.labels.tolist() == labels.tolist()
+
+def fork(work):
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+"""
+
+
+def run(tmp_path: Path, code: str) -> None:
+    """Run Python code by itself, away from the checkout."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def needed_libraries() -> list[str]:
+    """Return the names of the libraries the native module is linked with."""
+    for tool, pattern in (
+        (["readelf", "-d"], r"\(NEEDED\).*\[(.+)\]"),
+        (["ldd"], r"^\s*(\S+)"),
+        (["otool", "-L"], r"^\s+(\S+)"),
+    ):
+        if shutil.which(tool[0]):
+            command = [*tool, _native.__file__]
+            listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            return re.findall(pattern, listing, re.MULTILINE)
+    pytest.skip("needs readelf, ldd or otool")
+
+
+def test_version_is_the_one_of_the_metadata() -> None:
+    assert paddle_ext.__version__ == importlib.metadata.version("paddle_ext")
+    assert paddle_ext.build_info()["version"] == paddle_ext.__version__
+
+
+def test_build_info() -> None:
+    info = paddle_ext.build_info()
+    assert isinstance(info["cuda"], bool)
+    for key in ("cuda_version", "cuda_architectures", "simd", "compiler"):
+        assert isinstance(info[key], str), key
+    assert info["compiler"]
+    if info["cuda"]:
+        assert re.fullmatch(r"\d+\.\d+", info["cuda_version"])
+        assert re.fullmatch(r"[0-9a-z]+(-real|-virtual)?", info["cuda_architectures"].split(";")[0])
+    else:
+        assert info["cuda_version"] == info["cuda_architectures"] == ""
+
+
+def test_simd_level_is_one_of_this_machine() -> None:
+    info = paddle_ext.build_info()
+    assert info["simd"] in info["simd_levels"]
+    assert info["simd_levels"][0] in ("neon", "sse2")
+    assert set(info["simd_levels"][1:]) <= {"avx2", "avx512"}
+
+
+def test_build_info_cannot_be_changed_from_outside() -> None:
+    paddle_ext.build_info()["simd_levels"].clear()
+    assert paddle_ext.build_info()["simd_levels"]
+
+
+def test_links_neither_torch_nor_the_cuda_runtime() -> None:
+    libraries = needed_libraries()
+    assert libraries
+    assert not [name for name in libraries if re.search(r"torch|c10|cudart|libcuda|gomp|omp", name)]
+
+
+@pytest.mark.parametrize("name", ["py.typed", "_native.pyi"])
+def test_package_is_typed(name: str) -> None:
+    assert (importlib.resources.files("paddle_ext") / name).is_file()
+
+
+def test_import_does_not_touch_cuda(tmp_path: Path) -> None:
+    run(tmp_path, "import paddle_ext; assert not torch.cuda.is_initialized()")
+
+
+def test_build_info_does_not_touch_cuda(tmp_path: Path) -> None:
+    code = "import paddle_ext; paddle_ext.build_info(); assert not torch.cuda.is_initialized()"
+    run(tmp_path, code)
+
+
+def test_imports_without_the_native_module(tmp_path: Path) -> None:
+    run(tmp_path, "sys.modules['paddle_ext._native'] = None; import paddle_ext")
+
+
+@needs_fork
+def test_fork_after_import(tmp_path: Path) -> None:
+    run(tmp_path, "import paddle_ext; fork(solve)")
+
+
+@needs_fork
+def test_fork_after_use(tmp_path: Path) -> None:
+    run(tmp_path, "import paddle_ext; torch.set_num_threads(2); solve(); fork(solve)")
+
+
+@needs_fork
+@pytest.mark.cuda
+def test_fork_after_import_leaves_cuda_to_the_child(tmp_path: Path) -> None:
+    run(tmp_path, "import paddle_ext; fork(lambda: solve('cuda'))")
