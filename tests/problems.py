@@ -214,6 +214,15 @@ def all_equal() -> Problem:
     return base.map(lambda x: torch.full_like(x, 0.7))
 
 
+def one_direction() -> Problem:
+    """Classes of one direction and different lengths: unit-norm rows cannot tell them apart."""
+    base = make_problem(Q=12, K=2, D=5, shots=(3, 3), seed=12)
+    direction = torch.linspace(-1.0, 1.3, 5)
+    lengths = 1.0 + base.support_labels + 0.37 * torch.arange(len(base.support_labels))
+    signs = torch.tensor([1.0, -1.0]).repeat(6) * torch.linspace(0.3, 2.0, 12)
+    return replace(base, support=lengths[:, None] * direction, query=signs[:, None] * direction)
+
+
 # --- comparing ----------------------------------------------------------------------------------
 
 
@@ -301,12 +310,13 @@ def naive_scaled(problem: Problem, scaling: str) -> Problem:
             for rows in (support, query)
         )
         means = [support[problem.support_labels == k].mean(0) for k in range(K)]
-        gaps = []
+        gaps, medians = [], []
         for z in query:
             distances = sorted(float((z - mean).square().sum()) for mean in means)
             gaps.append(distances[K // 2] - distances[0])
-        gap = sum(gaps) / len(gaps)
-        factor = math.sqrt(12 / gap) if K > 1 and gap > 1e-12 else 1.0
+            medians.append(distances[K // 2])
+        gap, median = sum(gaps) / len(gaps), sum(medians) / len(medians)
+        factor = math.sqrt(12 / gap) if gap > max(1e-12, 1e-5 * median) else 1.0
         support, query = factor * support, factor * query
     return replace(problem, support=support, query=query)
 

@@ -23,6 +23,7 @@ from problems import (
     margin,
     naive_objective,
     naive_scaled,
+    one_direction,
     sensitivity,
     tied,
 )
@@ -277,6 +278,11 @@ def test_tied_classes_share(place: Place) -> None:
 def test_one_point_many_times(place: Place, scaling: str) -> None:
     got = place.solve(all_equal(), scaling=scaling)
     assert largest(got.assignments.cpu().double() - 1 / 3) < TOLERANCE[place.dtype]
+
+
+def test_auto_does_not_scale_up_rounding(place: Place) -> None:
+    got = place.solve(one_direction(), scaling="auto")
+    assert largest(got.assignments.cpu().double() - 0.5) < TOLERANCE[place.dtype]
 
 
 @pytest.mark.parametrize("magnitude", [1e-38, 1e-30, 1e30, 1e37])

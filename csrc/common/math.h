@@ -11,13 +11,16 @@
 
 namespace paddle_ext {
 
-// scaling="auto": the nearest class leads the median one by this much in squared distance.
+// scaling="auto": the nearest class leads the median one by this much in squared distance, ...
 constexpr double kAutoGap = 12.0;
+// ... unless there is no lead: none at all, or no more of the distance than rounding makes.
 constexpr double kAutoMinGap = 1e-12;
+constexpr double kAutoMinShare = 1e-5;
 
-// Squared factor that "auto" applies to a task whose mean gap is `gap`.
-PADDLE_EXT_HD double auto_factor_squared(double gap) {
-    return gap > kAutoMinGap ? kAutoGap / gap : 1.0;
+// Squared factor that "auto" applies to a task, from the means over its queries of the squared
+// distance to the median class and of the lead of the nearest.
+PADDLE_EXT_HD double auto_factor_squared(double gap, double median) {
+    return gap > fmax(kAutoMinGap, kAutoMinShare * median) ? kAutoGap / gap : 1.0;
 }
 
 // A task is computed in coordinates where its queries are of size one, and its scale is folded into

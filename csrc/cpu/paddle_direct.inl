@@ -61,10 +61,9 @@ static void start_direct(const Prepared<T>& task, DirectState<T>& s) {
 template <typename T>
 static double auto_factor(const Prepared<T>& task, DirectState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
-    if (s.K == 1) return 1.0;
     product(s.w_row, int64_t(1), s.K, task.z, s.D, s.Qp / kPanel, s.u_out, kPanel);
     for (int64_t k = 0; k < s.K; ++k) s.shift[k] = dot(s.w_row[k], s.w_row[k], s.D);
-    double gap = 0;
+    double gap = 0, median = 0;
     T* distance = s.slope;
     for (int64_t q = 0; q < s.Q; ++q) {
         double own = 0;
@@ -77,9 +76,11 @@ static double auto_factor(const Prepared<T>& task, DirectState<T>& s) {
             distance[k] = T(own + s.shift[k] - 2.0 * s.u[k * s.Qp + q]);
             nearest = k == 0 || distance[k] < nearest ? distance[k] : nearest;
         }
-        gap += double(select_rank(distance, s.K, s.K / 2)) - double(nearest);
+        const double middle = select_rank(distance, s.K, s.K / 2);
+        median += middle;
+        gap += middle - double(nearest);
     }
-    return auto_factor_squared(gap / double(s.Q));
+    return auto_factor_squared(gap / double(s.Q), median / double(s.Q));
 }
 
 // u-step for one panel of queries.

@@ -75,9 +75,8 @@ static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramSta
 template <typename T>
 static double auto_factor(const GramState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
-    if (s.K == 1) return 1.0;
     T* distance = s.dm;
-    double gap = 0;
+    double gap = 0, median = 0;
     for (int64_t q = 0; q < s.Q; ++q) {
         const double own = s.gram[q / kPanel * s.Q * kPanel + q * kPanel + q % kPanel];
         T nearest = 0;
@@ -86,9 +85,11 @@ static double auto_factor(const GramState<T>& s) {
             distance[k] = T(own + at * (at * s.norm[k] - 2.0 * s.m[k * s.Qp + q]));
             nearest = k == 0 || distance[k] < nearest ? distance[k] : nearest;
         }
-        gap += double(select_rank(distance, s.K, s.K / 2)) - double(nearest);
+        const double middle = select_rank(distance, s.K, s.K / 2);
+        median += middle;
+        gap += middle - double(nearest);
     }
-    return auto_factor_squared(gap / double(s.Q));
+    return auto_factor_squared(gap / double(s.Q), median / double(s.Q));
 }
 
 template <typename T>

@@ -88,6 +88,7 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.part_shift = arena.take<float>(parts);
     c.part_norm = arena.take<float>(parts);
     c.gap = arena.take<float>(T * Q);
+    c.median = arena.take<float>(T * Q);
     c.done = arena.take<int>(T);
 }
 

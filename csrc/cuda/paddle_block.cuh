@@ -114,7 +114,6 @@ __device__ inline void clear_bits(unsigned* loud, unsigned* full, int tiles) {
 
 // Squared factor of scaling="auto"; u serves as scratch for the distances.
 __device__ inline double auto_factor(const Block& b) {
-    if (b.K == 1) return 1.0;
     for (int q = b.warp; q < b.Q; q += b.warps) {
         float* const distance = b.u + int64_t(q) * b.K;
         const float own = b.gram[int64_t(q) * b.Qp + q];
@@ -128,12 +127,18 @@ __device__ inline double auto_factor(const Block& b) {
         __syncwarp();
         const float median = warp_select_rank(distance, b.K, b.K / 2);
         nearest = -warp_max(-nearest);
-        if (b.lane == 0) b.s.delta[q] = median - nearest;
+        if (b.lane == 0) {
+            b.s.delta[2 * q] = median - nearest;
+            b.s.delta[2 * q + 1] = median;
+        }
     }
     __syncthreads();
-    double gap = 0.0;
-    for (int q = 0; q < b.Q; ++q) gap += double(b.s.delta[q]);
-    return auto_factor_squared(gap / double(b.Q));
+    double gap = 0.0, median = 0.0;
+    for (int q = 0; q < b.Q; ++q) {
+        gap += double(b.s.delta[2 * q]);
+        median += double(b.s.delta[2 * q + 1]);
+    }
+    return auto_factor_squared(gap / double(b.Q), median / double(b.Q));
 }
 
 // The two queries of this thread, for one class.

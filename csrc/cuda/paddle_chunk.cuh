@@ -60,6 +60,7 @@ struct Chunk {
     float* part_shift;  // [T, K, Dtiles]
     float* part_norm;   // [T, K, Dtiles]
     float* gap;         // [T, Q]
+    float* median;      // [T, Q]
     int* done;          // [T]
     // prototypes
     float* raw_shift;  // [U, D]

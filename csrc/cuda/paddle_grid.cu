@@ -120,6 +120,18 @@ __device__ int64_t tile_column(int64_t first, int tx, int k) {
     return first + (k < 4 ? 4 * tx + k : 64 + 4 * tx + k - 4);
 }
 
+// Sum over the block, in a fixed order; every thread gets it.
+__device__ double block_sum(double value) {
+    __shared__ double part[kWarps];
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+    __syncthreads();  // an earlier sum has been read by all
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+    __syncthreads();
+    double sum = 0.0;
+    for (int i = 0; i < kWarps; ++i) sum += part[i];
+    return sum;
+}
+
 // w = class means of the support, in scaled coordinates: one block per task and class.
 __global__ void start_kernel(Chunk c) {
     const PaddleSizes& n = c.call.size;
@@ -133,20 +145,18 @@ __global__ void start_kernel(Chunk c) {
 
 // Bias at the start, with the factor of the scaling in the temperature. One block per task.
 __global__ void __launch_bounds__(kThreads) start_bias_kernel(Chunk c, bool plain) {
-    __shared__ double part[kWarps];
     const PaddleSizes& n = c.call.size;
     const int64_t at = blockIdx.x, Dp = c.plan.Dp;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     double squared = ldexp(1.0, 2 * c.exponent[at]);
     if (!plain && c.call.scaling == Scaling::kAuto) {
-        double gap = 0.0;
-        for (int64_t q = threadIdx.x; q < n.Q; q += kThreads) gap += double(c.gap[at * n.Q + q]);
-        for (int step = 16; step > 0; step /= 2) gap += __shfl_xor_sync(kAllLanes, gap, step);
-        if (lane == 0) part[warp] = gap;
-        __syncthreads();
-        gap = 0.0;
-        for (int i = 0; i < kWarps; ++i) gap += part[i];
-        squared = n.K == 1 ? 1.0 : auto_factor_squared(gap / double(n.Q));
+        double gap = 0.0, median = 0.0;
+        for (int64_t q = threadIdx.x; q < n.Q; q += kThreads) {
+            gap += double(c.gap[at * n.Q + q]);
+            median += double(c.median[at * n.Q + q]);
+        }
+        squared =
+            auto_factor_squared(block_sum(gap) / double(n.Q), block_sum(median) / double(n.Q));
     }
     const float slope =
         plain ? 1.0f : float(folded_temperature<float>(c.call.temperature, squared));
@@ -211,21 +221,30 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(Chunk c) {
     for (int64_t k = lane; k < n.K; k += 32) x[k] *= inverse;
 }
 
-// Gap of one row for scaling="auto". The rows hold z.w - ||w||^2 / 2; one warp per row.
+// Lead of the nearest class and distance of the median one, of one row, for scaling="auto". The rows
+// hold z.w - ||w||^2 / 2; one warp per row.
 __global__ void __launch_bounds__(kThreads) gap_kernel(Chunk c) {
     const PaddleSizes& n = c.call.size;
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= c.tasks * n.Q) return;
     const int lane = threadIdx.x % 32;
     float* const x = static_cast<float*>(c.call.assignments) + (c.first * n.Q + row) * n.K;
-    float best = -3e38f;
+    float best = -3e38f, own = 0.0f;
     for (int64_t k = lane; k < n.K; k += 32) best = fmaxf(best, x[k]);
     best = warp_max(best);
+    for (int64_t d = lane; d < c.plan.Dp; d += 32) {
+        const float z = c.z[row * c.plan.Dp + d];
+        own += z * z;
+    }
+    own = warp_sum(own);
     // Squared distances less that of the nearest class.
     for (int64_t k = lane; k < n.K; k += 32) x[k] = 2.0f * (best - x[k]);
     __syncwarp();
-    const float median = warp_select_rank(x, n.K, n.K / 2);
-    if (lane == 0) c.gap[row] = median;
+    const float gap = warp_select_rank(x, n.K, n.K / 2);
+    if (lane == 0) {
+        c.gap[row] = gap;
+        c.median[row] = own - 2.0f * best + gap;
+    }
 }
 
 __global__ void __launch_bounds__(kThreads) update_kernel(Chunk c) {
@@ -278,7 +297,6 @@ __global__ void __launch_bounds__(kThreads) update_kernel(Chunk c) {
 
 // v-step, bias, criterion, and whether the task is done. One block per task.
 __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration) {
-    __shared__ double part[kWarps];
     const PaddleSizes& n = c.call.size;
     const int64_t at = blockIdx.x, task = c.first + at, K = n.K;
     if (c.done[at]) return;
@@ -298,15 +316,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration
         static_cast<float*>(c.call.dual)[task * K + k] = dual;
         shift_sum += double(sqrtf(shift));
     }
-    for (int step = 16; step > 0; step /= 2) {
-        shift_sum += __shfl_xor_sync(kAllLanes, shift_sum, step);
-    }
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = shift_sum;
-    __syncthreads();
+    const double criterion = block_sum(shift_sum) * c.unit[at] / double(K);
     if (threadIdx.x != 0) return;
-    double criterion = 0.0;
-    for (int i = 0; i < kWarps; ++i) criterion += part[i];
-    criterion *= c.unit[at] / double(K);
     c.call.iterations[task] = iteration;
     static_cast<float*>(c.call.criterion)[task] = float(fmin(criterion, 3e38));
     c.done[at] = c.call.tol > 0.0 && criterion <= c.call.tol;

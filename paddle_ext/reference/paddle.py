@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 AUTO_GAP = 12.0  # scaling="auto": the mean lead of the nearest class, in squared distance
-AUTO_MIN_GAP = 1e-12  # below this there is no lead to scale
+AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
+AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
 
 
 class Trace(NamedTuple):
@@ -92,12 +93,12 @@ def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace
     query, means = query - centre, means - centre
 
     factor = torch.ones_like(centre[..., :1])  # [B, 1, 1]
-    num_classes = one_hot.shape[-1]
-    if scaling == "auto" and num_classes > 1:
+    if scaling == "auto":
         distance = squared_distances(query, means)
-        median = distance.kthvalue(num_classes // 2 + 1, dim=-1).values
-        gap = (median - distance.amin(-1)).mean(-1).view(-1, 1, 1)
-        factor = torch.where(gap > AUTO_MIN_GAP, (AUTO_GAP / gap).sqrt(), 1)
+        median = distance.kthvalue(one_hot.shape[-1] // 2 + 1, dim=-1).values
+        gap = (median - distance.amin(-1)).mean(-1)
+        least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
+        factor = torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1).view(-1, 1, 1)
     scatter = (scatter * factor.square()).sum((-2, -1))
     return Task(query * factor, means * factor, one_hot.sum(-2).unsqueeze(-1), scatter)
 
