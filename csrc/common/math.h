@@ -61,21 +61,28 @@ PADDLE_EXT_HD double dual_weight(double lam, double Q) {
     return fmin(lam / Q, Range<Real>::kMaxWeight);
 }
 
-// What of the assignments is too small to matter: about what their precision cannot tell apart, and
-// far less than epsilon, which decides what an empty class is.
+// What of the assignments is too small to matter: what rounding of the logits hides anyway, and
+// less than epsilon, which decides what an empty class is.
 struct Thresholds {
     // A change below quiet + quiet_share * u is not applied yet; it counts once it has grown.
     double quiet, quiet_share;
-    // A class whose assignments are all below this leaves the softmax: its dual is the same to 1 %.
-    // What it held of a row stays in the row's sum.
+    // A class whose assignments are all below this leaves the softmax: its dual, from now on fixed,
+    // is right to a tenth. What it holds of a row stays in the row's sum.
     double sleep;
     // All classes are back as soon as those that left would hold more than this of a row.
     double wake;
 };
 
-PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, double K) {
-    const double wake = single_precision ? fmin(1e-6, epsilon) : fmin(1e-13, 1e-7 * epsilon);
-    return {1e-3 * wake, single_precision ? 5e-7 : 1e-15, fmin(1e-2, 0.5 / K) * wake, wake};
+// The logits hold `weight` times the dual, so a heavier weight asks for a better dual.
+PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, double weight,
+                                    double K) {
+    epsilon /= fmax(weight, 1.0);
+    if (single_precision) {
+        const double wake = fmin(2e-5, 20.0 * epsilon);
+        return {fmin(1e-9, 1e-3 * epsilon), 5e-7, fmin(0.1 * epsilon, 0.5 * wake / K), wake};
+    }
+    const double wake = fmin(1e-13, 1e-7 * epsilon);
+    return {1e-3 * wake, 1e-15, fmin(1e-2, 0.5 / K) * wake, wake};
 }
 
 // ||dw_k|| of one class from what the u-step changed: with N w = s + sum_q u_q z_q,

@@ -19,6 +19,7 @@ struct GramState {
     T* dm;          // [K, Qp]
     T* inside;      // [Qp]     1 for a query, 0 for padding
     T* row_max;     // [Qp]     of the logits
+    T* inverse;     // [Qp]     1 / sum of the row's softmax, 0 for padding
     T* asleep;      // [Qp]     sum of exp(logit - reference) over the sleeping classes
     T* reference;   // [Qp]
     T* slope;       // [K]      logit = slope * m + bias
@@ -36,11 +37,11 @@ struct GramState {
     GramState(Arena& arena, const PaddleSizes& n, int64_t padded)
         : Q(n.Q), K(n.K), Qp(padded), gram(arena.take<T>(Qp * Q)), m(arena.take<T>(K * Qp)),
           u(arena.take<T>(K * Qp)), du(arena.take<T>(K * Qp)), dm(arena.take<T>(K * Qp)),
-          inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)), asleep(arena.take<T>(Qp)),
-          reference(arena.take<T>(Qp)), slope(arena.take<T>(K)), bias(arena.take<T>(K)),
-          mass(arena.take<double>(K)), norm(arena.take<double>(K)), held(arena.take<double>(K)),
-          largest(arena.take<T>(K)), live(arena.take<int64_t>(K)), live_count(0),
-          moved(arena.take<int64_t>(K)), from(arena.take<const T*>(K > Q ? K : Q)),
+          inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)), inverse(arena.take<T>(Qp)),
+          asleep(arena.take<T>(Qp)), reference(arena.take<T>(Qp)), slope(arena.take<T>(K)),
+          bias(arena.take<T>(K)), mass(arena.take<double>(K)), norm(arena.take<double>(K)),
+          held(arena.take<double>(K)), largest(arena.take<T>(K)), live(arena.take<int64_t>(K)),
+          live_count(0), moved(arena.take<int64_t>(K)), from(arena.take<const T*>(K > Q ? K : Q)),
           to(arena.take<T*>(K > Q ? K : Q)) {}
 };
 
@@ -134,7 +135,10 @@ static bool assign(GramState<T>& s, T wake) {
             }
         }
         Vec<T> inverse[kVecs];
-        for (int v = 0; v < kVecs; ++v) inverse[v] = load(s.inside + at + v * kLanes) / sum[v];
+        for (int v = 0; v < kVecs; ++v) {
+            inverse[v] = load(s.inside + at + v * kLanes) / sum[v];
+            store<T>(s.inverse + at + v * kLanes, inverse[v]);
+        }
         for (int64_t i = 0; i < s.live_count; ++i) {
             const int64_t row = s.live[i] * s.Qp + at;
             for (int v = 0; v < kVecs; ++v) {
@@ -205,6 +209,24 @@ static void fall_asleep(GramState<T>& s, int64_t k) {
     }
 }
 
+// At the end: what the classes that left hold, by the last softmax.
+template <typename T>
+static void settle_sleepers(GramState<T>& s) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    int64_t next = 0;
+    for (int64_t k = 0; k < s.K; ++k) {
+        if (next < s.live_count && s.live[next] == k) {
+            ++next;
+            continue;
+        }
+        for (int64_t at = 0; at < s.Qp; at += kLanes) {
+            const Vec<T> logit = load(s.m + k * s.Qp + at) * s.slope[k] + s.bias[k];
+            const Vec<T> above = vmin<T>(logit - load(s.row_max + at), splat(T(80)));
+            store<T>(s.u + k * s.Qp + at, vexp<T>(above) * load(s.inverse + at));
+        }
+    }
+}
+
 struct Outcome {
     int iterations;
     double criterion;  // before the factor that the scaling gave the task
@@ -214,7 +236,7 @@ template <typename T>
 static Outcome iterate_gram(const PaddleParams& p, const double* shots, double temperature,
                             double tol, GramState<T>& s) {
     const double weight = dual_weight<T>(p.lam, double(s.Q));
-    const Thresholds limit = thresholds(sizeof(T) == 4, p.epsilon, double(s.K));
+    const Thresholds limit = thresholds(sizeof(T) == 4, p.epsilon, weight, double(s.K));
     for (int64_t k = 0; k < s.K; ++k) set_logit(s, k, temperature, 0.0);
     wake_all(s);
     double criterion = 0;
@@ -247,7 +269,10 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
             const double dual = 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
             set_logit(s, k, temperature, weight * dual);
         }
-        if (tol > 0 && criterion <= tol) return {iteration, criterion};
+        if (tol > 0 && criterion <= tol) {
+            settle_sleepers(s);
+            return {iteration, criterion};
+        }
         // 4) classes that hold nothing leave
         const bool all_live = s.live_count == s.K;
         int64_t kept = 0;
@@ -266,5 +291,6 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
         if (moved == 0 && kept == s.live_count && iteration > 1) break;
         s.live_count = kept;
     }
+    settle_sleepers(s);
     return {p.max_iter, criterion};
 }

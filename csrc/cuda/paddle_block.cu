@@ -16,31 +16,35 @@ struct Step {
     int count;
 };
 
-// The steps of few live classes: every tile is applied as soon as its changes are known.
-__device__ Step step_few(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
+// All live classes in turn: every tile is applied as soon as its changes are known.
+__device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                          unsigned* full) {
-    unsigned moved = 0;
-    for (int tile = 0; tile < tiles; ++tile) {
-        float* const delta = b.s.delta + (tile % 2) * b.Qp * kTile;
-        const Changes c = changes(b, b.s.live + tile * kTile, soft);
-        const bool mine = mark_classes(b, c, full + tile, nullptr);
-        place_changes(b, delta, c);
-        // du is complete; the other buffer is free after the next such barrier.
-        const bool any = __syncthreads_or(mine);
-        if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
-        if (!any) continue;
-        moved |= 1u << tile;
-        apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile) * kTile);
+    unsigned any = 0;
+    for (int first = 0; first < tiles; first += kBatch) {
+        const int end = min(first + kBatch, tiles);
+        unsigned moved = 0;
+        for (int tile = first; tile < end; ++tile) {
+            float* const delta = b.s.delta + (tile % 2) * b.Qp * kTile;
+            const Changes c = changes(b, b.s.live + tile * kTile, soft);
+            const bool mine = mark_classes(b, c, full + tile, nullptr);
+            place_changes(b, delta, c);
+            // du is complete; the other buffer is free after the next such barrier.
+            const bool loud = __syncthreads_or(mine);
+            if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
+            if (!loud) continue;
+            moved |= 1u << (tile - first);
+            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
+        }
+        if (moved != 0) __syncthreads();  // the sums of all warps are complete
+        update_classes(b, b.s.live + first * kTile, end - first, moved);
+        any |= moved;
     }
-    if (moved == 0) return {false, nullptr, 0};
-    __syncthreads();  // the sums of all warps are complete
-    update_classes(b, b.s.live, tiles, moved);
-    return {false, b.s.live, tiles * kTile};
+    return {false, b.s.live, any != 0 ? tiles * kTile : 0};
 }
 
-// The steps of many live classes: first who moved, then the products of those alone.
-__device__ Step step_many(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
-                          unsigned* full, unsigned* loud) {
+// First who moved, then the products of those alone.
+__device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
+                           unsigned* full, unsigned* loud) {
     for (int tile = 0; tile < tiles; ++tile) {
         const Changes c = changes(b, b.s.live + tile * kTile, soft);
         mark_classes(b, c, full + tile, loud + tile);
@@ -105,6 +109,45 @@ __device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, floa
     __syncthreads();  // the new list is complete
 }
 
+// At the end: what the classes that left hold, by the last softmax.
+__device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& soft) {
+    const int all_tiles = ceil_div(b.K, kTile);
+    unsigned* const awake = b.s.loud;
+    __syncthreads();  // the bits are read no more
+    clear_bits(b.s.loud, b.s.full, all_tiles);
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < tiles * kTile; slot += blockDim.x) {
+        const int k = b.s.live[slot];
+        if (k >= 0) atomicOr(&awake[k / kTile], 1u << (k % kTile));
+    }
+    __syncthreads();  // the list is read no more
+    wake_all(b);
+    __syncthreads();
+    for (int tile = 0; tile < all_tiles; ++tile) {
+        const Changes c = changes(b, b.s.live + tile * kTile, soft);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int place = 4 * b.quarter + i;
+            const float2 after =
+                make_float2(c.before[i].x + c.change[i].x, c.before[i].y + c.change[i].y);
+            if (c.cell[i].k >= 0 && (awake[tile] >> place & 1u) == 0) {
+                const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
+                *reinterpret_cast<float2*>(b.u + at) = after;
+            }
+            const float held = row_lanes_sum(after.x + after.y);
+            if (b.pair == 0) b.s.part[b.warp * kTile + place] = held;
+        }
+        __syncthreads();  // the sums of all warps are complete
+        const int k = threadIdx.x < kTile ? b.s.live[tile * kTile + threadIdx.x] : -1;
+        if (k >= 0 && (awake[tile] >> threadIdx.x & 1u) == 0) {
+            float held = 0.0f;
+            for (int warp = 0; warp < b.warps; ++warp) held += b.s.part[warp * kTile + threadIdx.x];
+            b.s.held[k] = held;
+        }
+        __syncthreads();  // they are read
+    }
+}
+
 struct Outcome {
     int iterations;
     float criterion;
@@ -114,14 +157,17 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
     const int all_tiles = ceil_div(b.K, kTile);
     float2 asleep = make_float2(0, 0), reference = make_float2(0, 0);
     int tiles = all_tiles;
-    float shift = 0.0f;
+    RowSoftmax soft;
+    Outcome outcome{max_iter, 0.0f};
     for (int iteration = 1; iteration <= max_iter;) {
         unsigned* const loud = b.s.loud + (iteration % 2) * all_tiles;
         unsigned* const full = b.s.full + (iteration % 2) * all_tiles;
-        const RowSoftmax soft = row_softmax(b, tiles, asleep, reference);
+        soft = row_softmax(b, tiles, asleep, reference);
         if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
-        const Step step = tiles <= kFewTiles ? step_few(b, tiles, soft, iteration, full)
-                                             : step_many(b, tiles, soft, iteration, full, loud);
+        // At the start nearly all move.
+        const bool all = tiles <= kFewTiles || iteration <= 2;
+        const Step step = all ? step_all(b, tiles, soft, iteration, full)
+                              : step_moved(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
             __syncthreads();  // all have seen the flag
             wake_all(b);
@@ -140,15 +186,19 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
             for (int k = threadIdx.x; k < b.K; k += blockDim.x) set_dual(b, k);
         }
         __syncthreads();  // slopes, biases and shifts of all classes are in place
-        shift = criterion(b, step.classes, step.count);
-        if (tol > 0.0f && shift <= tol) return {iteration, shift};
+        outcome.criterion = criterion(b, step.classes, step.count);
+        if (tol > 0.0f && outcome.criterion <= tol) {
+            outcome.iterations = iteration;
+            break;
+        }
         const int before = tiles;
         let_sleep(b, full, tiles, asleep, reference, soft.best);
         // Nothing moved and nobody left: every further iteration would repeat this one exactly.
         if (step.count == 0 && tiles == before && iteration > 1) break;
         ++iteration;
     }
-    return {max_iter, shift};
+    if (tiles < all_tiles) settle_sleepers(b, tiles, soft);
+    return outcome;
 }
 
 // Labels and assignments, row-major, from the class-major u: four rows at a time, lanes over classes.
@@ -188,7 +238,8 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     const int Q = int(p.size.Q), K = int(p.size.K), Qp = int(c.plan.Qp);
     const Shared s(memory, Q, Qp, K, SharedGram, nullptr);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Thresholds limit = thresholds(true, p.epsilon, double(K));
+    const double weight = dual_weight<float>(p.lam, double(Q));
+    const Thresholds limit = thresholds(true, p.epsilon, weight, double(K));
     while (true) {
         if (threadIdx.x == 0) {
             s.state[kTask] = atomicAdd(c.next_task, 1);
@@ -216,7 +267,7 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
                 c.u + at * K * Qp,
                 c.count + (p.size.support_shared ? 0 : at * K),
                 1.0f,
-                float(dual_weight<float>(p.lam, double(Q))),
+                float(weight),
                 fmaxf(float(p.epsilon), 1e-37f),
                 float(limit.quiet),
                 float(limit.quiet_share),

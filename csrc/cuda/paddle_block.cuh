@@ -26,7 +26,6 @@ constexpr float kHighestExponent = 115.0f;
 
 constexpr int kBatch = 4;     // tiles between two updates of classes
 constexpr int kFewTiles = 2;  // so many live tiles are applied without asking who moved
-static_assert(kFewTiles <= kBatch);
 
 // Shared memory of a block. Host and device lay it out by the same code.
 struct Shared {
@@ -36,8 +35,7 @@ struct Shared {
     float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
     float* mass;   // [K]  N_k
     float* held;   // [K]  sum of the assignments
-    float* slope;  // [K]  logit = slope * M + bias, in units of log 2
-    float* bias;   // [K]
+    float2* line;  // [K]  (slope, bias): logit = slope * M + bias, in units of log 2
     float* shift;  // [K]  ||dw_k|| of the moved classes
     int* live;     // [K, rounded up to tiles]  -1 beyond the end
     int* moved;    // [K, rounded up to tiles]
@@ -61,8 +59,7 @@ struct Shared {
         part = reinterpret_cast<float*>(take(4 * (Qp / kRowsPerWarp) * kBatch * kTile, 4));
         mass = reinterpret_cast<float*>(take(K, 4));
         held = reinterpret_cast<float*>(take(K, 4));
-        slope = reinterpret_cast<float*>(take(K, 4));
-        bias = reinterpret_cast<float*>(take(K, 4));
+        line = reinterpret_cast<float2*>(take(K, 8));
         shift = reinterpret_cast<float*>(take(K, 4));
         live = reinterpret_cast<int*>(take(padded, 4));
         moved = reinterpret_cast<int*>(take(padded, 4));
@@ -99,8 +96,8 @@ __device__ inline float power_of_two(float x) {
 __device__ inline void set_logit(const Block& b, int k, float dual_term) {
     const float inverse = 1.0f / b.s.mass[k];
     const float half_norm = 0.5f * (float(b.s.norm[k]) * inverse) * inverse;
-    b.s.slope[k] = b.temperature * kLog2e * inverse;
-    b.s.bias[k] = (dual_term - b.temperature * half_norm) * kLog2e;
+    b.s.line[k] = make_float2(b.temperature * kLog2e * inverse,
+                              (dual_term - b.temperature * half_norm) * kLog2e);
 }
 
 __device__ inline void wake_all(const Block& b) {
@@ -141,6 +138,16 @@ __device__ inline double auto_factor(const Block& b) {
     return auto_factor_squared(gap / double(b.Q), median / double(b.Q));
 }
 
+// The classes of this thread in a tile.
+struct FourClasses {
+    int k[4];
+
+    __device__ FourClasses(const int* tile, int quarter) {
+        const int4 four = reinterpret_cast<const int4*>(tile)[quarter];
+        k[0] = four.x, k[1] = four.y, k[2] = four.z, k[3] = four.w;
+    }
+};
+
 // The two queries of this thread, for one class.
 struct Cell {
     int k;  // -1 beyond the end of the list
@@ -154,8 +161,8 @@ __device__ inline Cell load_cell(const Block& b, int k) {
 
 __device__ inline float2 logits(const Block& b, const Cell& cell) {
     if (cell.k < 0) return make_float2(-1e37f, -1e37f);
-    const float slope = b.s.slope[cell.k], bias = b.s.bias[cell.k];
-    return make_float2(cell.m.x * slope + bias, cell.m.y * slope + bias);
+    const float2 line = b.s.line[cell.k];
+    return make_float2(cell.m.x * line.x + line.y, cell.m.y * line.x + line.y);
 }
 
 __device__ inline float quarter_max(float value) {
@@ -185,11 +192,12 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 aslee
     float2 best = make_float2(-1e37f, -1e37f), sum = make_float2(0, 0);
 #pragma unroll 2
     for (int tile = 0; tile < tiles; ++tile) {
+        const FourClasses four(b.s.live + tile * kTile, b.quarter);
         float2 value[4];
         float2 top = best;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            value[i] = logits(b, load_cell(b, b.s.live[tile * kTile + 4 * b.quarter + i]));
+            value[i] = logits(b, load_cell(b, four.k[i]));
             top.x = fmaxf(top.x, value[i].x);
             top.y = fmaxf(top.y, value[i].y);
         }
@@ -218,15 +226,19 @@ struct Changes {
 };
 
 __device__ inline Changes changes(const Block& b, const int* classes, const RowSoftmax& soft) {
+    const FourClasses four(classes, b.quarter);
     Changes c;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        c.cell[i] = load_cell(b, classes[4 * b.quarter + i]);
+        c.cell[i] = load_cell(b, four.k[i]);
         c.before[i] = c.change[i] = make_float2(0, 0);
         if (c.cell[i].k < 0) continue;
         const float2 value = logits(b, c.cell[i]);
-        const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
-        c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
+        // A class that never held anything has no assignments to read.
+        if (b.s.held[c.cell[i].k] > 0.0f) {
+            const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
+            c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
+        }
         if (b.row < b.Q) {
             c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
         }
@@ -242,34 +254,24 @@ __device__ inline bool has_moved(const Block& b, const float2& before, const flo
            fabsf(change.y) > b.quiet + b.quiet_share * before.y;
 }
 
-// Of lanes that voted on their class i (of four), the 16 classes of the tile as bits.
-__device__ inline unsigned class_bits(unsigned votes, int i) {
-    unsigned bits = 0;
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-        bits |= (votes & (0x11111111u << quarter)) != 0 ? 1u << (4 * quarter + i) : 0u;
-    }
-    return bits;
-}
-
 // Marks which classes of a live tile hold anything and, if asked, which moved. Returns whether any
 // of this thread's moved.
 __device__ inline bool mark_classes(const Block& b, const Changes& c, unsigned* full,
                                     unsigned* loud) {
-    unsigned full_bits = 0, loud_bits = 0;
-    bool any = false;
+    unsigned holding = 0, moving = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 d = c.change[i];
         const float largest = fmaxf(c.before[i].x + d.x, c.before[i].y + d.y);
-        const bool moved = has_moved(b, c.before[i], d);
-        any |= moved;
-        full_bits |= class_bits(__ballot_sync(kAllLanes, largest > b.sleep), i);
-        if (loud != nullptr) loud_bits |= class_bits(__ballot_sync(kAllLanes, moved), i);
+        holding |= largest > b.sleep ? 1u << i : 0u;
+        moving |= has_moved(b, c.before[i], d) ? 1u << i : 0u;
     }
-    if (b.lane == 0 && full_bits != 0) atomicOr(full, full_bits);
-    if (b.lane == 0 && loud_bits != 0) atomicOr(loud, loud_bits);
-    return any;
+    const unsigned mine = (holding | moving << kTile) << (4 * b.quarter);
+    const unsigned bits = __reduce_or_sync(kAllLanes, mine);
+    constexpr unsigned kLow = (1u << kTile) - 1;
+    if (b.lane == 0 && (bits & kLow) != 0) atomicOr(full, bits & kLow);
+    if (loud != nullptr && b.lane == 0 && (bits >> kTile) != 0) atomicOr(loud, bits >> kTile);
+    return moving != 0;
 }
 
 // Gathers the live classes whose bit is set into `out`; by one warp. `out` may be `live` itself.
