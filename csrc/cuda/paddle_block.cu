@@ -20,14 +20,18 @@ struct Step {
 __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                          unsigned* full) {
     unsigned any = 0;
+    Changes next;
+    load_changes(b, b.s.live, next);
     for (int first = 0; first < tiles; first += kBatch) {
         const int end = min(first + kBatch, tiles);
         unsigned moved = 0;
         for (int tile = first; tile < end; ++tile) {
-            float* const delta = b.s.delta + (tile % 2) * b.Qp * kTile;
-            const Changes c = changes(b, b.s.live + tile * kTile, soft);
+            float* const delta = b.s.delta + (tile % 2) * b.Qp * kDeltaStride;
+            Changes c = next;
+            find_changes(b, soft, c);
             const bool mine = mark_classes(b, c, full + tile, nullptr);
             place_changes(b, delta, c);
+            if (tile + 1 < tiles) load_changes(b, b.s.live + (tile + 1) * kTile, next);
             // du is complete; the other buffer is free after the next such barrier.
             const bool loud = __syncthreads_or(mine);
             if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
@@ -45,8 +49,12 @@ __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int 
 // First who moved, then the products of those alone.
 __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                            unsigned* full, unsigned* loud) {
+    Changes next;
+    load_changes(b, b.s.live, next);
     for (int tile = 0; tile < tiles; ++tile) {
-        const Changes c = changes(b, b.s.live + tile * kTile, soft);
+        Changes c = next;
+        if (tile + 1 < tiles) load_changes(b, b.s.live + (tile + 1) * kTile, next);
+        find_changes(b, soft, c);
         mark_classes(b, c, full + tile, loud + tile);
     }
     __syncthreads();  // all bits are set
@@ -57,12 +65,15 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
     }
     __syncthreads();  // the list is complete
     const int count = b.s.state[kMovedCount], moved_tiles = ceil_div(count, kTile);
+    if (count > 0) load_changes(b, b.s.moved, next);
     for (int first = 0; first < moved_tiles; first += kBatch) {
         const int end = min(first + kBatch, moved_tiles);
         for (int tile = first; tile < end; ++tile) {
-            float* const delta = b.s.delta + (tile % 2) * b.Qp * kTile;
-            const Changes c = changes(b, b.s.moved + tile * kTile, soft);
+            float* const delta = b.s.delta + (tile % 2) * b.Qp * kDeltaStride;
+            Changes c = next;
+            find_changes(b, soft, c);
             place_changes(b, delta, c);
+            if (tile + 1 < moved_tiles) load_changes(b, b.s.moved + (tile + 1) * kTile, next);
             __syncthreads();  // as above
             apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
@@ -124,7 +135,9 @@ __device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& sof
     wake_all(b);
     __syncthreads();
     for (int tile = 0; tile < all_tiles; ++tile) {
-        const Changes c = changes(b, b.s.live + tile * kTile, soft);
+        Changes c;
+        load_changes(b, b.s.live + tile * kTile, c);
+        find_changes(b, soft, c);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int place = 4 * b.quarter + i;

@@ -21,6 +21,7 @@
 namespace paddle_ext {
 
 constexpr int kTile = 16;
+constexpr int kDeltaStride = kTile + 4;  // rows of du apart from each other's banks
 constexpr float kLog2e = 1.44269504f;
 constexpr float kHighestExponent = 115.0f;
 
@@ -31,7 +32,7 @@ constexpr int kFewTiles = 2;  // so many live tiles are applied without asking w
 struct Shared {
     double* norm;  // [K]  P_k
     float* gram;   // [Q, Qp] or none
-    float* delta;  // [2, Qp, kTile]
+    float* delta;  // [2, Qp, kDeltaStride]
     float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
     float* mass;   // [K]  N_k
     float* held;   // [K]  sum of the assignments
@@ -55,7 +56,7 @@ struct Shared {
         const int64_t padded = round_up(K, int64_t(kTile));
         norm = reinterpret_cast<double*>(take(K, 8));
         gram = reinterpret_cast<float*>(take(shared_gram ? Q * Qp : 0, 4));
-        delta = reinterpret_cast<float*>(take(2 * Qp * kTile, 4));
+        delta = reinterpret_cast<float*>(take(2 * Qp * kDeltaStride, 4));
         part = reinterpret_cast<float*>(take(4 * (Qp / kRowsPerWarp) * kBatch * kTile, 4));
         mass = reinterpret_cast<float*>(take(K, 4));
         held = reinterpret_cast<float*>(take(K, 4));
@@ -190,7 +191,7 @@ struct RowSoftmax {
 __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 asleep,
                                          float2 reference) {
     float2 best = make_float2(-1e37f, -1e37f), sum = make_float2(0, 0);
-#pragma unroll 2
+#pragma unroll 4
     for (int tile = 0; tile < tiles; ++tile) {
         const FourClasses four(b.s.live + tile * kTile, b.quarter);
         float2 value[4];
@@ -219,26 +220,33 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 aslee
     return {top, make_float2(1.0f / (sum.x + extra_x), 1.0f / (sum.y + extra_y)), wake};
 }
 
-// Of this thread's two queries and four classes of a tile: assignments before, and their change.
+// This thread's two queries and four classes of a tile: N z.w, assignments, and their change.
 struct Changes {
     Cell cell[4];
     float2 before[4], change[4];
 };
 
-__device__ inline Changes changes(const Block& b, const int* classes, const RowSoftmax& soft) {
+// What is in memory; asked for long before it is needed, for it comes from far.
+__device__ inline void load_changes(const Block& b, const int* classes, Changes& c) {
     const FourClasses four(classes, b.quarter);
-    Changes c;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         c.cell[i] = load_cell(b, four.k[i]);
-        c.before[i] = c.change[i] = make_float2(0, 0);
-        if (c.cell[i].k < 0) continue;
-        const float2 value = logits(b, c.cell[i]);
+        c.before[i] = make_float2(0, 0);
         // A class that never held anything has no assignments to read.
-        if (b.s.held[c.cell[i].k] > 0.0f) {
+        if (c.cell[i].k >= 0 && b.s.held[c.cell[i].k] > 0.0f) {
             const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
             c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
         }
+    }
+}
+
+__device__ inline void find_changes(const Block& b, const RowSoftmax& soft, Changes& c) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 value = logits(b, c.cell[i]);
+        c.change[i] = make_float2(0, 0);
+        if (c.cell[i].k < 0) continue;
         if (b.row < b.Q) {
             c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
         }
@@ -246,7 +254,6 @@ __device__ inline Changes changes(const Block& b, const int* classes, const RowS
             c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
         }
     }
-    return c;
 }
 
 __device__ inline bool has_moved(const Block& b, const float2& before, const float2& change) {
@@ -294,9 +301,9 @@ __device__ inline int gather_classes(const Block& b, int tiles, const unsigned* 
 }
 
 __device__ inline void place_changes(const Block& b, float* delta, const Changes& c) {
-    float4* const to = reinterpret_cast<float4*>(delta + b.row * kTile) + b.quarter;
+    float4* const to = reinterpret_cast<float4*>(delta + b.row * kDeltaStride) + b.quarter;
     to[0] = make_float4(c.change[0].x, c.change[1].x, c.change[2].x, c.change[3].x);
-    to[kTile / 4] = make_float4(c.change[0].y, c.change[1].y, c.change[2].y, c.change[3].y);
+    to[kDeltaStride / 4] = make_float4(c.change[0].y, c.change[1].y, c.change[2].y, c.change[3].y);
 }
 
 // Product of one tile's changes with G; M and U of this thread's cells; the sums over its warp.
@@ -308,7 +315,7 @@ __device__ inline void apply_changes(const Block& b, const float* delta, const C
 #pragma unroll 5
     for (int q = 0; q < b.Q; ++q) {
         const float2 g = *reinterpret_cast<const float2*>(column + q * b.Qp);
-        const float4 d = weights[q * (kTile / 4)];
+        const float4 d = weights[q * (kDeltaStride / 4)];
         product[0].x += g.x * d.x;
         product[1].x += g.x * d.y;
         product[2].x += g.x * d.z;
