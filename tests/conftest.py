@@ -1,12 +1,16 @@
-"""What all tests share: the marker ``cuda``, the fixture ``device``, the profiles of hypothesis."""
+"""What all tests share: the marker ``cuda``, places to run at, the profiles of hypothesis."""
 
 import os
 import sys
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from problems import Place
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -81,3 +85,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Run the test once on each device."""
     return request.param
+
+
+@pytest.fixture(
+    params=["cpu-float32", "cpu-float64", pytest.param("cuda-float32", marks=pytest.mark.cuda)]
+)
+def place(request: pytest.FixtureRequest) -> "Place":
+    """Run the test once on each device and in each precision of the native code."""
+    import torch
+    from problems import Place
+
+    device, dtype = request.param.split("-")
+    return Place(device, getattr(torch, dtype))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -223,6 +223,17 @@ def one_direction() -> Problem:
     return replace(base, support=lengths[:, None] * direction, query=signs[:, None] * direction)
 
 
+def late_class() -> Problem:
+    """Class 1 holds nothing until the prototype of class 0 has left the last five queries."""
+    support, query = torch.zeros(40, 40), torch.zeros(65, 40)
+    support[1, 0] = -10.0
+    support[2:, 1] = torch.arange(32.0, 70.0)  # nobody comes near these
+    query[:60, 0] = torch.linspace(7.5, 8.5, 60)
+    query[60:, 0] = -4.0
+    base = make_problem(Q=65, K=40, D=40)
+    return replace(base, support=support, support_labels=torch.arange(40), query=query)
+
+
 # --- comparing ----------------------------------------------------------------------------------
 
 
@@ -341,3 +352,28 @@ def naive_objective(
     for v_k, p_k in zip(v.tolist(), u.mean(0).tolist(), strict=True):
         total += lam * (math.exp(v_k - 1) - v_k * (p_k + epsilon))
     return total
+
+
+# --- where ----------------------------------------------------------------------------------------
+
+SCALINGS = ("auto", "minmax", "none")
+
+
+class Place(NamedTuple):
+    """Where the native code runs, and in which precision."""
+
+    device: str
+    dtype: torch.dtype
+
+    def put(self, problem: Problem) -> Problem:
+        return problem.to(self.dtype).to(self.device)
+
+    def solve(self, problem: Problem, **options: Any) -> Solution:
+        return self.put(problem).solve(backend="native", **options)
+
+    def agrees(self, problem: Problem, **options: Any) -> Solution:
+        """Solve, and compare with the reference on the same numbers."""
+        got = self.solve(problem, **options)
+        truth = problem.to(self.dtype).truth(**options)
+        assert_agrees(got, truth, epsilon=options.get("epsilon", 1e-6))
+        return got
