@@ -20,13 +20,12 @@
 
 namespace paddle_ext {
 
-constexpr int kTile = 16;
+constexpr int kTile = 16;                // classes
 constexpr int kDeltaStride = kTile + 4;  // rows of du apart from each other's banks
+constexpr int kBatch = 4;                // tiles between two updates of classes
+constexpr int kFewTiles = 2;             // so many live tiles are applied without asking who moved
 constexpr float kLog2e = 1.44269504f;
-constexpr float kHighestExponent = 115.0f;
-
-constexpr int kBatch = 4;     // tiles between two updates of classes
-constexpr int kFewTiles = 2;  // so many live tiles are applied without asking who moved
+constexpr float kHighestExponent = 115.0f;  // two to this, times any share, is finite
 
 // Shared memory of a block. Host and device lay it out by the same code.
 struct Shared {
@@ -40,10 +39,10 @@ struct Shared {
     float* shift;  // [K]  ||dw_k|| of the moved classes
     int* live;     // [K, rounded up to tiles]  -1 beyond the end
     int* moved;    // [K, rounded up to tiles]
-    unsigned*
-        loud;  // [2, tiles]  bit i: class i of the live tile moved; by parity of the iteration
-    unsigned* full;  // [2, tiles]  bit i: it holds something
-    int* state;      // [4]
+    // Bits of the classes of each live tile, by parity of the iteration:
+    unsigned* loud;  // [2, tiles]  moved
+    unsigned* full;  // [2, tiles]  holds something
+    int* state;      // [4]  see State
 
     __host__ __device__ Shared(void* base, int64_t Q, int64_t Qp, int64_t K, bool shared_gram,
                                int64_t* bytes) {
