@@ -111,8 +111,10 @@ def gram_products(sums: Sums, settings: Settings) -> Gram:
     if settings.scaling == "auto" and C.shape[2] > 1:
         squares = G.diagonal(dim1=1, dim2=2)[..., None]
         distances = (squares - 2 * C / counts + norms / counts.square()).sort(-1).values
-        gap = (distances[..., C.shape[2] // 2] - distances[..., 0]).mean(1)[:, None, None]
-        factor = torch.where(gap > 1e-12, 12.0 / gap, torch.ones_like(gap))  # squared
+        median = distances[..., C.shape[2] // 2]
+        gap = (median - distances[..., 0]).mean(1)[:, None, None]
+        least = (1e-5 * median.mean(1)).clamp_min(1e-12)[:, None, None]
+        factor = torch.where(gap > least, 12.0 / gap, torch.ones_like(gap))  # squared
         G, C, norms = G * factor, C * factor, norms * factor
     return Gram(G, C, norms, counts)
 
