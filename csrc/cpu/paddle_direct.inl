@@ -2,6 +2,9 @@
 // Nothing larger than the assignments is kept; both products run over the threads of the call, each
 // thread owning whole queries or whole classes, so the result does not depend on their number.
 
+constexpr int64_t kRowBlock = 64;   // rows of a product that stay in the second-level cache
+constexpr int64_t kPanelGroup = 8;  // panels that they serve
+
 template <typename T>
 struct DirectState {
     int64_t Q, K, D, Qp, Dp;
@@ -83,40 +86,56 @@ static double auto_factor(const Prepared<T>& task, DirectState<T>& s) {
     return auto_factor_squared(gap / double(s.Q), median / double(s.Q));
 }
 
-// u-step for one panel of queries.
+// Softmax over the classes of one panel of queries, in place; a class's line is read as a whole.
 template <typename T>
-static void assign_panel(void* context, int64_t panel) {
+static void softmax_panel(const DirectState<T>& s, int64_t panel) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
+    T* const at = s.u + panel * Simd<T>::kPanel;
+    Vec<T> best[kVecs], sum[kVecs] = {};
+    for (int v = 0; v < kVecs; ++v) best[v] = splat(T(-1e37));
+    for (int64_t k = 0; k < s.K; ++k) {
+        for (int v = 0; v < kVecs; ++v) {
+            T* const cell = at + k * s.Qp + v * kLanes;
+            const Vec<T> logit = load(cell) * s.slope[k] + s.bias[k];
+            store<T>(cell, logit);
+            best[v] = vmax<T>(best[v], logit);
+        }
+    }
+    for (int64_t k = 0; k < s.K; ++k) {
+        for (int v = 0; v < kVecs; ++v) {
+            T* const cell = at + k * s.Qp + v * kLanes;
+            const Vec<T> e = vexp<T>(load(cell) - best[v]);
+            store<T>(cell, e);
+            sum[v] += e;
+        }
+    }
+    const T* const inside = s.inside + panel * Simd<T>::kPanel;
+    for (int v = 0; v < kVecs; ++v) sum[v] = load(inside + v * kLanes) / sum[v];
+    for (int64_t k = 0; k < s.K; ++k) {
+        for (int v = 0; v < kVecs; ++v) {
+            T* const cell = at + k * s.Qp + v * kLanes;
+            store<T>(cell, load(cell) * sum[v]);
+        }
+    }
+}
+
+// One group of panels of queries: its products with all prototypes, then the u-step. A block of
+// prototypes, read once from far, serves the whole group.
+template <typename T>
+static void assign_group(void* context, int64_t group) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& pass = *static_cast<DirectPass<T>*>(context);
     DirectState<T>& s = *pass.state;
-    T* const at = s.u + panel * kPanel;
-    // The output of one panel begins at the panel's own column, hence a view with moved rows.
+    const int64_t first = group * kPanelGroup, panels = s.Qp / kPanel;
+    const int64_t count = panels - first < kPanelGroup ? panels - first : kPanelGroup;
     for (int64_t k = 0; k < s.K; k += kRowBlock) {
         T* rows[kRowBlock];
-        const int64_t count = s.K - k < kRowBlock ? s.K - k : kRowBlock;
-        for (int64_t i = 0; i < count; ++i) rows[i] = at + (k + i) * s.Qp;
-        product(s.w_row + k, int64_t(1), count, pass.task->z + panel * s.D * kPanel, s.D,
-                int64_t(1), rows, kPanel);
+        const int64_t block = s.K - k < kRowBlock ? s.K - k : kRowBlock;
+        for (int64_t i = 0; i < block; ++i) rows[i] = s.u + (k + i) * s.Qp + first * kPanel;
+        product(s.w_row + k, int64_t(1), block, pass.task->z + first * s.D * kPanel, s.D, count,
+                rows, kPanel);
     }
-    for (int v = 0; v < kVecs; ++v) {
-        T* const column = at + v * kLanes;
-        Vec<T> best = splat(T(-1e37)), sum{};
-        for (int64_t k = 0; k < s.K; ++k) {
-            const Vec<T> logit = load(column + k * s.Qp) * s.slope[k] + s.bias[k];
-            store<T>(column + k * s.Qp, logit);
-            best = vmax<T>(best, logit);
-        }
-        for (int64_t k = 0; k < s.K; ++k) {
-            const Vec<T> e = vexp<T>(load(column + k * s.Qp) - best);
-            store<T>(column + k * s.Qp, e);
-            sum += e;
-        }
-        const Vec<T> inverse = load(s.inside + panel * kPanel + v * kLanes) / sum;
-        for (int64_t k = 0; k < s.K; ++k) {
-            store<T>(column + k * s.Qp, load(column + k * s.Qp) * inverse);
-        }
-    }
+    for (int64_t panel = first; panel < first + count; ++panel) softmax_panel(s, panel);
 }
 
 // v-step and w-step for one block of classes.
@@ -158,9 +177,11 @@ static Outcome iterate_direct(const CpuCall& call, const Prepared<T>& task, doub
         s.bias[k] = T(-0.5 * temperature * double(dot(s.w_row[k], s.w_row[k], s.D)));
     }
     const int64_t blocks = (s.K + kRowBlock - 1) / kRowBlock;
+    const int64_t panels = s.Qp / Simd<T>::kPanel;
+    const int64_t groups = (panels + kPanelGroup - 1) / kPanelGroup;
     double criterion = 0;
     for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
-        parallel_ranges(s.Qp / Simd<T>::kPanel, call.threads, assign_panel<T>, &pass);
+        parallel_ranges(groups, call.threads, assign_group<T>, &pass);
         parallel_ranges(blocks, call.threads, update_classes<T>, &pass);
         criterion = 0;
         for (int64_t k = 0; k < s.K; ++k) criterion += s.shift[k];

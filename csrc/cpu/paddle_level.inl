@@ -15,8 +15,6 @@ static inline int64_t round_up(int64_t value, int64_t step) {
     return (value + step - 1) / step * step;
 }
 
-constexpr int64_t kRowBlock = 2 * PADDLE_EXT_ROW_TILE;
-
 #include "cpu/paddle_prepare.inl"
 #include "cpu/paddle_gram.inl"
 #include "cpu/paddle_direct.inl"
