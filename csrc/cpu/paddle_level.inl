@@ -9,7 +9,7 @@
 namespace paddle_ext {
 namespace PADDLE_EXT_LEVEL {
 
-#include "cpu/simd.h"
+#include "cpu/simd.inl"
 
 static inline int64_t round_up(int64_t value, int64_t step) {
     return (value + step - 1) / step * step;
