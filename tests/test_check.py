@@ -174,14 +174,22 @@ def test_not_finite(device: str, name: str, value: float, dtype: torch.dtype) ->
     refused(paddle_ext.solve, call | {"backend": backend}, ValueError, *words)
 
 
-def test_largest_number_is_finite() -> None:
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e30), (torch.float64, 1e290)])
+def test_too_large_to_sum(dtype: torch.dtype, limit: float) -> None:
     call = dense()
-    for dtype in (torch.float16, torch.float32):
-        largest = torch.finfo(dtype).max
-        changed = {k: call[k].to(dtype) for k in ("support", "query")}
-        changed["query"] = with_value(changed["query"], largest, 0, 0, 0)
-        got = paddle_ext.solve(**call | changed)
-        assert torch.isfinite(got.assignments).all()
+    call |= {key: call[key].to(dtype) for key in ("support", "query")}
+    for value in (limit / 2, -limit / 2):
+        fits = call | {"query": with_value(call["query"], value, 0, 0, 0)}
+        assert torch.isfinite(paddle_ext.solve(**fits).assignments).all()
+    large = call | {"query": with_value(call["query"], -2 * limit, 0, 0, 0)}
+    words = [f"query must be at most {limit:g} in magnitude", f"got {-2 * limit:g} at [0, 0, 0]"]
+    refused(paddle_ext.solve, large, ValueError, *words)
+
+
+def test_largest_half_fits() -> None:
+    call = {key: x.half() if x.is_floating_point() else x for key, x in dense().items()}
+    call["query"] = with_value(call["query"], torch.finfo(torch.float16).max, 0, 0, 0)
+    assert torch.isfinite(paddle_ext.solve(**call).assignments).all()
 
 
 def test_not_finite_in_a_bank(device: str) -> None:

@@ -27,6 +27,8 @@ DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 LARGEST = torch.finfo(torch.float64).max
+# Features up to here can be summed, over any number of rows, without overflow.
+SUMMABLE = {torch.float16: 1e30, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
 MOST = 2**31 - 1  # iterations and classes are counted in int32
 
 
@@ -305,8 +307,9 @@ def values(
         if name in ranges:
             outside(name, *ranges[name], limit)
     for name, (low, high) in ranges.items():
-        if not (low >= -LARGEST and high <= LARGEST):  # false for NaN
-            not_finite(name, seen[name])
+        most = SUMMABLE.get(seen[name].dtype, LARGEST)
+        if not (low >= -most and high <= most):  # false for NaN
+            too_large(name, seen[name], most)
     return num_classes
 
 
@@ -351,9 +354,11 @@ def missing_class(labels: Tensor, num_classes: int) -> None:
     )
 
 
-def not_finite(name: str, x: Tensor) -> None:
-    place = (~torch.isfinite(x)).nonzero()[0].tolist()
-    raise ValueError(f"{name} must be finite, got {x[tuple(place)].item()} at {place}")
+def too_large(name: str, x: Tensor, most: float) -> None:
+    place = (~(x.double().abs() <= most)).nonzero()[0].tolist()
+    value = x[tuple(place)].item()
+    expected = f"at most {most:g} in magnitude" if math.isfinite(value) else "finite"
+    raise ValueError(f"{name} must be {expected}, got {value:g} at {place}")
 
 
 def kind(value: object) -> str:

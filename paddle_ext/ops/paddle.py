@@ -71,10 +71,11 @@ def solve(
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
     validate : bool
-        Check the values of the tensors: labels in range, a support for every class, no NaN or
-        infinity. On CUDA this synchronises with the host; without it nothing does, the call works
-        under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, `num_classes` must be given,
-        and the result for bad values is undefined.
+        Check the values of the tensors: labels in range, a support for every class, features finite
+        and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
+        synchronises with the host; without it nothing does, the call works under `torch.cuda.graph`
+        and `torch.compile(fullgraph=True)`, `num_classes` must be given, and the result for bad
+        values is undefined.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.solve` in plain torch.
         "auto" is "native", except for float64 on CUDA: that has no native kernel, so the reference
