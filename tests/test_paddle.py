@@ -59,6 +59,10 @@ GRID = [
     (300, 20, 512, (1, 3), "none"),
     (300, 160, 33, (1, 3), "minmax"),
     (300, 227, 768, (1, 3), "none"),
+    # and beyond it: more features, or classes, than one pass of a kernel takes
+    (75, 20, 1280, (1, 5), "auto"),
+    (40, 5, 2049, (1, 3), "minmax"),
+    (9, 13000, 6, (1, 2), "none"),
 ]
 
 
