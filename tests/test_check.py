@@ -186,6 +186,17 @@ def test_too_large_to_sum(dtype: torch.dtype, limit: float) -> None:
     refused(paddle_ext.solve, large, ValueError, *words)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e31])
+def test_one_bad_number_among_many(value: float) -> None:
+    call = dense()
+    support, query = torch.randn(2, 6, 3000), torch.randn(2, 5, 3000)
+    call |= {"support": support, "support_labels": torch.tensor([[0, 1, 2] * 2] * 2)}
+    fine = torch.full_like(query, 1e20)  # squares overflow, sums do not
+    assert torch.isfinite(paddle_ext.solve(**call | {"query": fine}).assignments).all()
+    bad = call | {"query": with_value(query, value, 1, 4, 2999)}
+    refused(paddle_ext.solve, bad, ValueError, "query must be", f"got {value:g} at [1, 4, 2999]")
+
+
 def test_largest_half_fits() -> None:
     call = {key: x.half() if x.is_floating_point() else x for key, x in dense().items()}
     call["query"] = with_value(call["query"], torch.finfo(torch.float16).max, 0, 0, 0)

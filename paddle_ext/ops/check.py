@@ -284,7 +284,7 @@ def values(
     seen: dict[str, Tensor], labels: Tensor, limits: dict[str, int], num_classes: int | None
 ) -> int:
     """Check all tensors through their extremes: one pass each, and one read for all of them."""
-    seen = {name: x for name, x in seen.items() if x.numel()}
+    seen = {name: x for name, x in seen.items() if x.numel() and not plainly_summable(x)}
     # A NaN anywhere makes both extremes NaN, so they tell about finiteness too.
     scalars = [extreme for x in seen.values() for extreme in torch.aminmax(x.detach())]
     if num_classes is not None:
@@ -311,6 +311,20 @@ def values(
         if not (low >= -most and high <= most):  # false for NaN
             too_large(name, seen[name], most)
     return num_classes
+
+
+def plainly_summable(x: Tensor) -> bool:
+    """Whether a finite sum of squares rules out NaN, infinity and all too large numbers.
+
+    It takes a quarter of the time of the extremes, which then need not be looked for; False says
+    nothing.
+    """
+    if not (x.is_cpu and x.dtype in (torch.float32, torch.float64) and x.is_contiguous()):
+        return False
+    if x.numel() < 2**12:  # a small tensor costs the call alone
+        return False
+    flat = x.detach().view(-1)
+    return math.isfinite(torch.dot(flat, flat).item())
 
 
 def numbers_of(scalars: list[Tensor]) -> list[float]:
