@@ -224,7 +224,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)
-    print(f"wrote {path}")
+    print(f"wrote {os.path.relpath(path)}")
 
 
 def pyplot() -> Any:
@@ -253,7 +253,7 @@ def pyplot() -> Any:
 def save_figure(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight")
-    print(f"wrote {path}")
+    print(f"wrote {os.path.relpath(path)}")
 
 
 # --- command line -------------------------------------------------------------------------------
