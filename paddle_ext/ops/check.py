@@ -314,17 +314,15 @@ def values(
 
 
 def plainly_summable(x: Tensor) -> bool:
-    """Whether a finite sum of squares rules out NaN, infinity and all too large numbers.
+    """Whether the norm alone rules out NaN, infinity and all too large numbers.
 
-    It takes a quarter of the time of the extremes, which then need not be looked for; False says
-    nothing.
+    On the CPU it takes a third of the time of the extremes, which then need not be looked for;
+    False says nothing. (A product of torch's would take even less, but its threads do not survive
+    a fork.)
     """
-    if not (x.is_cpu and x.dtype in (torch.float32, torch.float64) and x.is_contiguous()):
-        return False
-    if x.numel() < 2**12:  # a small tensor costs the call alone
-        return False
-    flat = x.detach().view(-1)
-    return math.isfinite(torch.dot(flat, flat).item())
+    if not x.is_cpu or x.dtype not in SUMMABLE or x.numel() < 2**12:
+        return False  # on CUDA it would be one more host synchronisation
+    return bool(torch.linalg.vector_norm(x.detach()).item() <= SUMMABLE[x.dtype])
 
 
 def numbers_of(scalars: list[Tensor]) -> list[float]:
