@@ -59,10 +59,9 @@ GRID = [
     (300, 20, 512, (1, 3), "none"),
     (300, 160, 33, (1, 3), "minmax"),
     (300, 227, 768, (1, 3), "none"),
-    # and beyond it: more features, or classes, than one pass of a kernel takes
+    # and beyond it: more features than one pass of a kernel takes
     (75, 20, 1280, (1, 5), "auto"),
     (40, 5, 2049, (1, 3), "minmax"),
-    (9, 13000, 6, (1, 2), "none"),
 ]
 
 
@@ -135,6 +134,17 @@ def test_large_task(place: Place, scaling: str) -> None:
     # More queries than features pay for, and too many classes for one block.
     problem = make_problem(Q=700, K=300, D=64, shots=(1, 3), seed=3)
     place.agrees(problem, scaling=scaling, tol=0.0, max_iter=8)
+
+
+def test_more_classes_than_a_kernel_counts_at_once(place: Place) -> None:
+    K = 13000  # the truth is plain: points of a grid, and queries beside three of them
+    support = torch.stack([torch.arange(K) % 114, torch.arange(K) // 114], dim=1) * 20.0
+    present = torch.tensor([0, 6543, K - 1]).repeat(4)
+    problem = Problem(support, torch.arange(K), support[present] + 0.25, K)
+    got = place.solve(problem, scaling="none")
+    assert got.labels.tolist() == present.tolist()
+    assert largest(got.proportions[present].cpu() - 1 / 3) < 1e-6
+    assert_on_simplex(got)
 
 
 def test_large_tasks_in_a_batch(place: Place) -> None:
