@@ -66,8 +66,8 @@ PADDLE_EXT_HD double dual_weight(double lam, double Q) {
 struct Thresholds {
     // A change below quiet + quiet_share * u is not applied yet; it counts once it has grown.
     double quiet, quiet_share;
-    // A class whose assignments are all below this leaves the softmax: its dual, from now on fixed,
-    // is right to a tenth. What it holds of a row stays in the row's sum.
+    // A class whose assignments are all below this leaves the softmax: its dual, fixed while it is
+    // away, is right to a tenth when it leaves. What it holds of a row stays in the row's sum.
     double sleep;
     // All classes are back as soon as those that left would hold more than this of a row.
     double wake;

@@ -37,7 +37,7 @@ CudaPlan make_plan(const PaddleSizes& n, const Limits& limits) {
     plan.Dp = round_up(n.D, int64_t(4));
     // A block has at most 32 warps; beyond some products per iteration one block takes too long.
     const bool small = n.Q <= 32 * kRowsPerWarp && double(n.Q) * double(n.Q) * double(n.K) <= 3e7;
-    // Two blocks a multiprocessor hide each other's waits: worth more than G in shared memory.
+    // G in shared memory only if two blocks still fit a multiprocessor, to hide each other's waits.
     plan.shared_gram = small && 2 * (block_shared_bytes(n, true) + 1024) <= limits.shared_bytes;
     plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
     plan.gram = small && plan.shared_bytes <= limits.shared_bytes;

@@ -317,8 +317,7 @@ def plainly_summable(x: Tensor) -> bool:
     """Whether the norm alone rules out NaN, infinity and all too large numbers.
 
     On the CPU it takes a third of the time of the extremes, which then need not be looked for;
-    False says nothing. (A product of torch's would take even less, but its threads do not survive
-    a fork.)
+    False says nothing. (`torch.dot` takes even less, but a forked child hung in it.)
     """
     if not x.is_cpu or x.dtype not in SUMMABLE or x.numel() < 2**12:
         return False  # on CUDA it would be one more host synchronisation
