@@ -19,6 +19,7 @@ from tasks import DenseTasks, Shape, Tasks
 
 import paddle_ext
 from paddle_ext import reference
+from paddle_ext.reference.paddle import AUTO_GAP, AUTO_MIN_GAP, AUTO_MIN_SHARE
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ def gram_products(sums: Sums, settings: Settings) -> Gram:
         distances = (squares - 2 * C / counts + norms / counts.square()).sort(-1).values
         median = distances[..., C.shape[2] // 2]
         gap = (median - distances[..., 0]).mean(1)[:, None, None]
-        least = (1e-5 * median.mean(1)).clamp_min(1e-12)[:, None, None]
-        factor = torch.where(gap > least, 12.0 / gap, torch.ones_like(gap))  # squared
+        least = (AUTO_MIN_SHARE * median.mean(1)).clamp_min(AUTO_MIN_GAP)[:, None, None]
+        factor = torch.where(gap > least, AUTO_GAP / gap, torch.ones_like(gap))  # squared
         G, C, norms = G * factor, C * factor, norms * factor
     return Gram(G, C, norms, counts)
 

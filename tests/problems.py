@@ -357,6 +357,7 @@ def naive_objective(
 # --- where ----------------------------------------------------------------------------------------
 
 SCALINGS = ("auto", "minmax", "none")
+SHAPES = [(12, 4, 6), (75, 20, 33), (200, 30, 16)]  # Q, K, D: small; Gram; direct
 
 
 class Place(NamedTuple):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from problems import (
     SCALINGS,
+    SHAPES,
     TOLERANCE,
     Place,
     Problem,
@@ -16,8 +17,6 @@ from problems import (
 
 import paddle_ext
 from paddle_ext import Solution
-
-SHAPES = [(12, 4, 6), (75, 20, 33), (200, 30, 16)]  # small; Gram; direct
 
 
 class Indexed(NamedTuple):

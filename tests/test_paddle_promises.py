@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from problems import (
     SCALINGS,
+    SHAPES,
     TOLERANCE,
     Place,
     Problem,
@@ -23,9 +24,6 @@ from problems import (
 
 import paddle_ext
 from paddle_ext import Solution, _native
-
-SHAPES = [(12, 4, 6), (75, 20, 33), (200, 30, 16)]  # small; Gram; direct
-
 
 # --- descent and stopping -----------------------------------------------------------------------
 

@@ -7,13 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_on_simplex, largest, make_problem
+from problems import SCALINGS, assert_on_simplex, largest, make_problem
 
 from paddle_ext import reference
 from paddle_ext.reference.paddle import Task, batched, prepare
 from paddle_ext.reference.pgd import objective, simplex_project
-
-SCALINGS = ("auto", "minmax", "none")
 
 
 @given(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import (
     NASTY,
+    SCALINGS,
     Problem,
     all_equal,
     assert_agrees,
@@ -23,8 +24,6 @@ from problems import (
 
 from paddle_ext import reference
 from paddle_ext.reference import paddle as reference_paddle
-
-SCALINGS = ("auto", "minmax", "none")
 
 
 def naive_solve(

@@ -66,7 +66,7 @@ static double auto_factor(const Prepared<T>& task, DirectState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     product(s.w_row, int64_t(1), s.K, task.z, s.D, s.Qp / kPanel, s.u_out, kPanel);
     for (int64_t k = 0; k < s.K; ++k) s.shift[k] = dot(s.w_row[k], s.w_row[k], s.D);
-    double gap = 0, median = 0;
+    Leads<T> leads;
     T* distance = s.slope;
     for (int64_t q = 0; q < s.Q; ++q) {
         double own = 0;
@@ -74,16 +74,12 @@ static double auto_factor(const Prepared<T>& task, DirectState<T>& s) {
             const double z = s.zd[(d / kPanel * s.Q + q) * kPanel + d % kPanel];
             own += z * z;
         }
-        T nearest = 0;
         for (int64_t k = 0; k < s.K; ++k) {
             distance[k] = T(own + s.shift[k] - 2.0 * s.u[k * s.Qp + q]);
-            nearest = k == 0 || distance[k] < nearest ? distance[k] : nearest;
         }
-        const double middle = select_rank(distance, s.K, s.K / 2);
-        median += middle;
-        gap += middle - double(nearest);
+        leads.add(distance, s.K);
     }
-    return auto_factor_squared(gap / double(s.Q), median / double(s.Q));
+    return leads.factor_squared(s.Q);
 }
 
 // Softmax over the classes of one panel of queries, in place; a class's line is read as a whole.

@@ -77,20 +77,16 @@ template <typename T>
 static double auto_factor(const GramState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     T* distance = s.dm;
-    double gap = 0, median = 0;
+    Leads<T> leads;
     for (int64_t q = 0; q < s.Q; ++q) {
         const double own = s.gram[q / kPanel * s.Q * kPanel + q * kPanel + q % kPanel];
-        T nearest = 0;
         for (int64_t k = 0; k < s.K; ++k) {
             const double at = 1.0 / s.mass[k];
             distance[k] = T(own + at * (at * s.norm[k] - 2.0 * s.m[k * s.Qp + q]));
-            nearest = k == 0 || distance[k] < nearest ? distance[k] : nearest;
         }
-        const double middle = select_rank(distance, s.K, s.K / 2);
-        median += middle;
-        gap += middle - double(nearest);
+        leads.add(distance, s.K);
     }
-    return auto_factor_squared(gap / double(s.Q), median / double(s.Q));
+    return leads.factor_squared(s.Q);
 }
 
 template <typename T>
@@ -239,7 +235,7 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
     const Thresholds limit = thresholds(sizeof(T) == 4, p.epsilon, weight, double(s.K));
     for (int64_t k = 0; k < s.K; ++k) set_logit(s, k, temperature, 0.0);
     wake_all(s);
-    double criterion = 0;
+    Outcome outcome{p.max_iter, 0.0};
     for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
         // 1) u-step
         if (!assign(s, T(limit.wake))) {
@@ -259,19 +255,19 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
         product(s.from, int64_t(1), moved, s.gram, s.Q, s.Qp / Simd<T>::kPanel, s.to,
                 int64_t(Simd<T>::kPanel));
         // 3) w-step and v-step
-        criterion = 0;
+        double criterion = 0;
         for (int64_t i = 0; i < moved; ++i) {
             criterion += apply_change(s, s.moved[i], shots[s.moved[i]]);
         }
-        criterion /= double(s.K);
+        outcome.criterion = criterion / double(s.K);
         for (int64_t i = 0; i < s.live_count; ++i) {
             const int64_t k = s.live[i];
             const double dual = 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
             set_logit(s, k, temperature, weight * dual);
         }
-        if (tol > 0 && criterion <= tol) {
-            settle_sleepers(s);
-            return {iteration, criterion};
+        if (tol > 0 && outcome.criterion <= tol) {
+            outcome.iterations = iteration;
+            break;
         }
         // 4) classes that hold nothing leave
         const bool all_live = s.live_count == s.K;
@@ -292,5 +288,5 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
         s.live_count = kept;
     }
     settle_sleepers(s);
-    return {p.max_iter, criterion};
+    return outcome;
 }

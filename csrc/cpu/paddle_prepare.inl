@@ -109,6 +109,25 @@ static void summarise_support(const CpuCall& call) {
     class_sums(row, p.support_labels, n, unit_norm, summary.shift, summary.sums, summary.count);
 }
 
+// What scaling="auto" wants of a task: how far the nearest and the median class are, over its queries.
+template <typename T>
+struct Leads {
+    double gap = 0, median = 0;
+
+    // Squared distances of one query to the K classes; reorders them.
+    void add(T* distance, int64_t K) {
+        T nearest = distance[0];
+        for (int64_t k = 1; k < K; ++k) nearest = distance[k] < nearest ? distance[k] : nearest;
+        const double middle = select_rank(distance, K, K / 2);
+        median += middle;
+        gap += middle - double(nearest);
+    }
+
+    double factor_squared(int64_t Q) const {
+        return auto_factor_squared(gap / double(Q), median / double(Q));
+    }
+};
+
 // The task in scaled coordinates: queries in panels and class sums, both centred at the query mean.
 template <typename T>
 struct Prepared {
