@@ -3,13 +3,19 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 
 #include "common/check.h"
 #include "common/params.h"
 #include "cpu/paddle.h"
+#include "cpu/simd_level.h"
+#include "cpu/sinkhorn.h"
+#include "cpu/tim.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/paddle.h"
+#include "cuda/sinkhorn.h"
+#include "cuda/tim.h"
 #endif
 
 namespace py = pybind11;
@@ -86,6 +92,104 @@ void paddle_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] ui
 #endif
 }
 
+int64_t sinkhorn_workspace(bool on_cuda, [[maybe_unused]] int device, int threads, int dtype,
+                           int64_t B, int64_t Q, int64_t K) {
+    SinkhornParams p{};
+    p.B = B;
+    p.Q = Q;
+    p.K = K;
+    p.dtype = static_cast<DType>(dtype);
+    if (!on_cuda) return sinkhorn_cpu_workspace(p, threads);
+#if PADDLE_EXT_WITH_CUDA
+    return sinkhorn_cuda_workspace(p, device);
+#else
+    no_cuda();
+#endif
+}
+
+void sinkhorn_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] uintptr_t stream,
+                    int threads, int dtype, int64_t B, int64_t Q, int64_t K, uintptr_t cost,
+                    uintptr_t row_mass, bool row_mass_shared, uintptr_t col_mass,
+                    bool col_mass_shared, double reg, int max_iter, double tol, uintptr_t plan,
+                    uintptr_t iterations, uintptr_t residual, uintptr_t workspace,
+                    int64_t workspace_bytes) {
+    if (B == 0) return;
+    SinkhornParams p{};
+    p.B = B;
+    p.Q = Q;
+    p.K = K;
+    p.dtype = static_cast<DType>(dtype);
+    p.cost = pointer<const void>(cost);
+    p.row_mass = pointer<const void>(row_mass);
+    p.col_mass = pointer<const void>(col_mass);
+    p.row_mass_shared = row_mass_shared;
+    p.col_mass_shared = col_mass_shared;
+    p.reg = reg;
+    p.max_iter = max_iter;
+    p.tol = tol;
+    p.plan = pointer<void>(plan);
+    p.iterations = pointer<int32_t>(iterations);
+    p.residual = pointer<void>(residual);
+    p.workspace = pointer<void>(workspace);
+    p.workspace_bytes = workspace_bytes;
+    if (!on_cuda) return sinkhorn_cpu(p, threads);
+#if PADDLE_EXT_WITH_CUDA
+    sinkhorn_cuda(p, device, pointer<void>(stream));
+#else
+    no_cuda();
+#endif
+}
+
+int64_t tim_workspace(bool on_cuda, [[maybe_unused]] int device, int threads, int dtype, int64_t B,
+                      int64_t Q, int64_t S, int64_t K, int64_t D, bool support_shared) {
+    TimParams p{};
+    p.size = {B, Q, S, K, D, support_shared};
+    p.dtype = static_cast<DType>(dtype);
+    if (!on_cuda) return tim_cpu_workspace(p, threads);
+#if PADDLE_EXT_WITH_CUDA
+    return tim_cuda_workspace(p, device);
+#else
+    no_cuda();
+#endif
+}
+
+void tim_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] uintptr_t stream,
+               int threads, int dtype, int64_t B, int64_t Q, int64_t S, int64_t K, int64_t D,
+               bool support_shared, uintptr_t support, uintptr_t support_labels, uintptr_t query,
+               int solver, bool normalize, double temperature, std::array<double, 3> weights,
+               std::array<double, 3> alphas, double learning_rate, int iterations, uintptr_t labels,
+               uintptr_t probabilities, uintptr_t prototypes, uintptr_t losses, uintptr_t workspace,
+               int64_t workspace_bytes) {
+    if (B == 0) return;
+    TimParams p{};
+    p.size = {B, Q, S, K, D, support_shared};
+    p.dtype = static_cast<DType>(dtype);
+    p.support = pointer<const void>(support);
+    p.support_labels = pointer<const int64_t>(support_labels);
+    p.query = pointer<const void>(query);
+    p.solver = static_cast<TimSolver>(solver);
+    p.normalize = normalize;
+    p.temperature = temperature;
+    for (size_t i = 0; i < 3; ++i) {
+        p.weight[i] = weights[i];
+        p.alpha[i] = alphas[i];
+    }
+    p.learning_rate = learning_rate;
+    p.iterations = iterations;
+    p.labels = pointer<int64_t>(labels);
+    p.probabilities = pointer<void>(probabilities);
+    p.prototypes = pointer<void>(prototypes);
+    p.losses = pointer<void>(losses);
+    p.workspace = pointer<void>(workspace);
+    p.workspace_bytes = workspace_bytes;
+    if (!on_cuda) return tim_cpu(p, threads);
+#if PADDLE_EXT_WITH_CUDA
+    tim_cuda(p, device, pointer<void>(stream));
+#else
+    no_cuda();
+#endif
+}
+
 py::dict build_info() {
     py::dict info;
     info["cuda"] = bool(PADDLE_EXT_WITH_CUDA);
@@ -106,4 +210,8 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     module.def("set_simd_level", &set_simd_level);
     module.def("paddle_workspace", &paddle_workspace, release);
     module.def("paddle_solve", &paddle_solve, release);
+    module.def("sinkhorn_workspace", &sinkhorn_workspace, release);
+    module.def("sinkhorn_solve", &sinkhorn_solve, release);
+    module.def("tim_workspace", &tim_workspace, release);
+    module.def("tim_solve", &tim_solve, release);
 }

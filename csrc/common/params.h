@@ -1,4 +1,4 @@
-// What one call of the solver gets: sizes, pointers, options. Filled by bindings.cpp, passed by value.
+// What one call of a solver gets: sizes, pointers, options. Filled by bindings.cpp, passed by value.
 //
 // The letters, here and everywhere: B tasks, Q queries, S support rows, K classes, D features,
 // N rows of a feature bank. Sizes are in elements; all arrays are contiguous.
@@ -44,6 +44,65 @@ struct PaddleParams {
     int32_t* iterations;  // [B]
     void* criterion;      // [B]       real
     void* prototypes;     // [B, K, D] real, or null
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+struct SinkhornParams {
+    int64_t B, Q, K;
+    DType dtype;  // of all arrays: float32 or float64
+
+    // in
+    const void* cost;      // [B, Q, K]
+    const void* row_mass;  // [B, Q], or [Q] when shared
+    const void* col_mass;  // [B, K], or [K] when shared
+    bool row_mass_shared, col_mass_shared;
+
+    // options
+    double reg;
+    int max_iter;
+    double tol;
+
+    // out
+    void* plan;           // [B, Q, K]
+    int32_t* iterations;  // [B]
+    void* residual;       // [B]
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+enum class TimSolver : int { kGradient = 0, kAlternating = 1 };
+
+struct TimSizes {
+    int64_t B, Q, S, K, D;
+    bool support_shared;  // one support set for all tasks
+};
+
+struct TimParams {
+    TimSizes size;
+    DType dtype;  // of the features
+
+    // in
+    const void* support;            // [B, S, D], or [S, D] when shared
+    const int64_t* support_labels;  // [B, S], or [S] when shared
+    const void* query;              // [B, Q, D]
+
+    // options
+    TimSolver solver;
+    bool normalize;  // rows to unit norm first
+    double temperature;
+    double weight[3];      // of the support's cross-entropy, the marginal, the conditional entropy
+    double alpha[3];       // of the same three; 1 is Shannon's
+    double learning_rate;  // of Adam, or the share of the way to the closed form
+    int iterations;
+
+    // out; "real" is double for float64 features, float otherwise
+    int64_t* labels;      // [B, Q]
+    void* probabilities;  // [B, Q, K] real
+    void* prototypes;     // [B, K, D] real, in the coordinates of the (normalised) features
+    void* losses;         // [iterations, B] real, each before its step; or null
 
     void* workspace;
     int64_t workspace_bytes;

@@ -164,7 +164,7 @@ static void update_classes(void* context, int64_t block) {
 }
 
 template <typename T>
-static Outcome iterate_direct(const CpuCall& call, const Prepared<T>& task, double temperature,
+static Outcome iterate_direct(const PaddleCall& call, const Prepared<T>& task, double temperature,
                               double tol, DirectState<T>& s) {
     const PaddleParams& p = *call.params;
     DirectPass<T> pass{&p, &task, &s, temperature, dual_weight<T>(p.lam, double(s.Q))};

@@ -97,7 +97,7 @@ static void mean_row(const Rows<T>& row, int64_t count, int64_t D, const T* norm
 }
 
 template <typename T>
-static void summarise_support(const CpuCall& call) {
+static void summarise_support(const PaddleCall& call) {
     const PaddleParams& p = *call.params;
     const auto& n = p.size;
     Arena arena(call.support_summary);
@@ -204,7 +204,7 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
 }
 
 template <typename T>
-static void scale_sums(const CpuCall& call, int64_t task, Prepared<T>& out) {
+static void scale_sums(const PaddleCall& call, int64_t task, Prepared<T>& out) {
     const PaddleParams& p = *call.params;
     const auto& n = p.size;
     if (n.support_shared) {

@@ -4,7 +4,7 @@
 #define PADDLE_EXT_ROW_TILE 6  // 12 of the 16 registers hold sums
 #define PADDLE_EXT_VECTOR_BYTES 32
 
-#include "cpu/paddle_level.inl"
+#include "cpu/level.inl"
 
 namespace paddle_ext {
 const CpuKernels& cpu_kernels_avx2() { return avx2::kKernels; }

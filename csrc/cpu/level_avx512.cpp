@@ -4,7 +4,7 @@
 #define PADDLE_EXT_ROW_TILE 12  // sums enough in flight to hide the latency of the two FMA units
 #define PADDLE_EXT_VECTOR_BYTES 64
 
-#include "cpu/paddle_level.inl"
+#include "cpu/level.inl"
 
 namespace paddle_ext {
 const CpuKernels& cpu_kernels_avx512() { return avx512::kKernels; }

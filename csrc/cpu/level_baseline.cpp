@@ -12,7 +12,7 @@
 #endif
 #define PADDLE_EXT_VECTOR_BYTES 16
 
-#include "cpu/paddle_level.inl"
+#include "cpu/level.inl"
 
 namespace paddle_ext {
 const CpuKernels& cpu_kernels_baseline() { return baseline::kKernels; }

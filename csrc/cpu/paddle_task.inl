@@ -1,19 +1,4 @@
-// The solver for one SIMD level. A per-level file defines PADDLE_EXT_LEVEL (a namespace),
-// PADDLE_EXT_LEVEL_NAME, PADDLE_EXT_VECTOR_BYTES and PADDLE_EXT_ROW_TILE, and includes this.
-
-#include <cstdint>
-
-#include "common/math.h"
-#include "cpu/paddle_cpu.h"
-
-namespace paddle_ext {
-namespace PADDLE_EXT_LEVEL {
-
-#include "cpu/simd.inl"
-
-static inline int64_t round_up(int64_t value, int64_t step) {
-    return (value + step - 1) / step * step;
-}
+// PADDLE for one SIMD level: a task from its features to its results.
 
 #include "cpu/paddle_prepare.inl"
 #include "cpu/paddle_gram.inl"
@@ -80,7 +65,7 @@ static int64_t padded_queries(const PaddleSizes& n) {
 }
 
 template <typename T>
-static int64_t scratch_bytes(const PaddleParams& p, const CpuPlan& plan) {
+static int64_t paddle_scratch_bytes(const PaddleParams& p, const PaddlePlan& plan) {
     Arena arena;
     const int64_t Qp = padded_queries<T>(p.size);
     Prepared<T> task(arena, p.size, Qp);
@@ -93,14 +78,14 @@ static int64_t scratch_bytes(const PaddleParams& p, const CpuPlan& plan) {
 }
 
 template <typename T>
-static int64_t summary_bytes(const PaddleParams& p) {
+static int64_t paddle_summary_bytes(const PaddleParams& p) {
     Arena arena;
     SupportSummary<T> summary(arena, p.size);
     return arena.used();
 }
 
 template <typename T>
-static void solve_task(const CpuCall& call, int64_t task_number, void* scratch) {
+static void paddle_task(const PaddleCall& call, int64_t task_number, void* scratch) {
     const PaddleParams& p = *call.params;
     const int64_t Qp = padded_queries<T>(p.size);
     Arena arena(scratch);
@@ -133,13 +118,9 @@ static void solve_task(const CpuCall& call, int64_t task_number, void* scratch) 
     }
 }
 
-constexpr CpuKernels kKernels = {
-    PADDLE_EXT_LEVEL_NAME,
-    {scratch_bytes<float>, scratch_bytes<double>},
-    {summary_bytes<float>, summary_bytes<double>},
+constexpr PaddleKernels kPaddleKernels = {
+    {paddle_scratch_bytes<float>, paddle_scratch_bytes<double>},
+    {paddle_summary_bytes<float>, paddle_summary_bytes<double>},
     {summarise_support<float>, summarise_support<double>},
-    {solve_task<float>, solve_task<double>},
+    {paddle_task<float>, paddle_task<double>},
 };
-
-}  // namespace PADDLE_EXT_LEVEL
-}  // namespace paddle_ext

@@ -1,0 +1,26 @@
+// All CPU code for one SIMD level. A per-level file defines PADDLE_EXT_LEVEL (a namespace),
+// PADDLE_EXT_LEVEL_NAME, PADDLE_EXT_VECTOR_BYTES and PADDLE_EXT_ROW_TILE, and includes this.
+
+#include <cstdint>
+
+#include "common/math.h"
+#include "cpu/levels.h"
+
+namespace paddle_ext {
+namespace PADDLE_EXT_LEVEL {
+
+#include "cpu/simd.inl"
+
+static inline int64_t round_up(int64_t value, int64_t step) {
+    return (value + step - 1) / step * step;
+}
+
+#include "cpu/paddle_task.inl"
+#include "cpu/sinkhorn_task.inl"
+#include "cpu/tim_task.inl"
+
+constexpr CpuKernels kKernels = {PADDLE_EXT_LEVEL_NAME, kPaddleKernels, kSinkhornKernels,
+                                 kTimKernels};
+
+}  // namespace PADDLE_EXT_LEVEL
+}  // namespace paddle_ext

@@ -1,0 +1,29 @@
+// The SIMD levels of the CPU code: one set of kernels each, the best usable one chosen at run time.
+#pragma once
+
+#include "cpu/paddle_cpu.h"
+#include "cpu/sinkhorn_cpu.h"
+#include "cpu/tim_cpu.h"
+
+namespace paddle_ext {
+
+struct CpuKernels {
+    const char* name;
+    PaddleKernels paddle;
+    SinkhornKernels sinkhorn;
+    TimKernels tim;
+};
+
+// Of the current level. Take it once per call: another thread may switch levels meanwhile.
+const CpuKernels& cpu_kernels();
+
+const CpuKernels& cpu_kernels_baseline();
+#if PADDLE_EXT_X86
+const CpuKernels& cpu_kernels_avx2();
+const CpuKernels& cpu_kernels_avx512();
+#endif
+
+// Threads for code that is compiled per SIMD level and must not instantiate library templates.
+void parallel_ranges(int64_t count, int threads, void (*body)(void*, int64_t), void* context);
+
+}  // namespace paddle_ext

@@ -1,0 +1,15 @@
+// What the per-level kernels of TIM give to the level-independent part in tim.cpp.
+#pragma once
+
+#include "common/arena.h"
+#include "common/params.h"
+
+namespace paddle_ext {
+
+// Index 0 is float, 1 is double.
+struct TimKernels {
+    int64_t (*scratch_bytes[2])(const TimParams&);
+    void (*solve_task[2])(const TimParams&, int64_t task, void* scratch);
+};
+
+}  // namespace paddle_ext

@@ -1,0 +1,11 @@
+// TIM on CUDA. Everything runs on `stream`; nothing is allocated, nothing waits.
+#pragma once
+
+#include "common/params.h"
+
+namespace paddle_ext {
+
+int64_t tim_cuda_workspace(const TimParams& params, int device);
+void tim_cuda(const TimParams& params, int device, void* stream);
+
+}  // namespace paddle_ext
