@@ -1,0 +1,102 @@
+// Products on the tensor cores with the precision of float: every number is two halves, high + low,
+// and hi hi + hi lo + lo hi is summed in float. What is left out is 2^-22 of the product.
+//
+// A row of numbers is stored in groups of 32: first the high parts, then the low parts, 128 bytes.
+// In shared memory the eight 16-byte pieces of a group are permuted by the row, so that eight rows
+// are read, plain or transposed, without bank conflicts.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace paddle_ext {
+
+constexpr int kGroup = 32;          // numbers in a group
+constexpr int kGroupHalves = 64;    // their halves
+constexpr int kGroupPieces = 8;     // of 16 bytes
+constexpr float kHalfRange = 8192;  // stored numbers are at most about this
+
+struct HighLow {
+    __half high, low;
+};
+
+__device__ inline HighLow split(float value) {
+    value = fminf(fmaxf(value, -4.0f * kHalfRange), 4.0f * kHalfRange);
+    const __half high = __float2half_rn(value);
+    return {high, __float2half_rn(value - __half2float(high))};
+}
+
+// Where element `column` of a row of groups lies, in halves; its low part is 32 further.
+__host__ __device__ constexpr int64_t group_offset(int64_t column) {
+    return column / kGroup * kGroupHalves + column % kGroup;
+}
+
+// Byte offset of a 16-byte piece (0 to 3 high, 4 to 7 low) of a group in shared memory.
+__device__ inline unsigned piece_offset(int row, int piece) {
+    return unsigned((piece ^ (row & 7)) * 16);
+}
+
+__device__ inline unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes from global to shared memory, in the background; zeros if not `valid`.
+__device__ inline void copy_async16(unsigned to, const void* from, bool valid) {
+    const int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Until at most `Pending` of the committed groups are still under way.
+template <int Pending>
+__device__ inline void wait_copies() {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
+}
+
+__device__ inline void load_matrices(unsigned (&to)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ inline void load_matrices_transposed(unsigned (&to)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// sum[16, 8] += a[16, 16] b[16, 8]
+__device__ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0,
+                                    unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};\n"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The tensor cores cut off what a sum cannot hold, always towards zero. Sums over many rows are kept
+// apart, rounded, and take up those of the tensor cores every so many groups.
+constexpr int kFlush = 4;
+
+template <int A, int B>
+__device__ inline void flush_sums(float (&total)[A][B][4], float (&sum)[A][B][4]) {
+#pragma unroll
+    for (int a = 0; a < A; ++a) {
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                total[a][b][i] += sum[a][b][i];
+                sum[a][b][i] = 0.0f;
+            }
+        }
+    }
+}
+
+}  // namespace paddle_ext

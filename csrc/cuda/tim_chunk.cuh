@@ -1,0 +1,123 @@
+// TIM on CUDA: what its stages share. Tasks are solved in chunks; an iteration of a chunk is three
+// launches:
+//
+//   logits      x.w of all rows and classes                                  [N, K] = X W^T
+//   weights     softmax, and from it the weight of every row in every class  [N, K]
+//   prototypes  sums of the rows by these weights, then the step of w        [K, D] = A^T X
+//
+// The two products run on the tensor cores, with the precision of float (common/mma.cuh). Distances,
+// and so gradients, do not change when all rows move alike: a task is centred at the mean of its
+// support, and measured in units of its support's largest coordinate.
+#pragma once
+
+#include "common/arena.h"
+#include "common/device.cuh"
+#include "common/mma.cuh"
+#include "common/params.h"
+#include "common/tim.h"
+
+namespace paddle_ext {
+
+enum class TimStage : int {
+    kStart,    // prototypes are class means
+    kMeasure,  // the largest weight of the support's rows, where it is not at most 1
+    kStep,     // one iteration
+    kFinish,   // probabilities and labels of the queries
+};
+
+// Of one task.
+struct TimScale {
+    float unit;                        // of the coordinates, a power of two
+    float query;                       // a query is stored times this
+    float prototype;                   // a prototype is stored times this
+    float temperature, rate, epsilon;  // as in TimUnits
+};
+
+struct TimPlan {
+    int64_t groups;      // of 32 features
+    int64_t classes;     // K rounded up to groups of 32
+    int64_t chunks;      // of kTimFeatures features
+    int64_t row_blocks;  // of kTimRows support rows
+    int class_tile;      // classes that one block of a product handles
+    bool fused;          // one block has all classes of its rows, and can take the softmax itself
+    bool query_counts;   // the queries have weights at all
+};
+
+constexpr int kTimFeatures = 128;  // features that one block of the prototype step handles
+constexpr int kTimRows = 64;       // rows that one block of the logits, or of the weights, handles
+
+struct TimChunk {
+    TimParams call;
+    TimPlan plan;
+    cudaStream_t stream;
+    int64_t first, tasks;
+    float support_weight, query_weight;  // of the weights of the rows
+    float slope_weight[2];               // of marginal and conditional entropy
+    float query_range;                   // the queries' weights are below this
+
+    // U is 1 for a shared support, else the number of tasks T.
+    float* support_factor;      // [U, S]: 1 / norm
+    float* query_factor;        // [T, Q]
+    float* centre;              // [U, D]
+    unsigned* largest_support;  // [U], the bits of a float
+    unsigned* largest_query;    // [T]
+    unsigned* largest_weight;   // [T]: of the support's rows
+    TimScale* scale;            // [T]
+    __half* support;            // [U, S, groups, 64]
+    __half* query;              // [T, Q, groups, 64]
+    __half* w_halves;           // [T, K, groups, 64]
+    float* w;                   // [T, K, groups, 32]
+    float* moment1;             // [T, K, groups, 32]
+    float* moment2;             // [T, K, groups, 32]
+    float* norm_parts;          // [T, chunks, K]: of ||w||^2
+    float* count;               // [T, K]: shots
+    float* mass;                // [T, K]: of the alternating solver
+    float* column;              // [T, K]: what the weights of a class share
+    float* products;            // [T, S + Q, classes], or [T, Q, classes] when fused
+    __half* weights;            // [T, S + Q, classes / 32, 64]
+    float* weight_parts;        // [T, 1 + row blocks, K]: sums of the weights, the queries' first
+    float* loss_parts;          // [T, 1 + row blocks]
+};
+
+struct TimIteration {
+    TimStage stage;
+    int number;           // from 0
+    bool measured;        // the stage kMeasure came first
+    double bias1, bias2;  // of Adam's moments
+};
+
+void launch_tim_rows(const TimChunk& c);
+void launch_tim_logits(const TimChunk& c, const TimIteration& it);
+void launch_tim_weights(const TimChunk& c, const TimIteration& it);
+void launch_tim_prototypes(const TimChunk& c, const TimIteration& it);
+void launch_tim_output(const TimChunk& c);
+
+// What belongs to the support of a task.
+template <typename T>
+__device__ inline T* of_support(T* base, const TimSizes& n, int64_t task, int64_t each) {
+    return base + (n.support_shared ? 0 : task * each);
+}
+
+// The products of a task with its row `number`; the queries come last.
+__device__ inline float* products_of(const TimChunk& c, int64_t task, int64_t number) {
+    const TimSizes& n = c.call.size;
+    const int64_t row = c.plan.fused ? task * n.Q + number - n.S : task * (n.S + n.Q) + number;
+    return c.products + row * c.plan.classes;
+}
+
+// The weights of the same row.
+__device__ inline __half* weights_of(const TimChunk& c, int64_t task, int64_t number) {
+    const int64_t row = task * (c.call.size.S + c.call.size.Q) + number;
+    return c.weights + row * c.plan.classes / kGroup * kGroupHalves;
+}
+
+// exp(-infinity) is zero, so that a temperature beyond all bounds is a hard choice.
+__device__ inline float tim_exp(float exponent) { return exp2f(exponent * 1.44269504f); }
+
+// The support's weights are stored as parts of this.
+__device__ inline float support_range(const TimChunk& c, int64_t task) {
+    const float largest = __uint_as_float(c.largest_weight[task]);
+    return largest > 0.0f ? largest : 1.0f;
+}
+
+}  // namespace paddle_ext

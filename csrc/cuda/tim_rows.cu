@@ -1,0 +1,187 @@
+// The rows of a chunk as the products want them: normalised, centred, in the task's units, in halves.
+// And the way back: prototypes in the coordinates of the features.
+
+#include "common/rows.cuh"
+#include "cuda/tim_chunk.cuh"
+#include "cuda/tim_tiles.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// The power of two above `largest`; 1 for nothing.
+__device__ inline double power_of_two_above(float largest) {
+    if (!(largest > 0.0f) || isinf(largest)) return 1.0;
+    int exponent;
+    frexpf(largest, &exponent);
+    return ldexp(1.0, exponent);
+}
+
+// All rows of the support, or of the queries, of a chunk.
+template <typename Feature>
+struct Rows {
+    const Feature* features;  // [tasks, rows, D]
+    int64_t tasks, rows, D;
+    float* factor;        // [tasks, rows]
+    const float* centre;  // [D] for all tasks, or [tasks, D]
+    bool one_centre, normalize, aligned;
+
+    __device__ float value(int64_t row, int64_t d) const {
+        const float x = to_float(features[row * D + d]) * factor[row];
+        return x - centre[(one_centre ? 0 : row / rows * D) + d];
+    }
+};
+
+// 1) what normalises a row
+template <typename Feature>
+__global__ void factor_kernel(Rows<Feature> r) {
+    const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (row >= r.tasks * r.rows) return;
+    const float factor =
+        r.normalize ? warp_inverse_norm(r.features + row * r.D, r.D, r.aligned) : 1.0f;
+    if (threadIdx.x % 32 == 0) r.factor[row] = factor;
+}
+
+// 2) the mean of the support; any point near the rows would do
+template <typename Feature>
+__global__ void centre_kernel(Rows<Feature> r, float* centre) {
+    const int64_t parts = ceil_div(r.D, int64_t(kThreads));
+    const int64_t task = blockIdx.x / parts, d = blockIdx.x % parts * kThreads + threadIdx.x;
+    if (d >= r.D) return;
+    const float share = 1.0f / float(r.rows);
+    float mean = 0.0f;
+    for (int64_t row = task * r.rows; row < (task + 1) * r.rows; ++row) {
+        mean += to_float(r.features[row * r.D + d]) * (r.factor[row] * share);
+    }
+    centre[task * r.D + d] = mean;
+}
+
+// 3) the largest coordinate of a task
+template <typename Feature>
+__global__ void largest_kernel(Rows<Feature> r, unsigned* largest) {
+    const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (row >= r.tasks * r.rows) return;
+    float most = 0.0f;
+    for (int64_t d = threadIdx.x % 32; d < r.D; d += 32) most = fmaxf(most, fabsf(r.value(row, d)));
+    most = warp_max(most);
+    if (threadIdx.x % 32 == 0) atomicMax(&largest[row / r.rows], __float_as_uint(most));
+}
+
+// 4) the units of a task
+__global__ void scale_kernel(TimChunk c) {
+    const int64_t task = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (task >= c.tasks) return;
+    const TimParams& p = c.call;
+    const int64_t own = p.size.support_shared ? 0 : task;
+    const double unit = power_of_two_above(__uint_as_float(c.largest_support[own]));
+    const double query = power_of_two_above(__uint_as_float(c.largest_query[task])) / unit;
+    const TimUnits<float> units(unit, p.temperature, p.learning_rate, p.weight);
+    // Adam moves a coordinate by less than eight times its rate.
+    double reach = Range<float>::kFarAway;
+    if (p.solver == TimSolver::kGradient) {
+        reach = fmin(reach, 1.0 + 8.0 * units.rate * double(p.iterations));
+    } else {
+        // Means of rows, at most `rate` too far.
+        reach = fmin(reach, fmax(1.0, query) * (1.0 + 2.0 * p.learning_rate) * 4.0);
+    }
+    TimScale scale;
+    scale.unit = float(unit);
+    scale.query = float(kHalfRange / fmin(fmax(query, 1.0), 1e30));
+    scale.prototype = float(kHalfRange / power_of_two_above(float(reach)));
+    scale.temperature = float(units.temperature);
+    scale.rate = float(units.rate);
+    scale.epsilon = float(units.epsilon);
+    c.scale[task] = scale;
+}
+
+// 5) the rows in halves; `is_query` says by which scale
+template <typename Feature>
+__global__ void split_kernel(Rows<Feature> r, const TimScale* scale, bool is_query, int64_t groups,
+                             __half* out) {
+    const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (row >= r.tasks * r.rows) return;
+    const TimScale s = scale[row / r.rows];
+    const float factor = (is_query ? s.query : kHalfRange) / s.unit;
+    __half* const to = out + row * groups * kGroupHalves;
+    for (int64_t d = threadIdx.x % 32; d < groups * kGroup; d += 32) {
+        const HighLow halves = split(d < r.D ? r.value(row, d) * factor : 0.0f);
+        const int64_t at = group_offset(d);
+        to[at] = halves.high;
+        to[at + kGroup] = halves.low;
+    }
+}
+
+__global__ void output_kernel(TimChunk c) {
+    const TimSizes& n = c.call.size;
+    const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (at >= c.tasks * n.K * n.D) return;
+    const int64_t d = at % n.D, row = at / n.D, task = row / n.K;
+    const float* const centre = of_support(c.centre, n, task, n.D);
+    const float w = c.w[row * c.plan.groups * kGroup + d] * c.scale[task].unit + centre[d];
+    static_cast<float*>(c.call.prototypes)[c.first * n.K * n.D + at] = w;
+}
+
+template <typename Feature>
+unsigned row_blocks(const Rows<Feature>& r) {
+    return grid_size(ceil_div(r.tasks * r.rows, int64_t(kWarps)));
+}
+
+}  // namespace
+
+void launch_tim_rows(const TimChunk& c) {
+    const TimSizes& n = c.call.size;
+    const bool aligned = rows_aligned(c.call.dtype, n.D, {c.call.support, c.call.query});
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        const int64_t first = n.support_shared ? 0 : c.first;
+        const Rows<Feature> support{static_cast<const Feature*>(c.call.support) + first * n.S * n.D,
+                                    n.support_shared ? 1 : c.tasks,
+                                    n.S,
+                                    n.D,
+                                    c.support_factor,
+                                    c.centre,
+                                    n.support_shared,
+                                    c.call.normalize,
+                                    aligned};
+        const Rows<Feature> query{static_cast<const Feature*>(c.call.query) + c.first * n.Q * n.D,
+                                  c.tasks,
+                                  n.Q,
+                                  n.D,
+                                  c.query_factor,
+                                  c.centre,
+                                  n.support_shared,
+                                  c.call.normalize,
+                                  aligned};
+        const unsigned support_blocks = row_blocks(support), query_blocks = row_blocks(query);
+        const unsigned centre_blocks = grid_size(support.tasks * ceil_div(n.D, int64_t(kThreads)));
+        const unsigned task_blocks = grid_size(ceil_div(c.tasks, int64_t(kThreads)));
+        factor_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support);
+        factor_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query);
+        centre_kernel<<<centre_blocks, kThreads, 0, c.stream>>>(support, c.centre);
+        check_cuda(
+            cudaMemsetAsync(c.largest_support, 0, support.tasks * sizeof(unsigned), c.stream),
+            "cudaMemsetAsync");
+        check_cuda(cudaMemsetAsync(c.largest_query, 0, c.tasks * sizeof(unsigned), c.stream),
+                   "cudaMemsetAsync");
+        largest_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support, c.largest_support);
+        largest_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query, c.largest_query);
+        scale_kernel<<<task_blocks, kThreads, 0, c.stream>>>(c);
+        split_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support, c.scale, false,
+                                                                c.plan.groups, c.support);
+        split_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query, c.scale, true, c.plan.groups,
+                                                              c.query);
+    });
+    check_launch("the kernels that prepare the rows");
+}
+
+void launch_tim_output(const TimChunk& c) {
+    const int64_t numbers = c.tasks * c.call.size.K * c.call.size.D;
+    const unsigned blocks = grid_size(ceil_div(numbers, int64_t(kThreads)));
+    output_kernel<<<blocks, kThreads, 0, c.stream>>>(c);
+    check_launch("output_kernel");
+}
+
+}  // namespace paddle_ext
