@@ -10,8 +10,21 @@ import torch
 
 import paddle_ext
 
-# Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid.
-SHAPES = ((20, 5, 16, 2), (75, 40, 33, 2), (40, 20, 12, 3), (600, 30, 16, 2))
+# Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
+# more classes than a tile.
+SHAPES = ((20, 5, 16, 2), (75, 40, 33, 2), (40, 20, 12, 3), (600, 30, 16, 2), (20, 170, 40, 1))
+
+# Q, K: one warp, of rows and of columns; several; M in shared memory; M in global memory.
+SINKHORN_SHAPES = ((20, 5), (10, 40), (75, 160), (90, 70), (300, 60), (30, 2500))
+
+
+def run_sinkhorn(device: str) -> None:
+    for Q, K in SINKHORN_SHAPES:
+        masses = torch.ones(Q, device=device), torch.full((K,), Q / K, device=device)
+        cost = torch.rand(2, Q, K, device=device)
+        cost[1, :, 0] += 100.0  # a far column, and factors that drift
+        for reg in (1.0, 50.0):
+            paddle_ext.sinkhorn(cost, *masses, reg=reg, max_iter=6, tol=0.0)
 
 
 def run(device: str) -> None:
@@ -32,8 +45,14 @@ def run(device: str) -> None:
         paddle_ext.solve_indexed(
             bank, rows[: len(labels)], labels, rows[None, len(labels) :], return_prototypes=True
         )
+        half = support.half(), labels, query.half()
+        for options in ({}, {"alphas": (2.0, 7.0, 5.0)}, {"solver": "adm", "learning_rate": 1.0}):
+            paddle_ext.tim(*own, query, iterations=3, return_losses=True, **options)
+            paddle_ext.tim(*half, num_classes=K, iterations=2, validate=False, **options)
 
 
 if __name__ == "__main__":
-    run(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    where = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    run(where)
+    run_sinkhorn(where)
     sys.stdout.write("all kernels have run\n")

@@ -373,6 +373,26 @@ def test_numbers_of_numpy_are_numbers() -> None:
         assert torch.equal(got.assignments, want.assignments)
 
 
+def test_a_largest_value() -> None:
+    assert check.real("rate", 1, most=1.0) == 1.0
+    with pytest.raises(ValueError, match=re.escape("rate must be >= 0 and at most 1, got 1.5")):
+        check.real("rate", 1.5, most=1.0)
+    with pytest.raises(ValueError, match=re.escape("rate must be > 0 and at most 1, got nan")):
+        check.real("rate", math.nan, positive=True, most=1.0)
+
+
+def test_a_choice_and_a_flag() -> None:
+    assert check.choice("mode", "a", ("a", "b")) == "a"
+    with pytest.raises(ValueError, match="mode must be one of 'a', 'b', got 'c'"):
+        check.choice("mode", "c", ("a", "b"))
+    with pytest.raises(TypeError, match="mode must be a string, got list"):
+        check.choice("mode", ["a"], ("a", "b"))
+    assert check.flag("wanted", True) is True
+    assert check.flag("wanted", False) is False
+    with pytest.raises(TypeError, match="wanted must be True or False, got int"):
+        check.flag("wanted", 1)
+
+
 # --- devices ------------------------------------------------------------------------------------
 
 

@@ -277,3 +277,10 @@ def test_extremes_of_float32(device: str, magnitude: float, scaling: str) -> Non
     assert_on_simplex(got)
     if scaling != "none":  # the others undo the scale
         assert torch.equal(got.labels.cpu(), problem.truth(scaling=scaling).labels)
+
+
+@pytest.mark.parametrize("magnitude", [1e-39, 1e-42, 1e-45])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_subnormal_features(device: str, magnitude: float, scaling: str) -> None:
+    problem = make_problem(Q=10, K=4, D=6).map(lambda x: (x / x.abs().max()) * magnitude)
+    assert_on_simplex(Place(device, torch.float32).solve(problem, scaling=scaling))

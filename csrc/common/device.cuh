@@ -38,6 +38,21 @@ class DeviceGuard {
     bool changed_ = false;
 };
 
+// Lets a kernel ask for all the shared memory that a block of it can have. Always the same amount: the
+// setting is the kernel's, so a smaller one would fail the launch of another thread.
+template <typename Kernel>
+void allow_all_shared(Kernel* kernel) {
+    int device = 0, most = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+               "cudaDeviceGetAttribute");
+    cudaFuncAttributes attributes;
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    most - int(attributes.sharedSizeBytes)),
+               "cudaFuncSetAttribute");
+}
+
 template <typename A, typename B>
 __host__ __device__ constexpr auto ceil_div(A a, B b) {
     return (a + b - 1) / b;

@@ -35,7 +35,8 @@ struct Range<float> {
     static constexpr double kMaxWeight = 1e30;
     static constexpr double kFarAway = 1e9;
     static constexpr double kOffsetResolution = 1e-6;  // of a common offset, relative to it
-    static constexpr double kMinSpread = 1e-37;       // a smaller range of a feature counts as none
+    static constexpr int kMinExponent = -120;    // 2^-this, which scales a task up, is a number
+    static constexpr double kMinSpread = 1e-37;  // a smaller range of a feature counts as none
     static constexpr double kMinSquaredNorm = 1e-30;  // outside, squares lose bits or overflow
     static constexpr double kMaxSquaredNorm = 1e30;
 };
@@ -45,6 +46,7 @@ struct Range<double> {
     static constexpr double kMaxWeight = 1e60;
     static constexpr double kFarAway = 1e60;
     static constexpr double kOffsetResolution = 1e-14;
+    static constexpr int kMinExponent = -1000;
     static constexpr double kMinSpread = 1e-300;
     static constexpr double kMinSquaredNorm = 1e-250;
     static constexpr double kMaxSquaredNorm = 1e250;

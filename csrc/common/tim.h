@@ -14,9 +14,8 @@
 namespace paddle_ext {
 
 constexpr double kTimEpsilon = 1e-12;
-// The cross-entropy of order a > 1 is a power with a negative exponent. Beyond this much of it, it
-// goes on as its tangent in ln p: no precision could square the slope of the power itself.
-constexpr double kTimMaxPower = 1e15;
+// The cross-entropy of order a > 1 is a power with a negative exponent. Beyond 1e15, whose logarithm
+// this is, it goes on as its tangent in ln p: no precision could square the slope of the power itself.
 constexpr double kTimLogMaxPower = 34.538776394910684;
 constexpr double kAdamBeta1 = 0.9, kAdamBeta2 = 0.999, kAdamEpsilon = 1e-8;
 
@@ -69,7 +68,8 @@ struct TimOrder {
     Real alpha, less_one, inverse;  // a, a - 1, 1 / (a - 1)
 
     PADDLE_EXT_HD explicit TimOrder(double a)
-        : shannon(a == 1.0), alpha(Real(a)), less_one(Real(a - 1.0)),
+        : shannon(a == 1.0), alpha(Real(fmin(a, TimRange<Real>::kMaxLog))),
+          less_one(Real(fmin(a - 1.0, TimRange<Real>::kMaxLog))),
           inverse(shannon ? Real(0) : Real(1.0 / (a - 1.0))) {}
 };
 
@@ -77,7 +77,8 @@ struct TimOrder {
 template <typename Math = TimMath, typename V, typename Real>
 PADDLE_EXT_HD V tim_log(V p, const TimOrder<Real>& order) {
     const V log = Math::log(p + Real(kTimEpsilon));
-    return order.shannon ? log : Math::expm1(log * order.less_one) * order.inverse;
+    if (order.shannon) return log;
+    return Math::expm1(Math::min(log, Math::all(Real(0))) * order.less_one) * order.inverse;
 }
 
 // A class's term of an entropy, from p (or the mean of p) and its tim_log.
@@ -92,7 +93,9 @@ PADDLE_EXT_HD V tim_entropy_slope(V p, V log, const TimOrder<Real>& order) {
     return order.shannon ? -(log + p / (p + Real(kTimEpsilon))) : -(log * order.alpha);
 }
 
-// dL/dlogit of a query and a class, from g_k and sum_j p_j g_j.
+// dL/dlogit of a query and a class, from g_k and sum_j p_j g_j. Adam makes steps even of tiny
+// gradients, so their rounding counts: take from all g of a query that of its most probable class
+// first, and what would be 1 - p is never formed by a subtraction.
 template <typename V>
 PADDLE_EXT_HD V tim_query_derivative(V p, V slope, V mean_slope) {
     return p * (slope - mean_slope);
@@ -110,6 +113,7 @@ PADDLE_EXT_HD V tim_cross_entropy(V p, const TimOrder<Real>& order) {
 }
 
 // The factor r of a support row's derivatives, dCE/dlogit_k = r (p_k - y_k); p is that of its class.
+// For that class take -r times the sum of the other p: see above.
 template <typename Math = TimMath, typename V, typename Real>
 PADDLE_EXT_HD V tim_support_factor(V p, const TimOrder<Real>& order) {
     const V certain = p + Real(kTimEpsilon);
@@ -120,16 +124,28 @@ PADDLE_EXT_HD V tim_support_factor(V p, const TimOrder<Real>& order) {
     return ratio * (Math::expm1(bounded) + Real(1));
 }
 
+// The power of two above all that a task's coordinates are made of: its largest centred coordinate and,
+// for Adam, its steps. Dividing by it is exact; its inverse is a number too.
+template <typename Real>
+PADDLE_EXT_HD double tim_unit(double largest, double step) {
+    const double reach = fmax(largest, step);
+    if (!(reach > 0) || !(reach < 1e300)) return 1.0;
+    int exponent;
+    ::frexp(reach, &exponent);
+    return ::ldexp(1.0,
+                   exponent < Range<Real>::kMinExponent ? Range<Real>::kMinExponent : exponent);
+}
+
 // A task in units of its largest centred coordinate. Adam's steps do not change when all gradients are
 // divided by one number, its epsilon with them: the derivatives are taken without the temperature,
 // without the unit and by the largest weight, so that none of them can overflow or vanish.
 //     gradient = sum_n A_nk x_n - w_k sum_n A_nk,     A = dL/dlogit / (largest weight).
 template <typename Real>
 struct TimUnits {
-    double temperature;   // logit = temperature (x.w - w.w/2 - x.x/2)
-    double rate;          // of Adam
-    double epsilon;       // of Adam
-    double weight[3];     // over the largest
+    double temperature;  // logit = temperature (x.w - w.w/2 - x.x/2)
+    double rate;         // of Adam
+    double epsilon;      // of Adam
+    double weight[3];    // over the largest
 
     PADDLE_EXT_HD TimUnits(double unit, double temperature_in, double rate_in,
                            const double* weight_in) {
@@ -138,17 +154,19 @@ struct TimUnits {
         rate = fmin(rate_in / unit, TimRange<Real>::kMaxRate);
         epsilon = kAdamEpsilon / unit / temperature_in;
         if (largest > 0) epsilon /= largest;
-        epsilon = fmin(fmax(epsilon, TimRange<Real>::kMinAdamEpsilon),
-                       TimRange<Real>::kMaxAdamEpsilon);
+        epsilon =
+            fmin(fmax(epsilon, TimRange<Real>::kMinAdamEpsilon), TimRange<Real>::kMaxAdamEpsilon);
         for (int i = 0; i < 3; ++i) weight[i] = largest > 0 ? weight_in[i] / largest : 0.0;
     }
 };
 
-// One step of Adam; `iteration` counts from 1.
+PADDLE_EXT_HD double tim_bias(double beta, int iteration) { return 1.0 - ::pow(beta, iteration); }
+
+// One step of Adam, with the biases of its moments: tim_bias, iterations counted from 1.
 template <typename Real>
 struct TimAdam {
-    Real rate;     // over the bias of the first moment
-    Real root;     // 1 / sqrt(bias of the second moment)
+    Real rate;  // over the bias of the first moment
+    Real root;  // 1 / sqrt(bias of the second moment)
     Real epsilon;
 
     PADDLE_EXT_HD TimAdam(double rate_in, double epsilon_in, double bias1, double bias2)
@@ -168,8 +186,6 @@ struct TimAdam {
     }
 };
 
-PADDLE_EXT_HD double tim_bias(double beta, int iteration) { return 1.0 - ::pow(beta, iteration); }
-
 // --- TIM-ADM ---------------------------------------------------------------------------------------
 //
 // All of it in logarithms, l = ln P = logit - logsumexp(logits):
@@ -177,10 +193,10 @@ PADDLE_EXT_HD double tim_bias(double beta, int iteration) { return 1.0 - ::pow(b
 
 template <typename Real>
 struct TimAlternating {
-    Real exponent;          // 1 + l2
-    Real power;             // l1 / (1 + l1)
-    Real support, query;    // c_s, c_q: weights of Y - P_s and q - P_q
-    Real rate;              // share of the way that is gone
+    Real exponent;        // 1 + l2
+    Real power;           // l1 / (1 + l1)
+    Real support, query;  // c_s, c_q: weights of Y - P_s and q - P_q
+    Real rate;            // share of the way that is gone
 
     PADDLE_EXT_HD TimAlternating(const double* weight, double rate_in, double S, double Q)
         : exponent(Real(fmin(1.0 + weight[2], TimRange<Real>::kMaxLog))),

@@ -186,6 +186,7 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
     if (!unit_norm && largest > 0 && largest < __builtin_inf()) {
         int exponent;
         __builtin_frexp(double(largest), &exponent);
+        exponent = exponent < Range<T>::kMinExponent ? Range<T>::kMinExponent : exponent;
         const double down = __builtin_ldexp(1.0, -exponent);
         out.squared_unit = __builtin_ldexp(1.0, 2 * exponent);
         for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] * down);

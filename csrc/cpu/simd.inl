@@ -83,18 +83,19 @@ static inline T horizontal_max(Vec<T> value) {
     return best;
 }
 
-static inline Vec<float> exp_polynomial(Vec<float> r) {
+// exp(r) - 1 for |r| <= ln(2)/2.
+static inline Vec<float> expm1_polynomial(Vec<float> r) {
     Vec<float> p = splat(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    return p * (r * r) + r + 1.0f;
+    return p * (r * r) + r;
 }
 
-// Taylor to degree 13: |r| <= ln(2)/2 leaves an error below the rounding of double.
-static inline Vec<double> exp_polynomial(Vec<double> r) {
+// Taylor to degree 13 leaves an error below the rounding of double.
+static inline Vec<double> expm1_polynomial(Vec<double> r) {
     Vec<double> p = splat(1.0 / 6227020800.0);
     p = p * r + 1.0 / 479001600.0;
     p = p * r + 1.0 / 39916800.0;
@@ -108,7 +109,7 @@ static inline Vec<double> exp_polynomial(Vec<double> r) {
     p = p * r + 1.0 / 6.0;
     p = p * r + 0.5;
     p = p * r + 1.0;
-    return p * r + 1.0;
+    return p * r;
 }
 
 // exp(x) for x <= 80; zero below kLowest.
@@ -123,7 +124,7 @@ static inline Vec<T> vexp(Vec<T> x) {
     const Vec<T> r = (x - n * L::kLn2High) - n * L::kLn2Low;
     // The low bits of `shifted` hold n: moved into the exponent they multiply by 2^n.
     const IntVec exponent = reinterpret_cast<IntVec>(shifted) << L::kMantissaBits;
-    const IntVec scaled = reinterpret_cast<IntVec>(exp_polynomial(r)) + exponent;
+    const IntVec scaled = reinterpret_cast<IntVec>(expm1_polynomial(r) + T(1)) + exponent;
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 
@@ -148,6 +149,7 @@ static inline void product_tile(const T* const* a, int64_t stride, const T* b, i
     Vec<T> sum[Rows][kVecs] = {};
     const T* row[Rows];
     for (int r = 0; r < Rows; ++r) row[r] = a[r];
+#pragma GCC unroll 4
     for (int64_t i = 0; i < inner; ++i, b += kPanel) {
         Vec<T> column[kVecs];
 #pragma GCC unroll 4

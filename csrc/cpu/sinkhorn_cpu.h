@@ -1,8 +1,10 @@
-// What the per-level kernels of Sinkhorn's iteration give to the level-independent part in sinkhorn.cpp.
+// What the per-level kernels of Sinkhorn's iteration give to the level-independent part in
+// sinkhorn.cpp.
 #pragma once
 
 #include "common/arena.h"
 #include "common/params.h"
+#include "common/sinkhorn.h"
 
 namespace paddle_ext {
 

@@ -1,12 +1,314 @@
-// Sinkhorn's iteration for one SIMD level.
+// Sinkhorn's iteration for one SIMD level: one task on one thread, nothing allocated. The algebra
+// is in common/sinkhorn.h; the same quantities carry the same names.
+//
+// M is row-major and padded with zeros to whole vectors and whole blocks of kRows rows. One pass
+// over it does an iteration: the products of a block of rows with b, their new factors, and at
+// once, while the block is in the first-level cache, their share of the products of the columns
+// with a.
 
 template <typename T>
-static int64_t sinkhorn_scratch_bytes(const SinkhornParams&) {
-    return 0;
+struct SinkhornTask {
+    static constexpr int64_t kRows = Simd<T>::kLanes > 8 ? Simd<T>::kLanes : 8;
+    // Long sums are sums of sums of about so many numbers, or rounding would add up.
+    static constexpr int64_t kTerms = 256;
+
+    int64_t Q, K, Qp, Kp;
+    T* m;             // [Qp, Kp]
+    T* row_mass;      // [Qp]  as all masses here: of a total of 1
+    T* col_mass;      // [Kp]
+    T* a;             // [Qp]
+    T* a_next;        // [Qp]
+    T* b;             // [Kp]
+    T* col_sum;       // [Kp]  (M^T a_next)
+    T* col_part;      // [Kp]  the same over a part of the rows
+    double* row_low;  // [Q]   minimum of the cost
+    double* col_low;  // [K]   minimum over the rows with mass of the cost less row_low
+    double* f;        // [Q]
+    double* g;        // [K]
+
+    SinkhornTask(Arena& arena, int64_t Q, int64_t K)
+        : Q(Q), K(K), Qp(round_up(Q, kRows)), Kp(round_up(K, Simd<T>::kLanes)),
+          m(arena.take<T>(Qp * Kp)), row_mass(arena.take<T>(Qp)), col_mass(arena.take<T>(Kp)),
+          a(arena.take<T>(Qp)), a_next(arena.take<T>(Qp)), b(arena.take<T>(Kp)),
+          col_sum(arena.take<T>(Kp)), col_part(arena.take<T>(Kp)), row_low(arena.take<double>(Q)),
+          col_low(arena.take<double>(K)), f(arena.take<double>(Q)), g(arena.take<double>(K)) {}
+};
+
+template <typename T>
+static T within(T value, T low, T high) {
+    value = value > low ? value : low;
+    return value < high ? value : high;
+}
+
+// Divides masses by their total, which it returns; zero beyond their end.
+template <typename T>
+static double normalise_mass(const T* mass, int64_t count, int64_t padded, T* out) {
+    double total = 0;
+    for (int64_t i = 0; i < count; ++i) total += double(mass[i]);
+    for (int64_t i = 0; i < padded; ++i) {
+        out[i] = i < count && total > 0 ? T(double(mass[i]) / total) : T(0);
+    }
+    return total;
+}
+
+// M from the potentials, zero beyond the end of a row; takes the factors home.
+template <typename T>
+static void fill(SinkhornTask<T>& s, const T* cost, double reg) {
+    constexpr double kHighest = SinkhornBounds<T>::kHighest, kLowest = Lanes<T>::kLowest - 1;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        const T* __restrict__ from = cost + q * s.K;
+        const double* __restrict__ col_low = s.col_low;
+        const double* __restrict__ g = s.g;
+        T* __restrict__ row = s.m + q * s.Kp;
+        const double low = s.row_low[q], f = s.f[q];
+        for (int64_t k = 0; k < s.K; ++k) {
+            const double reduced = double(from[k]) - low - col_low[k];
+            const double log = f + g[k] - reg * reduced;
+            row[k] = T(log < kHighest ? (log > kLowest ? log : kLowest) : kHighest);
+        }
+        for (int64_t k = s.K; k < s.Kp; ++k) row[k] = T(kLowest);
+        for (int64_t k = 0; k < s.Kp; k += Simd<T>::kLanes)
+            store<T>(row + k, vexp<T>(load(row + k)));
+    }
+    for (int64_t q = 0; q < s.Qp; ++q) s.a[q] = T(__builtin_sqrt(s.row_mass[q]));
+    for (int64_t k = 0; k < s.Kp; ++k) s.b[k] = T(__builtin_sqrt(s.col_mass[k]));
 }
 
 template <typename T>
-static void sinkhorn_task(const SinkhornParams&, int64_t, void*) {}
+static T row_minimum(const T* row, int64_t count) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    T low = row[0];
+    int64_t k = 0;
+    if (count >= kLanes) {
+        Vec<T> lows = load(row);
+        for (k = kLanes; k + kLanes <= count; k += kLanes) lows = vmin<T>(lows, load(row + k));
+        low = -horizontal_max<T>(-lows);
+    }
+    for (; k < count; ++k) low = row[k] < low ? row[k] : low;
+    return low;
+}
+
+// M at the start, and the first row step, which finds every b at one.
+template <typename T>
+static void start(SinkhornTask<T>& s, const T* cost, double reg) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    // A factor that T can hold: beyond, a difference is nothing or everything.
+    const T steep =
+        T(within(reg, double(SinkhornBounds<T>::kTiny), double(SinkhornBounds<T>::kFinite)));
+    for (int64_t i = 0; i < s.Qp * s.Kp; ++i) s.m[i] = 0;
+    for (int64_t q = 0; q < s.Qp; ++q) s.a[q] = 0;
+    for (int64_t k = 0; k < s.Kp; ++k) s.col_part[k] = 0;
+    for (int64_t k = 0; k < s.K; ++k) s.col_low[k] = 0;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        const T low = row_minimum(cost + q * s.K, s.K);
+        s.row_low[q] = double(low);
+        if (!(s.row_mass[q] > 0)) continue;
+        const T* __restrict__ from = cost + q * s.K;
+        T* __restrict__ row = s.m + q * s.Kp;
+        for (int64_t k = 0; k < s.K; ++k) row[k] = (low - from[k]) * steep;
+        for (int64_t k = s.K; k < s.Kp; ++k) row[k] = Lanes<T>::kLowest - 1;
+        Vec<T> sum = {};
+        for (int64_t k = 0; k < s.Kp; k += kLanes) {
+            const Vec<T> value = vexp<T>(load(row + k));
+            store<T>(row + k, value);
+            sum += value;
+        }
+        s.a[q] = s.row_mass[q] / horizontal_sum<T>(sum);
+    }
+    for (int64_t q = 0; q < s.Q; ++q) s.f[q] = s.row_mass[q] > 0 ? 0.0 : kSinkhornGone;
+    for (int64_t k = 0; k < s.K; ++k) s.g[k] = s.col_mass[k] > 0 ? 0.0 : kSinkhornGone;
+}
+
+// col_part into col_sum; `first` of the parts.
+template <typename T>
+static void add_part(SinkhornTask<T>& s, bool first) {
+    for (int64_t k = 0; k < s.Kp; k += Simd<T>::kLanes) {
+        const Vec<T> part = load(s.col_part + k);
+        store<T>(s.col_sum + k, first ? part : load(s.col_sum + k) + part);
+        store<T>(s.col_part + k, Vec<T>{});
+    }
+}
+
+// Adds the rows of a block, times their factors, to col_part.
+template <typename T>
+static inline void add_rows(SinkhornTask<T>& s, int64_t q, const T* factors) {
+    constexpr int kRows = SinkhornTask<T>::kRows, kLanes = Simd<T>::kLanes;
+    const T* const m = s.m + q * s.Kp;
+    T factor[kRows];
+    for (int r = 0; r < kRows; ++r) factor[r] = factors[q + r];
+    for (int64_t k = 0; k < s.Kp; k += kLanes) {
+        Vec<T> column = load(s.col_part + k);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) column += factor[r] * load(m + r * s.Kp + k);
+        store<T>(s.col_part + k, column);
+    }
+    const int64_t end = q + kRows;
+    if (end % SinkhornTask<T>::kTerms == 0 || end == s.Qp) {
+        add_part(s, q < SinkhornTask<T>::kTerms);
+    }
+}
+
+// col_sum = M^T a
+template <typename T>
+static void sum_columns(SinkhornTask<T>& s) {
+    for (int64_t q = 0; q < s.Qp; q += SinkhornTask<T>::kRows) add_rows(s, q, s.a);
+}
+
+// The minima of the columns, over the rows with mass.
+template <typename T>
+static void reduce_columns(SinkhornTask<T>& s, const T* cost) {
+    for (int64_t k = 0; k < s.K; ++k) s.col_low[k] = SinkhornBounds<double>::kFinite;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        if (!(s.row_mass[q] > 0)) continue;
+        const T* __restrict__ row = cost + q * s.K;
+        double* __restrict__ col_low = s.col_low;
+        const double low = s.row_low[q];
+        for (int64_t k = 0; k < s.K; ++k) {
+            const double above = double(row[k]) - low;
+            col_low[k] = above < col_low[k] ? above : col_low[k];
+        }
+    }
+}
+
+// New factors mass / sum, and in `far` whether one is too far from the root of its mass.
+template <typename T>
+static inline Vec<T> new_factor(Vec<T> sum, Vec<T> mass, typename Simd<T>::IntVec& far) {
+    using Bounds = SinkhornBounds<T>;
+    constexpr T kFar = T(kSinkhornFar);
+    const Vec<T> square = sum * sum;
+    far |= (square > mass * kFar) | (square * kFar < mass);
+    return mass / vmin<T>(vmax<T>(sum, splat(Bounds::kLeast)), splat(Bounds::kMost));
+}
+
+template <typename T>
+static inline bool any(typename Simd<T>::IntVec far) {
+    typename Lanes<T>::Int found = 0;
+    for (int lane = 0; lane < Simd<T>::kLanes; ++lane) found |= far[lane];
+    return found != 0;
+}
+
+struct PassResult {
+    double residual;  // of the factors as they were
+    bool drifted;
+};
+
+// a_next and col_sum, one block of rows at a time.
+template <typename T>
+static PassResult pass(SinkhornTask<T>& s) {
+    constexpr int kRows = SinkhornTask<T>::kRows, kLanes = Simd<T>::kLanes;
+    constexpr int64_t kTerms = 4 * SinkhornTask<T>::kTerms;  // over four lanes, or more
+    const int64_t Kp = s.Kp;
+    Vec<T> worst = {};
+    typename Simd<T>::IntVec far = {};
+    for (int64_t q = 0; q < s.Qp; q += kRows) {
+        const T* const m = s.m + q * Kp;
+        Vec<T> sum[kRows] = {};
+        for (int64_t start = 0; start < Kp; start += kTerms) {
+            const int64_t end = start + kTerms < Kp ? start + kTerms : Kp;
+            Vec<T> part[kRows] = {};
+            for (int64_t k = start; k < end; k += kLanes) {
+                const Vec<T> b = load(s.b + k);
+#pragma GCC unroll 16
+                for (int r = 0; r < kRows; ++r) part[r] += load(m + r * Kp + k) * b;
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; ++r) sum[r] += part[r];
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; r += kLanes) {
+            Vec<T> total = {};
+#pragma GCC unroll 16
+            for (int lane = 0; lane < kLanes; ++lane) {
+                total[lane] = horizontal_sum<T>(sum[r + lane]);
+            }
+            const Vec<T> mass = load(s.row_mass + q + r);
+            const Vec<T> off = load(s.a + q + r) * total - mass;
+            worst = vmax<T>(worst, vmax<T>(off, -off));
+            store<T>(s.a_next + q + r, new_factor<T>(total, mass, far));
+        }
+        add_rows(s, q, s.a_next);
+    }
+    return {double(horizontal_max<T>(worst)), any<T>(far)};
+}
+
+// b from col_sum; whether a factor has drifted.
+template <typename T>
+static bool column_step(SinkhornTask<T>& s) {
+    typename Simd<T>::IntVec far = {};
+    for (int64_t k = 0; k < s.Kp; k += Simd<T>::kLanes) {
+        store<T>(s.b + k, new_factor<T>(load(s.col_sum + k), load(s.col_mass + k), far));
+    }
+    return any<T>(far);
+}
+
+template <typename T>
+static void absorb(const T* factor, const T* mass, int64_t count, double* potential) {
+    for (int64_t i = 0; i < count; ++i) {
+        const double ratio = double(factor[i]) / __builtin_sqrt(double(mass[i]));
+        if (ratio > 0) potential[i] += __builtin_log(ratio);  // false without mass
+    }
+}
+
+template <typename T>
+static void write_plan(const SinkhornTask<T>& s, double total, T* plan) {
+    constexpr T kFinite = SinkhornBounds<T>::kFinite;
+    for (int64_t q = 0; q < s.Q; ++q) {
+        const T* __restrict__ m = s.m + q * s.Kp;
+        const T* __restrict__ b = s.b;
+        const T a = s.a[q], scale = T(total);
+        T* __restrict__ row = plan + q * s.K;
+        for (int64_t k = 0; k < s.K; ++k) {
+            const T part = a * m[k];
+            row[k] = scale * ((part < kFinite ? part : kFinite) * b[k]);
+        }
+    }
+}
+
+template <typename T>
+static int64_t sinkhorn_scratch_bytes(const SinkhornParams& p) {
+    Arena arena;
+    SinkhornTask<T> task(arena, p.Q, p.K);
+    return arena.used();
+}
+
+template <typename T>
+static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch) {
+    Arena arena(scratch);
+    SinkhornTask<T> s(arena, p.Q, p.K);
+    const T* cost = static_cast<const T*>(p.cost) + task * p.Q * p.K;
+    const T* row_mass = static_cast<const T*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
+    const T* col_mass = static_cast<const T*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
+    const double total = normalise_mass(row_mass, s.Q, s.Qp, s.row_mass);
+    normalise_mass(col_mass, s.K, s.Kp, s.col_mass);
+    start(s, cost, p.reg);
+    sum_columns(s);
+    if (column_step(s)) {
+        reduce_columns(s, cost);
+        absorb(s.a, s.row_mass, s.Q, s.f);
+        fill(s, cost, p.reg);
+        sum_columns(s);
+        column_step(s);
+    }
+
+    int iterations = 1;
+    T residual = 0;
+    for (;; ++iterations) {
+        const PassResult found = pass(s);
+        residual = T(total * found.residual);
+        if (iterations == p.max_iter || (p.tol > 0 && double(residual) <= p.tol)) break;
+        T* const before = s.a;
+        s.a = s.a_next;
+        s.a_next = before;
+        if (column_step(s) || found.drifted) {
+            absorb(s.a, s.row_mass, s.Q, s.f);
+            absorb(s.b, s.col_mass, s.K, s.g);
+            fill(s, cost, p.reg);
+        }
+    }
+    write_plan(s, total, static_cast<T*>(p.plan) + task * p.Q * p.K);
+    p.iterations[task] = iterations;
+    static_cast<T*>(p.residual)[task] = residual;
+}
 
 constexpr SinkhornKernels kSinkhornKernels = {
     {sinkhorn_scratch_bytes<float>, sinkhorn_scratch_bytes<double>},

@@ -1,12 +1,226 @@
-// TIM for one SIMD level.
+// TIM for one SIMD level: a task from its features to its results.
+//
+// An iteration is two products with the rows of the task, X [N, D], which never change and are laid
+// out once for each of them: scores = W X^T, then sums = A X with A = dL/dlogit. Softmax and
+// derivatives happen while a panel of rows is in the first-level cache, Adam's step when a class is.
+// Threads inside a task own whole panels or whole classes, so the result does not depend on them.
+
+#include "cpu/tim_math.inl"
+#include "cpu/tim_prepare.inl"
+#include "cpu/tim_steps.inl"
+
+// What a thread takes at once: rows of a product, in whole tiles, and panels.
+constexpr int64_t kTimClasses = 8 * PADDLE_EXT_ROW_TILE;
+constexpr int64_t kTimPanels = 4;
 
 template <typename T>
-static int64_t tim_scratch_bytes(const TimParams&) {
-    return 0;
+struct TimPass {
+    const TimParams& params;
+    const TimRows<T>& rows;
+    TimState<T>& s;
+    TimUnits<T> units;
+    TimAlternating<T> alternating;
+    TimOrder<T> order[3];
+    bool want_loss;
+    int iteration;
+    double* fit;  // [panels]  sums of cross-entropies
+
+    bool by_gradient() const { return params.solver == TimSolver::kGradient; }
+};
+
+template <typename T>
+static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, TimState<T>& s) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    const int64_t* labels = tim_labels(p, task);
+    T* const zero[] = {s.w, s.first, s.second, s.pull};
+    for (T* x : zero) __builtin_memset(x, 0, sizeof(T) * s.K * s.Dp);
+    for (int64_t k = 0; k < s.K; ++k) {
+        s.shots[k] = 0;
+        s.w_row[k] = s.w + k * s.Dp;
+        s.p_row[k] = s.p + k * s.stride;
+        s.pull_row[k] = s.pull + k * s.Dp;
+    }
+    for (int64_t i = 0; i < s.S; ++i) {
+        const int64_t k = labels[i];
+        if (k < 0 || k >= s.K) continue;  // only without validation
+        s.shots[k] += 1;
+        for (int64_t d = 0; d < s.D; ++d) {
+            s.w[k * s.Dp + d] += rows.by_dim[(d / kPanel * s.Np + i) * kPanel + d % kPanel];
+        }
+    }
+    for (int64_t k = 0; k < s.K; ++k) {
+        const T inverse = T(1.0 / safe_mass(s.shots[k]));
+        for (int64_t d = 0; d < s.D; ++d) s.w[k * s.Dp + d] *= inverse;
+        s.half_norm[k] = dot(s.w_row[k], s.w_row[k], s.D) / 2;
+    }
+    for (int64_t i = 0; i < s.Np; ++i) {
+        s.own[i] = i < s.S ? typename Lanes<T>::Int(labels[i]) : -1;
+        s.share[i] = i >= s.S && i < s.N ? T(1) / T(s.Q) : T(0);
+    }
+}
+
+// Scores of a group of panels, class block by class block.
+template <typename T>
+static void tim_scores(const TimPass<T>& pass, int64_t first, int64_t count) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    const TimState<T>& s = pass.s;
+    for (int64_t k = 0; k < s.K; k += kTimClasses) {
+        T* rows[kTimClasses];
+        const int64_t block = s.K - k < kTimClasses ? s.K - k : kTimClasses;
+        for (int64_t i = 0; i < block; ++i) rows[i] = s.p + (k + i) * s.stride + first * kPanel;
+        product(s.w_row + k, int64_t(1), block, pass.rows.by_row + first * s.D * kPanel, s.D, count,
+                rows, kPanel);
+    }
+}
+
+// Probabilities of a group of panels, and the derivatives of those without queries.
+template <typename T>
+static void tim_assign_group(void* context, int64_t group) {
+    const auto& pass = *static_cast<TimPass<T>*>(context);
+    const TimState<T>& s = pass.s;
+    const int64_t first = group * kTimPanels, rest = s.panels() - first;
+    const int64_t count = rest < kTimPanels ? rest : kTimPanels;
+    tim_scores(pass, first, count);
+    const bool by_gradient = pass.by_gradient();
+    const T weight = by_gradient ? T(pass.units.weight[0] / double(s.S)) : pass.alternating.support;
+    for (int64_t panel = first; panel < first + count; ++panel) {
+        T* const logs = by_gradient || panel < s.first_query ? nullptr : s.panel_slopes(panel);
+        pass.fit[panel] = tim_softmax(s, T(pass.units.temperature), panel, logs, pass.order[0],
+                                      weight, !by_gradient, pass.want_loss);
+    }
+}
+
+// The derivatives of the queries, which need all of them; the loss, if asked for.
+template <typename T>
+static double tim_couple_queries(const TimPass<T>& pass) {
+    const TimState<T>& s = pass.s;
+    const double* weight = pass.params.weight;
+    const TimOrder<double> order(pass.params.alpha[1]);
+    double marginal = 0, conditional = 0;
+    for (int64_t k = 0; k < s.K; ++k) {
+        const double mean = tim_mean_probability(s, k), log = tim_log(mean, order);
+        marginal += tim_entropy(mean, log, order);
+        if (pass.by_gradient()) {
+            s.marginal[k] = T(-pass.units.weight[1] * tim_entropy_slope(mean, log, order));
+        } else {
+            tim_class_use(s, pass.alternating, k);
+            s.mass[k] = pass.alternating.support * T(s.shots[k]);
+        }
+    }
+    for (int64_t panel = s.first_query; panel < s.panels(); ++panel) {
+        if (pass.by_gradient()) {
+            conditional += tim_query_derivatives(s, panel, pass.order[2], T(pass.units.weight[2]),
+                                                 pass.want_loss);
+        } else {
+            if (pass.want_loss) conditional += tim_panel_entropy(s, panel, pass.order[2]);
+            tim_auxiliary(s, panel, pass.alternating.query);
+        }
+    }
+    double fit = 0;
+    for (int64_t panel = 0; panel < s.panels(); ++panel) fit += pass.fit[panel];
+    return weight[0] * fit / double(s.S) - weight[1] * marginal + weight[2] * conditional;
+}
+
+// The step of one block of classes.
+template <typename T>
+static void tim_update_classes(void* context, int64_t block) {
+    const auto& pass = *static_cast<TimPass<T>*>(context);
+    TimState<T>& s = pass.s;
+    const int64_t first = block * kTimClasses, rest = s.K - first;
+    const int64_t count = rest < kTimClasses ? rest : kTimClasses;
+    product(s.p_row + first, int64_t(1), count, pass.rows.by_dim, s.Np, s.Dp / Simd<T>::kPanel,
+            s.pull_row + first, int64_t(Simd<T>::kPanel));
+    const TimAdam<T> adam(pass.units.rate, pass.units.epsilon, tim_bias(kAdamBeta1, pass.iteration),
+                          tim_bias(kAdamBeta2, pass.iteration));
+    for (int64_t k = first; k < first + count; ++k) {
+        Vec<T> total{};
+        for (int64_t at = 0; at < s.Np; at += Simd<T>::kLanes) total += load(s.p_row[k] + at);
+        const T sum = horizontal_sum<T>(total);
+        T* const w = s.w + k * s.Dp;
+        if (pass.by_gradient()) {
+            tim_adam_row(adam, s.pull + k * s.Dp, sum, s.Dp, s.first + k * s.Dp,
+                         s.second + k * s.Dp, w);
+        } else {
+            tim_alternating_row(pass.alternating, s.pull + k * s.Dp, sum, s.mass[k], s.Dp, w);
+        }
+        s.half_norm[k] = dot(w, w, s.D) / 2;
+    }
 }
 
 template <typename T>
-static void tim_task(const TimParams&, int64_t, void*) {}
+static void tim_write(const TimPass<T>& pass, int64_t task) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    const TimState<T>& s = pass.s;
+    const TimParams& p = pass.params;
+    int64_t* const labels = p.labels + task * s.Q;
+    T* const probabilities = static_cast<T*>(p.probabilities) + task * s.Q * s.K;
+    T* const prototypes = static_cast<T*>(p.prototypes) + task * s.K * s.D;
+    tim_scores(pass, s.first_query, s.panels() - s.first_query);
+    for (int64_t q = 0; q < s.Q; ++q) {
+        const T* score = s.p + s.S + q;
+        labels[q] = 0;
+        T best = score[0] - s.half_norm[0];
+        for (int64_t k = 1; k < s.K; ++k) {
+            const T value = score[k * s.stride] - s.half_norm[k];
+            if (value > best) {
+                best = value;
+                labels[q] = k;
+            }
+        }
+    }
+    for (int64_t panel = s.first_query; panel < s.panels(); ++panel) {
+        tim_softmax<T>(s, T(pass.units.temperature), panel, nullptr, pass.order[0], T(0), true,
+                       false);
+        for (int64_t i = panel * kPanel; i < (panel + 1) * kPanel; ++i) {
+            if (i < s.S || i >= s.N) continue;
+            T* const to = probabilities + (i - s.S) * s.K;
+            for (int64_t k = 0; k < s.K; ++k) to[k] = s.p[k * s.stride + i];
+        }
+    }
+    for (int64_t k = 0; k < s.K; ++k) {
+        for (int64_t d = 0; d < s.D; ++d) {
+            prototypes[k * s.D + d] = pass.rows.mean[d] + s.w[k * s.Dp + d] * T(pass.rows.unit);
+        }
+    }
+}
+
+template <typename T>
+static int64_t tim_scratch_bytes(const TimParams& p) {
+    Arena arena;
+    TimState<T> state(arena, p.size);
+    TimRows<T> rows(arena, p.size, state.Np, state.Dp);
+    arena.take<double>(state.panels());
+    return arena.used();
+}
+
+template <typename T>
+static void tim_task(const TimParams& p, int threads, int64_t task, void* scratch) {
+    Arena arena(scratch);
+    TimState<T> s(arena, p.size);
+    TimRows<T> rows(arena, p.size, s.Np, s.Dp);
+    tim_rows(p, task, s.Np, s.Dp, rows);
+    tim_start(p, task, rows, s);
+    TimPass<T> pass{p,
+                    rows,
+                    s,
+                    TimUnits<T>(rows.unit, p.temperature, p.learning_rate, p.weight),
+                    TimAlternating<T>(p.weight, p.learning_rate, double(s.S), double(s.Q)),
+                    {TimOrder<T>(p.alpha[0]), TimOrder<T>(p.alpha[1]), TimOrder<T>(p.alpha[2])},
+                    p.losses != nullptr,
+                    0,
+                    arena.take<double>(s.panels())};
+    const int64_t groups = (s.panels() + kTimPanels - 1) / kTimPanels;
+    const int64_t blocks = (s.K + kTimClasses - 1) / kTimClasses;
+    while (++pass.iteration <= p.iterations) {
+        parallel_ranges(groups, threads, tim_assign_group<T>, &pass);
+        const double loss = tim_couple_queries(pass);
+        if (pass.want_loss) {
+            static_cast<T*>(p.losses)[(pass.iteration - 1) * p.size.B + task] = T(loss);
+        }
+        parallel_ranges(blocks, threads, tim_update_classes<T>, &pass);
+    }
+    tim_write(pass, task);
+}
 
 constexpr TimKernels kTimKernels = {
     {tim_scratch_bytes<float>, tim_scratch_bytes<double>},

@@ -338,8 +338,7 @@ template <bool SharedGram, int MaxThreads>
 void launch(const Chunk& c) {
     const auto kernel = solve_block_kernel<SharedGram, MaxThreads>;
     const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
+    allow_all_shared(kernel);
     int resident = 0;
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes),
                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");

@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kThreads) scale_queries_kernel(Chunk c, bool a
     for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, warp_largest[i]);
     int exponent = 0;
     if (!unit_norm && largest > 0.0f && isfinite(largest)) frexpf(largest, &exponent);
+    exponent = max(exponent, Range<float>::kMinExponent);
     if (threadIdx.x == 0) c.exponent[at] = exponent;
 
     // 4) The scaled queries; rows end in zeros.

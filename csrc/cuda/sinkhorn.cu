@@ -1,11 +1,115 @@
+// Chooses the kernel for a call of Sinkhorn's iteration, by the shape of a task alone, so that the
+// result of a task does not depend on the batch it comes in.
+
 #include "cuda/sinkhorn.h"
 
+#include <algorithm>
+
 #include "common/check.h"
+#include "cuda/sinkhorn_large.cuh"
+#include "cuda/sinkhorn_tile.cuh"
 
 namespace paddle_ext {
 
-int64_t sinkhorn_cuda_workspace(const SinkhornParams&, int) { return 0; }
+using namespace sinkhorn;
 
-void sinkhorn_cuda(const SinkhornParams&, int, void*) { require(false, "not there yet"); }
+namespace {
+
+struct TileKernel {
+    bool rows_across;
+    int tiles, held;
+    void (*run)(SinkhornParams);
+};
+
+template <int kTiles, int kHeld>
+constexpr TileKernel rows_across = {true, kTiles, kHeld, sinkhorn_tile_kernel<true, kTiles, kHeld>};
+template <int kTiles, int kHeld>
+constexpr TileKernel cols_across = {false, kTiles, kHeld,
+                                    sinkhorn_tile_kernel<false, kTiles, kHeld>};
+
+// At most 100 elements of M in a thread: with what else it needs, nothing spills.
+constexpr TileKernel kTileKernels[] = {
+    rows_across<1, 32>, rows_across<2, 32>, rows_across<3, 20>, rows_across<3, 32>,
+    rows_across<4, 24>, rows_across<5, 20>, rows_across<8, 12>, cols_across<1, 32>,
+    cols_across<2, 32>, cols_across<3, 20>, cols_across<3, 32>, cols_across<4, 24>,
+    cols_across<5, 20>, cols_across<8, 12>,
+};
+
+struct LaunchPlan {
+    const TileKernel* tile;  // or null: a large task
+    int warps;               // of a tile
+    bool shared;             // M of a large task fits the shared memory
+    int64_t bytes;           // of shared memory, or of workspace for each block
+};
+
+int attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+}
+
+// The tile with the fewest registers, all warps together.
+LaunchPlan make_plan(const SinkhornParams& p, int device) {
+    LaunchPlan plan{};
+    int64_t fewest = INT64_MAX;
+    for (const TileKernel& kernel : kTileKernels) {
+        const int64_t across = kernel.rows_across ? p.Q : p.K,
+                      held = kernel.rows_across ? p.K : p.Q;
+        const int64_t warps = ceil_div(held, int64_t(kernel.held));
+        const int64_t registers = warps * kernel.tiles * kernel.held;
+        if (across > 32 * kernel.tiles || warps > kMaxTileWarps || registers >= fewest) continue;
+        fewest = registers;
+        plan.tile = &kernel;
+        plan.warps = int(warps);
+    }
+    if (plan.tile != nullptr) {
+        TileShared(nullptr, int(p.Q), int(p.K), plan.warps, plan.tile->tiles, plan.tile->held,
+                   &plan.bytes);
+        return plan;
+    }
+    LargeTask(nullptr, p.Q, p.K, true, &plan.bytes);
+    plan.shared = plan.bytes + 1024 <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (!plan.shared) LargeTask(nullptr, p.Q, p.K, false, &plan.bytes);
+    return plan;
+}
+
+// Of a large task that does not fit the shared memory.
+int64_t large_blocks(const SinkhornParams& p, int device) {
+    return std::min<int64_t>(p.B, attribute(cudaDevAttrMultiProcessorCount, device));
+}
+
+}  // namespace
+
+int64_t sinkhorn_cuda_workspace(const SinkhornParams& params, int device) {
+    const LaunchPlan plan = make_plan(params, device);
+    return plan.tile != nullptr || plan.shared ? 0 : large_blocks(params, device) * plan.bytes;
+}
+
+void sinkhorn_cuda(const SinkhornParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "Sinkhorn's iteration on CUDA takes float32 costs");
+    require(p.Q <= INT32_MAX && p.K <= INT32_MAX && p.B <= INT32_MAX,
+            "tasks, rows and columns must each be fewer than 2^31");
+    const DeviceGuard guard(device);
+    const cudaStream_t on = static_cast<cudaStream_t>(stream);
+    const LaunchPlan plan = make_plan(p, device);
+    const unsigned tasks = static_cast<unsigned>(p.B);
+    if (plan.tile != nullptr) {
+        allow_all_shared(plan.tile->run);
+        plan.tile->run<<<tasks, 32 * plan.warps, size_t(plan.bytes), on>>>(p);
+        check_launch("sinkhorn_tile_kernel");
+    } else if (plan.shared) {
+        const auto kernel = sinkhorn_large_kernel<true>;
+        allow_all_shared(kernel);
+        kernel<<<tasks, kLargeThreads, size_t(plan.bytes), on>>>(p, 0);
+        check_launch("sinkhorn_large_kernel in shared memory");
+    } else {
+        const int64_t blocks = large_blocks(p, device);
+        require(p.workspace_bytes >= blocks * plan.bytes, "workspace of ", p.workspace_bytes,
+                " bytes, expected ", blocks * plan.bytes);
+        sinkhorn_large_kernel<false>
+            <<<static_cast<unsigned>(blocks), kLargeThreads, 0, on>>>(p, plan.bytes);
+        check_launch("sinkhorn_large_kernel");
+    }
+}
 
 }  // namespace paddle_ext

@@ -12,14 +12,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// The power of two above `largest`; 1 for nothing.
-__device__ inline double power_of_two_above(float largest) {
-    if (!(largest > 0.0f) || isinf(largest)) return 1.0;
-    int exponent;
-    frexpf(largest, &exponent);
-    return ldexp(1.0, exponent);
-}
-
 // All rows of the support, or of the queries, of a chunk.
 template <typename Feature>
 struct Rows {
@@ -76,8 +68,12 @@ __global__ void scale_kernel(TimChunk c) {
     if (task >= c.tasks) return;
     const TimParams& p = c.call;
     const int64_t own = p.size.support_shared ? 0 : task;
-    const double unit = power_of_two_above(__uint_as_float(c.largest_support[own]));
-    const double query = power_of_two_above(__uint_as_float(c.largest_query[task])) / unit;
+    const float largest = __uint_as_float(c.largest_support[own]);
+    // A step may be many coordinates long, but halves resolve no more than so many.
+    const double rate = p.solver == TimSolver::kGradient ? p.learning_rate : 0.0;
+    const double step = fmin(rate, Range<float>::kMaxWeight) / 1024;
+    const double unit = tim_unit<float>(largest, step);
+    const double query = tim_unit<float>(__uint_as_float(c.largest_query[task]), 0.0) / unit;
     const TimUnits<float> units(unit, p.temperature, p.learning_rate, p.weight);
     // Adam moves a coordinate by less than eight times its rate.
     double reach = Range<float>::kFarAway;
@@ -90,7 +86,7 @@ __global__ void scale_kernel(TimChunk c) {
     TimScale scale;
     scale.unit = float(unit);
     scale.query = float(kHalfRange / fmin(fmax(query, 1.0), 1e30));
-    scale.prototype = float(kHalfRange / power_of_two_above(float(reach)));
+    scale.prototype = float(kHalfRange / tim_unit<float>(reach, 0.0));
     scale.temperature = float(units.temperature);
     scale.rate = float(units.rate);
     scale.epsilon = float(units.epsilon);

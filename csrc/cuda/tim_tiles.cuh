@@ -38,6 +38,7 @@ inline unsigned grid_size(int64_t blocks) {
     return static_cast<unsigned>(blocks);
 }
 
+// `bytes` must be the same in every launch of a kernel, see allow_all_shared.
 template <typename Kernel>
 void allow_shared(Kernel* kernel, int bytes) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),

@@ -131,19 +131,32 @@ __device__ void query_softmax(const Task& t, const Row& row, bool logarithms) {
 
 // The derivatives of one query; returns its entropy.
 __device__ float query_row(const Task& t, const Row& row, const float* column) {
-    const float conditional = t.c.slope_weight[1];
+    const auto slope = [&](int64_t k, float p, float log) {
+        return column[k] + t.c.slope_weight[1] * tim_entropy_slope(p, log, t.order[2]);
+    };
+    float best = -1.0f;
+    int likely = 0;
+    for (int64_t k = row.lane; k < row.K; k += 32) {
+        if (row.scores[k] > best) {
+            best = row.scores[k];
+            likely = int(k);
+        }
+    }
+    likely = warp_argmax(best, likely);
+    const float most = row.scores[likely];
+    const float first = slope(likely, most, tim_log(most, t.order[2]));
     float mean = 0.0f, entropy = 0.0f;
     for (int64_t k = row.lane; k < row.K; k += 32) {
         const float p = row.scores[k], log = tim_log(p, t.order[2]);
-        mean += p * (column[k] + conditional * tim_entropy_slope(p, log, t.order[2]));
+        mean += p * (slope(k, p, log) - first);
         entropy += tim_entropy(p, log, t.order[2]);
     }
     mean = warp_sum(mean);
     const float stored = kHalfRange / t.c.query_range;
     for (int64_t k = row.lane; k < row.K; k += 32) {
-        const float p = row.scores[k], log = tim_log(p, t.order[2]);
-        const float slope = column[k] + conditional * tim_entropy_slope(p, log, t.order[2]);
-        const float weight = tim_query_derivative(p, slope, mean);
+        const float p = row.scores[k];
+        const float more = slope(k, p, tim_log(p, t.order[2])) - first;
+        const float weight = tim_query_derivative(p, more, mean);
         row.write(k, weight * stored);
         row.scores[k] = weight;
     }

@@ -2,5 +2,7 @@
 
 from .native import build_info
 from .paddle import solve, solve_indexed
+from .sinkhorn import sinkhorn
+from .tim import tim
 
-__all__ = ["build_info", "solve", "solve_indexed"]
+__all__ = ["build_info", "sinkhorn", "solve", "solve_indexed", "tim"]

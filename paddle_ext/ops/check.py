@@ -35,8 +35,8 @@ MOST = 2**31 - 1  # iterations and classes are counted in int32
 # --- options ------------------------------------------------------------------------------------
 
 
-def real(name: str, value: object, *, positive: bool = False) -> float:
-    """A finite number >= 0, or > 0 if `positive`."""
+def real(name: str, value: object, *, positive: bool = False, most: float = LARGEST) -> float:
+    """A finite number >= 0, or > 0 if `positive`, and at most `most`."""
     if type(value) is float:
         number = value
     elif not isinstance(value, bool) and isinstance(value, numbers.Real):
@@ -46,8 +46,10 @@ def real(name: str, value: object, *, positive: bool = False) -> float:
             number = math.inf
     else:
         raise TypeError(f"{name} must be a number, got {kind(value)}")
-    if not (0.0 <= number <= LARGEST) or (positive and number == 0.0):
-        raise ValueError(f"{name} must be finite and {'>' if positive else '>='} 0, got {value}")
+    if not (0.0 <= number <= most) or (positive and number == 0.0):
+        least = "> 0" if positive else ">= 0"
+        expected = f"finite and {least}" if most == LARGEST else f"{least} and at most {most:g}"
+        raise ValueError(f"{name} must be {expected}, got {value}")
     return number
 
 
@@ -64,6 +66,29 @@ def integer(name: str, value: object) -> int:
     return number
 
 
+def choice(name: str, value: object, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        not_a_choice(name, value, choices)
+    return str(value)
+
+
+def flag(name: str, value: object) -> bool:
+    if value is not True and value is not False:
+        raise TypeError(f"{name} must be True or False, got {kind(value)}")
+    return value
+
+
+def classes(num_classes: int | None, validate: bool) -> int | None:
+    if num_classes is not None:
+        return integer("num_classes", num_classes)
+    if not validate:
+        raise ValueError(
+            "num_classes must be given with validate=False, which does not look at the labels, "
+            "got None"
+        )
+    return None
+
+
 def options(
     num_classes: int | None,
     lam: float | None,
@@ -78,18 +103,9 @@ def options(
     """Check the options of a call; returns num_classes, and lam to tol for the operators."""
     if scaling not in SCALING_NAMES:
         not_a_choice("scaling", scaling, SCALING_NAMES)
-    if return_prototypes is not True and return_prototypes is not False:
-        raise TypeError(f"return_prototypes must be True or False, got {kind(return_prototypes)}")
-    if validate is not True and validate is not False:
-        raise TypeError(f"validate must be True or False, got {kind(validate)}")
-    if num_classes is not None:
-        num_classes = integer("num_classes", num_classes)
-    elif not validate:
-        raise ValueError(
-            "num_classes must be given with validate=False, which does not look at the labels, "
-            "got None"
-        )
-    return num_classes, (
+    flag("return_prototypes", return_prototypes)
+    flag("validate", validate)
+    return classes(num_classes, validate), (
         None if lam is None else real("lam", lam),
         SCALINGS[scaling],
         real("temperature", temperature, positive=True),
@@ -200,6 +216,22 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
         raise ValueError(f"query must have at least one feature, got shape {list(query_shape)}")
 
 
+def base_mean(mean: Tensor, query: Tensor) -> None:
+    """A vector [D] beside checked queries; half and single precision may be mixed."""
+    features("base_mean", mean)
+    if (mean.dtype is torch.float64) != (query.dtype is torch.float64):
+        raise ValueError(
+            f"base_mean must be as precise as query, {plain(query.dtype)}, got {plain(mean.dtype)}"
+        )
+    if mean.device != query.device:
+        one_device(base_mean=mean, query=query)
+    D = query.shape[-1]
+    if mean.shape != (D,):
+        raise ValueError(
+            f"base_mean must have one number for each feature, shape [{D}], got {list(mean.shape)}"
+        )
+
+
 def indexed(
     bank: Tensor, support_index: Tensor, support_labels: Tensor, query_index: Tensor
 ) -> None:
@@ -255,10 +287,16 @@ def backend(name: str, x: Tensor) -> bool:
 
 
 def dense_values(
-    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int | None
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    num_classes: int | None,
+    base_mean: Tensor | None = None,
 ) -> int:
     """Labels and finiteness; returns the number of classes."""
     seen = {"support_labels": support_labels, "support": support, "query": query}
+    if base_mean is not None:
+        seen["base_mean"] = base_mean
     return values(seen, support_labels, {}, num_classes)
 
 

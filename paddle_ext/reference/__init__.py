@@ -1,6 +1,27 @@
 """The methods in plain torch: readable, batched, any float dtype. The native code must agree."""
 
+from .bd_cspn import bd_cspn
+from .ici import ici
+from .laplacian_shot import laplacian_shot
 from .paddle import Solution, Trace, solve
 from .pgd import pgd
+from .pt_map import pt_map
+from .simpleshot import simpleshot
+from .sinkhorn import Transport, sinkhorn
+from .tim import TimSolution, tim
 
-__all__ = ["Solution", "Trace", "pgd", "solve"]
+__all__ = [
+    "Solution",
+    "TimSolution",
+    "Trace",
+    "Transport",
+    "bd_cspn",
+    "ici",
+    "laplacian_shot",
+    "pgd",
+    "pt_map",
+    "simpleshot",
+    "sinkhorn",
+    "solve",
+    "tim",
+]

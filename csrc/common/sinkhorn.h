@@ -1,0 +1,52 @@
+// Sinkhorn's iteration, as the CPU and the CUDA code both do it.
+//
+// Wanted is P = diag(a) exp(-reg cost) diag(b) with given row and column sums. In float32 the
+// exponential alone would lose what it needs already for moderate costs, so P is kept as
+//
+//   P_qk = total a_q M_qk b_k,    M_qk = exp(-reg c_qk + f_q + g_k)
+//
+// - Masses are divided by their total; P is multiplied with it in the end.
+// - c is the cost less the minimum of its row, and where needed less the minimum of its column.
+// - f and g are potentials in double, a and b plain factors: an iteration is two products of M with
+//   a vector, no exponential. A row step is a = row mass / (M b), a column step b = column mass /
+//   (M^T a). The row sums of a row step also tell the residual of the iteration before.
+// - A factor is at home at the root of its mass. When one drifts from there by more than
+//   kSinkhornDrift, in nats, all are moved into the potentials, which takes them home, and M is
+//   computed again. As an element of P is never far above the masses of its row and its column, M
+//   then has nothing far above 1, and what of it is flushed to zero (below 1e-38) is nothing to its
+//   row and its column, however small their masses are, until the next move.
+// - At the start f = g = 0, M = exp(-reg (cost - minimum of its row)) and b = 1. A column that is
+//   far from all rows may be lost in this M. So if the first column step makes a factor drift, the
+//   minima of the columns are taken off too, over the rows with mass, and the step is done again:
+//   now every row and column has an element of about 1. Differences are taken in double, so an
+//   offset of the cost, of any size, leaves no trace.
+// - A row or column without mass has no elements in M: they would only count as drifting.
+#pragma once
+
+namespace paddle_ext {
+
+constexpr double kSinkhornDrift = 20.0;
+constexpr double kSinkhornFar = 2.35385267e17;  // exp(2 kSinkhornDrift)
+constexpr double kSinkhornGone = -1e300;        // potential without mass
+
+// Bounds that no sound task reaches; within them nothing overflows, so nothing becomes NaN.
+template <typename Real>
+struct SinkhornBounds;
+template <>
+struct SinkhornBounds<float> {
+    static constexpr double kHighest = 60.0;  // logarithm of an element of M
+    static constexpr float kLeast = 1e-30f;   // sum of a row or column
+    static constexpr float kMost = 1e30f;
+    static constexpr float kTiny = 1.2e-38f;
+    static constexpr float kFinite = 3e38f;
+};
+template <>
+struct SinkhornBounds<double> {
+    static constexpr double kHighest = 600.0;
+    static constexpr double kLeast = 1e-280;
+    static constexpr double kMost = 1e280;
+    static constexpr double kTiny = 2.3e-308;
+    static constexpr double kFinite = 1.7e308;
+};
+
+}  // namespace paddle_ext

@@ -1,0 +1,163 @@
+// One task of Sinkhorn's iteration and what every kernel for it needs; the algebra is in
+// common/sinkhorn.h, and the same quantities carry the same names. Logarithms are in base 2 here.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/device.cuh"
+#include "common/params.h"
+#include "common/reduce.cuh"
+#include "common/sinkhorn.h"
+
+namespace paddle_ext::sinkhorn {
+
+constexpr double kLog2e = 1.4426950408889634;
+
+struct Task {
+    const float* cost;  // [Q, K]
+    const float* row_mass;
+    const float* col_mass;
+    float* plan;  // [Q, K]
+    int Q, K;
+    double reg;  // in base 2
+    float row_total, col_total;
+    float tol;
+
+    __device__ float row_share(int q) const { return row_total > 0 ? row_mass[q] / row_total : 0; }
+    __device__ float col_share(int k) const { return col_total > 0 ? col_mass[k] / col_total : 0; }
+};
+
+// Every warp computes the same.
+__device__ inline float warp_total(const float* mass, int count) {
+    double total = 0;
+    for (int i = threadIdx.x % 32; i < count; i += 32) total += double(mass[i]);
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kAllLanes, total, step);
+    return float(total);
+}
+
+__device__ inline Task make_task(const SinkhornParams& p, int64_t task) {
+    Task t;
+    t.Q = int(p.Q);
+    t.K = int(p.K);
+    t.cost = static_cast<const float*>(p.cost) + task * p.Q * p.K;
+    t.plan = static_cast<float*>(p.plan) + task * p.Q * p.K;
+    t.row_mass = static_cast<const float*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
+    t.col_mass = static_cast<const float*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
+    t.reg = fmin(p.reg * kLog2e, SinkhornBounds<double>::kFinite);
+    t.row_total = warp_total(t.row_mass, t.Q);
+    t.col_total = warp_total(t.col_mass, t.K);
+    t.tol = float(fmin(p.tol, double(SinkhornBounds<float>::kFinite)));
+    return t;
+}
+
+// Potentials of a task, in shared memory or in the workspace.
+struct Potentials {
+    double* col_low;  // [K]  minimum over the rows with mass of the cost less row_low, or 0
+    double* row_log;  // [Q]  f
+    double* col_log;  // [K]  g
+    float* row_low;   // [Q]  minimum of the cost
+};
+
+// How many lanes look at one row: few for short rows, so that a warp has several.
+__device__ inline int lanes_per_row(int K) {
+    return K > 64 ? 32 : K > 32 ? 16 : K > 16 ? 8 : K > 8 ? 4 : 1;
+}
+
+// Calls body(row, lane within the row's group) for all rows, in all lanes of a warp as often, so
+// that body may call group_sum and group_min: beyond the last row with -1.
+template <typename Body>
+__device__ inline void for_rows(int Q, int width, const Body& body) {
+    const int at_once = blockDim.x / width, group = threadIdx.x / width;
+    for (int64_t first = 0; first < Q; first += at_once) {
+        const int64_t q = first + group;
+        body(q < Q ? int(q) : -1, int(threadIdx.x) % width);
+    }
+}
+
+__device__ inline float group_sum(float value, int width) {
+    for (int step = width / 2; step > 0; step /= 2) {
+        value += __shfl_xor_sync(kAllLanes, value, step);
+    }
+    return value;
+}
+
+__device__ inline float group_min(float value, int width) {
+    for (int step = width / 2; step > 0; step /= 2) {
+        value = fminf(value, __shfl_xor_sync(kAllLanes, value, step));
+    }
+    return value;
+}
+
+// The minima of the rows, and potentials of zero.
+__device__ inline void start_potentials(const Task& t, const Potentials& s) {
+    const int width = lanes_per_row(t.K);
+    for_rows(t.Q, width, [&](int q, int lane) {
+        float low = SinkhornBounds<float>::kFinite;
+        if (q >= 0) {
+            const float* const row = t.cost + int64_t(q) * t.K;
+            for (int k = lane; k < t.K; k += width) low = fminf(low, row[k]);
+        }
+        low = group_min(low, width);
+        if (q >= 0 && lane == 0) s.row_low[q] = low;
+    });
+    for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
+        s.row_log[q] = t.row_mass[q] > 0 ? 0.0 : kSinkhornGone;
+    }
+    // A column without mass still counts in the first row step.
+    for (int k = threadIdx.x; k < t.K; k += blockDim.x) s.col_log[k] = s.col_low[k] = 0.0;
+}
+
+// The minima of the columns, over the rows with mass; columns without mass go.
+__device__ inline void reduce_columns(const Task& t, const Potentials& s) {
+    for (int k = threadIdx.x; k < t.K; k += blockDim.x) {
+        double low = SinkhornBounds<double>::kFinite;
+        for (int q = 0; q < t.Q; ++q) {
+            const double above = double(t.cost[int64_t(q) * t.K + k]) - double(s.row_low[q]);
+            if (t.row_mass[q] > 0) low = fmin(low, above);
+        }
+        s.col_low[k] = low;
+        s.col_log[k] = t.col_mass[k] > 0 ? 0.0 : kSinkhornGone;
+    }
+}
+
+// An element of M from the potentials.
+__device__ inline float element(const Task& t, const Potentials& s, int q, int k, float cost) {
+    constexpr double kHighest = SinkhornBounds<float>::kHighest * kLog2e;
+    const double above = double(cost) - double(s.row_low[q]);
+    const double log = s.row_log[q] + s.col_log[k] - t.reg * (above - s.col_low[k]);
+    return exp2f(float(fmax(fmin(log, kHighest), -200.0)));
+}
+
+// Whether the factor mass / sum is too far from the root of the mass.
+__device__ inline bool drifted(float sum, float mass) {
+    constexpr float kFar = float(kSinkhornFar);
+    const float square = sum * sum;
+    return square > mass * kFar || square * kFar < mass;
+}
+
+// mass / sum, without the slow path of a division.
+__device__ inline float new_factor(float sum, float mass) {
+    sum = fminf(fmaxf(sum, SinkhornBounds<float>::kLeast), SinkhornBounds<float>::kMost);
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+    const float quotient = mass * inverse;
+    return fmaf(fmaf(-sum, quotient, mass), inverse, quotient);
+}
+
+// What a factor adds to its potential when it goes home.
+__device__ inline double absorbed(float factor, float mass) {
+    return mass > 0 && factor > 0 ? double(log2f(factor) - 0.5f * log2f(mass)) : 0.0;
+}
+
+__device__ inline float planned(float a, float m, float b, float total) {
+    return total * (fminf(a * m, SinkhornBounds<float>::kFinite) * b);
+}
+
+__device__ inline bool stops(const SinkhornParams& p, const Task& t, int iterations,
+                             float residual) {
+    return iterations == p.max_iter || (t.tol > 0 && residual <= t.tol);
+}
+
+}  // namespace paddle_ext::sinkhorn

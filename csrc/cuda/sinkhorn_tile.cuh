@@ -1,0 +1,333 @@
+// All iterations of a small task in the registers of one block.
+//
+// One side of the task, its rows or its columns, lies across the lanes: lane l of every warp has
+// the items l, l + 32, ..., kTiles of them. The other side is divided among the warps, kHeld items
+// each. So a thread has kTiles x kHeld elements of M in registers. Sums over the divided side are
+// made by each thread for itself, then added over the warps through shared memory; sums over the
+// side across the lanes stay inside a warp. An iteration has one barrier, or none where one warp is
+// enough.
+//
+// kRowsAcross tells which side is which. The factors of the side across the lanes (x) are held by
+// every warp alike; those of the divided side (y) by one lane each, and the other lanes of the warp
+// read them from shared memory.
+#pragma once
+
+#include "cuda/sinkhorn_task.cuh"
+
+namespace paddle_ext::sinkhorn {
+
+constexpr int kMaxTileWarps = 12;
+
+// Bounds the registers of a thread: 168 for many elements of M, 128 for few, so that more tasks
+// are on a multiprocessor at a time.
+constexpr int tile_threads(int elements) { return elements > 64 ? 32 * kMaxTileWarps : 512; }
+
+// Adds `value` over the lanes of a warp, for kCount items at once. Each step halves the items that
+// a lane cares for, so there are fewer than kCount + 5 shuffles. A lane ends with the sum of the
+// item that reduced_item tells.
+template <int kCount, int kStep, int kSize>
+__device__ __forceinline__ float reduce_items(float (&value)[kSize], int lane) {
+    if constexpr (kStep == 0) {
+        return value[0];
+    } else {
+        constexpr int kHalf = (kCount + 1) / 2;
+        const bool upper = lane & kStep;
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) {
+            float keep = value[i], send = value[i];
+            if (i + kHalf < kCount) {
+                keep = upper ? value[i + kHalf] : value[i];
+                send = upper ? value[i] : value[i + kHalf];
+            }
+            value[i] = keep + __shfl_xor_sync(kAllLanes, send, kStep);
+        }
+        return reduce_items<kHalf, kStep / 2>(value, lane);
+    }
+}
+
+// Several lanes may end with the same item; `first` is left true for one of them.
+template <int kCount, int kStep>
+__device__ __forceinline__ int reduced_item(int lane, bool& first) {
+    if constexpr (kStep == 0) {
+        return 0;
+    } else {
+        constexpr int kHalf = (kCount + 1) / 2;
+        const int item = reduced_item<kHalf, kStep / 2>(lane, first);
+        if (!(lane & kStep)) return item;
+        if (item + kHalf < kCount) return item + kHalf;
+        first = false;
+        return item;
+    }
+}
+
+// Shared memory of a block. Host and device lay it out by the same code.
+struct TileShared {
+    Potentials potentials;
+    float* part;  // [2, warps, 32 kTiles]  sums of a warp, by parity of the iteration
+    float* y;     // [warps, kHeld]
+    uint2* note;  // [2, warps]  residual and drift of a warp, by parity of the iteration
+
+    __host__ __device__ TileShared(void* base, int Q, int K, int warps, int tiles, int held,
+                                   int64_t* bytes) {
+        char* at = static_cast<char*>(base);
+        const auto take = [&](int64_t count, int64_t size) {
+            char* const here = at;
+            at += round_up(count * size, int64_t(16));
+            return here;
+        };
+        potentials.col_low = reinterpret_cast<double*>(take(K, 8));
+        potentials.row_log = reinterpret_cast<double*>(take(Q, 8));
+        potentials.col_log = reinterpret_cast<double*>(take(K, 8));
+        potentials.row_low = reinterpret_cast<float*>(take(Q, 4));
+        part = reinterpret_cast<float*>(take(warps > 1 ? 2 * warps * 32 * tiles : 0, 4));
+        y = reinterpret_cast<float*>(take(warps * held, 4));
+        note = reinterpret_cast<uint2*>(take(2 * warps, 8));
+        if (bytes != nullptr) *bytes = at - static_cast<char*>(base);
+    }
+};
+
+template <bool kRowsAcross, int kTiles, int kHeld>
+struct Tile {
+    static_assert(kHeld % 4 == 0 && kHeld <= 32, "y is read four at a time, one lane has one item");
+
+    static constexpr int kTogether = kTiles > 3 ? 2 : 4;
+
+    const Task& t;
+    const TileShared& s;
+    const int lane, warp, warps;
+    const int across_count, held_count;
+    int own;     // item of the divided side whose factor this lane has; may be beyond the end
+    bool first;  // of the lanes that have it
+    float m[kTiles][kHeld];
+    float x[kTiles], x_mass[kTiles];
+    float y, y_mass;
+    float y_before;
+
+    __device__ __forceinline__ Tile(const Task& task, const TileShared& shared)
+        : t(task), s(shared), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+          warps(blockDim.x / 32), across_count(kRowsAcross ? t.Q : t.K),
+          held_count(kRowsAcross ? t.K : t.Q), first(true) {
+        own = warp * kHeld + reduced_item<kHeld, 16>(lane, first);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            const int at = lane + 32 * i;
+            x_mass[i] = at < across_count ? (kRowsAcross ? t.row_share(at) : t.col_share(at)) : 0;
+            x[i] = 1.0f;
+        }
+        y_mass = own < held_count ? (kRowsAcross ? t.col_share(own) : t.row_share(own)) : 0;
+        y = y_before = 1.0f;
+    }
+
+    // Calls body(offset, q, k, i, j, inside) for the elements of this thread, `inside` the task or
+    // not. To save registers loads go a few at a time, and the empty assembly keeps the compiler
+    // from computing all offsets ahead of the iteration.
+    template <typename Body>
+    __device__ __forceinline__ void each(const Body& body) {
+        int first_across = lane, first_held = warp * kHeld;
+        asm volatile("" : "+r"(first_across), "+r"(first_held));
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                const int across = first_across + 32 * i, held = first_held + j;
+                const int q = kRowsAcross ? across : held, k = kRowsAcross ? held : across;
+                const bool inside = held < held_count && across < across_count;
+                body(q * t.K + k, q, k, i, j, inside);
+            }
+            if (j % kTogether == kTogether - 1) asm volatile("" ::: "memory");
+        }
+    }
+
+    // The lanes of this warp read y from shared memory.
+    __device__ __forceinline__ void publish() {
+        __syncwarp();  // they have read what was there
+        if (first) s.y[own] = y;
+        __syncwarp();
+    }
+
+    // Sums over the divided side for the items across the lanes; and of all warps the worst
+    // residual and whether one has drifted.
+    __device__ __forceinline__ void across_sums(int parity, float (&sum)[kTiles], unsigned& worst,
+                                                bool& far) {
+        const float4* const held = reinterpret_cast<const float4*>(s.y + warp * kHeld);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) sum[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kHeld; j += 4) {
+            const float4 factor = held[j / 4];
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                sum[i] = fmaf(m[i][j], factor.x, sum[i]);
+                sum[i] = fmaf(m[i][j + 1], factor.y, sum[i]);
+                sum[i] = fmaf(m[i][j + 2], factor.z, sum[i]);
+                sum[i] = fmaf(m[i][j + 3], factor.w, sum[i]);
+            }
+        }
+        if (warps == 1) return;
+        // By parity: a fast warp may write the next sums while a slow one still reads these.
+        float* const part = s.part + parity * warps * 32 * kTiles + lane;
+        uint2* const note = s.note + parity * warps;
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) part[(warp * kTiles + i) * 32] = sum[i];
+        if (lane == 0) note[warp] = make_uint2(worst, far ? 1u : 0u);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) sum[i] = part[i * 32];
+        worst = note[0].x;
+        unsigned drift = note[0].y;
+        for (int w = 1; w < warps; ++w) {
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) sum[i] += part[(w * kTiles + i) * 32];
+            worst = max(worst, note[w].x);
+            drift |= note[w].y;
+        }
+        far = drift != 0;
+    }
+
+    __device__ __forceinline__ bool across_step(const float (&sum)[kTiles]) {
+        bool far = false;
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            far |= drifted(sum[i], x_mass[i]);
+            x[i] = new_factor(sum[i], x_mass[i]);
+        }
+        return __any_sync(kAllLanes, far);
+    }
+
+    // Residual of the rows across the lanes, as bits: floats above zero are ordered as theirs are.
+    __device__ __forceinline__ unsigned across_residual(const float (&sum)[kTiles]) const {
+        float worst = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) worst = fmaxf(worst, fabsf(x[i] * sum[i] - x_mass[i]));
+        return __reduce_max_sync(kAllLanes, __float_as_uint(worst));
+    }
+
+    // Sums over the side across the lanes for the items of this warp, and their factors.
+    __device__ __forceinline__ bool held_step(unsigned& worst) {
+        float value[kHeld];
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+            value[j] = m[0][j] * x[0];
+#pragma unroll
+            for (int i = 1; i < kTiles; ++i) value[j] = fmaf(m[i][j], x[i], value[j]);
+        }
+        const float sum = reduce_items<kHeld, 16>(value, lane);
+        if (!kRowsAcross) {
+            worst = __reduce_max_sync(kAllLanes, __float_as_uint(fabsf(y * sum - y_mass)));
+        }
+        y_before = y;
+        y = new_factor(sum, y_mass);
+        publish();
+        return __any_sync(kAllLanes, drifted(sum, y_mass));
+    }
+
+    __device__ __forceinline__ void absorb_across() {
+        double* const log = kRowsAcross ? s.potentials.row_log : s.potentials.col_log;
+        if (warp > 0) return;
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            if (lane + 32 * i < across_count) log[lane + 32 * i] += absorbed(x[i], x_mass[i]);
+        }
+    }
+
+    __device__ __forceinline__ void absorb_held() {
+        double* const log = kRowsAcross ? s.potentials.col_log : s.potentials.row_log;
+        if (first && own < held_count) log[own] += absorbed(y, y_mass);
+    }
+
+    // M from the potentials.
+    __device__ __forceinline__ void fill() {
+        __syncthreads();  // the potentials are in place
+        each([&](int at, int q, int k, int i, int j, bool inside) {
+            m[i][j] = inside ? element(t, s.potentials, q, k, t.cost[at]) : 0.0f;
+        });
+    }
+
+    __device__ __forceinline__ void go_home() {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) x[i] = sqrtf(x_mass[i]);
+        y = y_before = sqrtf(y_mass);
+    }
+};
+
+// What M has to be computed for.
+enum class Refill { kNone, kStart, kReduce, kAbsorb };
+
+template <bool kRowsAcross, int kTiles, int kHeld>
+__global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
+    sinkhorn_tile_kernel(const SinkhornParams p) {
+    extern __shared__ double memory[];
+    const int64_t task = blockIdx.x;
+    const Task t = make_task(p, task);
+    const TileShared s(memory, t.Q, t.K, blockDim.x / 32, kTiles, kHeld, nullptr);
+    start_potentials(t, s.potentials);
+
+    // Rows across the lanes: across_step is the row step of an iteration, held_step its column
+    // step. Columns across the lanes: held_step is its row step, across_step its column step, and
+    // `done` counts from the next row step on. Either way across_sums tells the residual of what is
+    // done.
+    Tile<kRowsAcross, kTiles, kHeld> tile(t, s);
+    Refill refill = Refill::kStart;
+    unsigned worst = 0;
+    bool far = false, reduced = false;
+    int done = 0;
+    for (;;) {
+        if (refill != Refill::kNone) {
+            if (refill == Refill::kAbsorb || (refill == Refill::kReduce && kRowsAcross)) {
+                tile.absorb_across();
+            }
+            if (refill == Refill::kAbsorb || (refill == Refill::kReduce && !kRowsAcross)) {
+                tile.absorb_held();
+            }
+            if (refill == Refill::kReduce) reduce_columns(t, s.potentials);
+            tile.fill();
+            if (refill != Refill::kStart) tile.go_home();
+            tile.publish();
+        }
+        // The row step that the refill is for is not to be done again, nor one before the first.
+        if (refill != (kRowsAcross ? Refill::kStart : Refill::kReduce)) {
+            far |= tile.held_step(worst);
+        }
+        refill = Refill::kNone;
+
+        float sum[kTiles];
+        tile.across_sums(done & 1, sum, worst, far);
+        if (kRowsAcross && done == 1 && far && !reduced) {  // by the first column step
+            refill = Refill::kReduce;
+            reduced = true;
+            far = false;
+            continue;
+        }
+        if (done > 0) {
+            if (kRowsAcross) worst = tile.across_residual(sum);
+            if (stops(p, t, done, t.row_total * __uint_as_float(worst))) break;
+        }
+        far |= tile.across_step(sum);
+        if (!kRowsAcross && done == 0 && far && !reduced) {  // by the first column step
+            refill = Refill::kReduce;
+            reduced = true;
+            far = false;
+            continue;
+        }
+        if (far && (done > 0 || reduced)) {
+            refill = Refill::kAbsorb;
+            far = false;
+        }
+        ++done;
+    }
+
+    if (!kRowsAcross) {  // the last row step is one too many
+        tile.y = tile.y_before;
+        tile.publish();
+    }
+    const float* const y = s.y + tile.warp * kHeld;
+    tile.each([&](int at, int, int, int i, int j, bool inside) {
+        if (inside) t.plan[at] = planned(tile.x[i], tile.m[i][j], y[j], t.row_total);
+    });
+    if (threadIdx.x == 0) {
+        p.iterations[task] = done;
+        static_cast<float*>(p.residual)[task] = t.row_total * __uint_as_float(worst);
+    }
+}
+
+}  // namespace paddle_ext::sinkhorn

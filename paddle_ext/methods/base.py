@@ -1,0 +1,239 @@
+"""The protocol of a method, and the registry of all of them.
+
+A method is a frozen dataclass of options with one function, `Method.predict`: features in,
+predictions out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..ops import check
+from .features import Task
+
+DATA_SETS = ("mini", "tiered", "inat")
+
+
+class Prediction(NamedTuple):
+    """Result of a method; without a batch dimension in the query there is none here."""
+
+    labels: Tensor  # [.., Q] int64: argmax of the probabilities
+    probabilities: Tensor  # [.., Q, K]: rows on the simplex
+
+
+class Method(ABC):
+    """A classifier of the queries of few-shot tasks; see `create` for how to get one.
+
+    A subclass is a frozen dataclass of options, which it validates in ``__post_init__`` and
+    documents in the section Parameters of its docstring. It implements `solve`.
+    """
+
+    name: ClassVar[str]
+    # Option values that differ from the defaults, for each of DATA_SETS.
+    presets: ClassVar[Mapping[str, Mapping[str, object]]]
+
+    @abstractmethod
+    def solve(self, task: Task) -> Tensor:
+        """Probabilities [B, Q, K], B >= 1, in the dtype of the task; rows on the simplex."""
+
+    def predict(
+        self,
+        support: Tensor,
+        support_labels: Tensor,
+        query: Tensor,
+        num_classes: int | None = None,
+        base_mean: Tensor | None = None,
+    ) -> Prediction:
+        """Classify the queries of one task, or of many.
+
+        Parameters
+        ----------
+        support : Tensor [S, D] or [B, S, D]
+            Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+            Without a batch dimension beside a batched query the support is shared by all tasks.
+        support_labels : Tensor [S] or [B, S]
+            Integers in [0, K). Every class must occur in every task; the numbers of shots may
+            differ.
+        query : Tensor [Q, D] or [B, Q, D]
+            Features to classify, of the dtype of `support`.
+        num_classes : int, optional
+            K. By default the largest label + 1.
+        base_mean : Tensor [D], optional
+            Mean feature of the classes the embedding was trained on, for methods that centre the
+            features (CL2N); by default they take the mean of a task's support. Other methods
+            ignore it.
+
+        Returns
+        -------
+        Prediction
+            labels : Tensor [.., Q] int64
+                The most probable class, the smaller one of equals.
+            probabilities : Tensor [.., Q, K]
+                In float64 for float64 features, else in float32.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a bad argument, before any work, in one sentence naming it, what is expected and
+            what was given.
+
+        Notes
+        -----
+        Inputs are not modified, results are detached, and those of a task do not depend on the
+        batch it came in, up to the rounding of sums that torch takes in another order for a batch
+        of another size.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
+        >>> method = paddle_ext.methods.create("simpleshot")
+        >>> method.predict(support, torch.tensor([0, 1]), query).labels
+        tensor([0, 1, 1])
+        """
+        if num_classes is not None:
+            num_classes = check.integer("num_classes", num_classes)
+        check.dense(support, support_labels, query)
+        if base_mean is not None:
+            check.base_mean(base_mean, query)
+        K = check.dense_values(support, support_labels, query, num_classes, base_mean)
+
+        dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+        *batch, Q, D = query.shape
+        if batch == [0]:
+            probabilities = query.new_empty(0, Q, K, dtype=dtype)
+            return Prediction(query.new_empty(0, Q, dtype=torch.int64), probabilities)
+        task = Task(
+            support=support.detach().to(dtype).reshape(-1, support.shape[-2], D),
+            support_labels=support_labels.long().reshape(-1, support_labels.shape[-1]),
+            query=query.detach().to(dtype).reshape(-1, Q, D),
+            num_classes=K,
+            base_mean=None if base_mean is None else base_mean.detach().to(dtype),
+        )
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            probabilities = self.solve(task)
+        probabilities = probabilities.reshape(*batch, Q, K)
+        return Prediction(probabilities.argmax(-1), probabilities)
+
+
+class Option(NamedTuple):
+    """One option of a method."""
+
+    name: str
+    type: str
+    default: object
+    help: str
+
+
+M = TypeVar("M", bound=Method)
+registry: dict[str, type[Method]] = {}
+
+
+def register(cls: type[M]) -> type[M]:
+    """Make a method known by its name; a class decorator."""
+    if cls.name in registry:
+        raise ValueError(f"name must be that of no other method, got {cls.name!r}")
+    if tuple(cls.presets) != DATA_SETS:
+        raise ValueError(f"presets of {cls.name!r} must be {DATA_SETS}, got {tuple(cls.presets)}")
+    registry[cls.name] = cls
+    return cls
+
+
+def available() -> tuple[str, ...]:
+    """Names of all methods, sorted.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> "paddle" in paddle_ext.methods.available()
+    True
+    """
+    return tuple(sorted(registry))
+
+
+def create(name: str, preset: str | None = None, **options: object) -> Method:
+    """Make a method, by its name.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`.
+    preset : {"mini", "tiered", "inat"}, optional
+        Defaults as configured for miniImageNet, tieredImageNet or iNat (and a ResNet-18) by the
+        public code, where they differ. Options given win over them.
+    **options
+        Those of the method; `describe` lists them.
+
+    Returns
+    -------
+    Method
+        Its `predict` classifies.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown method, preset or option, or a bad value, in one sentence.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> paddle_ext.methods.create("simpleshot", temperature=10.0)
+    SimpleShot(scaling='cl2n', temperature=10.0)
+    """
+    cls = lookup(name)
+    chosen: dict[str, object] = {}
+    if preset is not None:
+        check.choice("preset", preset, DATA_SETS)
+        chosen.update(cls.presets[preset])
+    known = describe(name)
+    names = {option.name for option in known}
+    for option in options:
+        if option not in names:
+            listed = ", ".join(f"{o.name} ({o.type}, default {o.default!r})" for o in known)
+            raise TypeError(f"an option of {name!r} must be one of {listed}, got {option!r}")
+    return cls(**(chosen | options))
+
+
+def describe(name: str) -> tuple[Option, ...]:
+    """Options of a method: name, type, default and help, as its docstring has them.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> [option.name for option in paddle_ext.methods.describe("simpleshot")]
+    ['scaling', 'temperature']
+    """
+    cls = lookup(name)
+    documented = parameters(inspect.getdoc(cls) or "")
+    options = []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        kind, text = documented.get(field.name, (str(field.type), ""))
+        options.append(Option(field.name, kind, field.default, text))
+    return tuple(options)
+
+
+def lookup(name: str) -> type[Method]:
+    return registry[check.choice("name", name, available())]
+
+
+def parameters(docstring: str) -> dict[str, tuple[str, str]]:
+    """Type and help of every name in the section Parameters of a numpydoc docstring."""
+    flags = re.DOTALL | re.MULTILINE
+    section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", docstring, flags)
+    entries = re.split(r"^(?=\w)", section[1], flags=re.MULTILINE) if section else []
+    found: dict[str, tuple[str, str]] = {}
+    for entry in entries[1:]:
+        head, *lines = entry.splitlines()
+        names, _, kind = head.partition(" : ")
+        for name in names.split(", "):
+            found[name] = (kind, " ".join(" ".join(lines).split()))
+    return found

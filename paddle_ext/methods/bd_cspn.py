@@ -1,0 +1,115 @@
+"""BD-CSPN: prototypes rectified by the queries, after the query set is moved onto the support."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops import check
+from .base import Method, register
+from .features import (
+    Task,
+    class_sums,
+    in_chunks,
+    products,
+    scaled,
+    softmin,
+    squared_distances,
+    unit_rows,
+)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class BdCspn(Method):
+    """The nearest prototype, rectified by the queries.
+
+    Liu et al., *Prototype Rectification for Few-Shot Learning*, ECCV 2020. The rows x of a task are
+    its scaled support, and its scaled queries z moved by mean(support) - mean(queries). From the
+    class means w_k of the support::
+
+        weight_nk = softmax_k( temperature cos(x_n, w_k) )
+        w'_k      = mean of weight_nk x_n over the rows n that are nearest, by cosine, to w_k
+
+    and a query z_q, not moved, belongs to the nearest w'. The means are not divided by the sum of
+    the weights, as published, so that w' is shorter than w. The method ends with labels; the
+    probabilities ``softmax_k( -temperature/2 ||z_q - w'_k||^2 / scale )`` are ours: for unit-norm
+    rows scale = 1, and they are as sharp as the weights. Without scaling, scale is the mean squared
+    norm of the task's support.
+
+    Parameters
+    ----------
+    scaling : {"cl2n", "l2n", "none"}
+        "cl2n" subtracts `base_mean`, or without one the mean of the task's support, and makes rows
+        unit-norm; "l2n" makes them unit-norm. "none" takes the features as they are: the public
+        code does so by mistake, and with it the published numbers.
+    temperature : float
+        Sharpness of the weights, > 0.
+    empty_class : {"keep_own", "keep_all"}
+        What happens when no row is nearest to some w_k: "keep_own" lets that class keep its w_k;
+        "keep_all" lets all classes of the task keep theirs, as the public code.
+    """
+
+    name: ClassVar[str] = "bd_cspn"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "mini": {},
+        "tiered": {"temperature": 30.0},
+        "inat": {},
+    }
+
+    scaling: str = "cl2n"
+    temperature: float = 50.0
+    empty_class: str = "keep_own"
+
+    def __post_init__(self) -> None:
+        check.choice("scaling", self.scaling, ("cl2n", "l2n", "none"))
+        check.real("temperature", self.temperature, positive=True)
+        check.choice("empty_class", self.empty_class, ("keep_own", "keep_all"))
+
+    def solve(self, task: Task) -> Tensor:
+        return in_chunks(self.solve_chunk, task, 5 * task.bytes)
+
+    def solve_chunk(self, task: Task) -> Tensor:
+        support, query = scaled(task, self.scaling)
+        # Coordinates of about 1, so that no square overflows. A shared support keeps its own unit.
+        support_unit = power_of_two_above(support)  # [B or 1, 1, 1]
+        unit = torch.maximum(support_unit, power_of_two_above(query))  # [B, 1, 1]
+        support, query = support / support_unit, query / unit
+        means = task.means(support)
+        directions = unit_rows(means)
+
+        total, count = self.rectified(support, directions)
+        ratio = support_unit / unit
+        moved = query + support.mean(-2, keepdim=True) * ratio - query.mean(-2, keepdim=True)
+        query_total, query_count = self.rectified(moved, directions)
+        total = total * ratio + query_total
+        count = (count + query_count).unsqueeze(-1)  # [B, K, 1]
+        empty = count == 0
+        if self.empty_class == "keep_all":
+            empty = empty.any(-2, keepdim=True)
+        prototypes = torch.where(empty, means * ratio, total / count.clamp(min=1))
+
+        scale = unit.square().reciprocal()
+        if self.scaling == "none":
+            norms = support.square().sum(-1).mean(-1).view(-1, 1, 1) * ratio.square()
+            scale = torch.where(norms > 0, norms, 1)
+        distances = squared_distances(query, prototypes)
+        behind = distances - distances.amin(-1, keepdim=True)
+        return softmin(behind / scale, self.temperature / 2)
+
+    def rectified(self, rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sums and counts of the rows nearest to each class, [.., K, D] and [.., K]."""
+        cosines = products(unit_rows(rows), directions)
+        best, nearest = cosines.max(-1)
+        weights = softmin(best.unsqueeze(-1) - cosines, self.temperature).amax(-1)
+        return class_sums(rows, nearest, cosines.shape[-1], weights)
+
+
+def power_of_two_above(x: Tensor) -> Tensor:
+    """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]: exact to divide by."""
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    return torch.exp2(torch.frexp(largest).exponent.to(x.dtype))

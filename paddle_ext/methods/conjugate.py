@@ -1,0 +1,157 @@
+"""Smooth convex minimisation of many functions at once, by conjugate gradients.
+
+The functions form a batch of any shape, written [..] here, and take matrices. Each has its own
+steps and its own end; one that has stopped takes steps of length zero while others go on, so that
+its result does not depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
+FARTHEST = 8.0  # a first step; about 1 is what a good preconditioner gives
+TRIALS = 40  # of a line search; two of them halve the interval at least
+FORCING = 0.01  # accuracy of Newton's steps
+STEPS = 100  # of conjugate gradients in one of Newton's
+PATIENCE = 50  # iterations without progress, after which only rounding is left
+
+
+class Problem(Protocol):
+    """A batch of convex functions, each at a point, which is a matrix."""
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """The gradient at the point, and the same preconditioned; matrices."""
+
+    def look_along(self, direction: Tensor) -> Tensor:
+        """Choose a direction, a matrix; returns the second derivative along it, [..]."""
+
+    def slope(self, step: Tensor) -> Tensor:
+        """First derivative at `step` [..] directions from the point, [..]."""
+
+    def move(self, step: Tensor) -> None:
+        """Go there; `step` is that of the last call of `slope`."""
+
+
+def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
+    """Move to the minimum, by preconditioned Polak-Ribière steps; returns the iterations, [..].
+
+    A function is done when the square root of (gradient . preconditioned gradient) is at most
+    `tol`, when it makes no more progress, or after `max_iter` iterations.
+    """
+    gradient, scaled = problem.gradient()
+    size = inner(gradient, scaled)
+    best, waiting = size, torch.zeros_like(size)
+    direction = -scaled
+    running = size > tol**2
+    iterations = torch.zeros_like(size, dtype=torch.int64)
+    while bool(running.any()):
+        search(problem, direction, inner(gradient, direction), running)
+        old_gradient, old_size = gradient, size
+        gradient, scaled = problem.gradient()
+        size = inner(gradient, scaled)
+
+        # The direction of a function that is done is not used, but must not become NaN.
+        share = (size - inner(old_gradient, scaled)) / torch.where(running, old_size, 1)
+        direction = share.clamp(min=0)[..., None, None] * direction - scaled
+        uphill = inner(gradient, direction) >= 0
+        direction = torch.where(uphill[..., None, None], -scaled, direction)
+
+        iterations += running
+        progress = size < 0.9 * best
+        best = torch.where(progress, size, best)
+        waiting = torch.where(progress, 0, waiting + 1)
+        running = running & (size > tol**2) & (waiting < PATIENCE) & (iterations < max_iter)
+    return iterations
+
+
+class CurvedProblem(Problem, Protocol):
+    """A problem that also tells its second derivatives at the point."""
+
+    def hessian_product(self, x: Tensor) -> Tensor:
+        """The Hessian, made positive definite, times a matrix x; a matrix."""
+
+    def precondition(self, x: Tensor) -> Tensor:
+        """What `gradient` does to the gradient, done to x."""
+
+
+def newton(problem: CurvedProblem, tol: float, max_iter: int) -> Tensor:
+    """Move to the minimum by Newton's steps, each found by conjugate gradients; as `minimise`.
+
+    For functions whose curvature jumps or almost vanishes, where `minimise` would be slow. It takes
+    fewer gradients, but for each of them several products with the Hessian.
+    """
+    gradient, scaled = problem.gradient()
+    size = inner(gradient, scaled)
+    running = size > tol**2
+    iterations = torch.zeros_like(size, dtype=torch.int64)
+    while bool(running.any()):
+        direction = newton_step(problem, gradient, scaled, size, running)
+        search(problem, direction, inner(gradient, direction), running)
+        gradient, scaled = problem.gradient()
+        size = inner(gradient, scaled)
+        iterations += running
+        running = running & (size > tol**2) & (iterations < max_iter)
+    return iterations
+
+
+def newton_step(
+    problem: CurvedProblem, gradient: Tensor, scaled: Tensor, size: Tensor, running: Tensor
+) -> Tensor:
+    """Solve Hessian . step = -gradient, roughly."""
+    residual, direction = -gradient, -scaled
+    step = torch.zeros_like(gradient)
+    enough = FORCING**2 * size
+    going = running
+    for _ in range(STEPS):
+        product = problem.hessian_product(direction)
+        length = size / torch.where(going, inner(direction, product), 1)
+        length = torch.where(going, length, 0)[..., None, None]
+        step = step + length * direction
+        residual = residual - length * product
+        scaled = problem.precondition(residual)
+        old_size, size = size, inner(residual, scaled)
+        going = going & (size > enough)
+        if not bool(going.any()):
+            break
+        share = torch.where(going, size / torch.where(going, old_size, 1), 0)[..., None, None]
+        direction = scaled + share * direction
+    return step
+
+
+def search(problem: Problem, direction: Tensor, start: Tensor, running: Tensor) -> None:
+    """Move along a direction of descent, of slope `start` [..], to where it is nearly flat.
+
+    The slope increases with the step, so its zero is bracketed: false position and bisection take
+    turns, after a first step by Newton's rule.
+    """
+    curvature = problem.look_along(direction)
+    smallest = torch.finfo(start.dtype).tiny
+    step = (-start / curvature.clamp(min=smallest)).clamp(max=FARTHEST)
+    step = torch.where(running, step, 0)
+    low, low_slope = torch.zeros_like(step), start
+    high, high_slope = torch.full_like(step, torch.inf), -start
+    done = ~running
+    for trial in range(TRIALS):
+        slope = problem.slope(step)
+        done = done | (slope.abs() <= FLAT * start.abs())
+        if bool(done.all()):
+            break
+        below = slope < 0
+        low, low_slope = torch.where(below, step, low), torch.where(below, slope, low_slope)
+        high, high_slope = torch.where(below, high, step), torch.where(below, high_slope, slope)
+        bracketed = torch.isfinite(high)
+        end = torch.where(bracketed, high, low)
+        share = 0.5 if trial % 2 else low_slope / (low_slope - high_slope)
+        inside = low + share * (end - low)
+        if trial < TRIALS - 1:
+            step = torch.where(done, step, torch.where(bracketed, inside, FARTHEST * step))
+    problem.move(step)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products of matrices, [..]."""
+    return (a * b).sum((-2, -1))

@@ -1,0 +1,118 @@
+"""LaplacianShot: the nearest class mean, with neighbouring queries drawn to one class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops import check
+from .base import Method, register
+from .features import Task, bounded, how_many, in_chunks, scaled, squared_distances
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class LaplacianShot(Method):
+    """The nearest class mean, with neighbouring queries drawn to one class.
+
+    Ziko et al., *Laplacian Regularized Few-Shot Learning*, ICML 2020. With z the scaled features,
+    w_k the mean of class k's support and a_qk = ||z_q - w_k||^2, from y = softmax_k(-a) every
+    iteration does ``y_q = softmax_k( -a_q + lam sum_r y_r )`` with r the queries nearest to q: each
+    step minimises an upper bound of ``sum_q y_q . (ln y_q + a_q - lam sum_r y_r)``. A task stops
+    when that changes by at most `tol` of itself, at the third iteration or later. Neighbours are
+    compared by their squared distance in single precision, and of equals the first ones count.
+
+    Parameters
+    ----------
+    lam : float
+        Weight of the neighbours, >= 0.
+    knn : int
+        Size of a neighbourhood, the query itself included, >= 1: the public code's count, so that 3
+        means two neighbours. A task with fewer queries takes all of them.
+    scaling : {"cl2n", "l2n"}
+        "cl2n" subtracts `base_mean`, or without one the mean of the task's support, and makes rows
+        unit-norm; "l2n" makes them unit-norm.
+    max_iter : int
+        At most this many iterations, >= 1.
+    tol : float
+        Relative change of the energy at which a task stops, >= 0.
+    """
+
+    name: ClassVar[str] = "laplacian_shot"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    lam: float = 0.7
+    knn: int = 3
+    scaling: str = "cl2n"
+    max_iter: int = 20
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check.real("lam", self.lam)
+        check.integer("knn", self.knn)
+        check.choice("scaling", self.scaling, ("cl2n", "l2n"))
+        check.integer("max_iter", self.max_iter)
+        check.real("tol", self.tol)
+
+    def solve(self, task: Task) -> Tensor:
+        return in_chunks(self.solve_chunk, task, 5 * task.bytes)
+
+    def solve_chunk(self, task: Task) -> Tensor:
+        support, query = scaled(task, self.scaling)
+        lam = bounded(self.lam)
+        a = squared_distances(query, task.means(support))  # [B, Q, K]
+        index = neighbours(query, self.knn - 1)
+        y = torch.softmax(-a, dim=-1)
+        drawn = sum_over(index, y)
+        energy = torch.full_like(a[:, 0, 0], torch.inf, dtype=torch.float64)
+        running = torch.ones_like(energy, dtype=torch.bool)
+        for i in range(self.max_iter):
+            y_next = torch.softmax(lam * drawn - a, dim=-1)
+            live = running.view(-1, 1, 1)  # tasks that have stopped stay as they are
+            y = torch.where(live, y_next, y)
+            drawn = sum_over(index, y)
+            # In double: a change of 1e-6 is near the rounding of a sum in single precision.
+            terms = torch.special.xlogy(y, y) + (a - lam * drawn) * y
+            before, energy = energy, terms.sum((-2, -1), dtype=torch.float64)
+            if i > 1:
+                running = running & ((energy - before).abs() > self.tol * before.abs())
+                if not running.any():
+                    break
+        return y
+
+
+def neighbours(query: Tensor, count: int) -> Tensor:
+    """Indices of the other queries nearest to each query, [B, Q, min(count, Q - 1)].
+
+    Of rows at most one long. Squared distances are computed in double and compared in single
+    precision, above 2^-20: equal ones then compare equal whatever the order of the sums, and of
+    equals the first are taken.
+    """
+    B, Q, _ = query.shape
+    count = min(count, Q - 1)
+    query = query.double()
+    squares = query.square().sum(-1)  # [B, Q]
+    own = torch.arange(Q, device=query.device)
+    step = how_many(32 * B * Q, query.device)  # rows at a time: large tasks have many pairs
+    found = []
+    for start in range(0, Q, step):
+        rows = slice(start, start + step)
+        distances = squares[:, rows, None] + squares[:, None] - 2 * query[:, rows] @ query.mT
+        distances = (distances.clamp(min=0) + 2.0**-20).float()
+        distances[:, own[rows] - start, own[rows]] = torch.inf
+        # As integers, positive numbers are ordered alike: one key for the distance and the place.
+        keys = distances.view(torch.int32).long() * 2**32 + own
+        found.append(keys.topk(count, largest=False).indices)
+    return torch.cat(found, dim=1)
+
+
+def sum_over(index: Tensor, y: Tensor) -> Tensor:
+    """Sum of y [B, Q, K] over the neighbours of each query, [B, Q, K]."""
+    total = torch.zeros_like(y)
+    for neighbour in index.unbind(-1):
+        total += y.gather(1, neighbour.unsqueeze(-1).expand_as(y))
+    return total

@@ -1,0 +1,157 @@
+"""Multinomial logistic regression for all tasks of a batch at once.
+
+A task minimises over W [F, K] and the intercept b [K], which is not penalised,
+
+    1/2 ||W||^2 + C sum of -ln softmax(x_n W + b)[y_n] over the rows n that are included.
+
+One iteration costs two products with the features, one for the direction and one for the gradient:
+the line search works on the logits, which are linear in the step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .conjugate import inner, minimise
+
+MAX_ITER = 1000
+FIRST_ITER = 3  # with the preconditioner that belongs to weights of zero
+LEAST_CURVATURE = 1e-3  # of the diagonal, for C >= 1: an intercept may have almost none
+
+
+class Fit(NamedTuple):
+    """A fitted model of each task."""
+
+    weights: Tensor  # [B, F + 1, K]: the last row is the intercept, which sums to 0
+    logits: Tensor  # [B, N, K]: of all rows, included or not
+    iterations: Tensor  # [B] int64
+
+
+def fit(
+    features: Tensor,
+    labels: Tensor,
+    included: Tensor,
+    num_classes: int,
+    *,
+    inverse_regularisation: float,
+    tol: float,
+    start: Tensor | None = None,
+) -> Fit:
+    """Fit a model to the included rows of each task.
+
+    Any features will do; the fewest iterations are needed if their columns have mean 0 and are
+    uncorrelated over the rows of a task, as principal components are.
+
+    Parameters
+    ----------
+    features : Tensor [B, N, F]
+    labels : Tensor [B, N] int64
+        Those of rows that are not included may be any class.
+    included : Tensor [B, N] bool
+    num_classes : int
+        K.
+    inverse_regularisation : float
+        C.
+    tol : float
+        Stop a task when the gradient, in the norm of the inverse of an approximate Hessian, is at
+        most this, or C times this for C < 1, where weights are about as small. The Hessian is at
+        least 1, so the logits of a row of norm 1 are then about as accurate, and mostly much more.
+    start : Tensor [B, F + 1, K], optional
+        Weights to start from, by default 0; they change the time and, within `tol`, the result.
+
+    Returns
+    -------
+    Fit
+    """
+    problem = Logistic(features, labels, included, num_classes, inverse_regularisation, start)
+    iterations = torch.zeros_like(labels[:, 0])
+    tol = tol * min(1.0, inverse_regularisation)
+    if start is None:
+        iterations += minimise(problem, tol, FIRST_ITER)
+        problem.precondition()  # weights of zero told little about the Hessian at the minimum
+    iterations += minimise(problem, tol, MAX_ITER)
+    weights = problem.weights
+    shift = weights[:, -1:].mean(-1, keepdim=True)
+    weights[:, -1:] -= shift
+    return Fit(weights, problem.logits - shift, iterations)
+
+
+class Logistic:
+    """The objective; a `conjugate.Problem` of points [B, F + 1, K]."""
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        included: Tensor,
+        num_classes: int,
+        inverse_regularisation: float,
+        start: Tensor | None,
+    ) -> None:
+        B, N, F = features.shape
+        self.features = torch.cat([features, features.new_ones(B, N, 1)], -1)  # [B, N, F + 1]
+        self.labels = labels.unsqueeze(-1)  # [B, N, 1]
+        self.least_curvature = LEAST_CURVATURE * min(1.0, inverse_regularisation)
+        self.row_weights = inverse_regularisation * included.to(features.dtype).unsqueeze(-1)
+        self.penalty = features.new_ones(F + 1, 1)
+        self.penalty[-1] = 0
+        if start is None:
+            self.weights = features.new_zeros(B, F + 1, num_classes)
+            self.logits = features.new_zeros(B, N, num_classes)
+        else:
+            self.weights = start.clone()
+            self.logits = self.features @ start
+        self.probabilities = torch.softmax(self.logits, -1)
+        self.precondition()
+
+    def precondition(self) -> None:
+        """Approximate the Hessian at the point by a diagonal and a rank-one term for each class.
+
+        The rows of class k bend the objective most in the weights of class k. Their mean gives the
+        rank-one term; all other rows share in the diagonal, as if they were equally uncertain.
+        """
+        p = self.probabilities
+        own_p = p.gather(-1, self.labels)
+        uncertainty = torch.zeros_like(p)
+        uncertainty.scatter_(-1, self.labels, self.row_weights * own_p * (1 - own_p))
+        sums = self.features.mT @ uncertainty  # [B, F + 1, K]
+        own = sums[:, -1:]  # the last feature is 1, [B, 1, K]
+        others = self.row_weights.mT @ (p * (1 - p)) - own
+        energy = self.row_weights.mT @ self.features.square()  # [B, 1, F + 1]
+        shared = energy.mT * others / self.row_weights.sum(-2, keepdim=True)
+        self.diagonal = (self.penalty + shared).clamp(min=self.least_curvature)
+        means = sums / own.clamp(min=torch.finfo(own.dtype).tiny)
+        self.scaled_means = means / self.diagonal
+        self.factor = own / (1 + own * (means * self.scaled_means).sum(-2, keepdim=True))
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        residual = self.row_weights * self.probabilities
+        residual.scatter_add_(-1, self.labels, -self.row_weights)
+        gradient = self.features.mT @ residual + self.penalty * self.weights
+        along_means = self.factor * (self.scaled_means * gradient).sum(-2, keepdim=True)
+        return gradient, gradient / self.diagonal - along_means * self.scaled_means
+
+    def look_along(self, direction: Tensor) -> Tensor:
+        self.direction = direction
+        self.change = self.features @ direction  # [B, N, K]: of the logits
+        self.own_change = self.change.gather(-1, self.labels)  # [B, N, 1]
+        penalised = self.penalty * direction
+        self.penalty_slope = inner(penalised, self.weights)
+        self.penalty_curvature = inner(penalised, direction)
+        moved = self.probabilities * self.change
+        spread = (moved * self.change).sum(-1, keepdim=True) - moved.sum(-1, keepdim=True).square()
+        return inner(self.row_weights, spread) + self.penalty_curvature
+
+    def slope(self, step: Tensor) -> Tensor:
+        self.probabilities = torch.softmax(self.logits + step[..., None, None] * self.change, -1)
+        mean_change = (self.probabilities * self.change).sum(-1, keepdim=True)
+        along_data = inner(self.row_weights, mean_change - self.own_change)
+        return along_data + self.penalty_slope + step * self.penalty_curvature
+
+    def move(self, step: Tensor) -> None:
+        length = step[..., None, None]
+        self.weights = self.weights + length * self.direction
+        self.logits = self.logits + length * self.change

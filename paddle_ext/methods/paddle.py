@@ -1,0 +1,73 @@
+"""PADDLE, the method of this package, as the tables of the paper have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..ops import check
+from ..ops.paddle import solve
+from .base import Method, register
+from .features import Task
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Paddle(Method):
+    """Clusters around prototypes, of which few are used: `paddle_ext.solve`.
+
+    Parameters
+    ----------
+    lam : float, optional
+        Weight of the number of classes present, >= 0; by default the number of queries, which makes
+        the method free of parameters. The public code has 75, its number of queries.
+    scaling : {"minmax", "auto", "none"}
+        "minmax" divides each feature by its range over the task's queries, as the tables of the
+        paper do. "auto" is the default of `paddle_ext.solve`, and serves any embedding: unit-norm
+        rows, and one factor that makes the nearest class lead the median one by 12 in squared
+        distance. "none" takes the features as they are.
+    temperature : float
+        Factor on the squared distances, > 0.
+    epsilon : float
+        Added to the proportions inside the logarithm, > 0.
+    max_iter : int
+        At most this many iterations, >= 1.
+    tol : float
+        A task stops when its prototypes move by at most this on average, >= 0; 0.0 never stops
+        earlier, as the public code.
+    """
+
+    name: ClassVar[str] = "paddle"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    lam: float | None = None
+    scaling: str = "minmax"
+    temperature: float = 1.0
+    epsilon: float = 1e-6
+    max_iter: int = 100
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.lam is not None:
+            check.real("lam", self.lam)
+        check.choice("scaling", self.scaling, check.SCALING_NAMES)
+        check.real("temperature", self.temperature, positive=True)
+        check.real("epsilon", self.epsilon, positive=True)
+        check.integer("max_iter", self.max_iter)
+        check.real("tol", self.tol)
+
+    def solve(self, task: Task) -> Tensor:
+        return solve(
+            *task.inputs(),
+            num_classes=task.num_classes,
+            lam=self.lam,
+            scaling=self.scaling,
+            temperature=self.temperature,
+            epsilon=self.epsilon,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            validate=False,
+        ).assignments

@@ -1,0 +1,124 @@
+"""PADDLE's objective by projected gradient descent, the second ablation of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops import check
+from ..reference.paddle import power_of_two_above, prepare, squared_distances
+from ..reference.pgd import simplex_project
+from .base import Method, register
+from .features import Task, bounded, in_chunks
+
+HUGE = 1e37  # fits single precision,
+STEEP = 1e18  # and so does its square: Adam takes no longer a step for a steeper gradient
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PaddlePgd(Method):
+    """PADDLE's objective, minimised by Adam with projections onto the simplex.
+
+    This is `paddle_ext.reference.pgd`, for many tasks. The public code maximises the entropy that
+    it should minimise, and stops updating the assignments after one iteration; this method does
+    what the paper describes.
+
+    Parameters
+    ----------
+    lam : float, optional
+        Weight of the number of classes present, >= 0; by default the number of queries.
+    scaling : {"minmax", "auto", "none"}
+        As of the method "paddle".
+    temperature : float
+        Factor on the squared distances, > 0.
+    epsilon : float
+        Added to the proportions inside the logarithm, > 0.
+    learning_rate : float
+        That of Adam, > 0 and at most 1, for assignments cannot move further. The default is the
+        public code's; the paper's text has 1e-3.
+    max_iter : int
+        At most this many iterations, >= 1.
+    tol : float
+        A task stops when its prototypes move by at most this on average, >= 0; 0.0 never stops
+        earlier.
+    """
+
+    name: ClassVar[str] = "paddle_pgd"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    lam: float | None = None
+    scaling: str = "minmax"
+    temperature: float = 1.0
+    epsilon: float = 1e-6
+    learning_rate: float = 1e-4
+    max_iter: int = 1000
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.lam is not None:
+            check.real("lam", self.lam)
+        check.choice("scaling", self.scaling, check.SCALING_NAMES)
+        check.real("temperature", self.temperature, positive=True)
+        check.real("epsilon", self.epsilon, positive=True)
+        check.real("learning_rate", self.learning_rate, positive=True, most=1.0)
+        check.integer("max_iter", self.max_iter)
+        check.real("tol", self.tol)
+
+    def solve(self, task: Task) -> Tensor:
+        return in_chunks(self.solve_chunk, task, 8 * task.bytes)
+
+    def solve_chunk(self, task: Task) -> Tensor:
+        dtype, Q = task.query.dtype, task.query.shape[1]
+        doubles = task.support.double(), task.one_hot.double(), task.query.double()
+        scaled = prepare(*doubles, self.scaling, trace=False)
+        # In units of at least 1, so that squares fit the dtype.
+        unit = power_of_two_above(scaled).clamp(min=1)  # [B, 1, 1]
+        z, means = (scaled.query / unit).to(dtype), (scaled.means / unit).to(dtype)
+        shots = scaled.shots.to(dtype)
+        pull = bounded(self.temperature) * unit
+        u_pull, w_pull = (x.clamp(max=HUGE).to(dtype) for x in (pull * unit / 2, pull))
+        push = bounded((Q if self.lam is None else self.lam) / Q)
+
+        w = means.clone()
+        distances = squared_distances(z, w)
+        u = torch.softmax(-u_pull * (distances - distances.amin(-1, keepdim=True)), dim=-1)
+        u_adam, w_adam = Adam(u), Adam(w)
+        w_rate = (self.learning_rate / unit).to(dtype)
+        running = torch.ones(len(u), dtype=torch.bool, device=u.device)
+        for i in range(self.max_iter):
+            v = 1 + torch.log(u.mean(-2, keepdim=True) + bounded(self.epsilon))
+            u_gradient = (u_pull * squared_distances(z, w)).clamp(max=STEEP) - push * v
+            w_gradient = shots * (w - means) + u.sum(-2).unsqueeze(-1) * w - u.mT @ z
+            u_next = u - self.learning_rate * u_adam.step(u_gradient, i)
+            w_next = w - w_rate * w_adam.step((w_pull * w_gradient).clamp(-STEEP, STEEP), i)
+            # The projection of a row less a constant is the same; less its maximum is safest.
+            u_next = simplex_project(u_next - u_next.amax(-1, keepdim=True))
+
+            # The assignments of a task that has stopped stay as they are.
+            u = torch.where(running.view(-1, 1, 1), u_next, u)
+            if self.tol > 0:
+                moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
+                running = running & (moved > self.tol)
+                if not running.any():
+                    break
+            w = w_next
+        return u
+
+
+class Adam:
+    """Adam for one tensor, with its usual constants."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.mean, self.square = torch.zeros_like(x), torch.zeros_like(x)
+
+    def step(self, gradient: Tensor, i: int) -> Tensor:
+        """The direction of step i, counted from 0; about 1 in every entry."""
+        self.mean.lerp_(gradient, 0.1)
+        self.square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        root = (self.square / (1 - 0.999 ** (i + 1))).sqrt_().add_(1e-8)
+        return self.mean / root / (1 - 0.9 ** (i + 1))

@@ -1,0 +1,159 @@
+"""PT-MAP: power transform, then optimal transport to centroids that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops import check
+from ..ops.sinkhorn import sinkhorn
+from .base import Method, register
+from .features import Task, class_sums, in_chunks, products, unit_rows
+
+AT_THE_MEAN = 1e-5  # a unit-norm row nearer to the mean of its set than this has no direction
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PtMap(Method):
+    """Optimal transport of the queries to the classes, whose centroids follow the plan.
+
+    Hu et al., *Leveraging the Feature Distribution in Transfer-based Few-Shot Learning*, ICANN
+    2021. Features are raised to a power and made unit-norm; support and query, each less its own
+    mean, are made unit-norm again. With z the queries and mu_k, at first, the means of the support,
+    every epoch transports a mass of 1 from each query, and Q/K to each class, at the cost
+    ``||z_q - mu_k||^2``, and moves the centroids with the plan p::
+
+        mu_k += step ( (sum of class k's support + sum_q p_qk z_q) / (shots + sum_q p_qk) - mu_k )
+
+    The plan at the last centroids gives the probabilities. The method wants classes that are about
+    equally frequent among the queries.
+
+    Parameters
+    ----------
+    power : float
+        The features are raised to it, after 1e-6 is added, > 0; they must then be at least 0. 1.0
+        leaves them as they are, of any sign.
+    sharpness : float
+        Factor on the cost, > 0.
+    step : float
+        Share of the way to their new place that centroids go in an epoch, at most 1. The public
+        code has 0.01 for a wide network on mini.
+    epochs : int
+        Moves of the centroids, >= 1.
+    class_mass : {"balanced", "oracle"}
+        "balanced" is as above. "oracle" is the public code, which knows how many classes are
+        present: it wants a mass of Q // effective_classes in each of the K classes, against the 1
+        of every query. No plan has both; its iteration ends at the plan above, times
+        K (Q // effective_classes) / Q, and queries weigh that much more in the centroids.
+    effective_classes : int
+        Number of classes among the queries, of use to "oracle" alone, >= 1.
+    max_iter : int
+        At most this many iterations of Sinkhorn's in an epoch, >= 1.
+    tol : float
+        A task's iteration stops when no query's mass is off by more than this, >= 0.
+    """
+
+    name: ClassVar[str] = "pt_map"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    power: float = 0.5
+    sharpness: float = 10.0
+    step: float = 0.02
+    epochs: int = 20
+    class_mass: str = "balanced"
+    effective_classes: int = 5
+    max_iter: int = 1000
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check.real("power", self.power, positive=True)
+        check.real("sharpness", self.sharpness, positive=True)
+        check.real("step", self.step, most=1.0)
+        check.integer("epochs", self.epochs)
+        check.choice("class_mass", self.class_mass, ("balanced", "oracle"))
+        check.integer("effective_classes", self.effective_classes)
+        check.integer("max_iter", self.max_iter)
+        check.real("tol", self.tol)
+
+    def solve(self, task: Task) -> Tensor:
+        Q, K = task.query.shape[1], task.num_classes
+        if self.class_mass == "oracle" and self.effective_classes > Q:
+            raise ValueError(
+                f"effective_classes must be at most the number of queries, {Q}, got "
+                f"{self.effective_classes}"
+            )
+        if self.power != 1:
+            at_least_zero(task, self.power)
+        small = (Q * Q + 8 * Q * K) * task.query.itemsize  # of an epoch
+        return in_chunks(self.solve_chunk, task, 4 * task.bytes + small)
+
+    # The public code first maps a task, by QR, to as many coordinates as it has rows. That is an
+    # isometry of the span of its features, so all norms, means and distances are the same without.
+    #
+    # Centroids mu are combinations of the task's features, and the cost needs only their products
+    # with the queries z and with themselves. These follow recurrences too: with s the sum of a
+    # class's support, n = shots + sum_q p_q and e = (s + sum_q p_q z_q) / n where a centroid is to
+    # go, z.e, s.e, mu.e and e.e are all made of z.z, z.s, s.s, z.mu and s.mu. So D enters once.
+    def solve_chunk(self, task: Task) -> Tensor:
+        z, support = prepared(task.query, self.power), prepared(task.support, self.power)
+        sums, shots = class_sums(support, task.support_labels, task.num_classes)
+        shots = shots.to(z.dtype).unsqueeze(-2)  # [B or 1, 1, K]
+        zz = z @ z.mT  # [B, Q, Q]
+        zs = products(z, sums)  # [B, Q, K]
+        ss = sums.square().sum(-1).unsqueeze(-2)  # [B or 1, 1, K]
+        z_squared = z.square().sum(-1, keepdim=True)  # [B, Q, 1]
+        z_mu, s_mu, mu_mu = zs / shots, ss / shots, ss / shots.square()
+
+        Q, K, step = *zs.shape[1:], self.step
+        weight = 1.0 if self.class_mass == "balanced" else K * (Q // self.effective_classes) / Q
+        row_mass, col_mass = z.new_ones(Q), z.new_full((K,), Q / K)
+        plan = zs
+        for epoch in range(self.epochs + 1):
+            plan = sinkhorn(
+                (z_squared + mu_mu - 2 * z_mu).clamp(min=0),
+                row_mass,
+                col_mass,
+                reg=self.sharpness,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                validate=False,
+            ).plan
+            if epoch == self.epochs:
+                break
+            p = weight * plan
+            n = shots + p.sum(-2, keepdim=True)
+            pz = zz @ p  # [B, Q, K]: z.(sum_q p_q z_q)
+            s_e = (ss + (p * zs).sum(-2, keepdim=True)) / n
+            mu_e = (s_mu + (p * z_mu).sum(-2, keepdim=True)) / n
+            e_e = (ss + (p * (2 * zs + pz)).sum(-2, keepdim=True)) / n.square()
+            mu_mu = (1 - step) ** 2 * mu_mu + 2 * step * (1 - step) * mu_e + step**2 * e_e
+            s_mu = s_mu + step * (s_e - s_mu)
+            z_mu = z_mu + step * ((zs + pz) / n - z_mu)
+        return plan / plan.sum(-1, keepdim=True)
+
+
+def prepared(x: Tensor, power: float) -> Tensor:
+    """Features in the coordinates of the method, [.., N, D]; a row at the mean becomes zero."""
+    if power != 1:
+        x = x + 1e-6
+        # Rows become unit-norm, so their scale is free: at most 1, no power overflows.
+        x = (x / x.amax(-1, keepdim=True)).pow(power)
+    x = unit_rows(x)
+    x = x - x.mean(-2, keepdim=True)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(norm > AT_THE_MEAN, x / norm, 0)
+
+
+def at_least_zero(task: Task, power: float) -> None:
+    for name, x in (("support", task.support), ("query", task.query)):
+        least = float(x.min())
+        if least < 0:
+            raise ValueError(
+                f"{name} must be at least 0 for power={power:g} (take features after a ReLU, or "
+                f"power=1.0, which leaves them as they are), got {least:g}"
+            )

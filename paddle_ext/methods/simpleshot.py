@@ -1,0 +1,50 @@
+"""SimpleShot: the nearest class mean, after centring and normalising the features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..ops import check
+from .base import Method, register
+from .features import Task, in_chunks, scaled, softmin, squared_distances
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SimpleShot(Method):
+    """The nearest class mean, query by query: the baseline that is not transductive.
+
+    With z the scaled features and w_k the mean of class k's support,
+    ``probabilities_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 )``.
+
+    Parameters
+    ----------
+    scaling : {"cl2n", "l2n"}
+        "cl2n" subtracts `base_mean`, or without one the mean of the task's support, and makes rows
+        unit-norm; "l2n" makes them unit-norm.
+    temperature : float
+        Sharpness of the probabilities, > 0. The labels do not depend on it, and the published
+        method has none; 15 is that of TIM.
+    """
+
+    name: ClassVar[str] = "simpleshot"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    scaling: str = "cl2n"
+    temperature: float = 15.0
+
+    def __post_init__(self) -> None:
+        check.choice("scaling", self.scaling, ("cl2n", "l2n"))
+        check.real("temperature", self.temperature, positive=True)
+
+    def solve(self, task: Task) -> Tensor:
+        return in_chunks(self.solve_chunk, task, 3 * task.bytes)
+
+    def solve_chunk(self, task: Task) -> Tensor:
+        support, query = scaled(task, self.scaling)
+        means = task.means(support)
+        return softmin(squared_distances(query, means), self.temperature / 2)

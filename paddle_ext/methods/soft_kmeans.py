@@ -1,0 +1,59 @@
+"""Soft K-means with a support: PADDLE without its penalty, the first ablation of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..ops import check
+from ..ops.paddle import solve
+from .base import Method, register
+from .features import Task
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SoftKMeans(Method):
+    """Clusters around prototypes, any number of them: `paddle_ext.solve` with lam = 0.
+
+    Parameters
+    ----------
+    scaling : {"minmax", "auto", "none"}
+        As of the method "paddle".
+    temperature : float
+        Factor on the squared distances, > 0.
+    max_iter : int
+        At most this many iterations, >= 1.
+    tol : float
+        A task stops when its prototypes move by at most this on average, >= 0; 0.0 never stops
+        earlier, as the public code.
+    """
+
+    name: ClassVar[str] = "soft_kmeans"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    scaling: str = "minmax"
+    temperature: float = 1.0
+    max_iter: int = 100
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check.choice("scaling", self.scaling, check.SCALING_NAMES)
+        check.real("temperature", self.temperature, positive=True)
+        check.integer("max_iter", self.max_iter)
+        check.real("tol", self.tol)
+
+    def solve(self, task: Task) -> Tensor:
+        return solve(
+            *task.inputs(),
+            num_classes=task.num_classes,
+            lam=0.0,
+            scaling=self.scaling,
+            temperature=self.temperature,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            validate=False,
+        ).assignments

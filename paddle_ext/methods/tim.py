@@ -1,0 +1,196 @@
+"""TIM: prototypes that make the predictions for the queries certain, and together diverse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..ops import check
+from ..ops.tim import tim, triple
+from .base import Method, register
+from .features import Task
+
+Triple = tuple[float, float, float]
+
+
+def probabilities(
+    task: Task,
+    *,
+    solver: str = "gd",
+    weights: Triple,
+    alphas: Triple = (1.0, 1.0, 1.0),
+    temperature: float,
+    learning_rate: float,
+    iterations: int,
+    normalize: bool,
+) -> Tensor:
+    """[B, Q, K], of a task that has been checked."""
+    shared = len(task.support) == 1
+    return tim(
+        task.support[0] if shared else task.support,
+        task.support_labels[0] if shared else task.support_labels,
+        task.query,
+        num_classes=task.num_classes,
+        solver=solver,
+        weights=weights,
+        alphas=alphas,
+        temperature=temperature,
+        learning_rate=learning_rate,
+        iterations=iterations,
+        normalize=normalize,
+        validate=False,
+    ).probabilities
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Tim(Method):
+    """Transductive information maximisation by gradient descent, TIM-GD; see `paddle_ext.tim`.
+
+    From the means of the support as prototypes, Adam minimises ``weights[0]`` times the
+    cross-entropy of the support, less ``weights[1]`` times the entropy of the mean prediction for
+    the queries, plus ``weights[2]`` times the mean entropy of the predictions.
+
+    Parameters
+    ----------
+    weights : three floats
+        Of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
+    temperature : float
+        Sharpness of the probabilities, > 0.
+    learning_rate : float
+        Of Adam, > 0.
+    iterations : int
+        Steps of Adam.
+    normalize : bool
+        Make all rows unit-norm first.
+    """
+
+    name: ClassVar[str] = "tim"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    weights: Triple = (1.0, 0.3, 1.0)
+    temperature: float = 15.0
+    learning_rate: float = 1e-4
+    iterations: int = 2000
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self.weights, self.temperature, self.learning_rate, self.iterations)
+        check.flag("normalize", self.normalize)
+
+    def solve(self, task: Task) -> Tensor:
+        return probabilities(
+            task,
+            weights=self.weights,
+            temperature=self.temperature,
+            learning_rate=self.learning_rate,
+            iterations=self.iterations,
+            normalize=self.normalize,
+        )
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class AlphaTim(Method):
+    """TIM-GD with entropies of other orders than Shannon's, alpha-TIM; see `paddle_ext.tim`.
+
+    A marginal entropy of a high order wants fewer classes to be used, which suits queries that are
+    not spread evenly over the classes.
+
+    Parameters
+    ----------
+    weights : three floats
+        Of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
+    alphas : three floats
+        Orders of the same three, > 0; 1 is Shannon's.
+    temperature : float
+        Sharpness of the probabilities, > 0.
+    learning_rate : float
+        Of Adam, > 0.
+    iterations : int
+        Steps of Adam.
+    normalize : bool
+        Make all rows unit-norm first.
+    """
+
+    name: ClassVar[str] = "alpha_tim"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    weights: Triple = (1.0, 1.0, 1.0)
+    alphas: Triple = (1.0, 7.0, 5.0)
+    temperature: float = 15.0
+    learning_rate: float = 1e-4
+    iterations: int = 1000
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self.weights, self.temperature, self.learning_rate, self.iterations)
+        triple("alphas", self.alphas, positive=True)
+        check.flag("normalize", self.normalize)
+
+    def solve(self, task: Task) -> Tensor:
+        return probabilities(
+            task,
+            weights=self.weights,
+            alphas=self.alphas,
+            temperature=self.temperature,
+            learning_rate=self.learning_rate,
+            iterations=self.iterations,
+            normalize=self.normalize,
+        )
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TimAdm(Method):
+    """TIM by alternating closed forms instead of gradients, TIM-ADM; see `paddle_ext.tim`.
+
+    Parameters
+    ----------
+    weights : three floats
+        Of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
+    temperature : float
+        Sharpness of the probabilities, > 0.
+    learning_rate : float
+        Share of the way to the closed form that an iteration goes, > 0; 1.0 is all of it.
+    iterations : int
+        Alternations.
+    normalize : bool
+        Make all rows unit-norm first.
+    """
+
+    name: ClassVar[str] = "tim_adm"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+
+    weights: Triple = (0.1, 1.0, 0.1)
+    temperature: float = 15.0
+    learning_rate: float = 1.0
+    iterations: int = 150
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self.weights, self.temperature, self.learning_rate, self.iterations)
+        check.flag("normalize", self.normalize)
+
+    def solve(self, task: Task) -> Tensor:
+        return probabilities(
+            task,
+            solver="adm",
+            weights=self.weights,
+            temperature=self.temperature,
+            learning_rate=self.learning_rate,
+            iterations=self.iterations,
+            normalize=self.normalize,
+        )
+
+
+def check_options(
+    weights: Triple, temperature: float, learning_rate: float, iterations: int
+) -> None:
+    triple("weights", weights)
+    check.real("temperature", temperature, positive=True)
+    check.real("learning_rate", learning_rate, positive=True)
+    check.integer("iterations", iterations)

@@ -1,0 +1,172 @@
+"""Sinkhorn's iteration over the native code: the public function and its checks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..reference import Transport
+from . import check
+from .sinkhorn_operators import sinkhorn_op
+
+SAME_TOTAL = 1e-4  # totals of row and column masses may differ by this, relative to the larger
+
+
+def sinkhorn(
+    cost: Tensor,
+    row_mass: Tensor,
+    col_mass: Tensor,
+    *,
+    reg: float,
+    max_iter: int = 1000,
+    tol: float = 1e-6,
+    validate: bool = True,
+    backend: str = "auto",
+) -> Transport:
+    r"""Solve entropic optimal transport, for one task or for many, by Sinkhorn's iteration.
+
+    The plan of a task is ``P = diag(a) exp(-reg cost) diag(b)`` with row sums `row_mass` and column
+    sums `col_mass`. From ``b = 1`` an iteration is a row step, then a column step::
+
+        a_q = row_mass_q / sum_k exp(-reg cost_qk) b_k
+        b_k = col_mass_k / sum_q exp(-reg cost_qk) a_q
+
+    Column sums then hold, and the task stops when row sums do, up to `tol`.
+
+    Parameters
+    ----------
+    cost : Tensor [Q, K] or [B, Q, K]
+        Finite numbers of any size and sign: float16, bfloat16, float32 or float64, on the CPU or a
+        CUDA device. Without a batch dimension there is none in the result.
+    row_mass : Tensor [Q] or [B, Q]
+        Wanted row sums, at least 0. Without a batch dimension beside a batched cost they are shared
+        by all tasks. A row of mass 0 is zero in the plan.
+    col_mass : Tensor [K] or [B, K]
+        Wanted column sums, likewise. Their total must be that of the rows, up to 1e-4 of it; they
+        are then scaled to the exact total of the rows.
+    reg : float
+        Sharpness, > 0: the factor on the cost, the inverse of what is elsewhere the weight of the
+        entropy.
+    max_iter : int
+        At most this many iterations.
+    tol : float
+        Stop a task when no row sum is off by more than this, in the unit of the masses. 0.0 runs
+        `max_iter` iterations. In float32 about 1e-6 of the largest mass can be reached.
+    validate : bool
+        Check the values of the tensors. On CUDA this synchronises with the host; without it nothing
+        does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
+        result for bad values is undefined.
+    backend : {"auto", "native", "reference"}
+        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.sinkhorn` in plain
+        torch. "auto" is "native", except for float64 on CUDA: that has no native kernel, so the
+        reference is used, which synchronises with the host in every iteration.
+
+    Returns
+    -------
+    Transport
+        plan : Tensor [.., Q, K]
+        iterations : Tensor [..] int32
+            Iterations of each task.
+        residual : Tensor [..]
+            Largest error of a row sum after the last iteration.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a bad argument, before any work, in one sentence naming it, what is expected and what
+        was given.
+    ImportError
+        If the native module is not built.
+
+    Notes
+    -----
+    The computation is in float64 for a float64 cost and in float32 otherwise, and so are the
+    results; offsets of rows and columns of the cost, and large costs, cost no precision. Inputs are
+    not modified, and no gradient flows through. The result of a task depends neither on its batch
+    nor on the number of threads, and two runs are equal bit by bit.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.2, 0.0]])
+    >>> mass = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.5, 1.5])
+    >>> paddle_ext.sinkhorn(cost, *mass, reg=10.0).plan.round(decimals=3)
+    tensor([[1.0000, 0.0000],
+            [0.0000, 1.0000],
+            [0.5000, 0.5000]])
+    """
+    options = (
+        check.real("reg", reg, positive=True),
+        check.integer("max_iter", max_iter),
+        check.real("tol", tol),
+    )
+    check.flag("validate", validate)
+    check_tensors(cost, row_mass, col_mass)
+    by_reference = check.backend(backend, cost)
+    if validate:
+        check_values(cost, row_mass, col_mass)
+    if by_reference:
+        return reference.sinkhorn(
+            cost, row_mass, col_mass, reg=options[0], max_iter=options[1], tol=options[2]
+        )
+    return Transport(*sinkhorn_op(cost, row_mass, col_mass, *options))
+
+
+def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
+    check.features("cost", cost)
+    check.features("row_mass", row_mass)
+    check.features("col_mass", col_mass)
+    check.one_device(cost=cost, row_mass=row_mass, col_mass=col_mass)
+    shape = cost.shape
+    if cost.dim() not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
+        raise ValueError(
+            f"cost must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
+        )
+    for name, mass, side in (("row_mass", row_mass, -2), ("col_mass", col_mass, -1)):
+        allowed = [[shape[side]]] if cost.dim() == 2 else [[shape[side]], [shape[0], shape[side]]]
+        if list(mass.shape) not in allowed:
+            raise ValueError(
+                f"{name} must have shape {' or '.join(map(str, allowed))}, as cost has shape "
+                f"{list(shape)}, got {list(mass.shape)}"
+            )
+
+
+def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
+    """Finiteness, signs and totals; on CUDA with one host synchronisation."""
+    if cost.numel() == 0:
+        return
+    most = check.SUMMABLE[cost.dtype]
+    rows, columns = row_mass.detach().double(), col_mass.detach().double()
+    row_total, col_total = rows.sum(-1), columns.sum(-1)
+    off = (row_total - col_total).abs() - SAME_TOTAL * torch.maximum(row_total, col_total)
+    scalars = [*torch.aminmax(rows), *torch.aminmax(columns), row_total.min(), off.max()]
+    plain_cost = check.plainly_summable(cost)
+    if not plain_cost:
+        scalars += torch.aminmax(cost.detach())
+    row_low, row_high, col_low, col_high, least, worst, *ends = check.numbers_of(scalars)
+    if not all(map(math.isfinite, ends)):
+        place = (~cost.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"cost must be finite, got {cost[tuple(place)].item():g} at {place}")
+    bounds = (("row_mass", row_mass, row_low, row_high), ("col_mass", col_mass, col_low, col_high))
+    for name, mass, low, high in bounds:
+        if not (low >= 0 and high <= most):  # false for NaN
+            place = (~((mass >= 0) & (mass.double() <= most))).nonzero()[0].tolist()
+            value = mass[tuple(place)].item()
+            expected = "finite and at least 0" if not value > most else f"at most {most:g}"
+            raise ValueError(f"{name} must be {expected}, got {value:g} at {place}")
+    if not least > 0:
+        where = f" in task {int(row_total.argmin())}" if row_total.dim() else ""
+        raise ValueError(f"row_mass must have a total > 0, got 0{where}")
+    if not worst <= 0:
+        task = int(off.argmax())
+        rows_have, columns_have = (
+            float(total.expand_as(off).reshape(-1)[task]) for total in (row_total, col_total)
+        )
+        where = f" in task {task}" if off.dim() else ""
+        raise ValueError(
+            f"col_mass must have the total of row_mass, {rows_have:g}, up to {SAME_TOTAL:g} of it, "
+            f"got {columns_have:g}{where}"
+        )

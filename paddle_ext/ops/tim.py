@@ -1,0 +1,187 @@
+"""TIM over the native code: the public function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .. import reference
+from ..reference import TimSolution
+from . import check
+from .tim_operators import allocate, tim_op
+
+SOLVERS = ("gd", "adm")  # as the native code numbers them
+
+Triple = tuple[float, float, float]
+
+
+def tim(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    *,
+    num_classes: int | None = None,
+    solver: str = "gd",
+    weights: Sequence[float] = (1.0, 0.3, 1.0),
+    alphas: Sequence[float] = (1.0, 1.0, 1.0),
+    temperature: float = 15.0,
+    learning_rate: float = 1e-4,
+    iterations: int = 1000,
+    normalize: bool = True,
+    return_losses: bool = False,
+    validate: bool = True,
+    backend: str = "auto",
+) -> TimSolution:
+    r"""Classify the queries of few-shot tasks by transductive information maximisation, TIM.
+
+    A class is a prototype ``w_k``, at first the mean of its support, and
+    ``p_nk = softmax_k( -temperature/2 ||x_n - w_k||^2 )``. Every task minimises over prototypes::
+
+        weights[0] mean_s CE(y_s, p_s) - weights[1] H(mean_q p_q) + weights[2] mean_q H(p_q)
+
+    so that the support is fitted, every query is certain, and all classes are used.
+
+    Parameters
+    ----------
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension beside a batched query the support is shared by all tasks.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    query : Tensor [Q, D] or [B, Q, D]
+        Features to classify, of the dtype of `support`. Without a batch dimension there is none in
+        the result.
+    num_classes : int, optional
+        K. By default the largest label + 1.
+    solver : {"gd", "adm"}
+        "gd" takes `iterations` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
+        auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.
+    weights : three floats
+        Of the cross-entropy of the support, the marginal entropy and the conditional entropy of the
+        queries, >= 0.
+    alphas : three floats
+        Orders of the same three, > 0. 1 is Shannon's entropy, others are Tsallis', as in alpha-TIM:
+        ``H(p) = (1 - sum_k p_k^alpha) / (alpha - 1)``, ``CE = (p_y^(1-alpha) - 1) / (alpha - 1)``.
+        All are 1 for "adm".
+    temperature : float
+        Sharpness of the probabilities, > 0.
+    learning_rate : float
+        Of Adam; for "adm" the share of the way to the closed form that is gone, > 0; 1.0 is all.
+    iterations : int
+        Steps; no task stops earlier.
+    normalize : bool
+        Make all rows unit-norm first.
+    return_losses : bool
+        Also return the loss before every step.
+    validate : bool
+        Check the values of the tensors, as in `solve`, with the same costs: without it nothing
+        synchronises with the host, `num_classes` must be given, and the result for bad values is
+        undefined.
+    backend : {"auto", "native", "reference"}
+        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.tim` in plain torch.
+        "auto" is "native", except for float64 on CUDA, which has no native kernel.
+
+    Returns
+    -------
+    TimSolution
+        labels : Tensor [.., Q] int64
+            The class of the nearest prototype, the smaller one of equals.
+        probabilities : Tensor [.., Q, K]
+            Rows on the simplex.
+        prototypes : Tensor [.., K, D]
+            In the coordinates of the features, or of the unit-norm ones with `normalize`.
+        losses : Tensor [iterations, ..], or None
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a bad argument, before any work, in one sentence naming it, what is expected and what
+        was given.
+    ImportError
+        If the native module is not built.
+
+    Notes
+    -----
+    The computation is in float64 for float64 features and in float32 otherwise, and so are the
+    results; half-precision features on the CPU are copied to float32 first. Tensors that are not
+    contiguous are copied. Inputs are not modified, and no gradient flows through: results are
+    detached. With the native code the result of a task depends neither on its batch nor on the
+    number of threads, and two runs are equal bit by bit.
+
+    Gradients are computed in closed form. 1e-12 is added to every probability inside a logarithm or
+    a power. For alpha > 1 the cross-entropy goes on as a straight line in ``ln p_y`` where its
+    power is above 1e15, which float32 could not square.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
+    >>> paddle_ext.tim(support, torch.tensor([0, 1]), query, iterations=100).labels
+    tensor([0, 1, 1])
+    """
+    check.choice("solver", solver, SOLVERS)
+    weights = triple("weights", weights)
+    alphas = triple("alphas", alphas, positive=True)
+    if solver == "adm" and alphas != (1.0, 1.0, 1.0):
+        raise ValueError(f"alphas must be (1.0, 1.0, 1.0) for solver 'adm', got {alphas}")
+    temperature = check.real("temperature", temperature, positive=True)
+    learning_rate = check.real("learning_rate", learning_rate, positive=True)
+    iterations = check.integer("iterations", iterations)
+    check.flag("normalize", normalize)
+    check.flag("return_losses", return_losses)
+    num_classes = check.classes(num_classes, check.flag("validate", validate))
+    check.dense(support, support_labels, query)
+    by_reference = check.backend(backend, query)
+    if validate:
+        num_classes = check.dense_values(support, support_labels, query, num_classes)
+    *batch, Q, D = query.shape
+    if not by_reference:
+        labels, probabilities, prototypes, losses = tim_op(
+            support,
+            support_labels,
+            query,
+            num_classes,
+            SOLVERS.index(solver),
+            normalize,
+            temperature,
+            weights,
+            alphas,
+            learning_rate,
+            iterations,
+            return_losses,
+        )
+    elif batch == [0]:  # perhaps no label told the number of classes
+        K = num_classes or 0
+        labels, probabilities, prototypes, losses = allocate(
+            query, batch, Q, K, D, iterations, return_losses
+        )
+    else:
+        return reference.tim(
+            support,
+            support_labels,
+            query,
+            num_classes=num_classes,
+            solver=solver,
+            weights=weights,
+            alphas=alphas,
+            temperature=temperature,
+            learning_rate=learning_rate,
+            iterations=iterations,
+            normalize=normalize,
+            return_losses=return_losses,
+        )
+    return TimSolution(labels, probabilities, prototypes, losses if return_losses else None)
+
+
+def triple(name: str, values: object, *, positive: bool = False) -> Triple:
+    """Three numbers >= 0, or > 0 if `positive`."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{name} must be three numbers, got {check.kind(values)}")
+    if len(values) != 3:
+        raise ValueError(f"{name} must be three numbers, got {len(values)}")
+    first, second, third = (
+        check.real(f"{name}[{i}]", value, positive=positive) for i, value in enumerate(values)
+    )
+    return first, second, third

@@ -1,0 +1,99 @@
+"""Entropic optimal transport by Sinkhorn's iteration, in plain torch: the specification.
+
+Letters: B tasks, Q rows, K columns. Wanted is the plan
+
+    P_qk = exp(-reg cost_qk + f_q + g_k)      with row sums row_mass and column sums col_mass,
+
+which minimises sum P cost + sum P ln P / reg under these sums. f and g are found one after the
+other, each in closed form, from g = 0 on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Transport(NamedTuple):
+    """Result of `sinkhorn`; without a batch dimension in the cost there is none here."""
+
+    plan: Tensor  # [.., Q, K]
+    iterations: Tensor  # [..] int32
+    residual: Tensor  # [..]: largest error of a row sum after the last column step
+
+
+def sinkhorn(
+    cost: Tensor,
+    row_mass: Tensor,
+    col_mass: Tensor,
+    *,
+    reg: float,
+    max_iter: int = 1000,
+    tol: float = 1e-6,
+) -> Transport:
+    """Find the transport plans of a batch of tasks, in the log domain and in float64.
+
+    Parameters
+    ----------
+    cost : Tensor [Q, K] or [B, Q, K]
+        Any finite numbers.
+    row_mass, col_mass : Tensor [Q] or [B, Q], and [K] or [B, K]
+        At least 0, of equal totals; column masses are scaled to the exact total of the rows.
+        Without a batch dimension beside a batched cost: shared by all tasks.
+    reg : float
+        Sharpness: the factor on the cost.
+    max_iter, tol : int, float
+        At most this many iterations, each a row step and a column step; a task stops when its
+        residual is at most `tol`, and 0.0 never stops earlier.
+
+    Returns
+    -------
+    Transport
+        In float64 for a float64 cost, else in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> sinkhorn(cost, torch.ones(2), torch.ones(2), reg=5.0).plan
+    tensor([[0.9933, 0.0067],
+            [0.0067, 0.9933]])
+    """
+    dtype = torch.float64 if cost.dtype == torch.float64 else torch.float32
+    *batch, Q, K = cost.shape
+    r = row_mass.detach().double().reshape(-1, Q, 1)
+    c = col_mass.detach().double().reshape(-1, 1, K)
+    c = c * (r.sum(-2, keepdim=True) / c.sum(-1, keepdim=True))
+
+    # Offsets of rows and columns of the cost are taken care of by f and g. Taken off, they cannot
+    # hide the differences; g starts with those of the columns.
+    cost = cost.detach().double().reshape(-1, Q, K)
+    logits = -reg * (cost - cost.amin(-1, keepdim=True))
+    logits = logits.clamp(min=-1e300)
+    g = logits.amax(-2, keepdim=True)
+    logits = logits - g
+
+    plan = torch.zeros_like(logits)
+    iterations = torch.zeros(len(plan), dtype=torch.int32, device=plan.device)
+    residual = plan.new_zeros(len(plan))
+    running = torch.ones_like(iterations, dtype=torch.bool)
+    for _ in range(max_iter):
+        if not running.any():
+            break
+        f = r.log() - torch.logsumexp(logits + g, dim=-1, keepdim=True)
+        g = c.log() - torch.logsumexp(logits + f, dim=-2, keepdim=True)
+        next_plan = c * torch.softmax(logits + f, dim=-2)  # exp(logits + f + g)
+        off = (next_plan.sum(-1, keepdim=True) - r).abs().amax((-2, -1))
+
+        plan = torch.where(running.view(-1, 1, 1), next_plan, plan)  # who has stopped stays
+        residual = torch.where(running, off, residual)
+        iterations += running.int()
+        if tol > 0:
+            running = running & (residual > tol)
+    return Transport(
+        plan.to(dtype).reshape(*batch, Q, K),
+        iterations.reshape(batch),
+        residual.to(dtype).reshape(batch),
+    )

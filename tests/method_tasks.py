@@ -1,0 +1,61 @@
+"""What the tests of all methods share: settings that are fast, and tasks that each method takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from problems import TOLERANCE, Problem, largest, make_problem
+
+from paddle_ext import methods
+from paddle_ext.methods import Method, Prediction
+
+# Fewer iterations than the defaults of the methods that are slow.
+FAST: dict[str, dict[str, Any]] = {
+    "alpha_tim": {"iterations": 20},
+    "baseline": {"iterations": 20},
+    "ici": {"max_iter": 2},
+    "paddle_pgd": {"max_iter": 20, "learning_rate": 0.02},
+    "pt_map": {"epochs": 5},
+    "tim": {"iterations": 20},
+    "tim_adm": {"iterations": 10},
+}
+NAMES = methods.available()
+
+
+def fast(name: str, **options: Any) -> Method:
+    return methods.create(name, **FAST.get(name, {}) | options)
+
+
+def nonnegative(problem: Problem) -> Problem:
+    """Shifted to numbers >= 0, as features after a ReLU: some methods take no others."""
+    least = min(float(problem.support.min()), float(problem.query.min()))
+    return problem.map(lambda x: x - least)
+
+
+def hard(B: int | None = None, *, D: int = 5, shared: bool = False) -> Problem:
+    """Classes that overlap, so that probabilities are none of 0 and 1."""
+    problem = make_problem(B=B, Q=20, K=9, D=D, shots=(2, 4), lead=2.0, shared=shared, seed=3)
+    return nonnegative(problem)
+
+
+def assert_prediction(got: Prediction, problem: Problem) -> None:
+    """Shapes, dtypes and device are right, rows are on the simplex, labels the largest entries."""
+    labels, u = got
+    assert isinstance(got, Prediction)
+    assert u.shape == (*problem.query.shape[:-1], problem.num_classes)
+    assert labels.shape == problem.query.shape[:-1]
+    assert labels.dtype == torch.int64
+    wide = problem.query.dtype is torch.float64
+    assert u.dtype == (torch.float64 if wide else torch.float32)
+    assert u.device == labels.device == problem.query.device
+    assert not u.requires_grad
+    assert torch.isfinite(u).all()
+    assert (u >= 0).all()
+    assert largest(u.double().sum(-1) - 1) < TOLERANCE[u.dtype] / 10
+    assert torch.equal(labels, u.argmax(-1))
+
+
+def assert_close(got: Prediction, want: Prediction, tolerance: float = 1e-5) -> None:
+    assert largest(got.probabilities.double() - want.probabilities.double()) < tolerance
+    assert torch.equal(got.labels, want.labels)

@@ -1,0 +1,101 @@
+"""How the tests of TIM solve a problem, and compare with the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from problems import Place, Problem, largest, make_problem
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import TimSolution, reference
+
+# How far prototypes may be from the float64 reference, relative to the largest of them but at least
+# to 1; losses, relative to them; probabilities.
+PROTOTYPES = {torch.float32: 1e-4, torch.float64: 1e-9}
+LOSSES = {torch.float32: 1e-4, torch.float64: 1e-9}
+PROBABILITIES = {torch.float32: 1e-3, torch.float64: 1e-8}
+
+ADM = {"solver": "adm", "weights": (0.1, 1.0, 0.1), "learning_rate": 1.0}
+ALPHA = {"weights": (1.0, 1.0, 1.0), "alphas": (1.0, 7.0, 5.0)}
+VARIANTS: dict[str, dict[str, Any]] = {"tim": {}, "alpha": ALPHA, "adm": ADM}
+
+TRUTHS: dict[tuple[bytes | str, ...], TimSolution] = {}
+
+
+def overlapping(*, seed: int, **shape: Any) -> Problem:
+    """Classes that overlap on the unit sphere: few probabilities are near 0 or 1."""
+    random = torch.Generator().manual_seed(seed)
+    base = make_problem(**{"lead": 2.0, "D": 16, "Q": 20, "K": 5, "seed": seed} | shape)
+    return base.map(lambda x: x + 0.4 * torch.randn(x.shape, generator=random))
+
+
+def solve(place: Place, problem: Problem, **options: Any) -> TimSolution:
+    """By the native code."""
+    return run(place.put(problem), backend="native", **options)
+
+
+def run(problem: Problem, **options: Any) -> TimSolution:
+    return paddle_ext.tim(*problem.inputs(), num_classes=problem.num_classes, **options)
+
+
+def truth(problem: Problem, **options: Any) -> TimSolution:
+    """The float64 reference, on the CPU; once for all places that ask for the same."""
+    exact = problem.to("cpu").to(torch.float64)
+    key = (*(x.numpy().tobytes() for x in exact.inputs()), repr(sorted(options.items())))
+    if key not in TRUTHS:
+        K = problem.num_classes
+        TRUTHS[key] = reference.tim(*exact.inputs(), num_classes=K, **options)
+    return TRUTHS[key]
+
+
+def margin(solution: TimSolution) -> Tensor:
+    """How much the largest probability of a query exceeds the second, [.., Q]."""
+    if solution.probabilities.shape[-1] == 1:
+        return torch.ones_like(solution.probabilities[..., 0])
+    best = solution.probabilities.topk(2, dim=-1).values
+    return best[..., 0] - best[..., 1]
+
+
+def agrees(place: Place, problem: Problem, **options: Any) -> TimSolution:
+    """Solve, and compare with the reference on the same numbers."""
+    got = solve(place, problem, return_losses=True, **options)
+    want = truth(problem.to(place.dtype), return_losses=True, **options)
+    assert_agrees(got, want)
+    return got
+
+
+def assert_agrees(got: TimSolution, want: TimSolution) -> None:
+    dtype = got.probabilities.dtype
+    assert_sound(got)
+    for one, other in zip(got, want, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or one.shape == other.shape
+    size = max(1.0, largest(want.prototypes))
+    assert largest(got.prototypes.cpu().double() - want.prototypes) < PROTOTYPES[dtype] * size
+    tolerance = PROBABILITIES[dtype]
+    assert largest(got.probabilities.cpu().double() - want.probabilities) < tolerance
+    clear = margin(want) > 2 * tolerance
+    assert torch.equal(got.labels.cpu()[clear], want.labels[clear])
+    if got.losses is not None and want.losses is not None:
+        off = (got.losses.cpu().double() - want.losses) / (1 + want.losses.abs())
+        assert largest(off) < LOSSES[dtype]
+
+
+def assert_sound(got: TimSolution) -> None:
+    """Finite, on the simplex, labels at the largest probability."""
+    p = got.probabilities.cpu().double()
+    assert (p >= 0).all()
+    assert largest(p.sum(-1) - 1) < 1e-5
+    chosen = p.gather(-1, got.labels.cpu().unsqueeze(-1)).squeeze(-1)
+    assert torch.equal(chosen, p.amax(-1))
+    assert torch.isfinite(got.prototypes).all()
+    assert got.losses is None or torch.isfinite(got.losses).all()
+
+
+def assert_same(a: TimSolution, b: TimSolution) -> None:
+    """Equal bit by bit."""
+    for name, one, other in zip(a._fields, a, b, strict=True):
+        assert (one is None) == (other is None), name
+        assert one is None or torch.equal(one.cpu(), other.cpu()), name
