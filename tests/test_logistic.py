@@ -51,7 +51,7 @@ def test_agrees_with_scikit_learn(C: float) -> None:
             peer.fit(x[rows], labels[b].numpy()[rows])
         want = torch.tensor(peer.predict_proba(x))
         assert largest(torch.softmax(exact.logits[b], -1) - want) < 1e-5
-        assert largest(torch.softmax(single.logits[b], -1) - want) < 5e-4
+        assert largest(torch.softmax(single.logits[b], -1) - want) < 1e-3
 
 
 def test_the_gradient_vanishes(device: str) -> None:

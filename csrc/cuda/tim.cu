@@ -14,7 +14,7 @@ namespace paddle_ext {
 namespace {
 
 // Memory that a call may use beyond its results, unless a single task needs more.
-constexpr int64_t kWorkspaceBytes = int64_t(1) << 30;
+constexpr int64_t kWorkspaceBytes = int64_t(1408) << 20;
 
 // What p (slope - its mean) is at most, for an entropy of this order with weight 1: a probability
 // is at most Q times its mean, and small ones have the large slopes.
@@ -59,8 +59,8 @@ int64_t layout_bytes(TimChunk c, int64_t tasks) {
     return arena.used();
 }
 
-// As many tasks as fit into so many bytes, or a few less where the last blocks of the prototype step
-// would else have most of the device for themselves. All chunks but the last are of this size.
+// As many tasks as fit into so many bytes, or fewer where the last blocks of the prototype step would
+// else have most of the device for themselves. All chunks but the last are of this size.
 int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
     const int64_t one = layout_bytes(c, 1);
     const int64_t each = std::max<int64_t>(layout_bytes(c, 2) - one, 1);
@@ -72,11 +72,12 @@ int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
                "cudaDeviceGetAttribute");
     const int64_t blocks = c.plan.chunks * ceil_div(c.call.size.K, int64_t(c.plan.class_tile));
+    const int64_t resident = int64_t(multiprocessors) * kPrototypeBlocks;
     int64_t best = most;
     double best_use = 0.0;
-    for (int64_t tasks = most; tasks > most * 3 / 4; --tasks) {
-        const int64_t rounds = ceil_div(tasks * blocks, int64_t(multiprocessors));
-        const double use = double(tasks * blocks) / double(rounds * multiprocessors);
+    for (int64_t tasks = most; tasks > most / 2; --tasks) {
+        const int64_t rounds = ceil_div(tasks * blocks, resident);
+        const double use = double(tasks * blocks) / double(rounds * resident);
         if (use > best_use + 0.01) {
             best = tasks;
             best_use = use;

@@ -43,8 +43,9 @@ struct TimPlan {
     bool query_counts;   // the queries have weights at all
 };
 
-constexpr int kTimFeatures = 128;  // features that one block of the prototype step handles
-constexpr int kTimRows = 64;       // rows that one block of the logits, or of the weights, handles
+constexpr int kTimFeatures = 128;    // features that one block of the prototype step handles
+constexpr int kPrototypeBlocks = 2;  // of the prototype step, on a multiprocessor at once
+constexpr int kTimRows = 64;  // rows that one block of the logits, or of the weights, handles
 
 struct TimChunk {
     TimParams call;

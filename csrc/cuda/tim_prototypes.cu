@@ -75,7 +75,7 @@ __device__ inline void prefetch_prototypes(const TimChunk& c, int64_t task, int6
 }
 
 template <int Classes>
-__global__ void __launch_bounds__(kTileThreads, 2)
+__global__ void __launch_bounds__(kTileThreads, kPrototypeBlocks)
     prototypes_kernel(TimChunk c, TimIteration it, int64_t class_tiles) {
     constexpr int kClassGroups = Classes / kGroup;
     constexpr int kClassTiles = Classes / kWarpsDown / 16;  // of 16 classes, per warp

@@ -6,6 +6,7 @@
 from .base import Method, Option, Prediction, available, create, describe
 from .baseline import Baseline
 from .bd_cspn import BdCspn
+from .ici import Ici
 from .laplacian_shot import LaplacianShot
 from .paddle import Paddle
 from .paddle_pgd import PaddlePgd
@@ -18,6 +19,7 @@ __all__ = [
     "AlphaTim",
     "Baseline",
     "BdCspn",
+    "Ici",
     "LaplacianShot",
     "Method",
     "Option",

@@ -12,12 +12,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .features import bounded
+
 FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
 FARTHEST = 8.0  # a first step; about 1 is what a good preconditioner gives
-TRIALS = 40  # of a line search; two of them halve the interval at least
+TRIALS = 20  # of a line search; two of them halve the interval at least
 FORCING = 0.01  # accuracy of Newton's steps
 STEPS = 100  # of conjugate gradients in one of Newton's
-PATIENCE = 50  # iterations without progress, after which only rounding is left
+PATIENCE = 30  # iterations without progress, after which only rounding is left
 
 
 class Problem(Protocol):
@@ -46,7 +48,7 @@ def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
     size = inner(gradient, scaled)
     best, waiting = size, torch.zeros_like(size)
     direction = -scaled
-    running = size > tol**2
+    running = larger(size, tol)
     iterations = torch.zeros_like(size, dtype=torch.int64)
     while bool(running.any()):
         search(problem, direction, inner(gradient, direction), running)
@@ -64,7 +66,7 @@ def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
         progress = size < 0.9 * best
         best = torch.where(progress, size, best)
         waiting = torch.where(progress, 0, waiting + 1)
-        running = running & (size > tol**2) & (waiting < PATIENCE) & (iterations < max_iter)
+        running = running & larger(size, tol) & (waiting < PATIENCE) & (iterations < max_iter)
     return iterations
 
 
@@ -86,7 +88,7 @@ def newton(problem: CurvedProblem, tol: float, max_iter: int) -> Tensor:
     """
     gradient, scaled = problem.gradient()
     size = inner(gradient, scaled)
-    running = size > tol**2
+    running = larger(size, tol)
     iterations = torch.zeros_like(size, dtype=torch.int64)
     while bool(running.any()):
         direction = newton_step(problem, gradient, scaled, size, running)
@@ -94,7 +96,7 @@ def newton(problem: CurvedProblem, tol: float, max_iter: int) -> Tensor:
         gradient, scaled = problem.gradient()
         size = inner(gradient, scaled)
         iterations += running
-        running = running & (size > tol**2) & (iterations < max_iter)
+        running = running & larger(size, tol) & (iterations < max_iter)
     return iterations
 
 
@@ -155,3 +157,8 @@ def search(problem: Problem, direction: Tensor, start: Tensor, running: Tensor) 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner products of matrices, [..]."""
     return (a * b).sum((-2, -1))
+
+
+def larger(size: Tensor, tol: float) -> Tensor:
+    """Whether the square root of a size exceeds the tolerance."""
+    return size.clamp(min=0).sqrt() > bounded(tol)
