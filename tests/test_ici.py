@@ -57,7 +57,6 @@ def agrees(problem: Problem, device: str = "cpu", *dtypes: torch.dtype, **option
         {},
         {"step": 1, "max_iter": 3},
         {"step": 100, "dimension": 1},
-        {"step": 2, "inverse_regularisation": 0.3, "dimension": 3},
         {"step": 2, "inverse_regularisation": 300.0, "dimension": 5},
         {"step": 3, "dimension": 1000},
     ],

@@ -37,18 +37,33 @@ __global__ void factor_kernel(Rows<Feature> r) {
     if (threadIdx.x % 32 == 0) r.factor[row] = factor;
 }
 
-// 2) the mean of the support; any point near the rows would do
+// 2) the mean of the support; any point near the rows would do. A block has 128 features, each of its
+// warps every eighth row.
 template <typename Feature>
 __global__ void centre_kernel(Rows<Feature> r, float* centre) {
-    const int64_t parts = ceil_div(r.D, int64_t(kThreads));
-    const int64_t task = blockIdx.x / parts, d = blockIdx.x % parts * kThreads + threadIdx.x;
-    if (d >= r.D) return;
+    __shared__ float4 sums[kWarps][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t parts = ceil_div(r.D, int64_t(128));
+    const int64_t task = blockIdx.x / parts, d = blockIdx.x % parts * 128 + lane * 4;
     const float share = 1.0f / float(r.rows);
-    float mean = 0.0f;
-    for (int64_t row = task * r.rows; row < (task + 1) * r.rows; ++row) {
-        mean += to_float(r.features[row * r.D + d]) * (r.factor[row] * share);
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int64_t row = task * r.rows + warp; row < (task + 1) * r.rows; row += kWarps) {
+        const float4 x = load_row4(r.features + row * r.D, d, r.D, r.aligned);
+        const float factor = r.factor[row] * share;
+        sum.x += x.x * factor;
+        sum.y += x.y * factor;
+        sum.z += x.z * factor;
+        sum.w += x.w * factor;
     }
-    centre[task * r.D + d] = mean;
+    sums[warp][lane] = sum;
+    __syncthreads();  // the sums of all warps are there
+    const int64_t own = blockIdx.x % parts * 128 + threadIdx.x;
+    if (threadIdx.x >= 128 || own >= r.D) return;
+    float mean = 0.0f;
+    for (int i = 0; i < kWarps; ++i) {
+        mean += reinterpret_cast<const float*>(sums[i])[threadIdx.x];
+    }
+    centre[task * r.D + own] = mean;
 }
 
 // 3) the largest coordinate of a task
@@ -152,7 +167,7 @@ void launch_tim_rows(const TimChunk& c) {
                                   c.call.normalize,
                                   aligned};
         const unsigned support_blocks = row_blocks(support), query_blocks = row_blocks(query);
-        const unsigned centre_blocks = grid_size(support.tasks * ceil_div(n.D, int64_t(kThreads)));
+        const unsigned centre_blocks = grid_size(support.tasks * ceil_div(n.D, int64_t(128)));
         const unsigned task_blocks = grid_size(ceil_div(c.tasks, int64_t(kThreads)));
         factor_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support);
         factor_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query);

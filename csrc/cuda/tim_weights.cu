@@ -61,7 +61,8 @@ struct Task {
     bool measured;  // the norms are already subtracted from the support's scores
     bool alternating, losses;
     float temperature;
-    const float* norm_parts;
+    const float* norm_parts;  // [chunks, K]
+    int64_t chunks;
     float* query_scores;  // shared memory, or null
     TimOrder<float> order[3];
 
@@ -72,7 +73,7 @@ struct Task {
           losses(chunk.call.losses != nullptr && it.stage == TimStage::kStep),
           temperature(chunk.scale[task].temperature),
           norm_parts(chunk.norm_parts + task * chunk.plan.chunks * chunk.call.size.K),
-          query_scores(shared),
+          chunks(chunk.plan.chunks), query_scores(shared),
           order{TimOrder<float>(chunk.call.alpha[0]), TimOrder<float>(chunk.call.alpha[1]),
                 TimOrder<float>(chunk.call.alpha[2])} {}
 };
@@ -87,7 +88,7 @@ __device__ float support_row(const Task& t, const Row& row, int64_t label) {
         row.write_padding();
         return 0.0f;
     }
-    const float best = row.subtract_norms(t.norm_parts, t.measured ? 0 : t.c.plan.chunks);
+    const float best = row.subtract_norms(t.norm_parts, t.measured ? 0 : t.chunks);
     float own = 0.0f, others = 0.0f;  // apart: 1 - p would round what p has in common with 1
     for (int64_t k = row.lane; k < row.K; k += 32) {
         const float value = tim_exp(t.temperature * (row.scores[k] - best));
@@ -115,7 +116,7 @@ __device__ float support_row(const Task& t, const Row& row, int64_t label) {
 
 // The probabilities of a query in the place of its scores, or their logarithms.
 __device__ void query_softmax(const Task& t, const Row& row, bool logarithms) {
-    const float best = row.subtract_norms(t.norm_parts, t.c.plan.chunks);
+    const float best = row.subtract_norms(t.norm_parts, t.chunks);
     float sum = 0.0f;
     for (int64_t k = row.lane; k < row.K; k += 32) {
         sum += tim_exp(t.temperature * (row.scores[k] - best));
@@ -186,8 +187,23 @@ __device__ void alternating_row(const Row& row, const TimAlternating<float>& adm
     row.write_padding();
 }
 
+// Sums up the parts of the norms once for all rows, into shared memory behind the scores.
+__device__ void share_norms(Task& t) {
+    const TimSizes& n = t.c.call.size;
+    float* const norms = t.query_scores + n.Q * t.c.plan.classes;
+    for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
+        float norm = 0.0f;
+        for (int64_t part = 0; part < t.chunks; ++part) norm += t.norm_parts[part * n.K + k];
+        norms[k] = norm;
+    }
+    __syncthreads();
+    t.norm_parts = norms;
+    t.chunks = 1;
+}
+
 // The weights of all queries of a task, and every warp's share of the loss.
-__device__ void step_queries(const Task& t, float* warp_loss) {
+__device__ void step_queries(Task t, float* warp_loss) {
+    if (t.query_scores != nullptr) share_norms(t);
     const TimSizes& n = t.c.call.size;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t classes = t.c.plan.classes;
@@ -278,7 +294,7 @@ __device__ void finish_queries(const Task& t) {
         const Row row = row_of(t.c, t.number, n.S + q);
         float* const out = static_cast<float*>(t.c.call.probabilities) + (task * n.Q + q) * n.K;
         // The label is taken from the scores: probabilities may be equal where scores are not.
-        const float best = row.subtract_norms(t.norm_parts, t.c.plan.chunks);
+        const float best = row.subtract_norms(t.norm_parts, t.chunks);
         float sum = 0.0f;
         int label = 0x7fffffff;
         for (int64_t k = row.lane; k < n.K; k += 32) {
@@ -362,7 +378,7 @@ void launch_tim_weights(const TimChunk& c, const TimIteration& it) {
     const int64_t query_parts = finish || losses || (step && c.plan.query_counts) ? 1 : 0;
     const int64_t support_parts = finish || (step && c.plan.fused) ? 0 : c.plan.row_blocks;
     const int64_t blocks = c.tasks * (support_parts + query_parts);
-    const int64_t score_bytes = c.call.size.Q * c.plan.classes * int64_t(sizeof(float));
+    const int64_t score_bytes = (c.call.size.Q + 1) * c.plan.classes * int64_t(sizeof(float));
     const bool use_shared = step && query_parts > 0 && score_bytes <= kMostShared;
     const int bytes = use_shared ? int(score_bytes) : 0;
     if (blocks > 0) {

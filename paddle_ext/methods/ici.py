@@ -104,7 +104,7 @@ class Ici(Method):
         for _ in range(self.max_iter):
             labels = torch.cat([support_labels, model.logits[:, S:].argmax(-1)], dim=1)
             included = included | self.most_credible(path, labels, included, K)
-            model = self.fit(features, labels, included, K, model.weights)
+            model = self.fit(features, labels, included, K, model)
             probabilities[tasks] = torch.softmax(model.logits[:, S:], dim=-1)
 
             left = ~included.all(-1)
@@ -123,7 +123,7 @@ class Ici(Method):
         labels: Tensor,
         included: Tensor,
         num_classes: int,
-        start: Tensor | None,
+        start: logistic.Fit | None,
     ) -> logistic.Fit:
         # One logit, of weights w, is two of weights w/2 and -w/2: half of the penalty on w.
         C = self.inverse_regularisation / (2 if num_classes == 2 else 1)

@@ -38,7 +38,7 @@ def fit(
     *,
     inverse_regularisation: float,
     tol: float,
-    start: Tensor | None = None,
+    start: Fit | None = None,
 ) -> Fit:
     """Fit a model to the included rows of each task.
 
@@ -59,8 +59,9 @@ def fit(
         Stop a task when the gradient, in the norm of the inverse of an approximate Hessian, is at
         most this, or C times this for C < 1, where weights are about as small. The Hessian is at
         least 1, so the logits of a row of norm 1 are then about as accurate, and mostly much more.
-    start : Tensor [B, F + 1, K], optional
-        Weights to start from, by default 0; they change the time and, within `tol`, the result.
+    start : Fit, optional
+        A model of the same features to start from, by default one of weights 0; it changes the
+        time and, within `tol`, the result.
 
     Returns
     -------
@@ -75,7 +76,7 @@ def fit(
     iterations += minimise(problem, tol, MAX_ITER)
     weights = problem.weights
     shift = weights[:, -1:].mean(-1, keepdim=True)
-    weights[:, -1:] -= shift
+    weights = torch.cat([weights[:, :-1], weights[:, -1:] - shift], dim=1)
     return Fit(weights, problem.logits - shift, iterations)
 
 
@@ -89,7 +90,7 @@ class Logistic:
         included: Tensor,
         num_classes: int,
         inverse_regularisation: float,
-        start: Tensor | None,
+        start: Fit | None,
     ) -> None:
         B, N, F = features.shape
         self.features = torch.cat([features, features.new_ones(B, N, 1)], -1)  # [B, N, F + 1]
@@ -102,8 +103,7 @@ class Logistic:
             self.weights = features.new_zeros(B, F + 1, num_classes)
             self.logits = features.new_zeros(B, N, num_classes)
         else:
-            self.weights = start.clone()
-            self.logits = self.features @ start
+            self.weights, self.logits = start.weights, start.logits
         self.probabilities = torch.softmax(self.logits, -1)
         self.precondition()
 
