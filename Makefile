@@ -11,7 +11,7 @@ PADDLE_EXT_CUDA ?= AUTO
 # 90-real: one architecture, so that the CUDA code is compiled also where no GPU is.
 PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 WERROR ?= OFF
-BENCHMARKS ?= paddle pgd sinkhorn tim methods
+BENCHMARKS ?= paddle pgd sinkhorn tim methods tasks_sampling
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -88,6 +88,6 @@ $(BUILD): $(NATIVE) CMakeLists.txt pyproject.toml $(DEPS) $(SETTINGS)
 	    --config-settings=build-dir=$(BUILD_DIR) \
 	    --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	    --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
-	    -e '.[demo,bench,test,dev]'
+	    -e '.[data,demo,bench,test,dev]'
 	@$(BIN)/python -c 'import paddle_ext; print("== built:", paddle_ext.build_info())'
 	@touch $@

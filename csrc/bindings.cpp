@@ -11,6 +11,7 @@
 #include "cpu/paddle.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
+#include "cpu/tasks.h"
 #include "cpu/tim.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/paddle.h"
@@ -21,6 +22,7 @@
 namespace py = pybind11;
 using namespace paddle_ext;
 using std::int64_t;
+using std::uint64_t;
 using std::uintptr_t;
 
 namespace {
@@ -190,6 +192,52 @@ void tim_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] uintp
 #endif
 }
 
+int64_t tasks_workspace(int threads, int64_t B, int64_t Q, int64_t K, int64_t M, int64_t n_ways,
+                        int64_t k_eff, int64_t shots) {
+    TaskParams p{};
+    p.B = B;
+    p.Q = Q;
+    p.K = K;
+    p.M = M;
+    p.n_ways = n_ways;
+    p.k_eff = k_eff;
+    p.shots = shots;
+    return sample_tasks_workspace(p, threads);
+}
+
+void tasks_sample(int threads, int64_t B, int64_t Q, int64_t K, int64_t M, int64_t n_ways,
+                  int64_t k_eff, int64_t shots, int sampling, double alpha, uint64_t seed,
+                  uint64_t start, uintptr_t labels, uintptr_t rows, uintptr_t support_begin,
+                  uintptr_t support_end, uintptr_t query_begin, uintptr_t query_end,
+                  uintptr_t support_index, uintptr_t support_labels, uintptr_t query_index,
+                  uintptr_t query_labels, uintptr_t workspace, int64_t workspace_bytes) {
+    TaskParams p{};
+    p.B = B;
+    p.Q = Q;
+    p.K = K;
+    p.M = M;
+    p.n_ways = n_ways;
+    p.k_eff = k_eff;
+    p.shots = shots;
+    p.sampling = static_cast<Sampling>(sampling);
+    p.alpha = alpha;
+    p.seed = seed;
+    p.start = start;
+    p.labels = pointer<const int64_t>(labels);
+    p.rows = pointer<const int32_t>(rows);
+    p.support_begin = pointer<const int32_t>(support_begin);
+    p.support_end = pointer<const int32_t>(support_end);
+    p.query_begin = pointer<const int32_t>(query_begin);
+    p.query_end = pointer<const int32_t>(query_end);
+    p.support_index = pointer<int64_t>(support_index);
+    p.support_labels = pointer<int64_t>(support_labels);
+    p.query_index = pointer<int64_t>(query_index);
+    p.query_labels = pointer<int64_t>(query_labels);
+    p.workspace = pointer<void>(workspace);
+    p.workspace_bytes = workspace_bytes;
+    sample_tasks(p, threads);
+}
+
 py::dict build_info() {
     py::dict info;
     info["cuda"] = bool(PADDLE_EXT_WITH_CUDA);
@@ -214,4 +262,6 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     module.def("sinkhorn_solve", &sinkhorn_solve, release);
     module.def("tim_workspace", &tim_workspace, release);
     module.def("tim_solve", &tim_solve, release);
+    module.def("tasks_workspace", &tasks_workspace, release);
+    module.def("tasks_sample", &tasks_sample, release);
 }

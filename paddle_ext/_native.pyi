@@ -1,8 +1,10 @@
-"""The native module: pointers, sizes and options in, nothing out. Used by `paddle_ext.ops` alone.
+"""The native module: pointers, sizes and options in, nothing out.
+
+Used by `paddle_ext.ops` and `paddle_ext.tasks`.
 
 Pointers are `Tensor.data_ptr()`, 0 where absent; all arrays are contiguous. dtype: 0 float16,
 1 bfloat16, 2 float32, 3 float64. scaling: 0 none, 1 minmax, 2 auto. solver: 0 gradient descent,
-1 alternating.
+1 alternating. sampling: 0 uniform, 1 balanced, 2 dirichlet.
 """
 
 from typing import Any
@@ -133,6 +135,44 @@ def tim_solve(
     probabilities: int,
     prototypes: int,
     losses: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
+def tasks_workspace(
+    threads: int,
+    B: int,
+    Q: int,
+    K: int,
+    M: int,
+    n_ways: int,
+    k_eff: int,
+    shots: int,
+    /,
+) -> int: ...
+def tasks_sample(
+    threads: int,
+    B: int,
+    Q: int,
+    K: int,
+    M: int,
+    n_ways: int,
+    k_eff: int,
+    shots: int,
+    sampling: int,
+    alpha: float,
+    seed: int,
+    start: int,
+    labels: int,
+    rows: int,
+    support_begin: int,
+    support_end: int,
+    query_begin: int,
+    query_end: int,
+    support_index: int,
+    support_labels: int,
+    query_index: int,
+    query_labels: int,
     workspace: int,
     workspace_bytes: int,
     /,

@@ -43,6 +43,11 @@ def test_code_of_the_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert 70 < simpleshot < paddle
 
 
+def test_code_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    run_code_of("docs/data.md")
+    assert 0.5 < float(re.findall(r"tensor\((0\.\d+|1\.)", capsys.readouterr().out)[0]) <= 1
+
+
 @pytest.mark.parametrize("name", methods.available())
 def test_table_of_the_methods(name: str) -> None:
     """Each method has a row, with all its options and, for numbers, their defaults."""

@@ -108,4 +108,31 @@ struct TimParams {
     int64_t workspace_bytes;
 };
 
+enum class Sampling : int { kUniform = 0, kBalanced = 1, kDirichlet = 2 };
+
+struct TaskParams {
+    int64_t B, Q, K, M;
+    int64_t n_ways, k_eff;
+    int64_t shots;  // of a class; 0 when the support is not drawn
+    Sampling sampling;
+    double alpha;  // of the Dirichlet distribution
+    uint64_t seed;
+    uint64_t start;  // number of the first task
+
+    // in
+    const int64_t* labels;                       // [N]
+    const int32_t* rows;                         // [M], rows of the bank; each class in one piece
+    const int32_t *support_begin, *support_end;  // [K], where in `rows`
+    const int32_t *query_begin, *query_end;      // [K]; may be the same but for the first `shots`
+
+    // out
+    int64_t* support_index;   // [B, n_ways * shots]
+    int64_t* support_labels;  // [B, n_ways * shots]
+    int64_t* query_index;     // [B, Q]
+    int64_t* query_labels;    // [B, Q]
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
 }  // namespace paddle_ext

@@ -1,0 +1,246 @@
+// A task's draws come from streams of their own: which classes, the support of each class, the
+// queries, their proportions. So the support of a class at 5 shots is part of that at 10, and it does
+// not change with the number of queries.
+//
+// Drawing without replacement: the first steps of a Fisher-Yates shuffle on an array of rows that is
+// sorted by class. Each thread has a copy, and puts it in order again after each task.
+#include "cpu/tasks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "common/arena.h"
+#include "common/check.h"
+#include "common/parallel.h"
+#include "common/random.h"
+
+namespace paddle_ext {
+
+namespace {
+
+enum Stream : uint32_t { kClasses = 0, kQueries = 1, kProportions = 2, kSupport = 3 };  // + class
+
+struct Scratch {
+    int32_t* rows;      // [M], those of the parameters but while a task is drawn
+    int32_t* classes;   // [K], the effective ones first
+    int32_t* ways;      // [n_ways], increasing
+    int32_t* label_of;  // [K]
+    int32_t* moved;     // [2 (S + Q)] places in `rows`
+    int64_t moved_count;
+    int64_t* pool_end;  // [k_eff]
+    int32_t* count;     // [k_eff] queries of each effective class
+    double* log_share;  // [k_eff]
+    double* share;      // [k_eff]
+
+    void swap(int32_t a, int32_t b) {
+        std::swap(rows[a], rows[b]);
+        moved[moved_count++] = a;
+        moved[moved_count++] = b;
+    }
+
+    void put_back() {
+        for (; moved_count > 0; moved_count -= 2) {
+            std::swap(rows[moved[moved_count - 2]], rows[moved[moved_count - 1]]);
+        }
+    }
+};
+
+Scratch take_scratch(Arena& arena, const TaskParams& p) {
+    Scratch s{};
+    s.rows = arena.take<int32_t>(p.M);
+    s.classes = arena.take<int32_t>(p.K);
+    s.ways = arena.take<int32_t>(p.n_ways);
+    s.label_of = arena.take<int32_t>(p.K);
+    s.moved = arena.take<int32_t>(2 * (p.n_ways * p.shots + p.Q));
+    s.pool_end = arena.take<int64_t>(p.k_eff);
+    s.count = arena.take<int32_t>(p.k_eff);
+    s.log_share = arena.take<double>(p.k_eff);
+    s.share = arena.take<double>(p.k_eff);
+    return s;
+}
+
+int64_t scratch_bytes(const TaskParams& p) {
+    Arena arena;
+    take_scratch(arena, p);
+    return arena.used();
+}
+
+// Starting a thread costs about as much as this many draws.
+constexpr double kThreadDraws = 5e3;
+
+int useful_threads(const TaskParams& p, int threads) {
+    const double draws = double(p.B) * double(p.n_ways * p.shots + p.Q);
+    return std::max(1, int(std::min({double(threads), double(p.B), draws / kThreadDraws})));
+}
+
+void draw_classes(const TaskParams& p, uint64_t task, Scratch& s) {
+    std::iota(s.classes, s.classes + p.K, 0);
+    RandomStream random(p.seed, task, kClasses);
+    const int64_t drawn = p.n_ways < p.K ? p.n_ways : p.k_eff;
+    for (int64_t i = 0; i < drawn; ++i) {
+        std::swap(s.classes[i], s.classes[i + random.below(uint32_t(p.K - i))]);
+    }
+    if (p.n_ways == p.K) {
+        std::iota(s.ways, s.ways + p.K, 0);
+    } else {
+        std::copy(s.classes, s.classes + p.n_ways, s.ways);
+        std::sort(s.ways, s.ways + p.n_ways);
+    }
+    for (int32_t way = 0; way < p.n_ways; ++way) s.label_of[s.ways[way]] = way;
+}
+
+void draw_support(const TaskParams& p, uint64_t task, Scratch& s, int64_t* index, int64_t* labels) {
+    for (int64_t way = 0; way < p.n_ways; ++way) {
+        const int32_t k = s.ways[way], begin = p.support_begin[k];
+        const uint32_t size = uint32_t(p.support_end[k] - begin);
+        RandomStream random(p.seed, task, kSupport + uint32_t(k));
+        for (int32_t i = 0; i < p.shots; ++i) {
+            s.swap(begin + i, begin + i + int32_t(random.below(size - uint32_t(i))));
+            *index++ = s.rows[begin + i];
+            *labels++ = way;
+        }
+    }
+}
+
+int32_t room(const TaskParams& p, int32_t k) { return p.query_end[k] - p.query_begin[k]; }
+
+// From all samples of the effective classes, one after the other in one long row.
+void draw_from_pool(const TaskParams& p, RandomStream& random, Scratch& s, int64_t* index) {
+    int64_t size = 0;
+    for (int64_t e = 0; e < p.k_eff; ++e) s.pool_end[e] = size += room(p, s.classes[e]);
+    const auto place = [&](int64_t at) {
+        const int64_t e = std::upper_bound(s.pool_end, s.pool_end + p.k_eff, at) - s.pool_end;
+        return int32_t(p.query_end[s.classes[e]] - (s.pool_end[e] - at));
+    };
+    for (int64_t q = 0; q < p.Q; ++q) {
+        const int32_t here = place(q);
+        s.swap(here, place(q + random.below(uint32_t(size - q))));
+        index[q] = s.rows[here];
+    }
+}
+
+// s.count of each effective class, then all of them in a random order.
+void draw_counted(const TaskParams& p, RandomStream& random, Scratch& s, int64_t* index) {
+    int64_t* next = index;
+    for (int64_t e = 0; e < p.k_eff; ++e) {
+        const int32_t k = s.classes[e], begin = p.query_begin[k];
+        for (int32_t i = 0; i < s.count[e]; ++i) {
+            s.swap(begin + i, begin + i + int32_t(random.below(uint32_t(room(p, k) - i))));
+            *next++ = s.rows[begin + i];
+        }
+    }
+    for (int64_t q = 0; q < p.Q; ++q) {
+        std::swap(index[q], index[q + random.below(uint32_t(p.Q - q))]);
+    }
+}
+
+void count_equally(const TaskParams& p, Scratch& s) {
+    for (int64_t e = 0; e < p.k_eff; ++e) {
+        s.count[e] = int32_t(p.Q / p.k_eff + (e < p.Q % p.k_eff ? 1 : 0));
+    }
+}
+
+// Whole numbers that sum to Q, in proportion to e^log_share, none above the room of its class: classes
+// that would get more than their room get their room, and the others share what is left. Each round
+// fills a class or is the last.
+void count_in_proportion(const TaskParams& p, Scratch& s) {
+    constexpr int32_t kOpen = -1;
+    std::fill(s.count, s.count + p.k_eff, kOpen);
+    int64_t left = p.Q;
+    for (bool filled = true; filled;) {
+        double largest = -INFINITY, total = 0;
+        for (int64_t e = 0; e < p.k_eff; ++e) {
+            if (s.count[e] == kOpen) largest = std::max(largest, s.log_share[e]);
+        }
+        for (int64_t e = 0; e < p.k_eff; ++e) {
+            if (s.count[e] != kOpen) continue;
+            s.share[e] = exact_steps_exp(s.log_share[e] - largest);
+            total += s.share[e];
+        }
+        filled = false;
+        int64_t taken = 0;
+        for (int64_t e = 0; e < p.k_eff; ++e) {
+            if (s.count[e] != kOpen) continue;
+            s.share[e] = double(left) * (s.share[e] / total);
+            const int32_t most = room(p, s.classes[e]);
+            if (s.share[e] < most) continue;
+            s.count[e] = int32_t(std::min<int64_t>(most, left - taken));
+            taken += s.count[e];
+            filled = true;
+        }
+        left -= taken;
+    }
+    // Largest remainders; of a filled class no remainder counts.
+    for (int64_t e = 0; e < p.k_eff; ++e) {
+        if (s.count[e] != kOpen) {
+            s.share[e] = -1;
+            continue;
+        }
+        s.count[e] = int32_t(s.share[e]);
+        s.share[e] -= s.count[e];
+        left -= s.count[e];
+    }
+    for (; left > 0; --left) {
+        const int64_t e = std::max_element(s.share, s.share + p.k_eff) - s.share;
+        ++s.count[e];
+        s.share[e] = -1;
+    }
+}
+
+void draw_queries(const TaskParams& p, uint64_t task, Scratch& s, int64_t* index, int64_t* labels) {
+    RandomStream random(p.seed, task, kQueries);
+    if (p.sampling == Sampling::kUniform) {
+        draw_from_pool(p, random, s, index);
+    } else {
+        if (p.sampling == Sampling::kBalanced) {
+            count_equally(p, s);
+        } else {
+            RandomStream proportions(p.seed, task, kProportions);
+            for (int64_t e = 0; e < p.k_eff; ++e) {
+                s.log_share[e] = proportions.log_gamma_variate(p.alpha);
+            }
+            count_in_proportion(p, s);
+        }
+        draw_counted(p, random, s, index);
+    }
+    for (int64_t q = 0; q < p.Q; ++q) labels[q] = s.label_of[p.labels[index[q]]];
+}
+
+void sample_task(const TaskParams& p, int64_t at, Scratch& s) {
+    const uint64_t task = p.start + uint64_t(at);
+    const int64_t S = p.n_ways * p.shots;
+    s.moved_count = 0;
+    draw_classes(p, task, s);
+    draw_support(p, task, s, p.support_index + at * S, p.support_labels + at * S);
+    draw_queries(p, task, s, p.query_index + at * p.Q, p.query_labels + at * p.Q);
+    s.put_back();
+}
+
+}  // namespace
+
+int64_t sample_tasks_workspace(const TaskParams& p, int threads) {
+    return useful_threads(p, threads) * scratch_bytes(p);
+}
+
+void sample_tasks(const TaskParams& p, int threads) {
+    const int workers = useful_threads(p, threads);
+    const int64_t bytes = scratch_bytes(p);
+    require(p.workspace_bytes >= workers * bytes, "workspace of ", p.workspace_bytes,
+            " bytes, expected ", workers * bytes);
+    char* const base = static_cast<char*>(p.workspace);
+    const auto scratch = [&](int worker) {
+        Arena arena(base + worker * bytes);
+        return take_scratch(arena, p);
+    };
+    for (int worker = 0; worker < workers; ++worker) {
+        std::copy(p.rows, p.rows + p.M, scratch(worker).rows);
+    }
+    parallel_for(p.B, workers, [&](int64_t at, int worker) {
+        Scratch s = scratch(worker);
+        sample_task(p, at, s);
+    });
+}
+
+}  // namespace paddle_ext

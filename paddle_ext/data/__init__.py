@@ -1,0 +1,5 @@
+"""Feature banks."""
+
+from .bank import FeatureBank
+
+__all__ = ["FeatureBank"]

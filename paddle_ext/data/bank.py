@@ -1,0 +1,298 @@
+"""A feature bank: what a network made of a data set, one row per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..ops import check
+from . import bank_files
+
+Names: TypeAlias = "npt.NDArray[np.str_]"
+
+
+class FeatureBank:
+    """Features, labels, and what belongs to them.
+
+    Parameters
+    ----------
+    features : Tensor [N, D]
+        Floating point.
+    labels : Tensor [N]
+        Integers in [0, K); -1 for a row that belongs to no class.
+    class_names : sequence of K str, optional
+        By default there are as many classes as the largest label + 1, without names.
+    split : str or sequence of N str, optional
+        The part of the data set that each row, or every row, belongs to.
+    base_mean : Tensor [D], optional
+        Mean feature of the base classes, which the network was trained on.
+
+    Attributes
+    ----------
+    features, labels, base_mean : Tensor
+        As given, the labels as int64.
+    class_names : tuple of str, or None
+    split : NumPy array [N] of str, or None
+
+    Examples
+    --------
+    >>> import torch
+    >>> labels = torch.tensor([0, 0, 1, 1, 2, -1])
+    >>> names = ["cat", "dog", "owl"]
+    >>> bank = FeatureBank(torch.randn(6, 4), labels, names, ["a", "b", "a", "b", "b", "b"])
+    >>> bank
+    FeatureBank(6 rows, 4 features float32, 3 classes, splits a b)
+    >>> bank.take_classes(["owl", "cat"]).labels
+    tensor([1, 1, 0])
+    >>> bank.rows("a")
+    tensor([0, 2])
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        class_names: Sequence[str] | None = None,
+        split: str | Sequence[str] | Names | None = None,
+        base_mean: Tensor | None = None,
+    ) -> None:
+        check.features("features", features)
+        check.integers("labels", labels)
+        if features.dim() != 2 or min(features.shape) < 1:
+            raise ValueError(
+                f"features must have shape [N, D] with N and D at least 1, "
+                f"got {list(features.shape)}"
+            )
+        N, D = features.shape
+        if labels.shape != (N,):
+            raise ValueError(
+                f"labels must have one label for each row of features, shape [{N}], "
+                f"got {list(labels.shape)}"
+            )
+        self.features = features
+        self.labels = labels.to(features.device, torch.int64)
+        self.class_names = None if class_names is None else checked_names(class_names)
+        low, high = (int(x) for x in torch.aminmax(self.labels))
+        self.num_classes = high + 1 if self.class_names is None else len(self.class_names)
+        if low < -1 or high >= self.num_classes:
+            raise ValueError(
+                f"labels must be in [0, {self.num_classes}), or -1 for no class, "
+                f"got {low if low < -1 else high}"
+            )
+        if high < 0:
+            raise ValueError("labels must have at least one class, got -1 in every row")
+        self.split = None if split is None else checked_split(split, N)
+        if base_mean is not None:
+            check.features("base_mean", base_mean)
+            if base_mean.shape != (D,):
+                raise ValueError(
+                    f"base_mean must have one number for each feature, shape [{D}], "
+                    f"got {list(base_mean.shape)}"
+                )
+            base_mean = base_mean.to(features.device)
+        self.base_mean = base_mean
+
+    def __len__(self) -> int:
+        return self.features.shape[0]
+
+    def __repr__(self) -> str:
+        N, D = self.features.shape
+        parts = [f"{N} rows", f"{D} features {check.plain(self.features.dtype)}"]
+        parts.append(f"{self.num_classes} classes")
+        if self.split is not None:
+            parts.append(f"splits {' '.join(self.splits)}")
+        if self.features.is_cuda:
+            parts.append(str(self.features.device))
+        return f"FeatureBank({', '.join(parts)})"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits, in alphabetical order; none if the bank has no splits."""
+        return () if self.split is None else tuple(str(name) for name in np.unique(self.split))
+
+    def counts(self) -> Tensor:
+        """Rows of each class, [K]; those of no class are not counted."""
+        return torch.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
+
+    def check_finite(self) -> FeatureBank:
+        """Raise if a feature is NaN or infinite; returns the bank."""
+        for start in range(0, len(self), 2**16):  # in parts: a mapped bank may exceed the memory
+            bad = ~torch.isfinite(self.features[start : start + 2**16])
+            if bad.any():
+                row, column = bad.nonzero()[0].tolist()
+                value = self.features[start + row, column].item()
+                raise ValueError(
+                    f"features must be finite, got {value} at [{start + row}, {column}]"
+                )
+        return self
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def rows(self, split: str | Iterable[str]) -> Tensor:
+        """Rows of a split, or of several: int64, increasing, on the CPU."""
+        wanted = [split] if isinstance(split, str) else list(split)
+        for name in wanted:
+            if name not in self.splits:
+                there = ", ".join(map(repr, self.splits)) or "none, for the bank has no splits"
+                raise ValueError(f"split must be one of {there}, got {name!r}")
+        found: Tensor = torch.from_numpy(np.flatnonzero(np.isin(self.split, wanted)))  # type: ignore[arg-type]
+        if len(found) == 0:
+            raise ValueError("split must have at least one name, got none")
+        return found
+
+    def subset(
+        self, rows: Tensor | None = None, *, split: str | Iterable[str] | None = None
+    ) -> FeatureBank:
+        """Some rows: by number [n] or mask [N], or by split. The classes keep their numbers.
+
+        Examples
+        --------
+        >>> import torch
+        >>> bank = FeatureBank(torch.randn(4, 2), torch.tensor([0, 0, 7, 7]))
+        >>> bank.subset(torch.tensor([2, 3])).take_classes()  # number the classes anew
+        FeatureBank(2 rows, 2 features float32, 1 classes)
+        """
+        if rows is not None and split is None:
+            rows = checked_rows(rows, len(self))
+        elif split is not None and rows is None:
+            rows = self.rows(split)
+        else:
+            got = "neither" if rows is None else "both"
+            raise ValueError(f"rows or split must be given, got {got}")
+        return self._at(rows, self.labels, self.class_names)
+
+    def take_classes(self, classes: Sequence[int | str] | Tensor | None = None) -> FeatureBank:
+        """Some classes, by label or name, with their rows; they are numbered in the order given.
+
+        None takes all classes that have rows, in their order; rows of no class are left out.
+        """
+        if classes is None:
+            chosen = self.counts().nonzero().view(-1).tolist()
+        else:
+            listed = classes.tolist() if isinstance(classes, Tensor) else list(classes)
+            chosen = [self._class(item) for item in listed]
+        if not chosen:
+            raise ValueError("classes must have at least one class, got none")
+        if len(set(chosen)) < len(chosen):
+            twice = next(label for label in chosen if chosen.count(label) > 1)
+            raise ValueError(f"classes must not have a class twice, got {twice} more than once")
+        number = torch.full((self.num_classes + 1,), -1, device=self.labels.device)  # last: of -1
+        number[chosen] = torch.arange(len(chosen), device=number.device)
+        labels = number[self.labels]
+        rows = (labels >= 0).nonzero().view(-1)
+        if len(rows) == 0:
+            raise ValueError(f"classes must have rows, got only classes without, {chosen}")
+        names = self.class_names
+        return self._at(rows, labels, None if names is None else [names[k] for k in chosen])
+
+    def _class(self, item: object) -> int:
+        if isinstance(item, str):
+            if self.class_names is None or item not in self.class_names:
+                raise ValueError(f"classes must be labels or names of this bank, got {item!r}")
+            return self.class_names.index(item)
+        if isinstance(item, bool) or not isinstance(item, int | np.integer):
+            raise TypeError(f"classes must be labels or names, got {check.kind(item)}")
+        check.outside("classes", int(item), int(item), self.num_classes)
+        return int(item)
+
+    def _at(self, rows: Tensor, labels: Tensor, names: Sequence[str] | None) -> FeatureBank:
+        split = None if self.split is None else self.split[rows.cpu().numpy()]
+        rows = rows.to(self.features.device, torch.int64)
+        return FeatureBank(self.features[rows], labels[rows], names, split, self.base_mean)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> FeatureBank:
+        """The same bank on another device, or with features (and base mean) in another dtype."""
+        features = self.features.to(device=device, dtype=dtype)
+        mean = None if self.base_mean is None else self.base_mean.to(device=device, dtype=dtype)
+        return FeatureBank(features, self.labels, self.class_names, self.split, mean)
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``.npz`` or a ``.safetensors`` file; an interrupted call leaves the old one.
+
+        Both can be mapped into memory by `load`. bfloat16 features need ``.safetensors``.
+        """
+        bank_files.write(
+            Path(path),
+            features=self.features,
+            labels=self.labels,
+            class_names=self.class_names,
+            split=self.split,
+            base_mean=self.base_mean,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, *, mmap: bool = False) -> FeatureBank:
+        """Read a bank; no code in the file is run.
+
+        Parameters
+        ----------
+        path : str or Path
+            A ``.npz`` or ``.safetensors`` file with ``features`` and ``labels``, and if they are
+            there ``class_names`` (or ``wnids``), ``split`` (or ``class_split``, one per class) and
+            ``base_mean``; a folder with the same as ``.npy`` files; a ``.pt`` or ``.pth`` file of
+            plain tensors; or the public few-shot code's pickle, ``.plk`` or ``.pkl``.
+        mmap : bool
+            Leave the features on the disk and read what is used when it is used. Not for pickles,
+            nor for a compressed ``.npz``: save that bank again.
+
+        Examples
+        --------
+        >>> import tempfile, torch
+        >>> bank = FeatureBank(torch.randn(6, 4), torch.arange(3).repeat(2), ["a", "b", "c"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bank.save(f"{folder}/bank.npz")
+        ...     FeatureBank.load(f"{folder}/bank.npz")
+        FeatureBank(6 rows, 4 features float32, 3 classes)
+        """
+        path = Path(path)
+        parts = bank_files.read(path, mmap)
+        try:
+            return cls(**parts)
+        except (TypeError, ValueError) as error:  # a bad file is a bad value, of whatever type
+            raise ValueError(f"{path} is not a feature bank: {error}") from error
+
+
+def checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError("class_names must be a sequence of strings, got str")
+    result = tuple(names)
+    for name in result:
+        if not isinstance(name, str):
+            raise TypeError(f"class_names must be strings, got {check.kind(name)}")
+    return tuple(str(name) for name in result)
+
+
+def checked_split(split: str | Sequence[str] | Names, N: int) -> Names:
+    names = np.full(N, split) if isinstance(split, str) else np.asarray(split)
+    if names.dtype.kind != "U":
+        raise TypeError(f"split must be strings, got {names.dtype}")
+    if names.shape != (N,):
+        raise ValueError(
+            f"split must have one name for each row of features, shape [{N}], "
+            f"got {list(names.shape)}"
+        )
+    return names
+
+
+def checked_rows(rows: Tensor, N: int) -> Tensor:
+    """Numbers of rows, from numbers or a mask."""
+    if getattr(rows, "dtype", None) == torch.bool:
+        if rows.shape != (N,):
+            raise ValueError(f"rows must be a mask of shape [{N}], got {list(rows.shape)}")
+        rows = rows.nonzero().view(-1)
+    check.integers("rows", rows)
+    if rows.dim() != 1 or len(rows) < 1:
+        raise ValueError(f"rows must be at least one, got shape {list(rows.shape)}")
+    low, high = (int(x) for x in torch.aminmax(rows))
+    check.outside("rows", low, high, N)
+    return rows

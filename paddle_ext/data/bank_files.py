@@ -1,0 +1,383 @@
+"""The files of a feature bank: `.npz`, `.safetensors`, a folder of `.npy`, `.pt`, and pickles.
+
+`read` gives the arguments of `FeatureBank`. Files of others use other names and forms; all that are
+known are here. Nothing in a file is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import numbers
+import os
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from . import plain_pickle
+
+FEATURES = ("features", "concat_features")
+LABELS = ("labels", "concat_labels")
+CLASS_NAMES = ("class_names", "wnids")
+BASE_MEAN = ("base_mean", "train_mean")
+KNOWN = {*FEATURES, *LABELS, *CLASS_NAMES, *BASE_MEAN, "split", "class_split"}
+PICKLES = (".plk", ".pkl", ".pickle")
+ALIGNMENT = 64  # of arrays in a file; a mapped tensor must be aligned to its dtype
+ALIGNMENT_FIELD = 0xD935  # of a zip entry; others skip it
+
+
+def read(path: Path, mmap: bool) -> dict[str, Any]:
+    """The arguments of `FeatureBank`."""
+    if path.is_dir():
+        return arguments(read_folder(path, mmap), path)
+    if path.suffix == ".npz":
+        return arguments(read_npz(path, mmap), path)
+    if path.suffix == ".safetensors":
+        return arguments(read_safetensors(path, mmap), path)
+    if path.suffix in (".pt", ".pth"):
+        return arguments(named(read_torch(path, mmap), path), path)
+    if path.suffix in PICKLES:
+        if mmap:
+            raise ValueError(f"mmap must be False for a pickle, got True for {path}")
+        return arguments(named(read_pickle(path), path), path)
+    raise ValueError(
+        "path must be a folder of .npy files or end in .npz, .safetensors, .pt, .pth, "
+        f"{', '.join(PICKLES)}, got {str(path)!r}"
+    )
+
+
+def write(path: Path, **parts: Any) -> None:
+    writers: dict[str, Callable[..., None]] = {
+        ".npz": write_npz,
+        ".safetensors": write_safetensors,
+    }
+    if path.suffix not in writers:
+        raise ValueError(f"path must end in .npz or .safetensors, got {str(path)!r}")
+    parts = {name: part for name, part in parts.items() if part is not None}
+    tensors = {
+        name: part.detach().cpu().contiguous()
+        for name, part in parts.items()
+        if isinstance(part, Tensor)
+    }
+    writers[path.suffix](path, tensors, parts.get("class_names"), parts.get("split"))
+
+
+@contextmanager
+def readable(path: Path, what: str) -> Iterator[None]:
+    """One sentence for whatever a damaged file makes a library raise."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, PermissionError, UnmappableError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"{path} must be {what}, got one that cannot be read: {reason}") from error
+
+
+class UnmappableError(ValueError):
+    """A whole file, but not one to be mapped."""
+
+
+# --- what is in a file --------------------------------------------------------------------------
+
+
+def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The arguments of `FeatureBank` from named contents; names that are not known are ignored."""
+    parts: dict[str, Any] = {
+        "features": as_tensor(pick(contents, FEATURES, path), "features", path),
+        "labels": whole(as_tensor(pick(contents, LABELS, path), "labels", path)),
+    }
+    for name in CLASS_NAMES:
+        if name in contents:
+            parts["class_names"] = as_names(contents[name], name, path).tolist()
+            break
+    for name in BASE_MEAN:
+        if name in contents:
+            parts["base_mean"] = as_tensor(contents[name], name, path)
+            break
+    if "split" in contents:
+        parts["split"] = as_names(contents["split"], "split", path)
+    elif "class_split" in contents:
+        by_class = as_names(contents["class_split"], "class_split", path)
+        labels = parts["labels"].long().numpy()
+        if labels.size and (labels.min() < 0 or labels.max() >= len(by_class)):
+            raise ValueError(
+                f"{path} must have a class_split for every label, got {len(by_class)} names and "
+                f"labels from {labels.min()} to {labels.max()}"
+            )
+        parts["split"] = by_class[labels]
+    return parts
+
+
+def pick(contents: Mapping[str, Any], names: Sequence[str], path: Path) -> Any:
+    for name in names:
+        if name in contents:
+            return contents[name]
+    there = ", ".join(repr(name) for name in contents) or "nothing"
+    expected = " or ".join(map(repr, names))
+    raise ValueError(f"{path} must have {expected}, got {there}")
+
+
+def as_tensor(value: Any, name: str, path: Path) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "US":
+            raise TypeError("strings")
+        if array.dtype in (np.uint16, np.uint32, np.uint64):
+            array = array.astype(np.int64)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} must have numbers as {name!r}, got {error}") from error
+
+
+def whole(labels: Tensor) -> Tensor:
+    """Whole numbers as integers: some programs save labels as floating point."""
+    if labels.is_floating_point() and torch.equal(labels, labels.round()):
+        return labels.long()
+    return labels
+
+
+def as_names(value: Any, name: str, path: Path) -> npt.NDArray[np.str_]:
+    """Strings, [n]."""
+    names = np.asarray(value)
+    if names.dtype.kind == "S":
+        names = np.char.decode(names, "utf-8")
+    if names.dtype.kind != "U":
+        raise ValueError(f"{path} must have strings as {name!r}, got {names.dtype}")
+    return np.atleast_1d(names)
+
+
+def named(value: object, path: Path) -> Mapping[str, Any]:
+    """Named contents of what a program of others has saved.
+
+    Known are: names to arrays; a pair of features and labels; classes to their rows; and TIM's
+    "support" and "query", each classes to their rows.
+    """
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return {"features": value[0], "labels": value[1]}
+    if isinstance(value, dict) and value:
+        if all(isinstance(key, numbers.Integral) for key in value):
+            return joined(value, path)
+        if all(isinstance(value.get(name), dict) for name in ("support", "query")):
+            parts = {name: joined(value[name], path) for name in ("support", "query")}
+            return {
+                **{key: item for key, item in value.items() if isinstance(key, str)},
+                "features": torch.cat([part["features"] for part in parts.values()]),
+                "labels": torch.cat([part["labels"] for part in parts.values()]),
+                "split": np.repeat(list(parts), [len(part["labels"]) for part in parts.values()]),
+            }
+        return {str(key): item for key, item in value.items()}
+    raise ValueError(
+        f"{path} must hold names and arrays, or features and labels, or classes and their rows, "
+        f"got {type(value).__name__}"
+    )
+
+
+def joined(classes: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+    """Features and labels from the rows of each class, [n, D] or a list of [D] or [1, D]."""
+    features, labels = [], []
+    for label, rows in classes.items():
+        for part in rows if isinstance(rows, list | tuple) else [rows]:
+            x = as_tensor(part, f"rows of class {label}", path)
+            x = x.view(1, -1) if x.dim() == 1 else x
+            features.append(x)
+            labels.append(torch.full((len(x),), int(label)))
+    if len({x.shape[1:] for x in features}) != 1:
+        raise ValueError(
+            f"{path} must have rows of one shape, got {len(features)} of several or none"
+        )
+    return {"features": torch.cat(features), "labels": torch.cat(labels)}
+
+
+# --- npz, npy -----------------------------------------------------------------------------------
+
+
+def read_npz(path: Path, mmap: bool) -> dict[str, Any]:
+    contents: dict[str, Any] = {}
+    with (
+        readable(path, "a whole .npz file of plain arrays"),
+        path.open("rb") as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if mmap and name in FEATURES:
+                contents[name] = mapped_entry(path, file, entry)
+            elif name in KNOWN:
+                with archive.open(entry) as member:
+                    contents[name] = np.lib.format.read_array(member, allow_pickle=False)
+            else:
+                contents[name] = None  # to be told, not to be read
+    return contents
+
+
+def mapped_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """An array of an archive, mapped copy-on-write: the file never changes."""
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise UnmappableError(
+            "mmap must be False for a compressed file (or save the bank again), "
+            f"got True for {path}"
+        )
+    file.seek(entry.header_offset + 26)
+    name, extra = struct.unpack("<HH", file.read(4))
+    file.seek(entry.header_offset + 30 + name + extra)
+    version = np.lib.format.read_magic(file)
+    header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else (np.lib.format.read_array_header_2_0)
+    )
+    shape, fortran, dtype = header(file)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    if fortran or file.tell() % dtype.itemsize:
+        raise UnmappableError(
+            "mmap must be False for an array that is not aligned (or save the bank again), "
+            f"got True for {path}"
+        )
+    return np.memmap(path, dtype, "c", file.tell(), shape)
+
+
+def write_npz(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    class_names: Sequence[str] | None,
+    split: npt.NDArray[np.str_] | None,
+) -> None:
+    """Uncompressed, every array aligned, so that it can be mapped."""
+    if tensors["features"].dtype == torch.bfloat16:
+        raise ValueError(f"path must end in .safetensors for bfloat16 features, got {str(path)!r}")
+    arrays = {name: x.numpy() for name, x in tensors.items()}
+    if class_names is not None:
+        arrays["class_names"] = np.array(class_names, dtype=np.str_)
+    if split is not None:
+        arrays["split"] = split
+    with replacing(path) as new, new.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{name}.npy")
+            large = array.nbytes > 2**30  # then the header has 20 bytes more
+            here = file.tell() + 30 + len(entry.filename) + (20 if large else 0) + 4
+            padding = -here % ALIGNMENT
+            entry.extra = struct.pack("<HH", ALIGNMENT_FIELD, padding) + bytes(padding)
+            with archive.open(entry, "w", force_zip64=large) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def read_folder(path: Path, mmap: bool) -> dict[str, Any]:
+    contents: dict[str, Any] = {}
+    for file in sorted(path.glob("*.npy")):
+        if file.stem in KNOWN:
+            with readable(file, "a whole .npy file of a plain array"):
+                mapped = mmap and file.stem in FEATURES
+                contents[file.stem] = np.load(file, mmap_mode="c" if mapped else None)
+    return contents
+
+
+# --- safetensors --------------------------------------------------------------------------------
+
+
+def safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            "a .safetensors file needs the package safetensors: pip install safetensors"
+        ) from error
+    return safetensors
+
+
+def read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
+    library = safetensors()
+    with (
+        readable(path, "a whole .safetensors file"),
+        path.open("rb"),  # for the usual errors of files
+        library.safe_open(path, framework="pt") as file,
+    ):
+        # A tensor of the library lies in the mapped file.
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
+        texts = {
+            name: json.loads(metadata[name])
+            for name in ("class_names", "splits")
+            if name in metadata
+        }
+    contents: dict[str, Any] = tensors if mmap else {k: x.clone() for k, x in tensors.items()}
+    if "class_names" in texts:
+        contents["class_names"] = texts["class_names"]
+    if "split_index" in contents and "splits" in texts:
+        names, index = np.array(texts["splits"], dtype=np.str_), contents["split_index"].numpy()
+        if index.size and (index.min() < 0 or index.max() >= len(names)):
+            raise ValueError(
+                f"{path} must have a name for every split, got {len(names)} names and split "
+                f"{index.max()}"
+            )
+        contents["split"] = names[index]
+    return contents
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    class_names: Sequence[str] | None,
+    split: npt.NDArray[np.str_] | None,
+) -> None:
+    """Strings are metadata in JSON: `class_names`, and `splits`, which `split_index` counts."""
+    library = safetensors()
+    stored, texts = dict(tensors), {}
+    if class_names is not None:
+        texts["class_names"] = json.dumps(list(class_names))
+    if split is not None:
+        names, index = np.unique(split, return_inverse=True)
+        texts["splits"] = json.dumps(names.tolist())
+        stored["split_index"] = torch.from_numpy(index.astype(np.int32))
+    with replacing(path) as new:
+        library.torch.save_file(stored, new, texts)
+
+
+# --- torch, pickle ------------------------------------------------------------------------------
+
+
+def read_torch(path: Path, mmap: bool) -> object:
+    try:
+        with readable(path, "a whole file of torch.save"):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except ValueError as error:
+        if not isinstance(error.__cause__, pickle.UnpicklingError):
+            raise
+        found = re.search(r"GLOBAL (\S+)", str(error.__cause__))
+        raise ValueError(
+            f"{path} must hold only tensors, strings, numbers and containers of them, "
+            f"got {found[1] if found else 'something else'}"
+        ) from error
+
+
+def read_pickle(path: Path) -> object:
+    with path.open("rb") as file:
+        try:
+            return plain_pickle.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path} is no pickle of plain data: {error}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file that takes the place of the old one when it is whole."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,5 @@
+"""Few-shot tasks drawn from a feature bank."""
+
+from .sampler import TaskBatch, TaskSampler
+
+__all__ = ["TaskBatch", "TaskSampler"]
