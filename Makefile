@@ -88,6 +88,6 @@ $(BUILD): $(NATIVE) CMakeLists.txt pyproject.toml $(DEPS) $(SETTINGS)
 	    --config-settings=build-dir=$(BUILD_DIR) \
 	    --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	    --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
-	    -e '.[data,demo,bench,test,dev]'
+	    -e '.[data,demo,bench,train,test,dev]'
 	@$(BIN)/python -c 'import paddle_ext; print("== built:", paddle_ext.build_info())'
 	@touch $@

@@ -1,0 +1,212 @@
+"""From uint8 images to the inputs of a network, in batches, on the device of the images.
+
+`Transform` is what a network sees when it is used; `Augmentation` what it sees while it is trained.
+All in float32, also in mixed precision: sampling positions in half precision cost accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+DRAWS = 9  # random numbers for each image: crop area, ratio, x, y; mirror; 3 of jitter; turn
+INTERPOLATIONS = ("bilinear", "bicubic")
+GREY = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Scale, centre crop, normalise.
+
+    Parameters
+    ----------
+    size : int
+        Height and width of the result.
+    mean, std : tuple of float
+        Of each channel, for pixels in [0, 1].
+    resize : int or None
+        The shorter side is scaled to this before `size` is cut out of the middle; None: to `size`.
+    mirror : bool
+        The features of an image are the mean of its own and those of its mirror image.
+
+    Examples
+    --------
+    >>> transform = Transform(84, resize=96)
+    >>> transform(torch.zeros(2, 100, 120, 3, dtype=torch.uint8)).shape
+    torch.Size([2, 3, 84, 84])
+    """
+
+    size: int = 84
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    resize: int | None = None
+    mirror: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+        if self.resize is not None and self.resize < self.size:
+            raise ValueError(
+                f"resize must be None or at least size, {self.size}, got {self.resize}"
+            )
+        if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
+            raise ValueError(
+                "mean and std must have 1 number or 3 each, "
+                f"got {len(self.mean)} and {len(self.std)}"
+            )
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise ValueError(
+                f"mean and std must be finite and std > 0, got {self.mean}, {self.std}"
+            )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 [N, H, W, C] -> float32 [N, C, size, size]."""
+        x = pixels(images)
+        height, width = x.shape[-2:]
+        scale = (self.resize or self.size) / min(height, width)
+        if scale != 1:
+            target = [max(self.size, round(side * scale)) for side in (height, width)]
+            x = F.interpolate(x, target, mode="bilinear", align_corners=False, antialias=True)
+        top, left = ((side - self.size) // 2 for side in x.shape[-2:])
+        return self.normalise(x[..., top : top + self.size, left : left + self.size])
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] in [0, 1] -> the same with mean 0 and deviation 1 in each channel."""
+        if x.shape[1] != len(self.mean):
+            raise ValueError(
+                f"images must have as many channels as mean, {len(self.mean)}, got {x.shape[1]}"
+            )
+        mean, std = (x.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        return (x - mean) / std
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random resized crop, mirror image, colour jitter, and turns by 90, 180 or 270 degrees.
+
+    Parameters
+    ----------
+    area : (float, float)
+        Share of the image that a crop has, uniform in between.
+    ratio : (float, float)
+        Width to height of a crop, as far as it fits into the image.
+    mirror : bool
+        Mirror half of the images.
+    jitter : float
+        Brightness, contrast and saturation are multiplied by a factor in [1 - jitter, 1 + jitter].
+    turned : float
+        Share of the images that are turned.
+    interpolation : {"bilinear", "bicubic"}
+    """
+
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    mirror: bool = True
+    jitter: float = 0.4
+    turned: float = 0.0
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area must rise within (0, 1], got {self.area}")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ValueError(f"ratio must rise and be > 0, got {self.ratio}")
+        for name in ("jitter", "turned"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(
+                f"interpolation must be one of {', '.join(map(repr, INTERPOLATIONS))}, "
+                f"got {self.interpolation!r}"
+            )
+
+    def __call__(
+        self, images: Tensor, draws: Tensor, transform: Transform
+    ) -> tuple[Tensor, Tensor]:
+        """Make the inputs of one training step.
+
+        Parameters
+        ----------
+        images : Tensor [N, H, W, C], uint8
+        draws : Tensor [N, 9], uniform in [0, 1)
+            All that is random, so that the caller decides where it comes from.
+        transform : Transform
+            Gives the size and the normalisation.
+
+        Returns
+        -------
+        inputs : Tensor [N, C, size, size] float32
+        turns : Tensor [N] int64
+            Quarter turns of each image.
+        """
+        x = pixels(images)
+        height, width = x.shape[-2:]
+        turns = quarter_turns(draws[:, 8], self.turned)
+        matrix = self.matrices(draws, turns, width / height)
+        shape = [len(x), x.shape[1], transform.size, transform.size]
+        with torch.autocast(x.device.type, enabled=False):
+            grid = F.affine_grid(matrix, shape, align_corners=False)
+        x = F.grid_sample(
+            x, grid, mode=self.interpolation, padding_mode="border", align_corners=False
+        )
+        if self.jitter:
+            x = jittered(x.clamp(0, 1), 1 + self.jitter * (2 * draws[:, 5:8] - 1))
+        return transform.normalise(x.clamp(0, 1)), turns
+
+    def matrices(self, draws: Tensor, turns: Tensor, shape_ratio: float) -> Tensor:
+        """Where the corners of the result lie in the image, for `affine_grid`: [N, 2, 3]."""
+        low, high = self.ratio
+        area = self.area[0] + (self.area[1] - self.area[0]) * draws[:, 0]
+        # Nothing larger fits into a long image at an allowed ratio.
+        area = area.clamp(max=min(1.0, high / shape_ratio, shape_ratio / low))
+        least = (area * shape_ratio).log().clamp(min=math.log(low))
+        most = (shape_ratio / area).log().clamp(max=math.log(high))
+        ratio = (least + (most - least) * draws[:, 1]).exp() / shape_ratio
+        width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
+        x, y = (1 - width) * (2 * draws[:, 2] - 1), (1 - height) * (2 * draws[:, 3] - 1)
+        if self.mirror:
+            width = torch.where(draws[:, 4] < 0.5, -width, width)
+        cosine = torch.tensor([1.0, 0.0, -1.0, 0.0], device=draws.device)[turns]
+        sine = torch.tensor([0.0, 1.0, 0.0, -1.0], device=draws.device)[turns]
+        rows = [[width * cosine, -width * sine, x], [height * sine, height * cosine, y]]
+        return torch.stack([torch.stack(row, 1) for row in rows], 1)
+
+
+def pixels(images: Tensor) -> Tensor:
+    """uint8 [N, H, W, C] -> float32 [N, C, H, W] in [0, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 255
+
+
+def quarter_turns(draws: Tensor, share: float) -> Tensor:
+    """0 for most images, 1, 2 or 3 for a `share` of them; int64."""
+    if share == 0:
+        return torch.zeros_like(draws, dtype=torch.int64)
+    turned = 1 + (3 * draws / share).long().clamp(max=2)
+    return torch.where(draws < share, turned, 0)
+
+
+def jittered(x: Tensor, factors: Tensor) -> Tensor:
+    """Change brightness, then contrast, then saturation; x in [0, 1], factors [N, 3]."""
+    brightness, contrast, saturation = (factor.view(-1, 1, 1, 1) for factor in factors.unbind(1))
+    x = (x * brightness).clamp(0, 1)
+    mean = grey(x).mean((1, 2, 3), keepdim=True)
+    x = (mean + (x - mean) * contrast).clamp(0, 1)
+    if x.shape[1] == 1:
+        return x
+    plain = grey(x)
+    return plain + (x - plain) * saturation
+
+
+def grey(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, 1, H, W]."""
+    if x.shape[1] == 1:
+        return x
+    weights = x.new_tensor(GREY).view(1, 3, 1, 1)
+    return (x * weights).sum(1, keepdim=True)

@@ -1,0 +1,249 @@
+"""Networks in files: our own in safetensors, and the public ones of TIM and SimpleShot.
+
+Nothing of a file is ever executed: safetensors cannot hold code, and the public files, which are
+pickles, are read with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .augment import Transform
+from .base import Backbone
+from .networks import known_architecture, unfilled
+
+FORMAT = "paddle_ext.backbone.1"
+PUBLIC_TRANSFORM = Transform(84, resize=96)  # what their evaluation does
+PUBLIC_HEADS = ("fc", "linear")
+# What tells the public networks apart.
+PUBLIC_LAYERS = {"layer4.1.conv2.weight": "resnet18", "layer3.3.conv2.weight": "wrn28_10"}
+COUNTERS = "num_batches_tracked"  # of batch normalisation, which old files lack and nothing uses
+
+
+@dataclass
+class Checkpoint:
+    """A network with what is needed to use it.
+
+    Parameters
+    ----------
+    backbone : Backbone
+    transform : Transform
+        How images become its inputs.
+    class_names : tuple of str
+        The classes it was trained on; may be empty.
+    head : nn.Linear or None
+        Their classifier.
+    notes : dict of str to str
+        Anything worth keeping, such as the accuracy.
+    """
+
+    backbone: Backbone
+    transform: Transform
+    class_names: tuple[str, ...] = ()
+    head: nn.Linear | None = None
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        channels = len(self.transform.mean)
+        if channels != self.backbone.channels:
+            raise ValueError(
+                "transform must have as many channels as the backbone, "
+                f"{self.backbone.channels}, got {channels}"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file; an older one is replaced only when the new one is whole.
+
+        Parameters
+        ----------
+        path : path
+        """
+        tensors = dict(self.backbone.state_dict())
+        if self.head is not None:
+            tensors |= {f"head.{name}": x for name, x in self.head.state_dict().items()}
+        tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+        description = {
+            "format": FORMAT,
+            "architecture": self.backbone.architecture,
+            "input_size": self.transform.size,
+            "resize": self.transform.resize,
+            "mirror": self.transform.mirror,
+            "mean": self.transform.mean,
+            "std": self.transform.std,
+            "class_names": self.class_names,
+            "notes": self.notes,
+        }
+        metadata = {name: json.dumps(value) for name, value in description.items()}
+        library = safetensors_library()
+        write_whole(Path(path), lambda part: library.torch.save_file(tensors, part, metadata))
+
+
+def load_checkpoint(
+    path: str | Path, *, architecture: str | None = None, transform: Transform | None = None
+) -> Checkpoint:
+    """Read a network from a file.
+
+    Parameters
+    ----------
+    path : path
+        ``.safetensors`` as `Checkpoint.save` writes it; any other name is taken for a checkpoint of
+        the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of theirs.
+    architecture : str or None
+        What the file must have; None: whatever it has.
+    transform : Transform or None
+        In place of the file's; the public files have none and get theirs: 96x96, cropped to 84x84.
+
+    Returns
+    -------
+    Checkpoint
+        In evaluation mode, on the CPU.
+
+    Examples
+    --------
+    >>> checkpoint = load_checkpoint("best.safetensors")  # doctest: +SKIP
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model_best.pth.tar"
+    if not path.is_file():
+        raise ValueError(f"path must be a checkpoint, got {path}, which is not there")
+    loaded = read_own(path) if path.suffix == ".safetensors" else read_public(path)
+    found = loaded.backbone.architecture
+    if architecture is not None and known_architecture(architecture) != found:
+        raise ValueError(f"{path} must hold a network {architecture!r}, got {found!r}")
+    if transform is not None:
+        loaded = Checkpoint(
+            loaded.backbone, transform, loaded.class_names, loaded.head, loaded.notes
+        )
+    loaded.backbone.eval()
+    return loaded
+
+
+def read_own(path: Path) -> Checkpoint:
+    library = safetensors_library()
+    try:
+        with library.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except library.SafetensorError as error:
+        raise ValueError(
+            f"{path} must be a safetensors file, got a damaged one: {error}"
+        ) from error
+    try:
+        about = {name: json.loads(value) for name, value in metadata.items()}
+        if about.pop("format") != FORMAT:
+            raise ValueError("of another format")
+        transform = Transform(
+            about["input_size"],
+            tuple(about["mean"]),
+            tuple(about["std"]),
+            about["resize"],
+            about["mirror"],
+        )
+        architecture, class_names = about["architecture"], tuple(about["class_names"])
+        notes = dict(about["notes"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} must be a network that Checkpoint.save wrote, got other metadata: {error}"
+        ) from error
+    return assemble(path, architecture, tensors, transform, class_names, notes)
+
+
+def read_public(path: Path) -> Checkpoint:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{path} must hold plain tensors, got what weights_only=True refuses: {first}"
+        ) from error
+    weights = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not weights:
+        raise ValueError(f"{path} must hold a state dict, got {type(content).__name__}")
+    tensors = {public_key(str(name)): x for name, x in weights.items() if isinstance(x, Tensor)}
+    for layer, architecture in PUBLIC_LAYERS.items():
+        if layer in tensors:
+            return assemble(path, architecture, tensors, PUBLIC_TRANSFORM, (), {})
+    raise ValueError(
+        f"{path} must hold a ResNet-18 or WRN-28-10, got layers such as {next(iter(weights))!r}"
+    )
+
+
+def public_key(name: str) -> str:
+    """The name here of a tensor of the public code, which also trains in several processes."""
+    name = name.removeprefix("module.")
+    for head in PUBLIC_HEADS:
+        if name.startswith(f"{head}."):
+            return "head." + name.removeprefix(f"{head}.")
+    return name
+
+
+def assemble(
+    path: Path,
+    architecture: str,
+    tensors: Mapping[str, Tensor],
+    transform: Transform,
+    class_names: tuple[str, ...],
+    notes: dict[str, str],
+) -> Checkpoint:
+    """Fill a network, and say by name what is missing, unknown or of another shape."""
+    head = None
+    if "head.weight" in tensors:
+        weight = tensors["head.weight"]
+        with torch.random.fork_rng(devices=[]):
+            head = nn.Linear(weight.shape[1], weight.shape[0], bias="head.bias" in tensors)
+        head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
+    first = tensors.get("conv1.weight", tensors.get("stages.0.0.weight"))
+    channels = first.shape[1] if first is not None and first.dim() == 4 else len(transform.mean)
+    backbone = unfilled(known_architecture(architecture), channels)
+    own = backbone.state_dict()
+    given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
+    missing = [name for name in own if name not in given and not name.endswith(COUNTERS)]
+    unknown = [name for name in given if name not in own]
+    other = [name for name in own if name in given and given[name].shape != own[name].shape]
+    for what, names in (
+        ("it lacks", missing),
+        ("unknown is", unknown),
+        ("of another shape", other),
+    ):
+        if names:
+            raise ValueError(
+                f"{path} must have the weights of {architecture!r}, got {len(names)} that differ: "
+                f"{what} {names[0]!r}"
+            )
+    counters = {name: torch.zeros_like(x) for name, x in own.items() if name.endswith(COUNTERS)}
+    backbone.load_state_dict(counters | given)
+    return Checkpoint(backbone, transform, class_names, head, notes)
+
+
+def safetensors_library() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError(
+            "checkpoints need safetensors, which is not installed: pip install 'paddle_ext[train]'"
+        ) from None
+    return safetensors
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file under another name, then give it its own: nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

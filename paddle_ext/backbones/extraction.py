@@ -1,0 +1,239 @@
+"""Features of images, with a cache that knows what they were computed from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.bank import FeatureBank
+from ..data.images import ImageSet, in_batches
+from ..data.progress import Progress
+from .augment import Transform
+from .base import Backbone
+from .checkpoints import COUNTERS, Checkpoint, write_whole
+from .feeding import Feeder, known_device
+from .precision import known_precision, mixed
+
+# Part of every key of the cache: to be raised with each change of what is computed from the same
+# weights, transform and data.
+VERSION = 1
+
+
+def extract(
+    network: Checkpoint | Backbone,
+    images: ImageSet,
+    *,
+    transform: Transform | None = None,
+    base: ImageSet | None = None,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+    precision: str = "float32",
+    cache: str | Path | None = None,
+    progress: bool = False,
+) -> FeatureBank:
+    """Compute the features of images.
+
+    Parameters
+    ----------
+    network : Checkpoint or Backbone
+    images : ImageSet
+    transform : Transform or None
+        How images become inputs; None: the checkpoint's. A bare backbone needs one.
+    base : ImageSet or None
+        Images of the base classes: their mean feature becomes the bank's `base_mean`.
+    batch_size : int
+    device : device or None
+        None: a GPU if there is one.
+    precision : {"float32", "bfloat16", "float16", "auto"}
+        Of the products; the features are float32. ``"auto"``: a half one on CUDA. On the CPU there
+        is only float32.
+    cache : path or None
+        A folder to keep features in. They are found again by a digest of the weights, the
+        transform, the precision and the bytes of the images themselves, so that features of other
+        weights or images are never taken for these.
+    progress : bool
+        Say on stderr how far it is.
+
+    Returns
+    -------
+    FeatureBank
+        features [N, D] float32 on the CPU, and the labels, class names and split of `images`.
+
+    Examples
+    --------
+    >>> from paddle_ext.backbones import Transform, create
+    >>> from paddle_ext.data.images import ImageArray
+    >>> images = ImageArray(torch.zeros(4, 32, 32, dtype=torch.uint8), [0, 0, 1, 1], ["a", "b"])
+    >>> extract(create("small"), images, transform=Transform(32, (0.5,), (0.5,))).features.shape
+    torch.Size([4, 128])
+    """
+    if transform is None:
+        if not isinstance(network, Checkpoint):
+            raise ValueError("transform must be given with a bare backbone, got None")
+        transform = network.transform
+    backbone = network.backbone if isinstance(network, Checkpoint) else network
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    for name, given in (("images", images), ("base", base)):
+        if given is not None and given.shape[2] != backbone.channels:
+            raise ValueError(
+                f"{name} must have as many channels as the network, {backbone.channels}, "
+                f"got {given.shape[2]}"
+            )
+    place = known_device(device)
+    extractor = Extractor(
+        backbone,
+        transform,
+        place,
+        known_precision(precision, place),
+        batch_size,
+        None if cache is None else Path(cache),
+        progress,
+    )
+    features = extractor.features(images)
+    base_mean = None if base is None else extractor.mean(base)
+    return FeatureBank(features, images.labels, images.class_names, images.split or None, base_mean)
+
+
+class Extractor:
+    """A network in use; see `extract` for the arguments."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        transform: Transform,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_size: int,
+        cache: Path | None,
+        progress: bool,
+    ) -> None:
+        self.backbone, self.transform = backbone, transform
+        self.device, self.dtype, self.batch_size = device, dtype, batch_size
+        self.cache, self.progress = cache, progress
+
+    def features(self, images: ImageSet) -> Tensor:
+        """[N, D] float32."""
+        shape = (len(images), self.backbone.dimension)
+        return self.cached(
+            "features", images, shape, lambda: torch.cat(list(self.batches(images, "features")))
+        )
+
+    def mean(self, images: ImageSet) -> Tensor:
+        """The mean feature, [D] float32, without keeping all features in memory."""
+
+        def compute() -> Tensor:
+            total = torch.zeros(self.backbone.dimension, dtype=torch.float64)
+            for features in self.batches(images, "base mean"):
+                total += features.double().sum(0)
+            return (total / len(images)).float()
+
+        return self.cached("mean", images, (self.backbone.dimension,), compute)
+
+    def batches(self, images: ImageSet, title: str) -> Iterator[Tensor]:
+        """Features batch by batch, on the CPU; the network is left as it was."""
+        feeder = Feeder(images, self.device, keep=False)
+        was_training, home = self.backbone.training, next(self.backbone.parameters()).device
+        self.backbone.to(self.device).eval()
+        try:
+            with Progress(title, len(images), show=self.progress) as shown:
+                for batch in feeder.batches(in_batches(len(images), self.batch_size)):
+                    yield features_of(self.backbone, batch, self.transform, self.dtype).cpu()
+                    shown.advance(len(batch))
+        finally:
+            self.backbone.to(home).train(was_training)
+
+    def cached(
+        self, kind: str, images: ImageSet, shape: tuple[int, ...], compute: Callable[[], Tensor]
+    ) -> Tensor:
+        """A tensor from the cache, or computed and put there."""
+        if self.cache is None:
+            return compute()
+        path = self.cache / f"{kind}-{self.key(images)}.npy"
+        if path.is_file():
+            return read_tensor(path, shape)
+        result = compute()
+
+        def write(part: Path) -> None:
+            with part.open("wb") as file:
+                np.save(file, result.numpy(), allow_pickle=False)
+
+        write_whole(path, write)
+        return result
+
+    def key(self, images: ImageSet) -> str:
+        """A digest of everything that the features of these images depend on."""
+        digest = hashlib.blake2b(digest_size=20)
+        about = (VERSION, self.backbone.architecture, astuple(self.transform), str(self.dtype))
+        digest.update(repr(about).encode())
+        digest.update(digest_of_weights(self.backbone).encode())
+        digest.update(digest_of_images(images, progress=self.progress).encode())
+        return digest.hexdigest()
+
+
+@torch.no_grad()
+def features_of(
+    backbone: Backbone, images: Tensor, transform: Transform, dtype: torch.dtype
+) -> Tensor:
+    """uint8 [n, H, W, C] -> float32 [n, D]."""
+    inputs = transform(images)
+    if inputs.is_cuda:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    with mixed(images.device, dtype):
+        features = backbone(inputs).float()
+        if transform.mirror:
+            features = (features + backbone(inputs.flip(-1)).float()) / 2
+    return features
+
+
+def digest_of_weights(backbone: Backbone) -> str:
+    """A digest of all weights and statistics of a network."""
+    digest = hashlib.blake2b(digest_size=20)
+    for name, x in sorted(backbone.state_dict().items()):
+        if not name.endswith(COUNTERS):
+            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
+            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
+    """A digest of the bytes of all images, in their order; labels and names are not in it.
+
+    Parameters
+    ----------
+    images : ImageSet
+    progress : bool
+        Say on stderr how far it is.
+
+    Returns
+    -------
+    str
+    """
+    digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
+    with Progress("hashing", len(images), show=progress) as shown:
+        for piece in images.content():
+            digest.update(len(piece).to_bytes(8, "big"))
+            digest.update(piece)
+            shown.advance()
+    return digest.hexdigest()
+
+
+def read_tensor(path: Path, shape: tuple[int, ...]) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(
+            f"{path} must be a whole file of the cache (delete it): {error}"
+        ) from error
+    if array.shape != shape or array.dtype != np.float32:
+        raise ValueError(
+            f"{path} must have shape {list(shape)} and float32 (delete it), "
+            f"got {list(array.shape)} and {array.dtype}"
+        )
+    return torch.from_numpy(array)

@@ -1,0 +1,150 @@
+"""A network with its classifiers, and one step of its training."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base import Backbone
+from .precision import mixed
+from .recipes import Recipe
+
+
+class Classifier(nn.Module):
+    """A backbone, the classifier of the base classes and, if wanted, that of quarter turns."""
+
+    def __init__(self, backbone: Backbone, head: nn.Linear, turns: bool) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+        self.turn_head = nn.Linear(backbone.dimension, 4) if turns else None
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Images [N, C, H, W] -> logits [N, classes] and [N, 4]."""
+        features = self.backbone(images)
+        return self.head(features), None if self.turn_head is None else self.turn_head(features)
+
+
+class Learner:
+    """What changes in a training run: weights, their average, and the optimiser's state.
+
+    Parameters
+    ----------
+    classifier : Classifier
+        On its device.
+    recipe : Recipe
+    dtype : torch.dtype
+        Of the products.
+    compiled : bool
+        Compile the network with torch.compile.
+    teacher : Classifier or None
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        recipe: Recipe,
+        dtype: torch.dtype,
+        *,
+        compiled: bool = False,
+        teacher: Classifier | None = None,
+    ) -> None:
+        self.classifier, self.recipe, self.dtype, self.teacher = classifier, recipe, dtype, teacher
+        self.device = next(classifier.parameters()).device
+        self.forward = torch.compile(classifier) if compiled else classifier
+        self.average = copy.deepcopy(classifier).eval() if recipe.average else None
+        self.steps = 0
+        self.pairs: list[tuple[Tensor, Tensor]] = []  # of the average and what it follows
+        if self.average is not None:
+            new = classifier.state_dict()
+            self.pairs = [(mean, new[name]) for name, mean in self.average.state_dict().items()]
+        self.optimiser = torch.optim.SGD(
+            classifier.parameters(),
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            nesterov=recipe.nesterov,
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+
+    @property
+    def judged(self) -> Classifier:
+        """The network that is validated and kept."""
+        return self.classifier if self.average is None else self.average
+
+    def step(
+        self, inputs: Tensor, turns: Tensor, labels: Tensor, rate: float
+    ) -> tuple[Tensor, Tensor]:
+        """One update; returns the loss and the number of right predictions, both on the device."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        with mixed(self.device, self.dtype):
+            logits, turn_logits = self.forward(inputs)
+            loss = self.loss(inputs, logits, turn_logits, turns, labels)
+        self.optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(self.scaler.scale(loss))
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.update_average()
+        return loss.detach(), (logits.detach().argmax(1) == labels).sum()
+
+    def loss(
+        self,
+        inputs: Tensor,
+        logits: Tensor,
+        turn_logits: Tensor | None,
+        turns: Tensor,
+        labels: Tensor,
+    ) -> Tensor:
+        recipe, logits = self.recipe, logits.float()
+        loss = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
+        if self.teacher is not None:
+            with torch.no_grad():
+                wanted = self.teacher(inputs)[0].float()
+            T = recipe.temperature
+            match = F.kl_div(
+                (logits / T).log_softmax(1),
+                (wanted / T).log_softmax(1),
+                reduction="batchmean",
+                log_target=True,
+            )
+            # T * T makes up for the gradients, which are that much smaller.
+            loss = (1 - recipe.distillation) * loss + recipe.distillation * T * T * match
+        if turn_logits is not None:
+            loss = loss + recipe.turn_weight * F.cross_entropy(turn_logits.float(), turns)
+        return loss
+
+    @torch.no_grad()
+    def update_average(self) -> None:
+        if self.average is None:
+            return
+        self.steps += 1
+        # Shorter at first, or the average would remember the random weights for long.
+        decay = min(self.recipe.average, self.steps / (9 + self.steps))
+        for mean, new in self.pairs:
+            if mean.is_floating_point():
+                mean.lerp_(new, 1 - decay)
+            else:
+                mean.copy_(new)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a run needs to go on."""
+        return {
+            "classifier": self.classifier.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "steps": self.steps,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.classifier.load_state_dict(state["classifier"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.steps = state["steps"]

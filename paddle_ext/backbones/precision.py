@@ -1,0 +1,27 @@
+"""Mixed precision by name."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def known_precision(precision: str, device: torch.device) -> torch.dtype:
+    """The type that products are computed in; ``"auto"``: a half one on CUDA, float32 elsewhere."""
+    if precision != "auto" and precision not in DTYPES:
+        known = ", ".join(map(repr, ("auto", *DTYPES)))
+        raise ValueError(f"precision must be one of {known}, got {precision!r}")
+    if device.type == "cpu":
+        # A CPU without bfloat16 makes torch turn off its fast products for the whole process.
+        if precision not in ("auto", "float32"):
+            raise ValueError(f"precision must be 'auto' or 'float32' on the CPU, got {precision!r}")
+        return torch.float32
+    if precision == "auto":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return DTYPES[precision]
+
+
+def mixed(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """The context to compute in."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)

@@ -1,0 +1,162 @@
+"""How a network is trained on the base classes: all numbers of a run in one place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from .augment import Augmentation
+from .networks import known_architecture
+
+SCHEDULES = ("steps", "cosine")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a training run. The defaults are the paper's for ResNet-18.
+
+    Parameters
+    ----------
+    epochs, batch_size : int
+    learning_rate : float
+        The largest one.
+    momentum, weight_decay : float
+    nesterov : bool
+    schedule : {"steps", "cosine"}
+        ``"steps"``: divided by 10 at each milestone; ``"cosine"``: down to 0.
+    milestones : tuple of float
+        Shares of the epochs.
+    warmup : float
+        Share of the steps in which the learning rate rises from 0.
+    label_smoothing : float
+    average : float
+        Decay, at each step, of a running average of the weights, which then is what is validated
+        and kept; 0: none. The first steps have a smaller one.
+    turn_weight : float
+        Weight of telling quarter turns apart (`Augmentation.turned`), with a second classifier.
+    distillation, temperature : float
+        With a teacher: weight of matching its softened predictions; the labels weigh the rest.
+    mirror_features : bool
+        The features of the kept network are the mean over an image and its mirror image.
+    augmentation : Augmentation
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> replace(recipe("paper", "wrn28_10"), epochs=30).batch_size
+    128
+    """
+
+    epochs: int = 90
+    batch_size: int = 256
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    nesterov: bool = False
+    schedule: str = "steps"
+    milestones: tuple[float, ...] = (45 / 90, 66 / 90)
+    warmup: float = 0.0
+    label_smoothing: float = 0.1
+    average: float = 0.0
+    turn_weight: float = 0.5
+    distillation: float = 0.7
+    temperature: float = 4.0
+    mirror_features: bool = False
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("learning_rate", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+        for name in ("weight_decay", "turn_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+        for name in ("momentum", "warmup", "label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 <= self.distillation <= 1:
+            raise ValueError(f"distillation must be in [0, 1], got {self.distillation}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}"
+            )
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("momentum must be > 0 with nesterov, got 0")
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of one of all `steps` steps."""
+        warm = self.warmup * steps
+        if step < warm:
+            return self.learning_rate * (step + 1) / (warm + 1)
+        if self.schedule == "cosine":
+            done = (step - warm) / max(1.0, steps - warm)
+            return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+        epoch = step * self.epochs // steps
+        # The least bit of a product must not move a step by an epoch.
+        passed = sum(epoch >= round(share * self.epochs, 6) for share in self.milestones)
+        return self.learning_rate / 10.0**passed
+
+
+PAPER = Recipe()
+
+STRONG = Recipe(
+    epochs=165,
+    learning_rate=0.2,
+    weight_decay=5e-4,
+    nesterov=True,
+    schedule="cosine",
+    warmup=0.03,
+    label_smoothing=0.0,
+    average=0.999,
+    mirror_features=True,
+    augmentation=Augmentation(area=(0.3, 1.0), turned=0.5, interpolation="bicubic"),
+)
+
+SMALL = Recipe(
+    epochs=4,
+    batch_size=128,
+    learning_rate=0.1,
+    weight_decay=5e-4,
+    nesterov=True,
+    schedule="cosine",
+    warmup=0.1,
+    label_smoothing=0.0,
+    augmentation=Augmentation(area=(0.8, 1.0), ratio=(0.9, 1.1), mirror=False, jitter=0.0),
+)
+
+RECIPES = {"paper": PAPER, "strong": STRONG, "small": SMALL}
+
+
+def recipe(name: str, architecture: str = "resnet18") -> Recipe:
+    """Give a recipe by name.
+
+    Parameters
+    ----------
+    name : {"paper", "strong", "small"}
+        ``"paper"``: cross-entropy with label smoothing, 90 epochs, steps. ``"strong"``: 165 epochs,
+        cosine, averaged weights, quarter turns, for images that are 84x84 already.
+        ``"small"``: for ``"small"`` on a CPU and images without left and right to exchange.
+    architecture : str
+        WRN-28-10 has batches of 128 in place of 256.
+
+    Returns
+    -------
+    Recipe
+
+    Examples
+    --------
+    >>> recipe("paper").epochs
+    90
+    """
+    if name not in RECIPES:
+        raise ValueError(f"name must be one of {', '.join(map(repr, RECIPES))}, got {name!r}")
+    found = RECIPES[name]
+    if known_architecture(architecture) == "wrn28_10":
+        return replace(found, batch_size=min(found.batch_size, 128))
+    return found

@@ -1,0 +1,315 @@
+"""One training run: its data, its state, its epochs, and its way to the disk and back."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import pickle
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data.images import ImageSet, in_batches
+from ..data.progress import Progress
+from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
+from .base import Backbone
+from .checkpoints import Checkpoint, load_checkpoint, write_whole
+from .extraction import digest_of_weights, features_of
+from .feeding import Feeder
+from .learner import Classifier, Learner
+from .networks import create, unfilled
+from .recipes import Recipe
+from .validation import classes_of, nearest_mean_accuracy
+
+STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
+FORMAT = "paddle_ext.training.1"
+WAYS, SHOTS = 5, 5
+SAMPLED = 2000  # base images that a mean is taken over
+AT_ONCE = 256  # images, where nothing is learnt
+
+
+class Epoch(NamedTuple):
+    """What one epoch came to."""
+
+    number: int  # from 1
+    loss: float
+    accuracy: float  # on the augmented base images, in [0, 1]
+    validation: float | None  # 5-way 5-shot accuracy on the validation classes, in [0, 1]
+    seconds: float
+
+
+class Run:
+    """A training run; see `train` for the arguments."""
+
+    def __init__(
+        self,
+        architecture: str,
+        base: ImageSet,
+        validation: ImageSet | None,
+        *,
+        recipe: Recipe,
+        transform: Transform | None,
+        start: Checkpoint | None,
+        teacher: Checkpoint | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        compiled: bool,
+        validate_every: int,
+        seed: int,
+        progress: bool,
+    ) -> None:
+        self.recipe, self.device, self.seed = recipe, device, seed
+        self.validate_every, self.class_names = validate_every, base.class_names
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            backbone = create(architecture, channels=base.shape[2])
+            head = nn.Linear(backbone.dimension, len(base.class_names))
+            classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
+        check(backbone, base, validation, start, teacher)
+        self.transform = transform or usual_transform(backbone, base, recipe.mirror_features)
+        if start is not None:
+            backbone.load_state_dict(start.backbone.state_dict())
+            if start.head is not None and start.class_names == base.class_names:
+                head.load_state_dict(start.head.state_dict())
+        self.settings = {
+            "format": FORMAT,
+            "architecture": backbone.architecture,
+            "base": digest_of_labels(base),
+            "recipe": repr(recipe),
+            "transform": repr(self.transform),
+            "seed": str(seed),
+            "start": "" if start is None else digest_of_weights(start.backbone),
+            "teacher": "" if teacher is None else digest_of_weights(teacher.backbone),
+        }
+        self.learner = Learner(
+            placed(classifier, device),
+            recipe,
+            dtype,
+            compiled=compiled,
+            teacher=None if teacher is None else placed(teaching(teacher), device).eval(),
+        )
+        self.base = Feeder(base, device, keep=True, progress=progress)
+        self.labels = base.labels
+        self.validation = None
+        if validation is not None:
+            self.validation = Feeder(validation, device, keep=True, progress=progress)
+            self.validation_labels = validation.labels
+        self.batch = min(recipe.batch_size, len(base))
+        self.steps = len(base) // self.batch  # a batch that is not full is left out
+        self.total_steps = self.steps * recipe.epochs
+        self.history: list[Epoch] = []
+        self.best = self.checkpoint()
+        self.best_accuracy = -1.0
+
+    def one_epoch(self, shown: Progress) -> str:
+        """Train for one epoch, validate, remember the best; returns a line about it."""
+        began = time.perf_counter()
+        number = len(self.history)
+        loss, accuracy = self.learn(number, shown)
+        validation = None
+        now = number in (0, self.recipe.epochs - 1) or (number + 1) % self.validate_every == 0
+        if self.validation is not None and now:
+            validation = self.validated(self.validation)
+        seconds = time.perf_counter() - began
+        self.history.append(Epoch(number + 1, loss, accuracy, validation, seconds))
+        if self.validation is None:
+            self.best = self.checkpoint()
+        elif validation is not None and validation > self.best_accuracy:
+            self.best, self.best_accuracy = self.checkpoint(), validation
+        told = "" if validation is None else f"  {WAYS}-way {SHOTS}-shot {100 * validation:.1f} %"
+        return (
+            f"epoch {number + 1}/{self.recipe.epochs}  loss {loss:.3f}  "
+            f"accuracy {100 * accuracy:.1f} %{told}  {seconds:.1f} s"
+        )
+
+    def learn(self, epoch: int, shown: Progress) -> tuple[float, float]:
+        """One pass over the base images; returns mean loss and accuracy."""
+        # All that is random depends on the seed and the epoch alone, so a run that goes on needs
+        # no state of a generator, and the device does not matter.
+        random = torch.Generator().manual_seed(number_of(f"{self.seed} {epoch}"))
+        order = torch.randperm(len(self.labels), generator=random)
+        order = order[: self.steps * self.batch].view(self.steps, self.batch)
+        draws = torch.rand(self.steps, self.batch, DRAWS, generator=random).to(self.device)
+        labels = self.labels[order].to(self.device)
+        losses = torch.zeros((), device=self.device)
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.learner.classifier.train()
+        for step, images in enumerate(self.base.batches(order)):
+            inputs, turns = self.recipe.augmentation(images, draws[step], self.transform)
+            rate = self.recipe.rate(epoch * self.steps + step, self.total_steps)
+            loss, correct = self.learner.step(channels_last(inputs), turns, labels[step], rate)
+            losses += loss
+            right += correct
+            shown.advance()
+        mean = losses.item() / self.steps
+        if not math.isfinite(mean):
+            raise RuntimeError(
+                f"the loss must stay finite, got {mean} in epoch {epoch + 1} "
+                "(a lower learning_rate may help)"
+            )
+        return mean, right.item() / order.numel()
+
+    def validated(self, validation: Feeder) -> float:
+        """Few-shot accuracy on the validation classes."""
+        step = -(-len(self.labels) // SAMPLED)
+        centre = self.features(self.base, torch.arange(0, len(self.labels), step)).mean(0)
+        features = self.features(validation, torch.arange(len(self.validation_labels)))
+        ways = min(WAYS, len(classes_of(self.validation_labels)))
+        return nearest_mean_accuracy(
+            features, self.validation_labels, ways=ways, shots=SHOTS, centre=centre
+        )
+
+    def features(self, feeder: Feeder, index: Tensor) -> Tensor:
+        backbone = self.learner.judged.backbone.eval()
+        transform = replace(self.transform, mirror=False)
+        order = (index[some] for some in in_batches(len(index), AT_ONCE))
+        return torch.cat(
+            [
+                features_of(backbone, images, transform, self.learner.dtype)
+                for images in feeder.batches(order)
+            ]
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """The network as it is now, as a copy on the CPU."""
+        judged = self.learner.judged
+        backbone = unfilled(judged.backbone.architecture, judged.backbone.channels)
+        backbone.load_state_dict(judged.backbone.state_dict())
+        notes = {"epoch": "0"}
+        if self.history:
+            number, _, _, validation, _ = self.history[-1]
+            notes = {"epoch": str(number)}
+            if validation is not None:
+                notes[f"validation, {WAYS}-way {SHOTS}-shot"] = f"{validation:.4f}"
+        notes |= {"recipe": self.settings["recipe"], "seed": self.settings["seed"]}
+        return Checkpoint(
+            backbone.eval(),
+            self.transform,
+            self.class_names,
+            copy.deepcopy(judged.head).cpu(),
+            notes,
+        )
+
+    # --- the disk ---------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write the best network if it is of this epoch, the last one, and the state of the run."""
+        if self.best.notes["epoch"] == str(len(self.history)):
+            self.best.save(folder / BEST)
+        if len(self.history) == self.recipe.epochs:
+            self.checkpoint().save(folder / LAST)
+        state = {
+            "settings": self.settings,
+            "history": [tuple(epoch) for epoch in self.history],
+            "best_accuracy": self.best_accuracy,
+            "learner": self.learner.state(),
+        }
+        write_whole(folder / STATE, lambda part: torch.save(state, part))
+
+    def resume(self, folder: Path) -> None:
+        """Go on from where a run of the same settings stopped, if there is one."""
+        path = folder / STATE
+        if not path.is_file():
+            return
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            settings = dict(state["settings"])
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} must be the state of a run (or pass resume=False): {error}"
+            ) from error
+        for name, value in self.settings.items():
+            if settings.get(name) != value:
+                raise ValueError(
+                    f"{path} must be of a run with the same {name} (or pass resume=False), "
+                    f"expected {value}, got {settings.get(name)}"
+                )
+        self.learner.load(state["learner"])
+        self.history = [Epoch(*epoch) for epoch in state["history"]]
+        self.best = load_checkpoint(folder / BEST)
+        self.best_accuracy = state["best_accuracy"]
+
+
+def check(
+    backbone: Backbone,
+    base: ImageSet,
+    validation: ImageSet | None,
+    start: Checkpoint | None,
+    teacher: Checkpoint | None,
+) -> None:
+    """Everything that could go wrong later for want of a look at the arguments."""
+    if len(base) < 2:
+        raise ValueError(f"base must have at least 2 images, got {len(base)}")
+    if validation is not None:
+        if validation.shape[2] != base.shape[2]:
+            raise ValueError(
+                f"validation must have as many channels as base, {base.shape[2]}, "
+                f"got {validation.shape[2]}"
+            )
+        counts = validation.labels.bincount()
+        counts = counts[counts > 0]
+        if len(counts) < 2 or int(counts.min()) <= SHOTS:
+            raise ValueError(
+                f"validation must have at least 2 classes with more than {SHOTS} images each, "
+                f"got {len(counts)}, the smallest with {int(counts.min())}"
+            )
+    for name, given in (("start", start), ("teacher", teacher)):
+        if given is not None and given.backbone.channels != base.shape[2]:
+            raise ValueError(
+                f"{name} must have as many channels as base, {base.shape[2]}, "
+                f"got {given.backbone.channels}"
+            )
+    if start is not None and start.backbone.architecture != backbone.architecture:
+        raise ValueError(
+            f"start must be a network {backbone.architecture!r}, "
+            f"got {start.backbone.architecture!r}"
+        )
+    if teacher is not None and (teacher.head is None or teacher.class_names != base.class_names):
+        raise ValueError("teacher must have a classifier of the classes of base, got another one")
+
+
+def usual_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Transform:
+    """Inputs of the network's size, or the images' if they are smaller."""
+    size = min(backbone.input_size, *base.shape[:2])
+    if base.shape[2] == 3:
+        return Transform(size, IMAGENET_MEAN, IMAGENET_STD, mirror=mirror)
+    step = -(-len(base) // SAMPLED)
+    sample = pixels(base.read(torch.arange(0, len(base), step)))
+    # Rounded, for it is part of what a resumed run is compared with.
+    mean, std = round(sample.mean().item(), 4), max(0.01, round(sample.std().item(), 4))
+    return Transform(size, (mean,), (std,), mirror=mirror)
+
+
+def teaching(teacher: Checkpoint) -> Classifier:
+    if teacher.head is None:
+        raise RuntimeError("a teacher has a classifier")
+    return Classifier(copy.deepcopy(teacher.backbone), copy.deepcopy(teacher.head), turns=False)
+
+
+def placed(classifier: Classifier, device: torch.device) -> Classifier:
+    """On the device, in the memory layout that is fastest there."""
+    classifier = classifier.to(device)
+    if device.type == "cuda":
+        classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
+    return classifier
+
+
+def channels_last(inputs: Tensor) -> Tensor:
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
+
+
+def number_of(text: str) -> int:
+    """A seed from anything that can be written down."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
+
+
+def digest_of_labels(images: ImageSet) -> str:
+    digest = hashlib.blake2b(digest_size=20)
+    digest.update(repr((images.shape, images.class_names)).encode())
+    digest.update(images.labels.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,179 @@
+"""Images in ``.npz`` files, as pixels or encoded."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .images import EncodedImages, ImageArray, ImageSet
+
+NAMES_OF_CLASSES = ("class_names", "wnids")
+NAMES_OF_BYTES = ("encoded", "webp")
+
+
+class Part(NamedTuple):
+    """The images of one file that belong to the split."""
+
+    labels: npt.NDArray[np.int64]  # [N]
+    class_names: tuple[str, ...]
+    pixels: npt.NDArray[np.uint8]  # [N, H, W(, C)], or [bytes] if encoded
+    offsets: npt.NDArray[np.int64] | None  # [N, 2], where each encoded image begins and ends
+    filenames: npt.NDArray[np.str_] | None  # [N]
+
+
+class Packed:
+    """Encoded images that lie one after the other in arrays of bytes."""
+
+    def __init__(self, parts: Sequence[Part], paths: Sequence[str]) -> None:
+        self.parts, self.paths = parts, paths
+        self.starts = np.cumsum([0] + [len(part.labels) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def place(self, number: int) -> tuple[int, int]:
+        which = int(np.searchsorted(self.starts, number, "right")) - 1
+        return which, number - int(self.starts[which])
+
+    def name(self, number: int) -> str:
+        which, row = self.place(number)
+        filenames = self.parts[which].filenames
+        return f"{self.paths[which]}: {row if filenames is None else filenames[row]}"
+
+    def read(self, number: int) -> bytes:
+        which, row = self.place(number)
+        offsets = self.parts[which].offsets
+        if offsets is None:
+            raise RuntimeError(f"{self.paths[which]} has no encoded images")
+        return self.parts[which].pixels[slice(*offsets[row])].tobytes()
+
+
+def image_arrays(
+    paths: str | Path | Sequence[str | Path], split: str = "", *, size: int | None = None
+) -> ImageSet:
+    """Read images from ``.npz`` files.
+
+    A file has ``labels`` [N], the class names as ``class_names`` or ``wnids``, and either
+    ``images`` ([N, H, W] or [N, H, W, C] uint8), or encoded ones: all their bytes in ``encoded`` or
+    ``webp``, image i from ``offsets[i]`` to ``offsets[i + 1]``, if wanted with ``filenames``. With
+    ``class_split`` (a split for each class) only the classes of `split` are taken.
+
+    Parameters
+    ----------
+    paths : path, or several
+        Several files are put one after the other; they must have the same classes.
+    split : str
+    size : int or None
+        As in `EncodedImages`; only for encoded images.
+
+    Returns
+    -------
+    ImageSet
+
+    Examples
+    --------
+    >>> base = image_arrays(["base-0.npz", "base-1.npz"], "base")  # doctest: +SKIP
+    """
+    several = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not several:
+        raise ValueError("paths must have at least one file, got none")
+    parts = [read_arrays(Path(path), split) for path in several]
+    first = parts[0]
+    for path, part in zip(several, parts, strict=True):
+        if part.class_names != first.class_names or (part.offsets is None) != (
+            first.offsets is None
+        ):
+            raise ValueError(f"{path} must have the classes and arrays of {several[0]}")
+    labels = np.concatenate([part.labels for part in parts])
+    if first.offsets is not None:
+        packed = Packed(parts, list(map(str, several)))
+        return EncodedImages(packed, labels, first.class_names, split, size=size)
+    if size is not None:
+        raise ValueError(f"size must be None for images that are not encoded, got {size}")
+    shapes = {part.pixels.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"paths must have images of one shape, got {sorted(shapes)}")
+    pixels = np.concatenate([part.pixels for part in parts]) if len(parts) > 1 else first.pixels
+    return ImageArray(pixels, labels, first.class_names, split)
+
+
+def read_arrays(path: Path, split: str) -> Part:
+    """Check one file, and take what belongs to the split."""
+    arrays = read_npz(path)
+    key = one_of(path, arrays, NAMES_OF_CLASSES)
+    class_names, labels = arrays[key].astype(str), array_of(path, arrays, "labels", "iu", 1)
+    kind = one_of(path, arrays, ("images", *NAMES_OF_BYTES))
+    offsets = None
+    if kind == "images":
+        pixels = arrays[kind]
+    else:
+        pixels = array_of(path, arrays, kind, "u", 1)
+        ends = array_of(path, arrays, "offsets", "iu", 1).astype(np.int64)
+        offsets = np.stack([ends[:-1], ends[1:]], 1)
+        if len(ends) < 2 or ends[0] < 0 or ends[-1] > len(pixels) or (np.diff(ends) < 0).any():
+            raise ValueError(f"{path} must have offsets that rise from 0 to the end of {kind!r}")
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"{path} must have {kind!r} as uint8, got {pixels.dtype}")
+    count = len(pixels) if offsets is None else len(offsets)
+    if len(labels) != count:
+        raise ValueError(f"{path} must have one label for each image, {count}, got {len(labels)}")
+    if count and (labels.min() < 0 or labels.max() >= len(class_names)):
+        raise ValueError(f"{path} must have labels in [0, {len(class_names)})")
+    filenames = arrays["filenames"].astype(str) if "filenames" in arrays else None
+    if filenames is not None and len(filenames) != count:
+        raise ValueError(f"{path} must have {count} filenames, got {len(filenames)}")
+
+    if "class_split" in arrays:
+        mine = arrays["class_split"].astype(str) == split
+        if mine.shape != class_names.shape or not mine.any():
+            raise ValueError(f"{path} must have classes of the split {split!r} in 'class_split'")
+        rows = np.flatnonzero(mine[labels])
+        labels, class_names = (np.cumsum(mine) - 1)[labels[rows]], class_names[mine]
+        filenames = None if filenames is None else filenames[rows]
+        if offsets is None:
+            pixels = pixels[rows]
+        else:
+            offsets = offsets[rows]
+    return Part(labels.astype(np.int64), tuple(class_names.tolist()), pixels, offsets, filenames)
+
+
+def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    if not path.is_file():
+        raise ValueError(f"paths must name files, got {path}, which is not there")
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no zip archive")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} must be a readable .npz file, got: {error}") from error
+
+
+def one_of(path: Path, arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> str:
+    for name in names:
+        if name in arrays:
+            return name
+    raise ValueError(
+        f"{path} must have an array {' or '.join(map(repr, names))}, got {sorted(arrays)}"
+    )
+
+
+def array_of(
+    path: Path, arrays: dict[str, npt.NDArray[Any]], name: str, kinds: str, rank: int
+) -> npt.NDArray[Any]:
+    """An array by name, of the right kind of numbers and the right rank."""
+    array = arrays[one_of(path, arrays, [name])]
+    if array.dtype.kind not in kinds or array.ndim != rank:
+        raise ValueError(
+            f"{path} must have {name!r} as integers of rank {rank}, "
+            f"got {array.dtype} {list(array.shape)}"
+        )
+    return array

@@ -1,0 +1,281 @@
+"""Characters drawn from the fonts of matplotlib: an image data set that needs no download.
+
+A class is a character: Latin, Greek, Cyrillic, Armenian and Georgian letters, syllabics, signs of
+mathematics, arrows and more. A sample of it is drawn in one of at least eight fonts, upright,
+bold and slanted, and distorted: turned, scaled, sheared, moved, bent, made thinner or thicker, with
+another contrast and noise. Characters that look like another one are left out. The same call gives
+the same images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .images import ImageArray, require_pillow
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
+
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"
+
+CLASSES = {"base": 480, "val": 100, "test": 240}
+
+FONTS = (
+    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+)
+LEAST_FONTS = 8
+RANGES = (
+    (0x0021, 0x007E),  # ASCII
+    (0x0180, 0x02AF),  # more Latin letters, phonetic ones
+    (0x0370, 0x052F),  # Greek, Coptic, Cyrillic
+    (0x0530, 0x06FF),  # Armenian, Hebrew, Arabic
+    (0x0E80, 0x0EFF),  # Lao
+    (0x10A0, 0x10FF),  # Georgian
+    (0x1400, 0x167F),  # Canadian syllabics
+    (0x1D00, 0x1D7F),  # phonetic extensions
+    (0x20A0, 0x214F),  # currencies, letter-like signs
+    (0x2190, 0x23FF),  # arrows, mathematics, technical signs
+    (0x25A0, 0x27FF),  # shapes, symbols, dingbats
+    (0x2900, 0x2AFF),  # more arrows and mathematics
+    (0x2C60, 0x2D7F),  # Latin, Georgian and Tifinagh letters
+    (0xA4D0, 0xA7FF),  # Lisu, more Latin and Cyrillic letters
+)
+KINDS = "LNS"  # letters, numbers, symbols
+
+CANVAS = 64  # a glyph is drawn once, on so many pixels squared,
+INK = 44  # and its longer side has so many
+SHEET = 3 * CANVAS  # no glyph of these fonts is larger
+ALIKE = 0.9  # cosine between the drawings of two characters from which on they look the same
+CLASSES_AT_ONCE = 8
+
+
+def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0) -> ImageArray:
+    """Draw one split of the characters, in grey.
+
+    Parameters
+    ----------
+    split : {"base", "val", "test"}
+        480, 100 and 240 classes; no character is in two of them.
+    samples : int
+        Images of each class.
+    size : int
+        Images are size x size.
+    seed : int
+        Of the fonts and distortions; the characters of a split are always the same.
+
+    Returns
+    -------
+    ImageArray
+        [classes * samples, size, size, 1] uint8, class after class; a class is called by its
+        code point and name, such as ``"U+03B1 GREEK SMALL LETTER ALPHA"``.
+
+    Examples
+    --------
+    >>> novel = glyph_images("test", samples=20)  # doctest: +SKIP
+    >>> novel.images.shape  # doctest: +SKIP
+    torch.Size([4800, 32, 32, 1])
+    """
+    if split not in CLASSES:
+        raise ValueError(f"split must be one of {', '.join(map(repr, CLASSES))}, got {split!r}")
+    for name, value, least in (("samples", samples, 1), ("size", size, 8)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    chosen = characters(split)
+    images = torch.empty(len(chosen), samples, size, size, dtype=torch.uint8)
+    for start in range(0, len(chosen), CLASSES_AT_ONCE):
+        some = chosen[start : start + CLASSES_AT_ONCE]
+        drawn = [class_sources(character, samples, size, seed) for character in some]
+        together = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
+        images[start : start + len(some)] = distorted(*together).view(-1, samples, size, size)
+    names = [f"U+{ord(character):04X} {unicodedata.name(character)}" for character in chosen]
+    labels = torch.arange(len(chosen)).repeat_interleave(samples)
+    return ImageArray(images.view(-1, size, size, 1), labels, names, split)
+
+
+# --- which characters ----------------------------------------------------------------------------
+
+
+def characters(split: str) -> tuple[str, ...]:
+    """Characters of a split, in the order of their code points."""
+    # In the order of a digest: neither a script nor the release of a font decides on the split.
+    shuffled = sorted(distinct_characters(), key=lambda one: hashlib.blake2b(one.encode()).digest())
+    start = 0
+    for name, count in CLASSES.items():
+        if name == split:
+            break
+        start += count
+    if len(shuffled) < sum(CLASSES.values()):
+        raise RuntimeError(
+            "the fonts of matplotlib must have "
+            f"{sum(CLASSES.values())} characters that can be told apart, got {len(shuffled)}"
+        )
+    return tuple(sorted(shuffled[start : start + CLASSES[split]]))
+
+
+@cache
+def distinct_characters() -> tuple[str, ...]:
+    """All characters that enough fonts have, without those that look like an earlier one."""
+    candidates = [
+        chr(code)
+        for first, last in RANGES
+        for code in range(first, last + 1)
+        if unicodedata.category(chr(code))[0] in KINDS
+        # A letter and the same letter with an accent differ by a few pixels.
+        and not unicodedata.decomposition(chr(code))
+        and len(fonts_with(chr(code))) >= LEAST_FONTS
+    ]
+    candidates.sort(key=lambda one: (-len(fonts_with(one)), one))
+    alike = (likeness(candidates) > ALIKE).tolist()
+    kept: list[int] = []
+    for number in range(len(candidates)):
+        if alike[number][number] and not any(alike[number][other] for other in kept):
+            kept.append(number)
+    return tuple(candidates[number] for number in kept)
+
+
+def likeness(some: Sequence[str]) -> Tensor:
+    """Cosines between coarse drawings of characters, [n, n]; 0 for one without ink."""
+    drawings = torch.from_numpy(np.stack([draw(one, fonts_with(one)[0]) for one in some]))
+    coarse = F.avg_pool2d(drawings.unsqueeze(1).float(), 4).flatten(1)  # [n, 256]
+    coarse = F.normalize(coarse, dim=1)
+    return coarse @ coarse.T
+
+
+@cache
+def fonts_with(character: str) -> tuple[str, ...]:
+    """The fonts that have a character."""
+    return tuple(font for font in FONTS if ord(character) in code_points(font))
+
+
+@cache
+def code_points(font: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(str(font_file(font))).get_charmap())
+
+
+# --- drawing -------------------------------------------------------------------------------------
+
+
+@cache
+def font_file(font: str) -> Path:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ImportError(
+            "the characters are drawn from the fonts of matplotlib, which is not installed: "
+            "pip install 'paddle_ext[images]'"
+        ) from None
+    return Path(mpl.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
+
+
+@cache
+def opened(font: str) -> FreeTypeFont:
+    require_pillow()
+    from PIL import ImageFont
+
+    return ImageFont.truetype(font_file(font), CANVAS, layout_engine=ImageFont.Layout.BASIC)
+
+
+def draw(character: str, font: str) -> Pixels:
+    """A character as large as the canvas allows, [64, 64] uint8; all 0 if it has no ink."""
+    from PIL import Image, ImageDraw
+
+    canvas = Image.new("L", (CANVAS, CANVAS))
+    sheet = Image.new("L", (SHEET, SHEET))
+    ImageDraw.Draw(sheet).text((SHEET // 2, SHEET // 2), character, 255, opened(font), "mm")
+    ink = sheet.getbbox()
+    if ink is not None:
+        picture = sheet.crop(ink)
+        scale = INK / max(picture.size)
+        width, height = (max(1, round(side * scale)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        canvas.paste(picture, ((CANVAS - width) // 2, (CANVAS - height) // 2))
+    return np.array(canvas)
+
+
+def class_sources(
+    character: str, samples: int, size: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All that is random in the samples of a class, from one generator of its own.
+
+    Returns
+    -------
+    sources : Tensor [samples, 3, 64, 64] uint8, where the samples start: thinner, plain, thicker
+    numbers : Tensor [samples, 10], uniform in [-1, 1]
+    bends : Tensor [samples, 2, 4, 4], normal
+    noise : Tensor [samples, size, size], normal
+    """
+    digest = hashlib.blake2b(f"{seed} {character}".encode(), digest_size=8).digest()
+    random = torch.Generator().manual_seed(int.from_bytes(digest, "big") % 2**63)
+    plain = np.stack([draw(character, font) for font in fonts_with(character)])
+    # In NumPy: for so few pixels the threads of torch cost more than they save.
+    thinner, thicker = neighbours(np.minimum, plain), neighbours(np.maximum, plain)
+    drawings = np.stack([thinner, plain, thicker], 1)  # [fonts, 3, 64, 64]
+    font = torch.randint(len(drawings), (samples,), generator=random)
+    return (
+        torch.from_numpy(drawings[font.numpy()]),
+        torch.rand(samples, 10, generator=random) * 2 - 1,
+        torch.randn(samples, 2, 4, 4, generator=random),
+        torch.randn(samples, size, size, generator=random),
+    )
+
+
+def neighbours(extreme: np.ufunc, x: Pixels) -> Pixels:
+    """The extreme of each pixel and its eight neighbours, [.., H, W]; the border is empty."""
+    for axis in (-2, -1):
+        x = extreme(x, extreme(np.roll(x, 1, axis), np.roll(x, -1, axis)))
+    return x
+
+
+@cache
+def smoothing(size: int) -> Tensor:
+    """The matrix of bicubic interpolation from 4 points to `size`, [size, 4]."""
+    points = torch.eye(4).view(1, 1, 4, 4)
+    return F.interpolate(points, (size, 4), mode="bicubic", align_corners=True).view(size, 4)
+
+
+def distorted(sources: Tensor, numbers: Tensor, bends: Tensor, noise: Tensor) -> Tensor:
+    """[n, size, size] uint8; the letters as `class_sources` gives them."""
+    turn, larger, longer, shear, x, y, thick, ink, paper, grain = numbers.unbind(1)
+    angle, scale = math.radians(18) * turn, (0.22 * larger).exp()
+    across, down = scale * (0.15 * longer).exp(), scale * (-0.15 * longer).exp()
+    cosine, sine = angle.cos(), angle.sin()
+    matrix = torch.stack(
+        [
+            torch.stack([across * cosine, across * (0.25 * shear - sine), 0.15 * x], 1),
+            torch.stack([down * sine, down * cosine, 0.15 * y], 1),
+        ],
+        1,
+    )  # [n, 2, 3]
+    size = noise.shape[-1]
+    grid = F.affine_grid(matrix, [len(sources), 3, size, size], align_corners=False)
+    smooth = smoothing(size)
+    grid = grid + 0.06 * (smooth @ bends @ smooth.T).permute(0, 2, 3, 1)
+
+    strokes = F.grid_sample(sources.float() / 255, grid, align_corners=False)
+    thinner, plain, thicker = strokes.unbind(1)
+    thick = thick.view(-1, 1, 1)
+    strokes = plain + thick.clamp(min=0) * (thicker - plain)
+    strokes = strokes + 0.7 * (-thick).clamp(min=0) * (thinner - plain)
+
+    paper, ink = (0.1 + 0.1 * paper).view(-1, 1, 1), (0.8 + 0.2 * ink).view(-1, 1, 1)
+    pixels = paper + (ink - paper) * strokes + (0.06 + 0.06 * grain).view(-1, 1, 1) * noise
+    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)

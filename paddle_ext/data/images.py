@@ -1,0 +1,333 @@
+"""Images with labels, in memory or decoded when they are read; everything uint8, [N, H, W, C].
+
+An `ImageSet` is what base training and feature extraction take. `ImageArray` holds its pixels;
+`EncodedImages` has the bytes of JPEG, PNG or WebP files, or knows where they lie, and decodes them
+with Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+READ_AT_ONCE = 256  # images
+CHANNELS = {1: "L", 3: "RGB"}
+
+Result = TypeVar("Result")
+
+
+class ImageSet(Protocol):
+    """Images of one split, all of one shape, with their classes."""
+
+    @property
+    def labels(self) -> Tensor:
+        """[N] int64, indices into `class_names`."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name for each class, also for one that has no image here."""
+
+    @property
+    def split(self) -> str:
+        """Which part of a data set this is, such as ``"base"``."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of every image."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: Tensor | Sequence[int]) -> Tensor:
+        """Images by number: [len(index), H, W, C] uint8."""
+
+    def content(self) -> Iterator[bytes]:
+        """The bytes that each image is made of: with the same shape, they mean the same pixels."""
+
+
+class ImageArray:
+    """Images in memory.
+
+    Parameters
+    ----------
+    images : Tensor or array [N, H, W, C] or [N, H, W]
+        uint8; C is 1 or 3.
+    labels : Tensor or array [N]
+        Integers, indices into `class_names`.
+    class_names : sequence of str
+    split : str
+
+    Examples
+    --------
+    >>> images = ImageArray(torch.zeros(4, 8, 8, 3, dtype=torch.uint8), [0, 0, 1, 1], ["a", "b"])
+    >>> len(images), images.shape, images.read([2]).shape
+    (4, (8, 8, 3), torch.Size([1, 8, 8, 3]))
+    """
+
+    def __init__(
+        self,
+        images: Tensor | npt.NDArray[np.uint8],
+        labels: Tensor | npt.NDArray[np.int64] | Sequence[int],
+        class_names: Sequence[str],
+        split: str = "",
+    ) -> None:
+        pixels = torch.as_tensor(images)
+        if pixels.dtype != torch.uint8:
+            raise TypeError(f"images must be uint8, got {str(pixels.dtype).removeprefix('torch.')}")
+        if pixels.dim() == 3:
+            pixels = pixels.unsqueeze(-1)
+        if pixels.dim() != 4 or 0 in pixels.shape or pixels.shape[-1] not in CHANNELS:
+            raise ValueError(
+                "images must have shape [N, H, W] or [N, H, W, C] with C 1 or 3, none of them 0, "
+                f"got {list(torch.as_tensor(images).shape)}"
+            )
+        self.images = pixels.cpu()
+        self.class_names = checked_names(class_names)
+        self.labels = checked_labels(labels, len(pixels), len(self.class_names))
+        self.split = split
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        _, height, width, channels = self.images.shape
+        return height, width, channels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: Tensor | Sequence[int]) -> Tensor:
+        return self.images[torch.as_tensor(index, dtype=torch.int64)]
+
+    def content(self) -> Iterator[bytes]:
+        for image in self.images:
+            yield image.numpy().tobytes()
+
+
+class Contents(Protocol):
+    """Encoded images, by number."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, number: int) -> str:
+        """What an error message calls the image."""
+
+    def read(self, number: int) -> bytes:
+        """Its bytes as encoded."""
+
+
+class Files:
+    """Encoded images that are files."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, number: int) -> str:
+        return str(self.paths[number])
+
+    def read(self, number: int) -> bytes:
+        try:
+            return self.paths[number].read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"{self.paths[number]} must be an image file, got: {error.strerror}"
+            ) from error
+
+
+class EncodedImages:
+    """Images that are decoded each time they are read, in several threads.
+
+    Parameters
+    ----------
+    contents : Contents
+        The encoded images.
+    labels : Tensor or sequence of int
+    class_names : sequence of str
+    split : str
+    size : int or None
+        Bring every image to size x size: the shorter side is scaled to it, the longer one cropped
+        on both ends. None: leave them, which then must all have the shape of the first.
+    channels : int
+        3 for RGB, 1 for grey.
+
+    Examples
+    --------
+    >>> paths = sorted(Path("owls").glob("*.jpg"))
+    >>> images = EncodedImages(Files(paths), [0] * len(paths), ["owl"])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        labels: Tensor | npt.NDArray[np.int64] | Sequence[int],
+        class_names: Sequence[str],
+        split: str = "",
+        *,
+        size: int | None = 84,
+        channels: int = 3,
+    ) -> None:
+        require_pillow()
+        if size is not None and size < 1:
+            raise ValueError(f"size must be None or at least 1, got {size}")
+        if channels not in CHANNELS:
+            raise ValueError(f"channels must be 1 or 3, got {channels}")
+        if len(contents) == 0:
+            raise ValueError("contents must have at least one image, got none")
+        self.contents, self.size, self.channels = contents, size, channels
+        self.class_names = checked_names(class_names)
+        self.labels = checked_labels(labels, len(contents), len(self.class_names))
+        self.split = split
+        height, width = (size, size) if size is not None else self.decode(0).shape[:2]
+        self.shape = (height, width, channels)
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def decode(self, number: int) -> npt.NDArray[np.uint8]:
+        """One image, [H, W, C]."""
+        from PIL import UnidentifiedImageError
+
+        name, content = self.contents.name(number), self.contents.read(number)
+        try:
+            return decoded(content, self.size, self.channels)
+        except UnidentifiedImageError:
+            raise ValueError(f"{name} must be an image, got {len(content)} other bytes") from None
+        except Exception as error:  # Pillow's decoders raise what they like
+            raise ValueError(f"{name} must be a whole image, got a damaged one: {error}") from error
+
+    def read(self, index: Tensor | Sequence[int]) -> Tensor:
+        numbers = torch.as_tensor(index, dtype=torch.int64).tolist()
+        images = np.empty((len(numbers), *self.shape), np.uint8)
+        for place, pixels in enumerate(in_threads(self.decode, numbers)):
+            if pixels.shape != self.shape:
+                raise ValueError(
+                    f"{self.contents.name(numbers[place])} must have the shape of the first image, "
+                    f"{list(self.shape)} (or give size), got {list(pixels.shape)}"
+                )
+            images[place] = pixels
+        return torch.from_numpy(images)
+
+    def content(self) -> Iterator[bytes]:
+        for index in in_batches(len(self), READ_AT_ONCE):
+            yield from in_threads(self.contents.read, index.tolist())
+
+
+def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
+    """Decode all images once.
+
+    Parameters
+    ----------
+    images : ImageSet
+    progress : bool
+        Say on stderr how far it is.
+
+    Returns
+    -------
+    ImageArray
+        `images` itself if it is one already.
+
+    Examples
+    --------
+    >>> images = in_memory(image_folder("birds/train"), progress=True)  # doctest: +SKIP
+    """
+    if isinstance(images, ImageArray):
+        return images
+    pixels = torch.empty(len(images), *images.shape, dtype=torch.uint8)
+    with Progress("decoding", len(images), show=progress) as shown:
+        for index in in_batches(len(images), READ_AT_ONCE):
+            pixels[index] = images.read(index)
+            shown.advance(len(index))
+    return ImageArray(pixels, images.labels, images.class_names, images.split)
+
+
+def in_batches(count: int, size: int) -> Iterator[Tensor]:
+    """The numbers below `count` in order, at most `size` at a time: [n] int64."""
+    for start in range(0, count, size):
+        yield torch.arange(start, min(start + size, count))
+
+
+def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
+    """[H, W, C] from the bytes of a file."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        picture: Image.Image = image
+        if "transparency" in image.info:  # Pillow warns of palettes with it otherwise
+            picture = image.convert("RGBA")
+        picture = picture.convert(CHANNELS[channels])
+    if size is not None:
+        picture = squared(picture, size)
+    pixels = np.asarray(picture, np.uint8)
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def squared(picture: Image, size: int) -> Image:
+    """Scale the shorter side to `size`, and cut off what the longer one has too much."""
+    from PIL.Image import Resampling
+
+    width, height = picture.size
+    if (width, height) == (size, size):
+        return picture
+    scale = size / min(width, height)
+    width, height = max(size, round(width * scale)), max(size, round(height * scale))
+    picture = picture.resize((width, height), Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return picture.crop((left, top, left + size, top + size))
+
+
+def require_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            "reading images needs Pillow, which is not installed: pip install 'paddle_ext[images]'"
+        ) from None
+
+
+def in_threads(work: Callable[[int], Result], numbers: Sequence[int]) -> Iterator[Result]:
+    """Results of `work` in order; reading files and Pillow's decoders let go of the interpreter."""
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        yield from pool.map(work, numbers)
+
+
+def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(map(str, class_names))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"class_names must all be different, got {twice!r} twice")
+    return names
+
+
+def checked_labels(
+    labels: Tensor | npt.NDArray[np.int64] | Sequence[int], count: int, classes: int
+) -> Tensor:
+    """[count] int64 in [0, classes)."""
+    checked = torch.as_tensor(labels)
+    if checked.is_floating_point() or checked.is_complex() or checked.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {str(checked.dtype).removeprefix('torch.')}")
+    if checked.shape != (count,):
+        raise ValueError(
+            f"labels must have one label for each image, shape [{count}], got {list(checked.shape)}"
+        )
+    checked = checked.to("cpu", torch.int64)
+    low, high = int(checked.min()), int(checked.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels must be in [0, {classes}), as class_names has so many, "
+            f"got {low if low < 0 else high}"
+        )
+    return checked

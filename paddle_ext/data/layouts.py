@@ -1,0 +1,350 @@
+"""Image data sets as they usually lie on a disk.
+
+Splits are called ``"base"``, ``"val"`` and ``"test"``; the lists and folders of the public data
+sets call the first one ``train``. i-Nat has ``"repr"`` (the support) and ``"query"`` in place of
+``"test"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .arrays import image_arrays
+from .images import EncodedImages, Files, ImageSet
+from .lists import is_image, read_list
+
+SPLITS = ("base", "val", "test")
+INAT_SPLITS = ("base", "val", "repr", "query")
+OTHER_NAMES = {"train": "base", "validation": "val", "novel": "test"}
+
+
+# --- any images ----------------------------------------------------------------------------------
+
+
+def image_folder(
+    root: str | Path, *, split: str = "", size: int | None = 84, channels: int = 3
+) -> EncodedImages:
+    """Read a folder that has one folder of images for each class.
+
+    Parameters
+    ----------
+    root : path
+        Classes are its folders, sorted by name; their images may lie in further folders.
+    split : str
+        What to call it.
+    size, channels
+        As in `EncodedImages`.
+
+    Returns
+    -------
+    EncodedImages
+
+    Examples
+    --------
+    >>> images = image_folder("birds/train", split="base")  # doctest: +SKIP
+    """
+    root = existing_folder(root)
+    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        own = sorted(path for path in (root / name).rglob("*") if is_image(path.name))
+        if not own:
+            raise ValueError(f"{root / name} must have at least one image, got none")
+        paths += own
+        labels += [label] * len(own)
+    if not names:
+        raise ValueError(f"{root} must have one folder for each class, got no folder")
+    return EncodedImages(Files(paths), labels, names, split, size=size, channels=channels)
+
+
+def image_list(
+    path: str | Path,
+    root: str | Path,
+    *,
+    split: str = "",
+    class_names: Sequence[str] | None = None,
+    size: int | None = 84,
+    channels: int = 3,
+) -> EncodedImages:
+    """Read the images of a CSV list with the columns filename and label.
+
+    Parameters
+    ----------
+    path : path
+        The list, with or without a header. Without one the columns are in this order.
+    root : path
+        Where the file names start from.
+    split : str
+    class_names : sequence of str or None
+        The labels that may occur, in the order of their numbers; None: those that do, sorted.
+    size, channels
+        As in `EncodedImages`.
+
+    Returns
+    -------
+    EncodedImages
+
+    Examples
+    --------
+    >>> images = image_list("split/val.csv", "images", split="val")  # doctest: +SKIP
+    """
+    root, rows = existing_folder(root), read_list(path)
+    if class_names is None:
+        class_names = sorted({row.label for row in rows})
+    number = {name: label for label, name in enumerate(class_names)}
+    for row in rows:
+        if row.label not in number:
+            raise ValueError(f"{path} must have only labels of class_names, got {row.label!r}")
+    paths = [root / row.filename for row in rows]
+    if not paths[0].is_file():  # the others are looked for when they are read
+        raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
+    labels = [number[row.label] for row in rows]
+    return EncodedImages(Files(paths), labels, class_names, split, size=size, channels=channels)
+
+
+# --- the data sets of the paper ------------------------------------------------------------------
+
+
+def mini_imagenet(
+    root: str | Path,
+    split: str,
+    *,
+    lists: str | Path | None = None,
+    size: int | None = 84,
+) -> EncodedImages:
+    """mini-ImageNet: a folder of images, and the lists ``train.csv``, ``val.csv``, ``test.csv``.
+
+    Parameters
+    ----------
+    root : path
+        Has the images, or a folder ``images`` or ``data`` with them.
+    split : {"base", "val", "test"}
+    lists : path or None
+        The folder of the lists; None: `root`, or its folder ``split`` or ``splits``.
+    size : int or None
+        As in `EncodedImages`.
+
+    Returns
+    -------
+    EncodedImages
+
+    Examples
+    --------
+    >>> base = mini_imagenet("mini_imagenet", "base")  # doctest: +SKIP
+    """
+    split = known_split(split, SPLITS)
+    root = existing_folder(root)
+    path = list_of(root, lists, split)
+    first = read_list(path)[0].filename
+    places = (place for place in (root / "images", root / "data") if (place / first).is_file())
+    return image_list(path, next(places, root), split=split, size=size)
+
+
+def tiered_imagenet(
+    root: str | Path,
+    split: str,
+    *,
+    lists: str | Path | None = None,
+    size: int | None = 84,
+) -> EncodedImages:
+    """tiered-ImageNet: ``train``, ``val`` and ``test`` with one folder for each class, or lists.
+
+    Parameters
+    ----------
+    root : path
+        Has the three folders; or the lists and a folder ``data`` of all images.
+    split : {"base", "val", "test"}
+    lists : path or None
+        The folder of the lists, which then are used even where there are class folders.
+    size : int or None
+        As in `EncodedImages`.
+
+    Returns
+    -------
+    EncodedImages
+
+    Examples
+    --------
+    >>> novel = tiered_imagenet("tiered_imagenet", "test")  # doctest: +SKIP
+    """
+    split = known_split(split, SPLITS)
+    root = existing_folder(root)
+    if lists is None and (root / public_name(split)).is_dir():
+        return image_folder(root / public_name(split), split=split, size=size)
+    return mini_imagenet(root, split, lists=lists, size=size)
+
+
+def inaturalist(
+    root: str | Path,
+    split: str,
+    *,
+    lists: str | Path | None = None,
+    size: int | None = 84,
+) -> EncodedImages:
+    """i-Nat: ``repr.csv`` is the support of every task, ``query.csv`` has the queries.
+
+    Both have the same classes, in the same order.
+
+    Parameters
+    ----------
+    root : path
+        Where the file names of the lists start from.
+    split : {"base", "val", "repr", "query"}
+    lists : path or None
+        The folder of the lists; None: `root`, or its folder ``split`` or ``splits``.
+    size : int or None
+        As in `EncodedImages`.
+
+    Returns
+    -------
+    EncodedImages
+
+    Examples
+    --------
+    >>> support = inaturalist("inatural", "repr")  # doctest: +SKIP
+    >>> query = inaturalist("inatural", "query")  # doctest: +SKIP
+    """
+    split = known_split(split, INAT_SPLITS)
+    root = existing_folder(root)
+    path = list_of(root, lists, split)
+    names = None
+    if split in ("repr", "query"):
+        both = [
+            row for which in ("repr", "query") for row in read_list(list_of(root, lists, which))
+        ]
+        names = sorted({row.label for row in both})
+    return image_list(path, root, split=split, class_names=names, size=size)
+
+
+def array_folder(root: str | Path, split: str, *, size: int | None = None) -> ImageSet:
+    """The ``.npz`` files of a split: ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on.
+
+    Parameters
+    ----------
+    root : path
+        A folder of such files, or one file, in which ``class_split`` tells the splits.
+    split : {"base", "val", "test"}
+    size : int or None
+        As in `image_arrays`.
+
+    Returns
+    -------
+    ImageSet
+
+    Examples
+    --------
+    >>> base = array_folder("miniimagenet/images", "base")  # doctest: +SKIP
+    """
+    split, root = known_split(split, SPLITS), Path(root)
+    if root.is_file():
+        return image_arrays(root, split, size=size)
+    found = sorted(existing_folder(root).glob(f"{split}-*.npz"))
+    whole = root / f"{split}.npz"
+    if whole.is_file():
+        found = [whole]
+    if not found:
+        raise ValueError(f"{root} must have {split}.npz or {split}-0.npz, got neither")
+    return image_arrays(found, split, size=size)
+
+
+def folder_of_splits(root: str | Path, split: str, *, size: int | None = 84) -> EncodedImages:
+    """Any images: a folder for each split, in it one for each class.
+
+    Parameters
+    ----------
+    root : path
+    split : {"base", "val", "test"}
+        The folders may also be called train, validation and novel.
+    size : int or None
+        As in `EncodedImages`.
+
+    Returns
+    -------
+    EncodedImages
+
+    Examples
+    --------
+    >>> base = folder_of_splits("birds", "base")  # doctest: +SKIP
+    """
+    split, root = known_split(split, SPLITS), existing_folder(root)
+    others = [other for other, name in OTHER_NAMES.items() if name == split]
+    found = first_there([root / name for name in (split, *others)])
+    return image_folder(found, split=split, size=size)
+
+
+LAYOUTS: dict[str, Callable[..., ImageSet]] = {
+    "mini": mini_imagenet,
+    "tiered": tiered_imagenet,
+    "inatural": inaturalist,
+    "folder": folder_of_splits,
+    "npz": array_folder,
+}
+
+
+def open_images(layout: str, root: str | Path, split: str, *, size: int | None = None) -> ImageSet:
+    """Open one split of a data set by the name of its layout.
+
+    Parameters
+    ----------
+    layout : {"mini", "tiered", "inatural", "folder", "npz"}
+        See `mini_imagenet`, `tiered_imagenet`, `inaturalist`, `folder_of_splits`, `array_folder`.
+    root : path
+    split : str
+    size : int or None
+        Bring the images to size x size; None: 84 for image files, as they are in ``.npz`` files.
+
+    Returns
+    -------
+    ImageSet
+
+    Examples
+    --------
+    >>> base = open_images("mini", "mini_imagenet", "base")  # doctest: +SKIP
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+    if size is None:
+        return LAYOUTS[layout](root, split)
+    return LAYOUTS[layout](root, split, size=size)
+
+
+# --- where things are ----------------------------------------------------------------------------
+
+
+def known_split(split: str, splits: Sequence[str]) -> str:
+    """The name used here of a split, which may go by another one."""
+    name = OTHER_NAMES.get(split, split)
+    if name not in splits:
+        raise ValueError(f"split must be one of {', '.join(map(repr, splits))}, got {split!r}")
+    return name
+
+
+def public_name(split: str) -> str:
+    """What the public lists and folders call a split."""
+    return "train" if split == "base" else split
+
+
+def existing_folder(root: str | Path) -> Path:
+    if not Path(root).is_dir():
+        raise ValueError(f"root must be a folder, got {root}")
+    return Path(root)
+
+
+def first_there(folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise ValueError(f"there must be a folder {' or '.join(map(str, folders))}, got none of them")
+
+
+def list_of(root: Path, lists: str | Path | None, split: str) -> Path:
+    """The list of a split: in `lists`, or near the images."""
+    folders = [root, root / "split", root / "splits"] if lists is None else [Path(lists)]
+    names = dict.fromkeys([f"{public_name(split)}.csv", f"{split}.csv"])
+    for folder in folders:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    raise ValueError(f"{folders[0]} must have the list {public_name(split)}.csv, got no such file")

@@ -1,0 +1,484 @@
+"""Base training: that it learns, always the same way, can be interrupted, and keeps the best."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from toy_images import generator, one_thread, pattern_images, random_pixels  # noqa: F401
+
+pytest.importorskip("safetensors", reason="needs safetensors")
+
+from paddle_ext.backbones import (
+    Augmentation,
+    Checkpoint,
+    Recipe,
+    Trained,
+    Transform,
+    create,
+    load_checkpoint,
+    nearest_mean_accuracy,
+    recipe,
+    train,
+)
+from paddle_ext.backbones import run as run_module
+from paddle_ext.backbones.feeding import Feeder
+from paddle_ext.backbones.learner import Classifier, Learner
+from paddle_ext.data.images import ImageArray
+
+QUICK = Recipe(
+    epochs=3,
+    batch_size=16,
+    learning_rate=0.05,
+    label_smoothing=0.0,
+    nesterov=True,
+    schedule="cosine",
+    augmentation=Augmentation(area=(0.6, 1.0), mirror=False, jitter=0.0),
+)
+BASE = pattern_images(8, 16)
+VALIDATION = pattern_images(5, 10, own=0.4, seed=50)
+
+
+def trained(settings: Recipe = QUICK, **options) -> Trained:
+    options = {"device": "cpu", "progress": False} | options
+    return train("small", BASE, VALIDATION, recipe=settings, **options)
+
+
+def assert_same_network(a: Checkpoint, b: Checkpoint) -> None:
+    ours, theirs = a.backbone.state_dict(), b.backbone.state_dict()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert torch.equal(a.head.weight, b.head.weight)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Trained:
+    return trained()
+
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+def test_it_learns(quick: Trained) -> None:
+    losses = [epoch.loss for epoch in quick.history]
+    assert [epoch.number for epoch in quick.history] == [1, 2, 3]
+    assert losses[0] > losses[1] > losses[2]
+    assert losses[2] < 0.7 * math.log(8)
+    assert quick.history[-1].accuracy > 0.8  # chance is 1/8
+    assert quick.history[-1].validation > 0.9  # on classes it has not seen; chance is 1/5
+    assert quick.checkpoint.class_names == BASE.class_names
+    assert quick.checkpoint.head.out_features == 8
+    assert not quick.checkpoint.backbone.training
+
+
+def test_the_same_each_time(quick: Trained) -> None:
+    torch.manual_seed(99)  # whatever the caller did
+    expected = torch.rand(2)
+    torch.manual_seed(99)
+    again = trained()
+    assert torch.equal(torch.rand(2), expected)
+    assert_same_network(again.checkpoint, quick.checkpoint)
+    assert [e[:4] for e in again.history] == [e[:4] for e in quick.history]
+    other = trained(seed=1)
+    assert not torch.equal(other.checkpoint.head.weight, quick.checkpoint.head.weight)
+
+
+def test_usual_transform(quick: Trained) -> None:
+    """Grey images: their own size, mean and deviation."""
+    transform = quick.checkpoint.transform
+    pixels = BASE.images.float() / 255
+    assert transform.size == 16
+    assert transform.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-4)
+    assert transform.std[0] == pytest.approx(pixels.std().item(), abs=1e-4)
+    colour = pattern_images(2, 8, size=40, channels=3)
+    options = {"recipe": replace(QUICK, epochs=1, mirror_features=True), "progress": False}
+    transform = train("small", colour, device="cpu", **options).checkpoint.transform
+    assert transform == Transform(32, mirror=True)
+
+
+def test_start_from_other_weights(quick: Trained) -> None:
+    on = trained(replace(QUICK, epochs=1, learning_rate=1e-4), start=quick.checkpoint)
+    assert on.history[0].loss < 1.3 * quick.history[-1].loss
+    assert on.history[0].accuracy > 0.8
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["float32", "auto", "float16"])
+def test_on_cuda(precision: str) -> None:
+    settings = replace(QUICK, average=0.5, augmentation=Augmentation(turned=0.5, mirror=False))
+    runs = [trained(settings, device="cuda", precision=precision) for _ in range(2)]
+    assert_same_network(runs[0].checkpoint, runs[1].checkpoint)
+    assert runs[0].history[-1].loss < runs[0].history[0].loss
+    assert next(runs[0].checkpoint.backbone.parameters()).device.type == "cpu"
+
+
+# --- one step ------------------------------------------------------------------------------------
+
+
+def classifier(turns: bool = False, seed: int = 0) -> Classifier:
+    torch.manual_seed(seed)
+    return Classifier(create("small"), nn.Linear(128, 4), turns)
+
+
+def test_loss_by_hand() -> None:
+    settings = Recipe(
+        label_smoothing=0.2, distillation=0.7, temperature=4.0, turn_weight=0.3,
+        augmentation=Augmentation(turned=0.5),
+    )  # fmt: skip
+    teacher = classifier(seed=1).eval()
+    learner = Learner(classifier(turns=True).eval(), settings, torch.float32, teacher=teacher)
+    inputs, labels, turns = torch.randn(6, 1, 32, 32), torch.arange(6) % 4, torch.arange(6) % 3
+    logits, turn_logits = learner.classifier(inputs)
+    got = learner.loss(inputs, logits, turn_logits, turns, labels)
+
+    log_p = logits.double().log_softmax(1)
+    smooth = torch.full((6, 4), 0.2 / 4, dtype=torch.float64)
+    smooth[torch.arange(6), labels] += 0.8
+    plain = -(smooth * log_p).sum(1).mean()
+    t = (teacher(inputs)[0].double() / 4).softmax(1)
+    s = (logits.double() / 4).log_softmax(1)
+    match = 16 * (t * (t.log() - s)).sum(1).mean()
+    turned = -turn_logits.double().log_softmax(1)[torch.arange(6), turns].mean()
+    assert got.item() == pytest.approx((0.3 * plain + 0.7 * match + 0.3 * turned).item(), rel=1e-5)
+
+
+def test_average_by_hand() -> None:
+    learner = Learner(classifier(), Recipe(average=0.15), torch.float32)
+    names = ("head.weight", "backbone.norm.running_mean")
+    expected = {name: learner.classifier.state_dict()[name].clone() for name in names}
+    for decay in (1 / 10, 0.15, 0.15):
+        learner.classifier.train()
+        inputs = torch.randn(8, 1, 32, 32)
+        learner.step(inputs, torch.zeros(8).long(), torch.arange(8) % 4, 0.1)
+        for name in names:
+            now = learner.classifier.state_dict()[name]
+            expected[name] = decay * expected[name] + (1 - decay) * now
+    assert learner.judged is learner.average
+    for name in names:
+        assert torch.allclose(learner.average.state_dict()[name], expected[name], atol=1e-6)
+
+
+def test_step_is_sgd() -> None:
+    learner = Learner(classifier(), Recipe(weight_decay=0.0, momentum=0.0), torch.float32)
+    inputs, labels = torch.randn(8, 1, 32, 32), torch.arange(8) % 4
+    learner.classifier.train()
+    logits = learner.classifier(inputs)[0]
+    loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
+    (gradient,) = torch.autograd.grad(loss, learner.classifier.head.weight)
+    before = learner.classifier.head.weight.detach().clone()
+    got, right = learner.step(inputs, torch.zeros(8).long(), labels, 0.5)
+    assert got.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert right.item() == (logits.argmax(1) == labels).sum()
+    assert torch.allclose(learner.classifier.head.weight, before - 0.5 * gradient, atol=1e-6)
+
+
+# --- recipes -------------------------------------------------------------------------------------
+
+
+def test_the_paper() -> None:
+    paper, steps = recipe("paper"), 150 * 90
+    rates = [paper.rate(epoch * 150 + 149, steps) for epoch in range(90)]
+    assert rates == pytest.approx([0.1] * 45 + [0.01] * 21 + [0.001] * 24)
+    assert (paper.label_smoothing, paper.momentum, paper.weight_decay) == (0.1, 0.9, 1e-4)
+    assert (paper.batch_size, recipe("paper", "wideres").batch_size) == (256, 128)
+    short = replace(paper, epochs=10)
+    assert [short.rate(epoch, 10) for epoch in (4, 5, 7, 8)] == pytest.approx(
+        [0.1, 0.01, 0.01, 0.001]
+    )
+
+
+def test_warmup_and_cosine() -> None:
+    settings = Recipe(schedule="cosine", warmup=0.1, learning_rate=0.2)
+    rates = [settings.rate(step, 1000) for step in range(1000)]
+    assert rates[0] < 0.003
+    assert max(rates) == rates[100] == pytest.approx(0.2)
+    assert rates[550] == pytest.approx(0.1)
+    assert rates[-1] < 1e-5
+    assert rates[:101] == sorted(rates[:101])
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, got float"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate must be finite and > 0, got 0"),
+        ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
+        ({"schedule": "linear"}, ValueError, "schedule must be one of 'steps', 'cosine'"),
+        ({"distillation": 2}, ValueError, r"distillation must be in \[0, 1\]"),
+        ({"weight_decay": math.inf}, ValueError, "weight_decay must be finite and >= 0"),
+        ({"momentum": 0.0, "nesterov": True}, ValueError, "momentum must be > 0 with nesterov"),
+    ],
+)
+def test_bad_recipes(arguments: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Recipe(**arguments)
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(ValueError, match="name must be one of 'paper', 'strong', 'small', got 'x'"):
+        recipe("x")
+
+
+# --- the best, the disk, and going on -------------------------------------------------------------
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> None:
+    remaining = list(accuracies)
+    monkeypatch.setattr(run_module.Run, "validated", lambda *_: remaining.pop(0))
+
+
+def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scripted(monkeypatch, 0.5, 0.9, 0.7)
+    run = trained(output=tmp_path)
+    assert [epoch.validation for epoch in run.history] == [0.5, 0.9, 0.7]
+    best, last = (load_checkpoint(tmp_path / f"{name}.safetensors") for name in ("best", "last"))
+    assert (best.notes["epoch"], last.notes["epoch"]) == ("2", "3")
+    assert best.notes["validation, 5-way 5-shot"] == "0.9000"
+    assert_same_network(best, run.checkpoint)
+    without = train("small", BASE, recipe=QUICK, device="cpu", progress=False)
+    assert_same_network(last, without.checkpoint)
+
+
+def test_validation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, 0.6, 0.9, 0.8)
+    run = trained(replace(QUICK, epochs=4), validate_every=3)
+    assert [epoch.validation for epoch in run.history] == [0.6, None, 0.9, 0.8]
+    assert run.checkpoint.notes["epoch"] == "3"
+
+
+def test_without_validation() -> None:
+    options = {"recipe": replace(QUICK, epochs=2), "device": "cpu", "progress": False}
+    run = train("small", BASE, **options)
+    assert [epoch.validation for epoch in run.history] == [None, None]
+    assert run.checkpoint.notes["epoch"] == "2"
+
+
+RICH = replace(QUICK, average=0.8, augmentation=Augmentation(turned=0.5))
+
+
+@pytest.mark.parametrize("settings", [QUICK, RICH], ids=["plain", "average and turns"])
+def test_an_interrupted_run_goes_on(
+    settings: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(settings, output=tmp_path / "whole")
+    learn = run_module.Run.learn
+
+    def interrupted(run: run_module.Run, epoch: int, shown: object) -> tuple[float, float]:
+        result = learn(run, epoch, shown)
+        if epoch == 1:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(run_module.Run, "learn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(settings, output=tmp_path / "parts")
+    monkeypatch.setattr(run_module.Run, "learn", learn)
+    state = torch.load(tmp_path / "parts" / "state.pt", weights_only=True)
+    assert len(state["history"]) == 1
+    parts = trained(settings, output=tmp_path / "parts")
+    assert [e[:4] for e in parts.history] == [e[:4] for e in whole.history]
+    assert_same_network(parts.checkpoint, whole.checkpoint)
+    names = {file.name for file in (tmp_path / "parts").iterdir()}
+    assert names == {"state.pt", "best.safetensors", "last.safetensors"}
+    for name in ("best", "last"):
+        files = [tmp_path / place / f"{name}.safetensors" for place in ("whole", "parts")]
+        assert_same_network(*map(load_checkpoint, files))
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(QUICK, epochs=1)
+    first = trained(settings, output=tmp_path)
+    monkeypatch.setattr(run_module.Run, "learn", lambda *_: pytest.fail("it is done"))
+    again = trained(settings, output=tmp_path)
+    assert again.history == first.history
+    assert_same_network(again.checkpoint, first.checkpoint)
+    with pytest.raises(ValueError, match=r"state.pt must be of a run with the same seed"):
+        trained(settings, output=tmp_path, seed=5)
+    with pytest.raises(ValueError, match="with the same recipe"):
+        trained(replace(settings, momentum=0.8), output=tmp_path)
+    with pytest.raises(ValueError, match="with the same base"):
+        train("small", VALIDATION, recipe=settings, output=tmp_path, device="cpu", progress=False)
+    (tmp_path / "state.pt").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"state.pt must be the state of a run"):
+        trained(settings, output=tmp_path)
+
+
+def test_beginning_again(tmp_path: Path) -> None:
+    settings = replace(QUICK, epochs=1)
+    trained(settings, output=tmp_path)
+    other = trained(settings, output=tmp_path, seed=5, resume=False)
+    assert_same_network(load_checkpoint(tmp_path / "best.safetensors"), other.checkpoint)
+
+
+def test_a_diverging_run_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"the loss must stay finite, got .* in epoch 1"):
+        trained(replace(QUICK, learning_rate=1e18))
+
+
+def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    trained(replace(QUICK, epochs=2), progress=True)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 2
+    assert lines[1].startswith("epoch 2/2  loss ")
+    assert "accuracy" in lines[1]
+    assert "5-way 5-shot" in lines[1]
+
+
+# --- bad arguments -------------------------------------------------------------------------------
+
+COLOUR = pattern_images(3, 8, channels=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"architecture": "vgg"}, ValueError, "architecture must be one of"),
+        ({"validation": COLOUR}, ValueError, "validation must have as many channels as base, 1"),
+        ({"validation": pattern_images(3, 5)}, ValueError, "with more than 5 images each, got 3"),
+        ({"validation": pattern_images(1, 9)}, ValueError, "at least 2 classes"),
+        ({"base": pattern_images(1, 1)}, ValueError, "base must have at least 2 images, got 1"),
+        ({"device": "meta"}, ValueError, "device must be the CPU or a CUDA device, got meta"),
+        ({"precision": "float8"}, ValueError, "precision must be one of 'auto', 'float32'"),
+        ({"precision": "float16"}, ValueError, "must be 'auto' or 'float32' on the CPU"),
+        ({"validate_every": 0}, ValueError, "validate_every must be at least 1, got 0"),
+        ({"validate_every": 1.0}, TypeError, "validate_every must be an integer, got float"),
+        ({"teacher": Checkpoint(create("small"), Transform(16, (0.0,), (1.0,)))}, ValueError,
+         "teacher must have a classifier of the classes of base"),
+        ({"start": Checkpoint(create("resnet18", channels=1), Transform(16, (0.0,), (1.0,)))},
+         ValueError, "start must be a network 'small', got 'resnet18'"),
+        ({"start": Checkpoint(create("small", channels=3), Transform())}, ValueError,
+         "start must have as many channels as base, 1, got 3"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(arguments: dict, error: type[Exception], message: str) -> None:
+    usual = {"architecture": "small", "base": BASE, "recipe": QUICK, "device": "cpu"}
+    with pytest.raises(error, match=message):
+        train(**(usual | {"progress": False} | arguments))
+
+
+def test_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before the first epoch."""
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setattr(run_module.Run, "learn", lambda *_: pytest.fail("it began"))
+    with pytest.raises(ImportError, match=r"pip install 'paddle_ext\[train\]'"):
+        trained(output=tmp_path)
+
+
+# --- feeding -------------------------------------------------------------------------------------
+
+
+class Lazy:
+    """Images that are read each time."""
+
+    def __init__(self, images: ImageArray, broken: int = -1) -> None:
+        self.images, self.broken, self.reads = images, broken, 0
+        self.labels, self.class_names, self.split = images.labels, images.class_names, "base"
+        self.shape, self.content = images.shape, images.content
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: torch.Tensor) -> torch.Tensor:
+        self.reads += 1
+        if self.broken in torch.as_tensor(index).tolist():
+            raise ValueError("image 7 must be an image")
+        return self.images.read(index)
+
+
+ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch.tensor([2])] * 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_batches_in_order(keep: bool) -> None:
+    feeder = Feeder(Lazy(BASE), torch.device("cpu"), keep=keep)
+    assert (feeder.resident is not None) == keep
+    batches = list(feeder.batches(ORDER))
+    assert len(batches) == 12
+    for index, batch in zip(ORDER, batches, strict=True):
+        assert torch.equal(batch, BASE.images[index])
+
+
+def test_a_broken_image_ends_the_batches() -> None:
+    lazy = Lazy(BASE, broken=7)
+    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
+    assert len(next(batches)) == 2
+    with pytest.raises(ValueError, match="image 7 must be an image"):
+        next(batches)
+
+
+def test_leaving_early_reads_little() -> None:
+    lazy = Lazy(BASE)
+    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
+    next(batches)
+    batches.close()
+    assert lazy.reads <= 3
+
+
+def test_images_too_large_for_the_memory(quick: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read batch by batch, with the same result."""
+    monkeypatch.setattr("paddle_ext.backbones.feeding.host_memory", lambda: 1000)
+    lazy = Lazy(BASE)
+    options = {"recipe": QUICK, "device": "cpu", "progress": False}
+    run = train("small", lazy, VALIDATION, **options)
+    assert lazy.reads >= 3 * 8
+    assert_same_network(run.checkpoint, quick.checkpoint)
+
+
+# --- few-shot accuracy ---------------------------------------------------------------------------
+
+
+def test_accuracy_by_hand() -> None:
+    """Two classes on a line; a third of the second lies with the first."""
+    features = torch.tensor([[1.0, 0.0]] * 12 + [[0.0, 1.0]] * 8 + [[1.0, 0.0]] * 4)
+    labels = torch.tensor([0] * 12 + [1] * 12)
+    options = {"ways": 2, "shots": 2, "queries": 10, "tasks": 400}
+    # The mean of two shots of class 1 is nearest to its queries at (0, 1) unless both are strays:
+    # (4/12)(3/11) = 1/11 of the tasks, in which everything ties and the first class of a task wins.
+    expected = (10 / 11) * (10 + 10 - 10 / 3) / 20 + (1 / 11) * 10 / 20
+    assert nearest_mean_accuracy(features, labels, **options) == pytest.approx(expected, abs=0.03)
+
+
+def test_accuracy_of_noise_is_chance() -> None:
+    features = torch.randn(400, 8, generator=generator(0))
+    labels = torch.arange(20).repeat(20)
+    assert nearest_mean_accuracy(features, labels, ways=4) == pytest.approx(0.25, abs=0.03)
+
+
+def test_accuracy_depends_on_seed_and_centre() -> None:
+    features = pattern_images(8, 20, size=8).images.flatten(1).float() + 300
+    features += 120 * torch.randn(features.shape, generator=generator(0))
+    labels = torch.arange(8).repeat_interleave(20)
+    first = nearest_mean_accuracy(features, labels, tasks=50)
+    assert first == nearest_mean_accuracy(features, labels, tasks=50)
+    assert first != nearest_mean_accuracy(features, labels, tasks=50, seed=1)
+    centred = nearest_mean_accuracy(features, labels, tasks=50, centre=features.mean(0))
+    assert centred > first
+
+
+def test_uneven_classes_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paddle_ext.backbones.validation.MOST_PER_CLASS", 9)
+    counts = torch.tensor([7, 30, 8])
+    labels = torch.arange(3).repeat_interleave(counts) * 5  # and labels that are not 0, 1, 2
+    features = torch.eye(11)[labels]
+    assert nearest_mean_accuracy(features, labels, ways=3, tasks=20) == 1.0
+
+
+def test_too_few_for_a_task() -> None:
+    features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
+    with pytest.raises(ValueError, match="at least 3 classes, got 2"):
+        nearest_mean_accuracy(features, labels, ways=3)
+    with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
+        nearest_mean_accuracy(features, labels, ways=2)
+
+
+def test_pixels_alone_are_not_enough() -> None:
+    """The toy classes need the network, or `test_it_learns` would prove nothing."""
+    images = random_pixels(60, 16, 16, 1)
+    labels = torch.arange(6).repeat_interleave(10)
+    chance = nearest_mean_accuracy(images.flatten(1).float(), labels, tasks=50)
+    assert chance < 0.4

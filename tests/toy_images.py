@@ -1,0 +1,55 @@
+"""Small images that the tests of data, training and extraction share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paddle_ext.data.images import ImageArray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Where it is imported: for these few pixels threads cost more than they save."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def pattern_images(
+    classes: int = 6,
+    samples: int = 12,
+    *,
+    size: int = 16,
+    channels: int = 1,
+    own: float = 0.25,
+    seed: int = 0,
+) -> ImageArray:
+    """Classes of noise, the same for a class, and a share that each sample has of its `own`."""
+    patterns = torch.rand(classes, size, size, channels, generator=generator(seed))
+    noise = torch.rand(classes, samples, size, size, channels, generator=generator(seed + 1))
+    pixels = ((1 - own) * patterns.unsqueeze(1) + own * noise) * 255
+    labels = torch.arange(classes).repeat_interleave(samples)
+    names = [f"pattern {seed}-{label}" for label in range(classes)]
+    return ImageArray(pixels.to(torch.uint8).flatten(0, 1), labels, names, "base")
+
+
+def random_pixels(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator(seed))
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def write_image(path: Path, pixels: Tensor) -> Path:
+    """Write [H, W, 3] or [H, W] without loss (.png, .webp)."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels)).save(path, lossless=True)
+    return path
