@@ -33,6 +33,12 @@ std::atomic<const CpuKernels*>& current_level() {
 
 const CpuKernels& cpu_kernels() { return *current_level().load(std::memory_order_relaxed); }
 
+int precision(DType dtype, const char* what) {
+    require(dtype == DType::kFloat32 || dtype == DType::kFloat64, what,
+            " on the CPU must be float32 or float64");
+    return dtype == DType::kFloat64 ? 1 : 0;
+}
+
 void parallel_ranges(int64_t count, int threads, void (*body)(void*, int64_t), void* context) {
     parallel_for(count, threads, [&](int64_t item, int) { body(context, item); });
 }

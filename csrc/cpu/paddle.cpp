@@ -10,12 +10,6 @@ namespace paddle_ext {
 
 namespace {
 
-int precision(const PaddleParams& p) {
-    require(p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64,
-            "the CPU solver takes float32 or float64 features");
-    return p.dtype == DType::kFloat64 ? 1 : 0;
-}
-
 // Multiplications of one task: the products at the start, then some dozens of iterations.
 double task_work(const PaddleSizes& n) {
     const double Q = double(n.Q), K = double(n.K), D = double(n.D), S = double(n.S);
@@ -49,7 +43,7 @@ double select_rank(double* values, int64_t count, int64_t rank) {
 }
 
 int64_t paddle_cpu_workspace(const PaddleParams& p, int threads) {
-    const int at = precision(p);
+    const int at = precision(p.dtype, "features");
     const PaddlePlan plan = make_plan(p.size);
     const int workers = plan.threads_inside ? 1 : useful_threads(p.size, threads);
     const PaddleKernels& level = cpu_kernels().paddle;
@@ -58,7 +52,7 @@ int64_t paddle_cpu_workspace(const PaddleParams& p, int threads) {
 }
 
 void paddle_cpu(const PaddleParams& p, int threads) {
-    const int at = precision(p);
+    const int at = precision(p.dtype, "features");
     const PaddleKernels& level = cpu_kernels().paddle;
     const PaddlePlan plan = make_plan(p.size);
     const int workers = plan.threads_inside ? 1 : useful_threads(p.size, threads);

@@ -10,12 +10,6 @@ namespace paddle_ext {
 
 namespace {
 
-int precision(const SinkhornParams& p) {
-    require(p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64,
-            "Sinkhorn's iteration on the CPU takes float32 or float64 costs");
-    return p.dtype == DType::kFloat64 ? 1 : 0;
-}
-
 // Starting a thread costs about as much as this many multiplications.
 constexpr double kThreadWork = 5e5;
 
@@ -30,13 +24,13 @@ int useful_threads(const SinkhornParams& p, int threads) {
 
 // Does not know max_iter yet: at least what the call will need.
 int64_t sinkhorn_cpu_workspace(const SinkhornParams& params, int threads) {
-    const int at = precision(params);
+    const int at = precision(params.dtype, "cost");
     const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, params.B));
     return workers * cpu_kernels().sinkhorn.scratch_bytes[at](params);
 }
 
 void sinkhorn_cpu(const SinkhornParams& p, int threads) {
-    const int at = precision(p);
+    const int at = precision(p.dtype, "cost");
     const SinkhornKernels& level = cpu_kernels().sinkhorn;
     const int workers = useful_threads(p, threads);
     const int64_t scratch = level.scratch_bytes[at](p);

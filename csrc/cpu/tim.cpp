@@ -10,12 +10,6 @@ namespace paddle_ext {
 
 namespace {
 
-int precision(const TimParams& p) {
-    require(p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64,
-            "the CPU solver takes float32 or float64 features");
-    return p.dtype == DType::kFloat64 ? 1 : 0;
-}
-
 // Starting the threads of an iteration costs about as much as this many multiplications.
 constexpr double kIterationThreads = 5e6;
 
@@ -35,11 +29,11 @@ TimThreads share_threads(const TimSizes& n, int threads) {
 
 int64_t tim_cpu_workspace(const TimParams& p, int threads) {
     const TimThreads share = share_threads(p.size, threads);
-    return share.tasks * cpu_kernels().tim.scratch_bytes[precision(p)](p);
+    return share.tasks * cpu_kernels().tim.scratch_bytes[precision(p.dtype, "features")](p);
 }
 
 void tim_cpu(const TimParams& p, int threads) {
-    const int at = precision(p);
+    const int at = precision(p.dtype, "features");
     const TimKernels& level = cpu_kernels().tim;
     const TimThreads share = share_threads(p.size, threads);
     const int64_t scratch = level.scratch_bytes[at](p);

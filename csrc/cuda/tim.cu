@@ -162,6 +162,7 @@ void iterate(const TimChunk& c) {
 
 }  // namespace
 
+// Does not know the orders of the entropies yet: enough for either layout.
 int64_t tim_cuda_workspace(const TimParams& params, int) {
     const TimChunk c = make_chunk(params);
     const int64_t all = layout_bytes(c, std::max<int64_t>(params.size.B, 1));

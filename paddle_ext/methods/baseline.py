@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..ops import check
 from .base import Method, register
 from .features import Task
 from .tim import check_options, probabilities
@@ -44,8 +43,7 @@ class Baseline(Method):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_options(FIT, self.temperature, self.learning_rate, self.iterations)
-        check.flag("normalize", self.normalize)
+        check_options(FIT, self.temperature, self.learning_rate, self.iterations, self.normalize)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(

@@ -28,11 +28,8 @@ def probabilities(
     normalize: bool,
 ) -> Tensor:
     """[B, Q, K], of a task that has been checked."""
-    shared = len(task.support) == 1
     return tim(
-        task.support[0] if shared else task.support,
-        task.support_labels[0] if shared else task.support_labels,
-        task.query,
+        *task.inputs(),
         num_classes=task.num_classes,
         solver=solver,
         weights=weights,
@@ -78,8 +75,9 @@ class Tim(Method):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self.weights, self.temperature, self.learning_rate, self.iterations)
-        check.flag("normalize", self.normalize)
+        check_options(
+            self.weights, self.temperature, self.learning_rate, self.iterations, self.normalize
+        )
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(
@@ -127,9 +125,10 @@ class AlphaTim(Method):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self.weights, self.temperature, self.learning_rate, self.iterations)
+        check_options(
+            self.weights, self.temperature, self.learning_rate, self.iterations, self.normalize
+        )
         triple("alphas", self.alphas, positive=True)
-        check.flag("normalize", self.normalize)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(
@@ -172,8 +171,9 @@ class TimAdm(Method):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self.weights, self.temperature, self.learning_rate, self.iterations)
-        check.flag("normalize", self.normalize)
+        check_options(
+            self.weights, self.temperature, self.learning_rate, self.iterations, self.normalize
+        )
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(
@@ -188,9 +188,10 @@ class TimAdm(Method):
 
 
 def check_options(
-    weights: Triple, temperature: float, learning_rate: float, iterations: int
+    weights: Triple, temperature: float, learning_rate: float, iterations: int, normalize: bool
 ) -> None:
     triple("weights", weights)
     check.real("temperature", temperature, positive=True)
     check.real("learning_rate", learning_rate, positive=True)
     check.integer("iterations", iterations)
+    check.flag("normalize", normalize)

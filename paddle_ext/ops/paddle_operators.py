@@ -97,6 +97,26 @@ def misfit(*tensors: Tensor) -> None:
     raise ValueError(f"support, its labels and query must fit each other, got shapes {shapes}")
 
 
+def dense_sizes(
+    support: Tensor, support_labels: Tensor, query: Tensor
+) -> tuple[list[int], int, int, int, int, bool]:
+    """The batch dimensions of the query, B, Q, S, D, and whether the support is shared."""
+    *batch, Q, D = query.shape
+    B, S, shared = batch[0] if batch else 1, support.shape[-2], support.dim() < query.dim()
+    rows = S if shared else B * S
+    if support.numel() != rows * D or support_labels.numel() != rows:
+        misfit(support, support_labels, query)
+    return batch, B, Q, S, D, shared
+
+
+def place(x: Tensor) -> tuple[bool, int, int, int]:
+    """Where the native code is to run: on CUDA or not, device, stream, CPU threads."""
+    if not x.is_cuda:
+        return False, 0, 0, torch.get_num_threads()
+    device = x.get_device()
+    return True, device, torch.cuda.current_stream(device).cuda_stream, 0
+
+
 def solve_kernel(
     support: Tensor,
     support_labels: Tensor,
@@ -110,11 +130,7 @@ def solve_kernel(
     tol: float,
     prototypes: bool,
 ) -> Outputs:
-    *batch, Q, D = query.shape
-    B, S, shared = batch[0] if batch else 1, support.shape[-2], support.dim() < query.dim()
-    rows = S if shared else B * S
-    if support.numel() != rows * D or support_labels.numel() != rows:
-        misfit(support, support_labels, query)
+    batch, B, Q, S, D, shared = dense_sizes(support, support_labels, query)
     outputs = allocate(query, batch, Q, num_classes, D, prototypes)
     support, query = computable(support), computable(query)
     labels = integers(support_labels)
@@ -192,13 +208,7 @@ def launch(
     if B == 0:
         return
     module = native.load()
-    on_cuda = features.is_cuda
-    device = stream = threads = 0
-    if on_cuda:
-        device = features.get_device()
-        stream = torch.cuda.current_stream(device).cuda_stream
-    else:
-        threads = torch.get_num_threads()
+    on_cuda, device, stream, threads = place(features)
     dtype = check.DTYPES[features.dtype]
     bytes_needed = module.paddle_workspace(
         on_cuda, device, threads, dtype, B, Q, S, K, D, shared, N > 0, options[1], prototypes

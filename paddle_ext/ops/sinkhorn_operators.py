@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import check, native
-from .paddle_operators import library
+from .paddle_operators import library, place
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
@@ -52,17 +52,12 @@ def sinkhorn_kernel(
     # No copies unless a dtype or a layout is not what the native code takes.
     cost, row_mass, col_mass = (x.to(plan.dtype).contiguous() for x in (cost, row_mass, col_mass))
     module = native.load()
-    device = stream = threads = 0
-    if cost.is_cuda:
-        device = cost.get_device()
-        stream = torch.cuda.current_stream(device).cuda_stream
-    else:
-        threads = torch.get_num_threads()
+    on_cuda, device, stream, threads = place(cost)
     dtype = check.DTYPES[cost.dtype]
-    size = module.sinkhorn_workspace(cost.is_cuda, device, threads, dtype, B, Q, K)
+    size = module.sinkhorn_workspace(on_cuda, device, threads, dtype, B, Q, K)
     workspace = torch.empty(size, dtype=torch.uint8, device=cost.device)
     module.sinkhorn_solve(
-        cost.is_cuda,
+        on_cuda,
         device,
         stream,
         threads,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import check, native
-from .paddle_operators import computable, integers, library, misfit
+from .paddle_operators import computable, dense_sizes, integers, library, place
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -49,31 +49,21 @@ def tim_kernel(
     iterations: int,
     losses: bool,
 ) -> Outputs:
-    *batch, Q, D = query.shape
-    B, S, shared = batch[0] if batch else 1, support.shape[-2], support.dim() < query.dim()
-    rows = S if shared else B * S
-    if support.numel() != rows * D or support_labels.numel() != rows:
-        misfit(support, support_labels, query)
+    batch, B, Q, S, D, shared = dense_sizes(support, support_labels, query)
     outputs = allocate(query, batch, Q, num_classes, D, iterations, losses)
     if B == 0:
         return outputs
     support, query = computable(support), computable(query)
     labels = integers(support_labels)
     module = native.load()
-    on_cuda = query.is_cuda
-    device = stream = threads = 0
-    if on_cuda:
-        device = query.get_device()
-        stream = torch.cuda.current_stream(device).cuda_stream
-    else:
-        threads = torch.get_num_threads()
-    where = on_cuda, device
+    on_cuda, device, stream, threads = place(query)
     sizes = check.DTYPES[query.dtype], B, Q, S, num_classes, D, shared
-    bytes_needed = module.tim_workspace(*where, threads, *sizes)
+    bytes_needed = module.tim_workspace(on_cuda, device, threads, *sizes)
     workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=query.device)
     found, probabilities, prototypes, trace = outputs
     module.tim_solve(
-        *where,
+        on_cuda,
+        device,
         stream,
         threads,
         *sizes,
