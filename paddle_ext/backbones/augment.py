@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +84,7 @@ class Transform:
             raise ValueError(
                 f"images must have as many channels as mean, {len(self.mean)}, got {x.shape[1]}"
             )
-        mean, std = (x.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        return (x - mean) / std
+        return (x - per_channel(self.mean, x.device)) / per_channel(self.std, x.device)
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class Augmentation:
         x, y = (1 - width) * (2 * draws[:, 2] - 1), (1 - height) * (2 * draws[:, 3] - 1)
         if self.mirror:
             width = torch.where(draws[:, 4] < 0.5, -width, width)
-        cosine = torch.tensor([1.0, 0.0, -1.0, 0.0], device=draws.device)[turns]
-        sine = torch.tensor([0.0, 1.0, 0.0, -1.0], device=draws.device)[turns]
+        odd = turns % 2
+        cosine, sine = (1 - turns) * (1 - odd), (2 - turns) * odd
         rows = [[width * cosine, -width * sine, x], [height * sine, height * cosine, y]]
         return torch.stack([torch.stack(row, 1) for row in rows], 1)
 
@@ -208,5 +208,10 @@ def grey(x: Tensor) -> Tensor:
     """[N, C, H, W] -> [N, 1, H, W]."""
     if x.shape[1] == 1:
         return x
-    weights = x.new_tensor(GREY).view(1, 3, 1, 1)
-    return (x * weights).sum(1, keepdim=True)
+    return (x * per_channel(GREY, x.device)).sum(1, keepdim=True)
+
+
+@cache
+def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Constants [1, C, 1, 1], made once: a copy to the device in every step would wait for it."""
+    return torch.tensor(values, device=device).view(1, -1, 1, 1)

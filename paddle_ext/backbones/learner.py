@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from .base import Backbone
 from .precision import mixed
@@ -57,10 +58,18 @@ class Learner:
         self.forward = torch.compile(classifier) if compiled else classifier
         self.average = copy.deepcopy(classifier).eval() if recipe.average else None
         self.steps = 0
-        self.pairs: list[tuple[Tensor, Tensor]] = []  # of the average and what it follows
+        # What is averaged and what it follows; and the counters, which are copied.
+        self.means: list[Tensor] = []
+        self.followed: list[Tensor] = []
+        self.counters: list[tuple[Tensor, Tensor]] = []
         if self.average is not None:
             new = classifier.state_dict()
-            self.pairs = [(mean, new[name]) for name, mean in self.average.state_dict().items()]
+            for name, mean in self.average.state_dict().items():
+                if mean.is_floating_point():
+                    self.means.append(mean)
+                    self.followed.append(new[name])
+                else:
+                    self.counters.append((mean, new[name]))
         self.optimiser = torch.optim.SGD(
             classifier.parameters(),
             lr=recipe.learning_rate,
@@ -124,11 +133,9 @@ class Learner:
         self.steps += 1
         # Shorter at first, or the average would remember the random weights for long.
         decay = min(self.recipe.average, self.steps / (9 + self.steps))
-        for mean, new in self.pairs:
-            if mean.is_floating_point():
-                mean.lerp_(new, 1 - decay)
-            else:
-                mean.copy_(new)
+        get_ema_multi_avg_fn(decay)(self.means, self.followed, None)  # type: ignore[no-untyped-call]
+        for counter, new in self.counters:
+            counter.copy_(new)
 
     def state(self) -> dict[str, Any]:
         """Everything that a run needs to go on."""
