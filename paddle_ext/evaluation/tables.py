@@ -1,0 +1,174 @@
+"""Results as tables: methods in rows, settings in columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .results import Evaluation, Result
+
+# What tables and pictures call the methods.
+TITLES = {
+    "baseline": "Baseline",
+    "simpleshot": "SimpleShot",
+    "ici": "LR+ICI",
+    "bd_cspn": "BD-CSPN",
+    "pt_map": "PT-MAP",
+    "laplacian_shot": "LaplacianShot",
+    "tim": "TIM",
+    "tim_adm": "TIM-ADM",
+    "alpha_tim": "α-TIM",
+    "soft_kmeans": "Soft K-means",
+    "paddle_pgd": "PADDLE-PGD",
+    "paddle": "PADDLE",
+}
+MISSING = "–"
+
+
+class Setting(NamedTuple):
+    """What a column is about."""
+
+    shots: int | None
+    k_eff: int
+
+
+def rows(
+    evaluation: Evaluation,
+    *,
+    beside: Mapping[str, Mapping[int | None, float]] | None = None,
+    beside_title: str = "paper",
+) -> tuple[list[str], list[list[str]]]:
+    """The header and the cells of a table, as text.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+    beside : mapping of methods to mappings of shots to accuracies, optional
+        Published accuracies, in per cent; each setting of which one is there gets a column more.
+    beside_title : str
+        What that column is called.
+
+    Returns
+    -------
+    header : list of str
+        The method, the settings, the milliseconds of a task.
+    cells : list of lists of str
+        A row for each method, in their order.
+
+    Examples
+    --------
+    >>> from paddle_ext.evaluation import Result
+    >>> result = Result("paddle", {}, 5, 5, 20, 75, 100, 6000, 367_500, 0.25)
+    >>> rows(Evaluation((result,), "mini"), beside={"paddle": {5: 63.2}})
+    (['method', '5-shot', 'paper', 'ms/task'], [['PADDLE', '80.0 ± 2.3', '63.2', '2.5']])
+    """
+    settings = settings_of(evaluation)
+    published = {} if beside is None else beside
+    known = {
+        setting: any(setting.shots in published.get(method, {}) for method in evaluation.methods)
+        for setting in settings
+    }
+    header = ["method"]
+    for setting in settings:
+        header += [setting_title(setting, settings), *[beside_title] * known[setting]]
+    cells = []
+    for method in evaluation.methods:
+        row = [TITLES.get(method, method)]
+        for setting in settings:
+            found = result_of(evaluation, method, setting)
+            row.append(MISSING if found is None else accuracy_text(found))
+            if known[setting]:
+                value = published.get(method, {}).get(setting.shots)
+                row.append(MISSING if value is None else f"{value:.1f}")
+        cells.append([*row, milliseconds_text(evaluation.select(method))])
+    return [*header, "ms/task"], cells
+
+
+def markdown(
+    evaluation: Evaluation,
+    *,
+    beside: Mapping[str, Mapping[int | None, float]] | None = None,
+    beside_title: str = "paper",
+) -> str:
+    """A table in Markdown, with the best accuracy of each setting in bold.
+
+    Parameters
+    ----------
+    evaluation, beside, beside_title
+        As in `rows`.
+
+    Returns
+    -------
+    str
+        Ends with a new line.
+
+    Examples
+    --------
+    >>> from paddle_ext.evaluation import Result
+    >>> result = Result("paddle", {}, 5, 5, 20, 75, 100, 6000, 367_500, 0.25)
+    >>> print(markdown(Evaluation((result,), "mini")), end="")
+    | method | 5-shot | ms/task |
+    |---|---|---|
+    | PADDLE | **80.0 ± 2.3** | 2.5 |
+    """
+    header, cells = rows(evaluation, beside=beside, beside_title=beside_title)
+    titles = [
+        setting_title(setting, settings_of(evaluation)) for setting in settings_of(evaluation)
+    ]
+    for title, setting in zip(titles, settings_of(evaluation), strict=True):
+        column = header.index(title)
+        best = best_methods(evaluation, setting)
+        for row, method in zip(cells, evaluation.methods, strict=True):
+            if method in best:
+                row[column] = f"**{row[column]}**"
+    lines = [header, ["---"] * len(header), *cells]
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    text = [f"| {' | '.join(line)} |" for line in lines]
+    text[1] = text[1].replace(" ", "")
+    return "\n".join(text) + "\n"
+
+
+def settings_of(evaluation: Evaluation) -> list[Setting]:
+    """The columns, in the order of the results."""
+    return list(dict.fromkeys(Setting(result.shots, result.k_eff) for result in evaluation))
+
+
+def setting_title(setting: Setting, settings: list[Setting]) -> str:
+    """What distinguishes this column from the others; the shots if nothing does."""
+    shots = "accuracy" if setting.shots is None else f"{setting.shots}-shot"
+    effective = f"K_eff {setting.k_eff}"
+    if len({other.k_eff for other in settings}) == 1:
+        return shots
+    if len({other.shots for other in settings}) == 1:
+        return effective
+    return f"{shots}, {effective}"
+
+
+def result_of(evaluation: Evaluation, method: str, setting: Setting) -> Result | None:
+    for result in evaluation:
+        if (result.method, result.shots, result.k_eff) == (method, *setting):
+            return result
+    return None
+
+
+def best_methods(evaluation: Evaluation, setting: Setting) -> set[str]:
+    """Those that look best in a column: all that are shown with the highest accuracy."""
+    shown = {
+        result.method: round(result.accuracy, 1)
+        for result in evaluation
+        if (result.shots, result.k_eff) == setting
+    }
+    return {method for method, accuracy in shown.items() if accuracy == max(shown.values())}
+
+
+def accuracy_text(result: Result) -> str:
+    if math.isnan(result.interval):
+        return f"{result.accuracy:.1f}"
+    return f"{result.accuracy:.1f} ± {result.interval:.1f}"
+
+
+def milliseconds_text(results: tuple[Result, ...]) -> str:
+    """Milliseconds of a task, over all settings, with two digits."""
+    value = 1e3 * sum(r.seconds for r in results) / sum(r.tasks for r in results)
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
