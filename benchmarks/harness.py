@@ -232,7 +232,7 @@ def pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError:
-        print("no picture: matplotlib is not installed (pip install 'paddle_ext[demo]')")
+        print("no picture: matplotlib is not installed (pip install 'paddle_ext[bench]')")
         return None
     mpl.use("Agg")
     import matplotlib.pyplot as plt

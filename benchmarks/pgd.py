@@ -3,38 +3,29 @@
 The figure of the paper: mean_k ||w_k - w_k_previous|| against elapsed time on one task with K = 160
 classes, 20 shots and 5 classes present; the time until it is at most 1e-6; and the accuracy.
 PADDLE runs native and as the reference, PGD (Adam on assignments and prototypes, projection onto
-the simplex) as the reference. The native solver keeps no trace: its curve is measured by running it
-for 1, 2, 3, 5, 8, ... iterations and timing each run from features to labels.
+the simplex) as the reference. `paddle-ext reproduce convergence` does the same on a feature bank.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any, NamedTuple
+import os
+from typing import Any
 
 import harness
-import torch
 from peers import Settings, agreement, solve_in_double
-from tasks import SHAPES, DenseTasks, sample_tasks
+from tasks import SHAPES, sample_tasks
 
 import paddle_ext
 from paddle_ext import reference
+from paddle_ext.evaluation.experiments.convergence import OneTask, native_curve, traced
+from paddle_ext.evaluation.figures import Curve, criterion_against_time
 
 EXAMPLES = """\
   python benchmarks/pgd.py
   python benchmarks/pgd.py --device cuda --pgd-iterations 10000
   python benchmarks/pgd.py --lr 1e-3,1e-4 --seed 7
 """
-
-
-class Curve(NamedTuple):
-    name: str
-    iterations: list[int]
-    milliseconds: list[float]
-    criterion: list[float]
-    accuracy: float
-    reached: float | None  # milliseconds until the criterion was at most the tolerance
 
 
 def options() -> argparse.Namespace:
@@ -49,100 +40,20 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def accuracy(labels: torch.Tensor, dense: DenseTasks) -> float:
-    return 100 * float((labels == dense.query_labels).double().mean())
-
-
-def native_curve(options: argparse.Namespace, device: torch.device, dense: DenseTasks) -> Curve:
-    keywords: dict[str, Any] = {
-        "num_classes": dense.shape.classes,
-        "scaling": options.scaling,
-        "validate": False,
-    }
-    arguments = dense.support, dense.support_labels, dense.query
-
-    def run(max_iter: int, tol: float) -> reference.Solution:
-        return paddle_ext.solve(*arguments, **keywords, max_iter=max_iter, tol=tol)
-
-    counts, a, b = [], 1, 2
-    while a < options.iterations:
-        counts.append(a)
-        a, b = b, a + b
-    counts.append(options.iterations)
-    calls = {str(count): lambda count=count: run(count, 0.0) for count in counts}
-    calls["tol"] = lambda: run(options.iterations, options.tol)
-    timings = harness.time_side_by_side(
-        calls, device, rounds=options.rounds, budget=options.budget, flush=options.flush
-    )
-    solution = run(options.iterations, options.tol)
-    reached = float(solution.criterion) <= options.tol
-    return Curve(
-        "PADDLE, native",
-        counts,
-        [timings[str(count)].best(device) for count in counts],
-        [float(run(count, 0.0).criterion) for count in counts],
-        accuracy(solution.labels, dense),
-        timings["tol"].best(device) if reached else None,
-    )
-
-
-def traced_curve(name: str, solution: reference.Solution, dense: DenseTasks, tol: float) -> Curve:
-    criterion = solution.trace.criterion.flatten().tolist()
-    milliseconds = (1e3 * solution.trace.seconds).tolist()
-    reached = next((t for t, c in zip(milliseconds, criterion, strict=True) if c <= tol), None)
-    iterations = list(range(1, len(criterion) + 1))
-    return Curve(
-        name, iterations, milliseconds, criterion, accuracy(solution.labels, dense), reached
-    )
-
-
-def measure(options: argparse.Namespace, device: torch.device, dense: DenseTasks) -> list[Curve]:
-    shared: dict[str, Any] = {
-        "num_classes": dense.shape.classes,
-        "scaling": options.scaling,
-        "trace": True,
-    }
-    arguments = dense.support, dense.support_labels, dense.query
-    curves = [native_curve(options, device, dense)]
-    reference.solve(*arguments, **shared, max_iter=3)  # warm-up
-    solution = reference.solve(*arguments, **shared, max_iter=options.iterations, tol=0.0)
-    curves.append(traced_curve("PADDLE, reference", solution, dense, options.tol))
-    reference.pgd(*arguments, **shared, max_iter=3)
+def measure(options: argparse.Namespace, one: OneTask) -> list[Curve]:
+    shared: dict[str, Any] = {"scaling": options.scaling, "tol": options.tol}
+    paddle = {"max_iter": options.iterations, **shared}
+    curves = [
+        native_curve(one, repeats=options.rounds, **paddle),
+        traced("paddle", "PADDLE, reference", one, reference.solve, **paddle),
+    ]
     for lr in options.lr.split(","):
         harness.progress(f"PGD, {options.pgd_iterations} iterations, learning rate {lr}")
-        solution = reference.pgd(
-            *arguments, **shared, max_iter=options.pgd_iterations, lr=float(lr), tol=options.tol
-        )
-        curves.append(traced_curve(f"PGD, reference, lr {lr}", solution, dense, options.tol))
+        gradient = {"max_iter": options.pgd_iterations, "lr": float(lr), **shared}
+        title = f"PGD, reference, lr {lr}"
+        curves.append(traced("paddle_pgd", title, one, reference.pgd, **gradient))
     harness.progress("")
     return curves
-
-
-def draw(path: Path, curves: list[Curve], tol: float, title: str, machine: str) -> None:
-    plt = harness.pyplot()
-    if plt is None:
-        return
-    figure, axes = plt.subplots(figsize=(8, 4.8))
-    for curve, colour in zip(curves, plt.get_cmap("tab10").colors, strict=False):
-        points = [(t, c) for t, c in zip(curve.milliseconds, curve.criterion, strict=True) if c > 0]
-        # As in the paper PGD has a marker every 100 iterations.
-        every = 100 if len(points) > 200 else 1
-        axes.plot(*zip(*points, strict=True), "o-", ms=4, markevery=every, color=colour, lw=1.4)
-        done = "not reached" if curve.reached is None else f"{harness.show(curve.reached)} ms"
-        axes.plot([], [], "o-", ms=4, color=colour, label=f"{curve.name} (to {tol:g}: {done})")
-    axes.axhline(tol, color="0.5", lw=0.8, ls="--")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-9))
-    axes.set_xlabel("elapsed time from features to labels, milliseconds (log scale)")
-    axes.set_ylabel("criterion  mean$_k$ $\\|w_k - w_k^{previous}\\|$")
-    axes.set_title(title)
-    axes.grid(which="major", color="0.92")
-    axes.set_axisbelow(True)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1)
-    figure.text(0.01, 1.0, machine.split(";")[0], fontsize=7, color="0.4")
-    harness.save_figure(figure, path)
-    plt.close(figure)
 
 
 def main() -> int:
@@ -161,13 +72,14 @@ def main() -> int:
         return 1
 
     dense = dense.take(0)  # the batch dimension goes
-    curves = measure(chosen, device, dense)
+    inputs = dense.support, dense.support_labels, dense.query
+    curves = measure(chosen, OneTask(inputs, dense.query_labels, shape.classes))
     rows: list[dict[str, Any]] = [
         {
-            "method": curve.name,
-            f"ms to {chosen.tol:g}": curve.reached,
+            "method": curve.title,
+            f"ms to {chosen.tol:g}": None if curve.reached is None else 1e3 * curve.reached,
             "iterations": curve.iterations[-1],
-            "total ms": curve.milliseconds[-1],
+            "total ms": 1e3 * curve.seconds[-1],
             "last criterion": curve.criterion[-1],
             "accuracy %": curve.accuracy,
         }
@@ -176,15 +88,15 @@ def main() -> int:
     harness.print_table(f"one task, {shape.name}, scaling {chosen.scaling}", rows)
     print(harness.load_line())
     points = [
-        {"method": curve.name, "iteration": i, "milliseconds": t, "criterion": c}
+        {"method": curve.title, "iteration": i, "milliseconds": 1e3 * s, "criterion": c}
         for curve in curves
-        for i, t, c in zip(curve.iterations, curve.milliseconds, curve.criterion, strict=True)
+        for i, s, c in zip(curve.iterations, curve.seconds, curve.criterion, strict=True)
     ]
     harness.write_csv(chosen.output / f"pgd-{device.type}.csv", points)
     harness.write_csv(chosen.output / f"pgd-{device.type}-summary.csv", rows)
-    title = f"One task: {shape.classes} classes, {shape.shots} shots, {shape.queries} queries"
-    machine = harness.machine_line(device)
-    draw(chosen.output / f"pgd-{device.type}.png", curves, chosen.tol, title, machine)
+    picture = chosen.output / f"pgd-{device.type}.png"
+    criterion_against_time(curves, chosen.tol, picture)
+    print(f"wrote {os.path.relpath(picture)}")
     return 0
 
 

@@ -327,7 +327,7 @@ def naive_scaled(problem: Problem, scaling: str) -> Problem:
             gaps.append(distances[K // 2] - distances[0])
             medians.append(distances[K // 2])
         gap, median = sum(gaps) / len(gaps), sum(medians) / len(medians)
-        factor = math.sqrt(12 / gap) if gap > max(1e-12, 1e-5 * median) else 1.0
+        factor = math.sqrt(13 / gap) if gap > max(1e-12, 1e-5 * median) else 1.0
         support, query = factor * support, factor * query
     return replace(problem, support=support, query=query)
 

@@ -12,7 +12,7 @@
 namespace paddle_ext {
 
 // scaling="auto": the nearest class leads the median one by this much in squared distance, ...
-constexpr double kAutoGap = 12.0;
+constexpr double kAutoGap = 13.0;
 // ... unless there is no lead: none at all, or no more of the distance than rounding makes.
 constexpr double kAutoMinGap = 1e-12;
 constexpr double kAutoMinShare = 1e-5;

@@ -27,7 +27,7 @@ class Paddle(Method):
     scaling : {"minmax", "auto", "none"}
         "minmax" divides each feature by its range over the task's queries, as the tables of the
         paper do. "auto" is the default of `paddle_ext.solve`, and serves any embedding: unit-norm
-        rows, and one factor that makes the nearest class lead the median one by 12 in squared
+        rows, and one factor that makes the nearest class lead the median one by 13 in squared
         distance. "none" takes the features as they are.
     temperature : float
         Factor on the squared distances, > 0.

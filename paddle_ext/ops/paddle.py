@@ -56,7 +56,7 @@ def solve(
         parameters. 0 is soft K-means with a support.
     scaling : {"auto", "minmax", "none"}
         The method assumes classes of unit variance. "auto" serves any embedding: rows are made
-        unit-norm, and one factor for the task makes the nearest class lead the median one by 12 in
+        unit-norm, and one factor for the task makes the nearest class lead the median one by 13 in
         squared distance, averaged over the queries. "minmax" divides each feature by its range over
         the task's queries, as the tables of the paper do. "none" takes the features as they are.
     temperature : float

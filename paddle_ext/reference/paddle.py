@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-AUTO_GAP = 12.0  # scaling="auto": the mean lead of the nearest class, in squared distance
+AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
 AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
 
@@ -42,6 +42,32 @@ class Solution(NamedTuple):
     criterion: Tensor  # [..]: mean distance the prototypes moved in the last iteration
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
+
+    def present(self, threshold: float = 1.5) -> Tensor:
+        """Which classes occur among the queries, [.., K] bool; see `paddle_ext.presence.present`.
+
+        Parameters
+        ----------
+        threshold : float
+            The assignments of a present class add up to at least this many queries.
+
+        Examples
+        --------
+        >>> import torch
+        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+        >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
+        >>> solve(support, torch.tensor([0, 1, 2]), query, scaling="none").present()
+        tensor([False,  True, False])
+        """
+        from .. import presence  # it stands on the floors above this one
+
+        return presence.present(self, threshold)
+
+    def doubt(self, lam: float | None = None) -> Tensor:
+        """How doubtful each label is, [.., Q] in [0, 1]; see `paddle_ext.presence.doubt`."""
+        from .. import presence
+
+        return presence.doubt(self, lam)
 
 
 class Task(NamedTuple):
@@ -72,6 +98,20 @@ def squared_distances(query: Tensor, prototypes: Tensor) -> Tensor:
     return (squares - 2 * query @ prototypes.mT).clamp(min=0)
 
 
+def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much the nearest class leads the median one, and the distance of that; [B, Q] each."""
+    distance = squared_distances(query, means)
+    median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
+    return median - distance.amin(-1), median
+
+
+def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
+    """The factor of scaling="auto" from what `leads` gives, [B]."""
+    gap = lead.mean(-1)
+    least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
+    return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
+
+
 def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace: bool) -> Task:
     """Bring tasks into the coordinates the method works in; see `solve` for the scalings.
 
@@ -94,11 +134,7 @@ def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace
 
     factor = torch.ones_like(centre[..., :1])  # [B, 1, 1]
     if scaling == "auto":
-        distance = squared_distances(query, means)
-        median = distance.kthvalue(one_hot.shape[-1] // 2 + 1, dim=-1).values
-        gap = (median - distance.amin(-1)).mean(-1)
-        least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
-        factor = torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1).view(-1, 1, 1)
+        factor = auto_factor(*leads(query, means)).view(-1, 1, 1)
     scatter = (scatter * factor.square()).sum((-2, -1))
     return Task(query * factor, means * factor, one_hot.sum(-2).unsqueeze(-1), scatter)
 
@@ -159,7 +195,7 @@ def solve(
     scaling : {"auto", "minmax", "none"}
         "none" takes the features as they are. "minmax" divides every feature by its range over the
         task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, such
-        that the nearest class leads the median one by 12 in squared distance, averaged over the
+        that the nearest class leads the median one by 13 in squared distance, averaged over the
         queries.
     temperature, epsilon : float
         Factor on the data term; what is added to the proportions inside the logarithm.
