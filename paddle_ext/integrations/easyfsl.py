@@ -1,0 +1,97 @@
+"""PADDLE as a classifier of easyfsl, for its episodes, data sets and evaluation loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import check, solve
+from ..reference import Solution
+
+try:
+    from easyfsl.methods import FewShotClassifier  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ImportError(
+        "paddle_ext.integrations.easyfsl needs easyfsl, which could not be imported "
+        f"({error}): pip install easyfsl"
+    ) from error
+
+
+class PADDLE(FewShotClassifier):  # type: ignore[misc]
+    """Classifies the queries of an episode together, by `paddle_ext.solve`.
+
+    Parameters
+    ----------
+    backbone : Module, optional
+        Makes one feature vector of each image; by default the inputs are features already.
+    lam, scaling, temperature, epsilon, max_iter, tol
+        As in `paddle_ext.solve`.
+    use_softmax, feature_centering, feature_normalization
+        As in every classifier of easyfsl.
+
+    Attributes
+    ----------
+    solution : Solution or None
+        That of the last episode: proportions, ``solution.present()``, ``solution.doubt()``.
+
+    Notes
+    -----
+    Labels of the support are 0 to K - 1, as easyfsl's episodes have them. The scores are
+    log-probabilities; with ``use_softmax=True`` they are probabilities. No gradient flows through:
+    train the backbone with another method.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from paddle_ext.integrations.easyfsl import PADDLE
+    >>> model = PADDLE(scaling="none", use_softmax=True)
+    >>> model.process_support_set(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 1]))
+    >>> model(torch.tensor([[3.5, 0.5], [4.0, 0.5], [0.0, 3.0]])).argmax(-1)
+    tensor([1, 1, 0])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module | None = None,
+        *,
+        lam: float | None = None,
+        scaling: str = "auto",
+        temperature: float = 1.0,
+        epsilon: float = 1e-6,
+        max_iter: int = 100,
+        tol: float = 1e-6,
+        use_softmax: bool = False,
+        feature_centering: Tensor | None = None,
+        feature_normalization: float | None = None,
+    ) -> None:
+        check.options(None, lam, scaling, temperature, epsilon, max_iter, tol, False, True)
+        super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
+        self.options: dict[str, Any] = {
+            "lam": lam,
+            "scaling": scaling,
+            "temperature": temperature,
+            "epsilon": epsilon,
+            "max_iter": max_iter,
+            "tol": tol,
+        }
+        self.solution: Solution | None = None
+
+    def forward(self, query_images: Tensor) -> Tensor:
+        """Scores of the queries, [Q, K]; `process_support_set` comes first."""
+        if len(self.support_labels) == 0:
+            raise ValueError("process_support_set must be called before forward, got no support")
+        features = self.compute_features(query_images)
+        self._raise_error_if_features_are_multi_dimensional(features)
+        found = solve(self.support_features, self.support_labels, features, **self.options)
+        self.solution = found
+        # An assignment of 0 was too small for the dtype; a score must be finite.
+        scores = found.assignments.clamp(min=torch.finfo(found.assignments.dtype).tiny).log()
+        chosen: Tensor = self.softmax_if_specified(scores)
+        return chosen
+
+    @staticmethod
+    def is_transductive() -> bool:
+        """The queries of an episode are classified together."""
+        return True

@@ -1,0 +1,191 @@
+"""Which classes are present, which labels are doubtful, which samples are of no class."""
+
+import doctest
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import Solution, coordinates, presence
+from paddle_ext.reference.paddle import prepare
+
+CLASSES, SHOTS, DIMENSION = 15, 4, 12
+
+
+def task(strangers: int = 0, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of classes 1, 4 and 7, and of none; float64."""
+    generator = torch.Generator().manual_seed(11)
+    centres = 3 * torch.randn(CLASSES, DIMENSION, generator=generator)
+    labels = torch.arange(CLASSES).repeat(SHOTS)
+    truth = torch.tensor([1, 4, 7]).repeat(12)
+    noise = torch.randn(len(labels) + len(truth), DIMENSION, generator=generator)
+    rows = centres[torch.cat([labels, truth])] + noise
+    other = 3 * torch.randn(strangers, DIMENSION, generator=generator)
+    query = torch.cat([rows[len(labels) :], other])
+    return rows[: len(labels)].double() + offset, labels, query.double() + offset
+
+
+def made(assignments: Tensor, dual: Tensor) -> Solution:
+    """A solution with these assignments [.., Q, K]."""
+    count = torch.zeros(assignments.shape[:-2], dtype=torch.int32)
+    labels, proportions = assignments.argmax(-1), assignments.mean(-2)
+    return Solution(labels, assignments, proportions, dual, count, count.float())
+
+
+# --- present ------------------------------------------------------------------------------------
+
+
+def test_present_counts_queries() -> None:
+    """The sum of the assignments, whatever the number of queries."""
+    u = torch.zeros(2, 10, 4)
+    u[0, :, 0], u[0, :, 1], u[0, :, 2] = 0.75, 0.2, 0.05  # 7.5, 2 and 0.5 queries
+    u[1, :, 3] = 1
+    solution = made(u, torch.zeros(2, 4))
+    assert solution.present().tolist() == [[True, True, False, False], [False, False, False, True]]
+    assert solution.present(0.4)[0].tolist() == [True, True, True, False]
+    assert solution.present(threshold=5)[0].tolist() == [True, False, False, False]
+    assert torch.equal(presence.present(solution, 0.4), solution.present(0.4))
+
+
+def test_present_in_a_batch() -> None:
+    solution = paddle_ext.solve(*task())
+    assert solution.present().nonzero().view(-1).tolist() == [1, 4, 7]
+
+
+@pytest.mark.parametrize("threshold", [0, -1.0, math.nan, math.inf])
+def test_bad_threshold(threshold: float) -> None:
+    with pytest.raises(ValueError, match="threshold must be finite and > 0"):
+        paddle_ext.solve(*task()).present(threshold)
+
+
+# --- doubt --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lam", [None, 12.0])
+def test_doubt_by_hand(lam: float | None) -> None:
+    """The dual weakened to a third, from the distances; the assignments are not needed for it."""
+    support, labels, query = task()
+    options = {"scaling": "none", "temperature": 0.1}
+    solution = paddle_ext.solve(
+        support, labels, query, lam=lam, tol=1e-12, max_iter=500, return_prototypes=True, **options
+    )
+    weight = 1.0 if lam is None else lam / len(query)
+    logits = weight / 3 * solution.dual - 0.05 * torch.cdist(query, solution.prototypes).square()
+    chosen = torch.softmax(logits, -1)[torch.arange(len(query)), solution.labels]
+    torch.testing.assert_close(solution.doubt(lam), 1 - chosen, atol=1e-6, rtol=1e-4)
+    assert solution.doubt(lam).max() > 0.01
+
+
+def test_doubt_of_a_swallowed_sample() -> None:
+    """A class with most of the batch is preferred; doubt is larger than the assignment tells."""
+    dual = torch.tensor([0.9, -5.0, -5.0])  # 1 + ln of about 0.9 and 0.0025
+    u = torch.softmax(dual - torch.tensor([[0.0, 9, 9], [3, 0, 9], [9, 0, 9]]), -1)
+    solution = made(u, dual)
+    assert solution.labels.tolist() == [0, 0, 1]
+    assert solution.doubt()[1] > 5 * (1 - u[1, 0])
+    assert solution.doubt().argmax() == 1
+
+
+def test_doubt_is_finite() -> None:
+    """Assignments of 0 and 1, and a batch of tasks."""
+    u = torch.eye(4).repeat(2, 1, 1)
+    doubt = made(u, torch.full((2, 4), -12.0)).doubt()
+    assert doubt.shape == (2, 4)
+    assert (doubt == 0).all()
+    with pytest.raises(ValueError, match="lam must be finite and >= 0"):
+        made(u, torch.zeros(2, 4)).doubt(lam=-1.0)
+
+
+# --- novelty ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
+def test_novelty_by_hand(scaling: str) -> None:
+    """Rank among the labelled rows, each compared with the mean of all others of its class."""
+    support, labels, query = task(strangers=5)
+    solution = paddle_ext.solve(support, labels, query, scaling=scaling)
+    rows = torch.cat([support, query])
+    if scaling == "auto":
+        rows = torch.nn.functional.normalize(rows, dim=1)
+    elif scaling == "minmax":
+        rows = rows / (query.amax(0) - query.amin(0))
+    S = len(support)
+    own = torch.cat([labels, solution.labels])
+    weight = torch.cat([torch.eye(CLASSES).double()[labels], solution.assignments])  # [n, K]
+    distances = []
+    for i, k in enumerate(own.tolist()):
+        others = weight[:, k].clone()
+        others[i] = 0
+        mean = (others[:, None] * rows).sum(0) / others.sum()
+        distances.append((rows[i] - mean).square().sum())
+    usual, asked = torch.stack(distances[:S]), torch.stack(distances[S:])
+    expected = (usual < asked[:, None]).double().mean(1)
+    found = presence.novelty(solution, support, labels, query, scaling=scaling)
+    torch.testing.assert_close(found, expected)
+
+
+def test_novelty_finds_strangers() -> None:
+    support, labels, query = task(strangers=10)
+    solution = paddle_ext.solve(support, labels, query)
+    found = presence.novelty(solution, support, labels, query)
+    assert found[-10:].min() > 0.9
+    assert found[:-10].mean() < 0.7
+
+
+def test_novelty_with_few_rows() -> None:
+    """Classes with one row do not count; if there are no others, that is said."""
+    support, labels, query = task()
+    solution = paddle_ext.solve(support[:CLASSES], labels[:CLASSES], query)
+    with pytest.raises(ValueError, match="a class of two rows or more"):
+        presence.novelty(solution, support[:CLASSES], labels[:CLASSES], query)
+    few = CLASSES + 1  # class 0 has two
+    solution = paddle_ext.solve(support[:few], labels[:few], query)
+    found = presence.novelty(solution, support[:few], labels[:few], query)
+    assert set(found.tolist()) <= {0.0, 0.5, 1.0}
+
+
+def test_novelty_of_another_task() -> None:
+    support, labels, query = task()
+    solution = paddle_ext.solve(support, labels, query)
+    with pytest.raises(ValueError, match="that of the one task given"):
+        presence.novelty(solution, support, labels, query[:5])
+    with pytest.raises(ValueError, match="scaling must be one of"):
+        presence.novelty(solution, support, labels, query, scaling="unit")
+
+
+# --- coordinates --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
+def test_coordinates_are_those_of_the_solver(
+    scaling: str, offset: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Distances between the rows of a task, as the reference has them; computed in parts."""
+    monkeypatch.setattr(coordinates, "PART", 100)
+    support, labels, query = task(offset=offset)
+    one_hot = torch.nn.functional.one_hot(labels, CLASSES).double()
+    expected = prepare(support[None], one_hot[None], query[None], scaling, False)
+    where = coordinates.coordinates(support, labels, query, CLASSES, scaling)
+    means = coordinates.class_sums(where.of(support), labels, CLASSES) / SHOTS
+    found = torch.cdist(where.of(query), means, compute_mode="donot_use_mm_for_euclid_dist")
+    exact = torch.cdist(
+        expected.query[0], expected.means[0], compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
+
+
+def test_examples() -> None:
+    assert doctest.testmod(presence).failed == 0
+
+
+def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "presence.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    torch.manual_seed(0)
+    exec(code, {})  # noqa: S102 - our own page
+    assert capsys.readouterr().out.splitlines() == ["tensor([ 3, 14, 15])", "tensor(74)"]
