@@ -11,7 +11,7 @@ PADDLE_EXT_CUDA ?= AUTO
 # 90-real: one architecture, so that the CUDA code is compiled also where no GPU is.
 PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 WERROR ?= OFF
-BENCHMARKS ?= paddle pgd sinkhorn tim methods tasks_sampling
+BENCHMARKS ?= paddle pgd sinkhorn tim methods tasks_sampling evaluate
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +32,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(BUILD) ## build, then run the demo
-	$(BIN)/python -m paddle_ext.demo $(DEMO_ARGS)
+	$(BIN)/paddle-ext demo $(DEMO_ARGS)
 
 test: $(BUILD) ## build, then run all tests (GPU tests where there is a GPU)
 	$(BIN)/python -m pytest $(TEST_ARGS)
@@ -88,6 +88,6 @@ $(BUILD): $(NATIVE) CMakeLists.txt pyproject.toml $(DEPS) $(SETTINGS)
 	    --config-settings=build-dir=$(BUILD_DIR) \
 	    --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	    --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
-	    -e '.[data,demo,bench,train,test,dev]'
+	    -e '.[bench,test,dev]'
 	@$(BIN)/python -c 'import paddle_ext; print("== built:", paddle_ext.build_info())'
 	@touch $@

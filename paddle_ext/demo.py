@@ -1,390 +1,359 @@
-"""See what PADDLE does, in half a minute: ``python -m paddle_ext.demo``.
+"""The demo: every step from pictures to a table, on characters drawn on the spot.
 
-Makes few-shot tasks with 100 candidate classes of which 5 are present among the queries, and solves
-them by three methods: the nearest support mean, soft K-means with the support (lam = 0), and
-PADDLE, which also keeps the number of classes small. Needs no download and no GPU. The table wants
-rich and the picture matplotlib (``pip install 'paddle_ext[demo]'``); without them it is plainer.
+A small network learns 480 characters. Tasks are then made of 240 others: 60 candidate classes with
+five labelled images each, and a batch of 75 unlabelled images of only five of these classes. Every
+method classifies the same batches. ``paddle-ext demo`` runs it.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-import paddle_ext
+from .backbones import Recipe, extract, recipe, train
+from .data.bank import FeatureBank
+from .data.glyphs import glyph_images
+from .data.images import ImageArray
+from .evaluation import Evaluation, evaluate
+from .evaluation.arguments import ORDER
+from .methods import Method, create
+from .ops import check
+from .ops.native import version
+from .tasks import TaskSampler
 
-EXTRA = "pip install 'paddle_ext[demo]'"
-PRESENT = 0.01  # a class counts as found if its share of the queries is above this
-
-EXAMPLES = """\
-examples:
-  python -m paddle_ext.demo
-  python -m paddle_ext.demo --tasks 1000 --shots 1 --output one-shot.png
-  python -m paddle_ext.demo --classes 200 --present 3 --device cuda
-"""
-
-
-class Tasks(NamedTuple):
-    """A batch of tasks; the support's labels are the same in all of them."""
-
-    support: Tensor  # [B, S, D]
-    support_labels: Tensor  # [B, S]
-    query: Tensor  # [B, Q, D]
-    truth: Tensor  # [B, Q]
-
-
-class Outcome(NamedTuple):
-    """What one method made of all tasks."""
-
-    name: str
-    accuracies: Tensor  # [tasks], in percent
-    found: float  # mean number of classes it finds in a batch
-    seconds: float  # per task
-
-    def interval(self) -> tuple[float, float]:
-        """Mean accuracy and half the width of its 95 % confidence interval."""
-        error = self.accuracies.std() if len(self.accuracies) > 1 else torch.tensor(0.0)
-        return float(self.accuracies.mean()), float(1.96 * error / len(self.accuracies) ** 0.5)
+N_QUERY = 75
+AUTO = "paddle (auto)"
+# On a CPU these take from 10 to 2000 times as long for a task as the others, so that they get only
+# one in so many tasks.
+ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 25, "tim": 25, "alpha_tim": 25, "paddle_pgd": 75}
+LEAST_TASKS = 3
+# What a quick demo leaves out of the slowest ones.
+FEWER = {
+    "ici": {"max_iter": 5},
+    "tim": {"iterations": 100},
+    "alpha_tim": {"iterations": 100},
+    "paddle_pgd": {"max_iter": 20},
+}
 
 
-def make_tasks(options: argparse.Namespace, count: int, seed: int) -> Tasks:
-    """Features like those of a network's last layer: non-negative, classes that overlap.
+@dataclass(frozen=True)
+class Scale:
+    """How much is drawn and learnt."""
 
-    A class is a point in 16 dimensions; a sample is that point plus noise, mixed into 128 features,
-    plus noise there, through a ReLU.
+    recipe: Recipe
+    base: int  # images of each class
+    val: int
+    novel: int
+
+
+FULL = Scale(replace(recipe("small"), epochs=3), base=30, val=20, novel=60)
+QUICK = Scale(replace(recipe("small"), epochs=1), base=4, val=6, novel=30)
+
+
+class Batch(NamedTuple):
+    """One task as a person sees it, and what PADDLE and the nearest mean make of it."""
+
+    support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
+    query: Tensor  # [Q, H, W] uint8
+    truth: Tensor  # [Q]
+    labels: Tensor  # [Q]: PADDLE's
+    nearest: Tensor  # [Q]: SimpleShot's
+    names: tuple[str, ...]  # [K]: of the candidate classes
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found."""
+
+    bank: FeatureBank  # features of the novel characters
+    evaluation: Evaluation
+    batch: Batch
+
+
+def run(
+    *,
+    tasks: int = 300,
+    classes: int = 60,
+    k_eff: int = 5,
+    shots: int = 5,
+    seed: int = 0,
+    quick: bool = False,
+    cache: str | Path | None = None,
+    fresh: bool = False,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> Demo:
+    """Draw, train, extract, evaluate.
+
+    Parameters
+    ----------
+    tasks : int
+        Tasks that the fast methods get; slow ones get fewer, see `task_counts`.
+    classes, k_eff, shots : int
+        Candidate classes of a task, classes present in its queries, labelled images per class.
+    seed : int
+        Of the drawings, the network and the tasks.
+    quick : bool
+        Draw, learn and iterate a little only: to see that all works.
+    cache : path, optional
+        Where the network and the features are kept; by default `usual_cache`.
+    fresh : bool
+        Train again, even if the cache has the network.
+    device : device, optional
+    progress : bool
+        Say on stderr how far it is.
+    say : function of str
+        Told what is being done.
+
+    Returns
+    -------
+    Demo
+
+    Examples
+    --------
+    >>> from paddle_ext import demo
+    >>> found = demo.run(quick=True, tasks=10)  # doctest: +SKIP
+    >>> demo.draw(found, "demo.png")  # doctest: +SKIP
     """
-    generator = torch.Generator().manual_seed(seed)
-    latent, features = 16, 128
-    mixing = torch.randn(latent, features, generator=generator) / latent**0.5
-
-    def samples(centres: Tensor) -> Tensor:
-        points = centres + 0.85 * torch.randn(centres.shape, generator=generator)
-        noise = torch.randn(*centres.shape[:2], features, generator=generator)
-        return torch.relu(points @ mixing + 0.5 * noise)
-
-    centres = torch.randn(count, options.classes, latent, generator=generator)
-    labels = torch.arange(options.classes).repeat_interleave(options.shots).expand(count, -1)
-    order = torch.rand(count, options.classes, generator=generator).argsort(1)
-    shares = torch.rand(count, options.present, generator=generator) + 0.3  # uneven, none tiny
-    drawn = torch.multinomial(shares, options.queries, replacement=True, generator=generator)
-    truth = order[:, : options.present].gather(1, drawn)
-    rows = torch.arange(count)[:, None]
-    tasks = Tasks(samples(centres[rows, labels]), labels, samples(centres[rows, truth]), truth)
-    return Tasks(*(tensor.to(options.device) for tensor in tasks))
+    check.integer("tasks", tasks)
+    folder = Path(usual_cache() if cache is None else cache)
+    scale = QUICK if quick else FULL
+    novel = glyph_images("test", samples=scale.novel, seed=seed)
+    most = len(novel.class_names)
+    if classes > most:
+        raise ValueError(f"classes must be at most {most}, the novel characters, got {classes}")
+    # Refused now, not after the training.
+    sampler = TaskSampler(
+        novel.labels, shots=shots, n_query=N_QUERY, k_eff=k_eff, n_ways=classes, seed=seed
+    )
+    bank = features(novel, scale, seed, folder, fresh, device, progress, say)
+    evaluation = compare(bank, sampler, tasks, quick, device, progress, say)
+    return Demo(bank, evaluation, one_batch(bank, novel, sampler))
 
 
-def support_means(tasks: Tasks, classes: int) -> Tensor:  # [B, K, D]; equal shots, sorted labels
-    B, S, D = tasks.support.shape
-    return tasks.support.view(B, classes, S // classes, D).mean(2)
+def usual_cache() -> Path:
+    """The user's folder for caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "paddle_ext" / "demo"
 
 
-Method = Callable[[Tasks], tuple[Tensor, Tensor]]  # labels [B, Q], proportions [B, K]
+# --- features -----------------------------------------------------------------------------------
 
 
-def methods(classes: int) -> dict[str, Method]:
-    def nearest(tasks: Tasks) -> tuple[Tensor, Tensor]:
-        labels = torch.cdist(tasks.query, support_means(tasks, classes)).argmin(-1)
-        return labels, torch.nn.functional.one_hot(labels, classes).float().mean(1)
-
-    def solver(lam: float | None) -> Method:
-        def run(tasks: Tasks) -> tuple[Tensor, Tensor]:
-            solution = paddle_ext.solve(
-                tasks.support, tasks.support_labels, tasks.query, num_classes=classes, lam=lam
-            )
-            return solution.labels, solution.proportions
-
-        return run
-
-    return {
-        "nearest prototype": nearest,
-        "soft K-means": solver(lam=0.0),
-        "PADDLE": solver(lam=None),
-    }
-
-
-def compare(options: argparse.Namespace, progress: Callable[[int], None]) -> list[Outcome]:
-    """Run all methods on all tasks, batch after batch."""
-    contenders = methods(options.classes)
-    accuracies: dict[str, list[Tensor]] = {name: [] for name in contenders}
-    found = dict.fromkeys(contenders, 0.0)
-    seconds = dict.fromkeys(contenders, 0.0)
-    warm = make_tasks(options, 2, options.seed)
-    for method in contenders.values():
-        method(warm)
-    batch = 50
-    for start in range(0, options.tasks, batch):
-        count = min(batch, options.tasks - start)
-        tasks = make_tasks(options, count, options.seed + start)
-        for name, method in contenders.items():
-            begin = now(options.device)
-            labels, proportions = method(tasks)
-            seconds[name] += now(options.device) - begin
-            accuracies[name].append(100 * (labels == tasks.truth).float().mean(1).cpu())
-            found[name] += float((proportions > PRESENT).sum())
-        progress(count)
-    n = options.tasks
-    return [
-        Outcome(name, torch.cat(accuracies[name]), found[name] / n, seconds[name] / n)
-        for name in contenders
-    ]
+def features(
+    novel: ImageArray,
+    scale: Scale,
+    seed: int,
+    folder: Path,
+    fresh: bool,
+    device: str | torch.device | None,
+    progress: bool,
+    say: Callable[[str], None],
+) -> FeatureBank:
+    """Features of the novel characters, by a network that has learnt others."""
+    base = glyph_images("base", samples=scale.base, seed=seed)
+    val = glyph_images("val", samples=scale.val, seed=seed)
+    key = hashlib.blake2b(repr((version(), scale, seed)).encode(), digest_size=10).hexdigest()
+    output = folder / f"network-{key}"
+    known = (output / "last.safetensors").is_file() and not fresh
+    learnt = f"{len(base.class_names)} characters ({len(base)} images)"
+    say(f"a small network that knows {learnt}: {output if known else 'training'}")
+    trained = train(
+        "small",
+        base,
+        val,
+        recipe=scale.recipe,
+        output=output,
+        resume=not fresh,
+        device=device,
+        seed=seed,
+        progress=progress,
+    )
+    say(f"its features of {len(novel.class_names)} other characters ({len(novel)} images)")
+    kept = folder / "features"
+    return extract(
+        trained.checkpoint, novel, base=base, cache=kept, device=device, progress=progress
+    )
 
 
-def now(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+# --- methods ------------------------------------------------------------------------------------
 
 
-# --- what is printed ----------------------------------------------------------------------------
+def contenders(quick: bool = False) -> dict[str, Method]:
+    """All methods in the order of the paper; PADDLE with both scalings."""
+    fewer = FEWER if quick else {}
+    found = {name: create(name, None, **fewer.get(name, {})) for name in ORDER if name != "paddle"}
+    return found | {"paddle": create("paddle"), AUTO: create("paddle", scaling="auto")}
 
 
-def run_with_progress(options: argparse.Namespace) -> list[Outcome]:
-    text = f"solving {options.tasks} tasks by three methods"
-    try:
-        from rich.progress import Progress
-    except ImportError:
-        print(f"{text} ...", flush=True)
-        return compare(options, lambda _: None)
-    with Progress(transient=True) as bar:
-        job = bar.add_task(text, total=options.tasks)
-        return compare(options, lambda count: bar.advance(job, count))
+def task_counts(tasks: int) -> dict[str, int]:
+    """How many of the tasks each method gets: the first ones.
+
+    Examples
+    --------
+    >>> counts = task_counts(300)
+    >>> counts["paddle"], counts["tim_adm"], counts["tim"], counts["paddle_pgd"]
+    (300, 60, 12, 4)
+    """
+    least = min(tasks, LEAST_TASKS)
+    return {name: max(least, tasks // ONE_IN.get(name, 1)) for name in contenders()}
 
 
-def print_outcomes(outcomes: Sequence[Outcome], present: int) -> None:
-    header = ["method", "accuracy %", "classes found", "ms per task"]
-    rows = []
-    for outcome in outcomes:
-        mean, half = outcome.interval()
-        found = f"{outcome.found:.1f} (present: {present})"
-        rows.append(
-            [outcome.name, f"{mean:.1f} ± {half:.1f}", found, f"{1e3 * outcome.seconds:.3f}"]
+def compare(
+    bank: FeatureBank,
+    sampler: TaskSampler,
+    tasks: int,
+    quick: bool,
+    device: str | torch.device | None,
+    progress: bool,
+    say: Callable[[str], None],
+) -> Evaluation:
+    """All methods on the same tasks, as far as each gets."""
+    say(
+        f"{tasks} tasks: {sampler.n_ways} candidate classes with {sampler.shots} labelled images "
+        f"each, {sampler.n_query} queries from only {sampler.k_eff} of them"
+    )
+    chosen, counts = contenders(quick), task_counts(tasks)
+    parts = [
+        evaluate(
+            bank,
+            {name: method for name, method in chosen.items() if counts[name] == count},
+            shots=sampler.shots,
+            k_eff=sampler.k_eff,
+            n_tasks=count,
+            n_query=sampler.n_query,
+            n_ways=sampler.n_ways,
+            seed=sampler.seed,
+            name="drawn characters",
+            device=device,
+            progress=progress,
         )
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        for line in [header, *rows]:
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
-        print(f"(for a nicer table: {EXTRA})")
-        return
-    table = Table(*header)
-    for row in rows:
-        table.add_row(*row, style="bold green" if row[0] == "PADDLE" else None)
-    console = Console()
-    (console if console.is_terminal else Console(width=100)).print(table)
+        for count in sorted(set(counts.values()), reverse=True)
+    ]
+    results = {result.method: result for part in parts for result in part}
+    return replace(parts[0], results=tuple(results[name] for name in chosen))
 
 
-def print_one_batch(proportions: dict[str, Tensor], truth: Tensor) -> None:
-    """Which classes each method finds in one batch of queries."""
-    classes, counts = torch.unique(truth, return_counts=True)
-    print("one batch of queries, class: share of the queries")
-    print("  truth             " + shares(classes.tolist(), (counts / len(truth)).tolist()))
-    for name, p in proportions.items():
-        kept = (p > PRESENT).nonzero().flatten().tolist()
-        text = shares(kept, p[kept].tolist()) if len(kept) <= 12 else f"{len(kept)} classes"
-        print(f"  {name:<17} {text}")
-
-
-def shares(classes: Sequence[int], values: Sequence[float]) -> str:
-    return "  ".join(f"{k}: {100 * p:.0f} %" for k, p in zip(classes, values, strict=True))
+def one_batch(
+    bank: FeatureBank, images: ImageArray, sampler: TaskSampler, number: int = 0
+) -> Batch:
+    """A task with its pictures."""
+    support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(number, 1))
+    arguments = bank.features[support], labels, bank.features[query], sampler.n_ways
+    first = torch.stack([support[labels == k][0] for k in range(sampler.n_ways)])
+    return Batch(
+        support=images.read(first).squeeze(-1),
+        query=images.read(query).squeeze(-1),
+        truth=truth,
+        labels=create("paddle").predict(*arguments).labels,
+        nearest=create("simpleshot").predict(*arguments, bank.base_mean).labels,
+        names=tuple(images.class_names[int(images.labels[row])] for row in first),
+    )
 
 
 # --- the picture --------------------------------------------------------------------------------
 
-
-class Picture(NamedTuple):
-    """One task, ready to be drawn; positions are projections onto a plane."""
-
-    query: Tensor  # [Q, 2]
-    before: Tensor  # [K, 2]
-    after: Tensor  # [K, 2]
-    truth: Tensor  # [Q]
-    labels: dict[str, Tensor]  # [Q]
-    proportions: dict[str, Tensor]  # [K]
+GAP = 4  # pixels between thumbnails
+COLUMNS = 20
+MOST_GROUPS = 9
+GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
 
 
-def solve_one(options: argparse.Namespace) -> Picture:
-    """Solve one task, with everything the picture needs."""
-    tasks = make_tasks(options, 1, options.seed)
-    results = {name: method(tasks) for name, method in methods(options.classes).items()}
-    solution = paddle_ext.solve(*tasks[:3], num_classes=options.classes, return_prototypes=True)
-    assert solution.prototypes is not None
-    query, prototypes = tasks.query[0], solution.prototypes[0]
-    centre = query.mean(0)
-    # The plane in which the prototypes of the classes found lie furthest apart.
-    weights = solution.proportions[0].sqrt()[:, None]
-    axes = torch.linalg.svd(weights * (prototypes - centre), full_matrices=False).Vh[:2].T  # [D, 2]
-    points = (query, support_means(tasks, options.classes)[0], prototypes)
-    flat, before, after = (((x - centre) @ axes).cpu() for x in points)
-    return Picture(
-        query=flat,
-        before=before,
-        after=after,
-        truth=tasks.truth[0].cpu(),
-        labels={name: labels[0].cpu() for name, (labels, _) in results.items()},
-        proportions={name: p[0].cpu() for name, (_, p) in results.items()},
+def draw(found: Demo, path: str | Path) -> None:
+    """Write the picture: accuracies on the left, one batch and what becomes of it on the right."""
+    from .evaluation import figures
+    from .evaluation.drawing import figure_class, finish, head, name_panel, prepare, settings
+
+    batch, evaluation = found.batch, found.evaluation
+    K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))
+    sheets = {
+        f"{K} candidate classes, one labelled image of each; {present} are present": (
+            candidate_sheet(batch)
+        ),
+        f"{Q} images by PADDLE: {told(batch, batch.labels)}": group_sheet(batch, batch.labels),
+        f"by SimpleShot: {told(batch, batch.nearest)}": group_sheet(batch, batch.nearest),
+    }
+    counts = {result.tasks for result in evaluation}
+    heights = [len(each) for each in sheets.values()]
+    lines = sum(heights) / (batch.support.shape[-1] + 2 * GAP)
+    size = (15, max(7.6, 2.4 + 0.46 * lines))  # inches
+    figure = figure_class()(figsize=size, dpi=160, layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[0.8, 1.2], squeeze=False)[0]
+    bars = left.subplots()
+    prepare(bars)
+    figures.accuracy_bars(evaluation, axes=bars)
+    bars.set_xlim(0, 110)
+    note = "; slow methods on the first few tasks only" if len(counts) > 1 else ""
+    name_panel(bars, "Accuracy of all methods", x=f"accuracy (%){note}")
+    panels = right.subplots(len(sheets), 1, gridspec_kw={"height_ratios": heights})
+    for axes, (text, each) in zip(panels, sheets.items(), strict=True):
+        axes.imshow(each.numpy())
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+        axes.set_anchor("NW")
+        name_panel(axes, text)
+    legend = "first column: a labelled image of the class, green if present; red: wrong class"
+    panels[-1].set_xlabel(legend, fontsize=10.5, loc="left")
+    head(
+        figure,
+        "Many candidate classes, few of them present",
+        settings(evaluation, evaluation.bank),
     )
+    finish(figure, path)
 
 
-COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a6d00", "#5b4db2"]
+def told(batch: Batch, labels: Tensor) -> str:
+    """What a method makes of a batch, in words."""
+    right = 100 * (labels == batch.truth).double().mean()
+    return f"{len(torch.unique(labels))} classes, {right:.0f} % right"
 
 
-def draw(picture: Picture, path: Path) -> bool:
-    """Write the picture; False, and a hint, if matplotlib is missing."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print(f"no picture: matplotlib is not installed ({EXTRA})")
-        return False
-    style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False}
-    style |= {"font.size": 10, "axes.titlesize": 12, "axes.titlelocation": "left"}
-    with plt.rc_context(style):
-        figure = plt.figure(figsize=(15, 6), layout="constrained")
-        grid = figure.add_gridspec(2, 3, width_ratios=[1, 1, 1.1])
-        left, middle = (figure.add_subplot(grid[:, column]) for column in (0, 1))
-        draw_map(left, picture, "nearest prototype", moved=False)
-        draw_map(middle, picture, "PADDLE", moved=True)
-        top = figure.add_subplot(grid[0, 2])
-        draw_shares(top, picture, "nearest prototype")
-        draw_shares(figure.add_subplot(grid[1, 2], sharex=top, sharey=top), picture, "PADDLE")
-        top.tick_params(labelbottom=False)
-        top.legend(loc="upper right", frameon=False, fontsize=9)
-        figure.suptitle(
-            f"One batch of {len(picture.truth)} queries: {len(picture.before)} candidate classes, "
-            f"{len(colour_of(picture))} of them present",
-            weight="bold",
-            fontsize=14,
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=140)
-        plt.close(figure)
-    return True
+def candidate_sheet(batch: Batch) -> Tensor:
+    """One image of each candidate class, those present framed: [H, W, 3]."""
+    present = set(batch.truth.tolist())
+    frames = [GREEN if k in present else None for k in range(len(batch.support))]
+    return sheet([list(zip(batch.support, frames, strict=True))])
 
 
-def colour_of(picture: Picture) -> dict[int, str]:
-    present = torch.unique(picture.truth).tolist()
-    return {k: COLOURS[i % len(COLOURS)] for i, k in enumerate(present)}
+def group_sheet(batch: Batch, labels: Tensor) -> Tensor:
+    """The queries of each class found, the largest ones, beside a labelled image: [H, W, 3]."""
+    classes, sizes = torch.unique(labels, return_counts=True)
+    order = sizes.argsort(descending=True, stable=True)[:MOST_GROUPS]
+    lines = []
+    for k in classes[order].tolist():
+        own = (labels == k).nonzero().flatten()
+        own = own[(batch.truth[own] != k).int().argsort(stable=True)]  # wrong ones last
+        frames = [None if batch.truth[i] == k else RED for i in own]
+        mine = list(zip(batch.query[own], frames, strict=True))
+        first = (batch.support[k], GREEN if k in batch.truth else GREY)
+        for start in range(0, len(mine), COLUMNS - 1):
+            lines.append([first, *mine[start : start + COLUMNS - 1]])
+    return sheet(lines)
 
 
-def draw_map(axes: Any, picture: Picture, name: str, *, moved: bool) -> None:
-    """Queries in the plane, coloured by their true class; a cross where the method is wrong."""
-    colours = colour_of(picture)
-    right = picture.labels[name] == picture.truth
-    absent = [k for k in range(len(picture.before)) if k not in colours]
-    axes.scatter(*picture.before[absent].T, marker="D", s=12, color="0.85", lw=0, zorder=1)
-    middle = picture.after[list(colours)].mean(0)
-    for k, colour in colours.items():
-        mine = picture.truth == k
-        axes.scatter(*picture.query[mine & right].T, s=30, color=colour, alpha=0.7, lw=0, zorder=2)
-        axes.scatter(*picture.query[mine & ~right].T, s=38, color=colour, marker="x", zorder=3)
-        old, new = picture.before[k].tolist(), picture.after[k].tolist()
-        end = new if moved else old
-        if moved:
-            axes.plot(*zip(old, new, strict=True), color="0.1", lw=1.4, zorder=4)
-            axes.scatter(*old, marker="D", s=26, color="white", edgecolor="0.1", zorder=5)
-        axes.scatter(*end, marker="D", s=90, color=colour, edgecolor="0.1", lw=1.3, zorder=6)
-        away = torch.tensor(end) - middle  # labels stand outside the crowd
-        away = 20 * away / away.norm().clamp(min=1e-6)
-        place = {"xytext": away.tolist(), "textcoords": "offset points", "zorder": 7}
-        box = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.7}
-        axes.annotate(f"{k}", end, weight="bold", ha="center", va="center", bbox=box, **place)
-    points = torch.cat([picture.query, picture.before[list(colours)]])
-    low, high = points.amin(0), points.amax(0)
-    margin = 0.07 * (high - low)
-    axes.set_xlim(low[0] - margin[0], high[0] + margin[0])
-    axes.set_ylim(low[1] - margin[1], high[1] + margin[1])
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set(visible=True, color="0.8")
-    axes.set_title(f"{name}: {100 * right.float().mean():.0f} % right")
-    diamond = "prototype, small where it began" if moved else "support mean of a class"
-    text = f"diamond: {diamond}; cross: wrong label\npale: support means of the absent classes"
-    axes.set_xlabel(text, fontsize=9, color="0.35")
+Thumbnail = tuple[Tensor, tuple[float, float, float] | None]  # [H, W] uint8, colour of a frame
 
 
-def draw_shares(axes: Any, picture: Picture, name: str) -> None:
-    """Share of each candidate class among the queries: estimated as bars, true as black ticks."""
-    estimate = picture.proportions[name]
-    colours = colour_of(picture)
-    classes = range(len(estimate))
-    axes.bar(classes, estimate, width=0.9, color=[colours.get(k, "0.6") for k in classes])
-    true = torch.bincount(picture.truth, minlength=len(estimate)) / len(picture.truth)
-    for k in colours:
-        reach = 0.014 * len(estimate)
-        line = {"color": "black", "lw": 1.6, "zorder": 3}
-        label = "true share" if k == next(iter(colours)) else None
-        axes.plot([k - reach, k + reach], [true[k]] * 2, label=label, **line)
-    found = int((estimate > PRESENT).sum())
-    axes.set_title(f"{name} finds {found} classes, {len(colours)} are present", fontsize=11)
-    axes.set_ylabel("share of the queries")
-    if name == "PADDLE":
-        axes.set_xlabel(f"candidate class, 0 to {len(estimate) - 1}")
-
-
-# --- command line -------------------------------------------------------------------------------
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m paddle_ext.demo",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--tasks", type=int, default=300, help="number of tasks (default: 300)")
-    add("--classes", type=int, default=100, help="candidate classes of a task (default: 100)")
-    add("--present", type=int, default=5, help="classes present in the queries (default: 5)")
-    add("--shots", type=int, default=5, help="labelled samples of each class (default: 5)")
-    add("--queries", type=int, default=75, help="queries of a task (default: 75)")
-    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
-    add("--seed", type=int, default=1, help="seed of the tasks (default: 1)")
-    output = Path("paddle_ext_demo.png")
-    add("--output", type=Path, default=output, help=f"the picture (default: {output})")
-    options = parser.parse_args(arguments)
-    for name in ("tasks", "classes", "present", "shots", "queries"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
-    if options.present > options.classes:
-        parser.error(f"--present must be at most --classes, got {options.present}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device here")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    try:
-        info = paddle_ext.build_info()
-    except ImportError as error:  # not built: it says what to do
-        print(error, file=sys.stderr)
-        return 1
-    cuda = f"CUDA {info['cuda_version']}" if info["cuda"] else "no CUDA"
-    print(f"paddle_ext {info['version']}, SIMD level {info['simd']}, {cuda}")
-    print(
-        f"{options.tasks} tasks: {options.classes} candidate classes with {options.shots} labelled "
-        f"samples each, {options.queries} queries from only {options.present} of them"
-    )
-    outcomes = run_with_progress(options)
-    print_outcomes(outcomes, options.present)
-    picture = solve_one(options)
-    print_one_batch(picture.proportions, picture.truth)
-    if draw(picture, options.output):
-        print(f"picture of that batch: {options.output}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def sheet(lines: list[list[Thumbnail]]) -> Tensor:
+    """Thumbnails, dark on white, each line wrapped: [H, W, 3] in [0, 1]."""
+    wrapped = [
+        line[start : start + COLUMNS] for line in lines for start in range(0, len(line), COLUMNS)
+    ]
+    step = lines[0][0][0].shape[0] + 2 * GAP
+    paper = torch.ones(step * len(wrapped), step * COLUMNS, 3)
+    for row, line in enumerate(wrapped):
+        for column, (image, frame) in enumerate(line):
+            cell = paper[row * step : (row + 1) * step, column * step : (column + 1) * step]
+            if frame is not None:
+                cell[1:-1, 1:-1] = torch.tensor(frame)
+            cell[GAP:-GAP, GAP:-GAP] = (1 - image / 255).unsqueeze(-1)
+    return paper

@@ -1,0 +1,96 @@
+"""`paddle-ext classify` on a feature bank: seconds, memory and accuracy of the whole command.
+
+The bank is split into labelled samples, some of each class, and all others in random order; the
+command runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paddle_ext import FeatureBank
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bank", type=Path)
+    parser.add_argument("--labelled", type=int, default=20, help="samples of each class")
+    parser.add_argument("--sorted", action="store_true", help="leave the others in their order")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--keep", type=Path, help="folder for the files, instead of a temporary")
+    arguments = parser.parse_args()
+    bank = FeatureBank.load(arguments.bank)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        split(bank, folder, arguments)
+        more = [] if arguments.batch is None else ["--batch", str(arguments.batch)]
+        run(folder, more)
+
+
+def split(bank: FeatureBank, folder: Path, arguments: argparse.Namespace) -> None:
+    generator = torch.Generator().manual_seed(arguments.seed)
+    labelled, others = [], []
+    for label in range(bank.num_classes):
+        rows = (bank.labels == label).nonzero().squeeze(1)
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        labelled.append(rows[: arguments.labelled])
+        others.append(rows[arguments.labelled :])
+    rest = torch.cat(others)
+    if not arguments.sorted:
+        rest = rest[torch.randperm(len(rest), generator=generator)]
+    show_nearest(bank, torch.cat(labelled), rest)
+    names = np.array(bank.class_names or [str(k) for k in range(bank.num_classes)])
+    for name, rows in (("labelled", torch.cat(labelled)), ("unlabelled", rest)):
+        np.savez(
+            folder / f"{name}.npz",
+            features=bank.features[rows].numpy(),
+            labels=names[bank.labels[rows].numpy()],
+        )
+
+
+def show_nearest(bank: FeatureBank, labelled: torch.Tensor, rest: torch.Tensor) -> None:
+    """What the nearest class mean alone would reach."""
+    rows = torch.nn.functional.normalize(bank.features.float(), dim=1)
+    sums = torch.zeros(bank.num_classes, rows.shape[1])
+    sums.index_add_(0, bank.labels[labelled], rows[labelled])
+    means = sums / torch.bincount(bank.labels[labelled]).unsqueeze(1)
+    right = torch.cdist(rows[rest], means).argmin(1) == bank.labels[rest]
+    print(f"nearest class mean {100 * right.double().mean():.2f} %")
+
+
+def run(folder: Path, more: list[str]) -> None:
+    files = [str(folder / "labelled.npz"), str(folder / "unlabelled.npz")]
+    command = [sys.executable, "-m", "paddle_ext", "classify", *files, "--truth", "labels"]
+    began = time.perf_counter()
+    child = subprocess.Popen(
+        [*command, "--output", str(folder), *more], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    told = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - began
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(child.returncode)
+    (accuracy,) = re.findall(r"^accuracy: (.*)$", told, re.MULTILINE)
+    sizes = [f"{name} {(folder / name).stat().st_size / 1e6:.1f} MB" for name in WRITTEN]
+    print(f"accuracy {accuracy}")
+    print(f"{seconds:.1f} s, {usage.ru_maxrss / 2**20:.2f} GiB, {', '.join(sizes)}")
+
+
+WRITTEN = ("answers.csv", "answers.html")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""From labelled and unlabelled data to answers: what ``paddle-ext classify`` does.
+
+`classify` takes two files of embeddings, two folders of pictures, or one table with gaps in its
+column of labels; it writes a table and a page. `answer` does the same on tensors.
+"""
+
+from .answering import Answers, answer
+from .run import Report, Settings, classify
+from .samples import Batch, Labelled
+from .tables import Columns
+
+__all__ = [
+    "Answers",
+    "Batch",
+    "Columns",
+    "Labelled",
+    "Report",
+    "Settings",
+    "answer",
+    "classify",
+]

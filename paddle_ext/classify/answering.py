@@ -1,0 +1,159 @@
+"""From features to answers, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..batches import BatchSolver
+from ..data.progress import Progress
+from ..ops import check
+from ..presence import doubt, present
+from .samples import Batch, Labelled, check_finite, rebatched
+
+BATCH = 300
+MOST_ENTRIES = 50_000_000  # of the assignments of a batch
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The classes found for N samples.
+
+    Parameters
+    ----------
+    class_names : tuple of str
+    names, texts : list of N str
+        What the samples are called, and what a person sees of them.
+    labels, second : Tensor [N] int64
+        The most and the second most probable class.
+    probability, second_probability : Tensor [N]
+    doubt : Tensor [N]
+        In [0, 1], see `paddle_ext.presence.doubt`.
+    present : Tensor [K] bool
+        Classes that are there by the rule of `paddle_ext.presence.present`, in any batch; another
+        one may have a sample or two all the same.
+    truth : list of N str or None
+        Names of the true classes, where they are known.
+    """
+
+    class_names: tuple[str, ...]
+    names: list[str]
+    texts: list[str]
+    labels: Tensor
+    second: Tensor
+    probability: Tensor
+    second_probability: Tensor
+    doubt: Tensor
+    present: Tensor
+    truth: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def counts(self) -> Tensor:
+        """Samples of each class, [K]."""
+        return torch.bincount(self.labels, minlength=len(self.class_names))
+
+    def accuracy(self) -> tuple[float, int, int] | None:
+        """Share of right answers, how many have a truth, and how many of those no known class."""
+        if self.truth is None:
+            return None
+        known = [(row, name) for row, name in enumerate(self.truth) if name]
+        right = sum(self.class_names[int(self.labels[row])] == name for row, name in known)
+        foreign = len(known) - sum(name in set(self.class_names) for _, name in known)
+        return right / max(1, len(known)), len(known), foreign
+
+
+def answer(
+    labelled: Labelled,
+    batches: Iterable[Batch],
+    *,
+    batch: int | None = None,
+    temperature: float | None = None,
+    device: str | torch.device = "cpu",
+    source: str = "unlabelled",
+    total: int = 0,
+    progress: bool = False,
+) -> Answers:
+    """Classify samples, a batch at a time.
+
+    Parameters
+    ----------
+    labelled : Labelled
+    batches : iterable of Batch
+        Of any sizes; they are put together anew.
+    batch : int or None
+        Samples that are classified together; None: 300, fewer with more than 160,000 classes.
+    temperature : float or None
+        Of the solver; None: chosen for each batch, see `paddle_ext.batches`.
+    device : device
+    source : str
+        Where the batches come from, for messages.
+    total : int
+        Number of samples, to show how far it is; 0: unknown.
+    progress : bool
+
+    Returns
+    -------
+    Answers
+
+    Examples
+    --------
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> labelled = Labelled(features, torch.tensor([0, 0, 1, 1]), ("cat", "dog"), ("",) * 4)
+    >>> rows = Batch(["a", "b"], torch.tensor([[0.2, 1.0], [0.3, 1.0]]), ["", ""], None)
+    >>> answers = answer(labelled, [rows])
+    >>> [answers.class_names[label] for label in answers.labels]
+    ['dog', 'dog']
+    """
+    K = len(labelled.class_names)
+    size = check.integer("batch", BATCH if batch is None else batch)
+    if batch is None:
+        size = max(1, min(size, MOST_ENTRIES // K))
+    if temperature is not None:
+        check.real("temperature", temperature, positive=True)
+    support = labelled.features.to(device, torch.float32)
+    labels = labelled.labels.to(device)
+    solve = BatchSolver(support, labels, K, temperature)
+    names: list[str] = []
+    texts: list[str] = []
+    truth: list[str] = []
+    tops: list[tuple[Tensor, Tensor, Tensor]] = []
+    there = torch.zeros(K, dtype=torch.bool)
+    with Progress("classifying", total, show=progress and total > size) as shown:
+        for part in rebatched(batches, size):
+            check_part(part, support.shape[1], labelled.source, source)
+            solution = solve(part.features.to(device, torch.float32)).solution
+            values, places = solution.assignments.topk(2, dim=1)
+            tops.append((values.cpu(), places.cpu(), doubt(solution).cpu()))
+            there |= present(solution).cpu()
+            names += part.names
+            texts += part.texts
+            truth += part.truth or []
+            shown.advance(len(part.names))
+    if not tops:
+        raise ValueError(f"{source} must have at least one sample to classify, got none")
+    values, places, doubts = (torch.cat(column) for column in zip(*tops, strict=True))
+    return Answers(
+        labelled.class_names,
+        names,
+        texts,
+        places[:, 0],
+        places[:, 1],
+        values[:, 0],
+        values[:, 1],
+        doubts,
+        there,
+        truth or None,
+    )
+
+
+def check_part(part: Batch, D: int, labelled: str, source: str) -> None:
+    if part.features.shape[1] != D:
+        raise ValueError(
+            f"{source} must have as many features as {labelled}, {D}, got {part.features.shape[1]}"
+        )
+    check_finite(part.features, source, part.names)

@@ -1,0 +1,157 @@
+"""Embeddings in array files: `.npz`, `.npy`, `.safetensors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import bank_files
+from .samples import Batch, Labelled, named_labels
+
+SUFFIXES = (".npz", ".npy", ".safetensors")
+READ_AT_ONCE = 4096  # rows
+
+
+def labelled_arrays(path: Path, labels: Path | None, label: str | None) -> Labelled:
+    """Labelled embeddings; those labelled -1 belong to no class and are left out.
+
+    Parameters
+    ----------
+    path : Path
+    labels : Path or None
+        A file of labels, for one that has none: `.npy`, or one label in each line.
+    label : str or None
+        The array of labels; None: ``labels``.
+    """
+    contents = read(path, (label,) if label else ())
+    features = features_of(contents, path)
+    if labels is not None:
+        values = labels_of_file(labels)
+    elif path.suffix == ".npy":
+        raise ValueError(f"--labels must name a file of labels for {path}, got none")
+    else:
+        names = (label,) if label else bank_files.LABELS
+        values = label_names(bank_files.pick(contents, names, path), contents, path)
+    if len(values) != len(features):
+        raise ValueError(
+            f"{labels or path} must have one label for each row of {path}, {len(features)}, "
+            f"got {len(values)}"
+        )
+    rows = [row for row, value in enumerate(values) if value not in ("", "-1")]
+    numbers, class_names = named_labels([values[row] for row in rows])
+    return Labelled(
+        features[torch.tensor(rows, dtype=torch.int64)].float(),
+        numbers,
+        class_names,
+        tuple(f"row {row}" for row in rows),
+        str(path),
+    )
+
+
+class UnlabelledArrays:
+    """Embeddings to classify; rows are read when they are needed, if the file allows that.
+
+    Parameters
+    ----------
+    path : Path
+    truth : str or None
+        The array of true labels.
+    class_names : tuple of str
+        What integer labels mean, if the file does not say it.
+    """
+
+    def __init__(self, path: Path, truth: str | None, class_names: tuple[str, ...]) -> None:
+        contents = read(path, (truth,) if truth else ())
+        self.features = features_of(contents, path)
+        self.truth: list[str] | None = None
+        if truth is not None:
+            values = bank_files.pick(contents, (truth,), path)
+            self.truth = label_names(values, {"class_names": class_names} | contents, path)
+            if len(self.truth) != len(self.features):
+                raise ValueError(
+                    f"{path} must have one {truth!r} for each row, {len(self.features)}, "
+                    f"got {len(self.truth)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, len(self), READ_AT_ONCE):
+            stop = min(start + READ_AT_ONCE, len(self))
+            yield Batch(
+                [str(row) for row in range(start, stop)],
+                self.features[start:stop].float(),
+                [""] * (stop - start),
+                None if self.truth is None else self.truth[start:stop],
+            )
+
+
+def read(path: Path, more: tuple[str, ...]) -> dict[str, Any]:
+    """Named contents, mapped where that is possible; `more` are names to read beside the usual."""
+    if path.suffix == ".npy":
+        with bank_files.readable(path, "a whole .npy file of a plain array"):
+            return {"features": np.load(path, mmap_mode="c", allow_pickle=False)}
+    if path.suffix == ".safetensors":
+        return bank_files.read_safetensors(path, mmap=True)
+    try:
+        contents = bank_files.read_npz(path, mmap=True)
+    except bank_files.UnmappableError:  # compressed
+        contents = bank_files.read_npz(path, mmap=False)
+    for name in more:
+        if name in contents and contents[name] is None:
+            with (
+                bank_files.readable(path, "a whole .npz file of plain arrays"),
+                np.load(path, allow_pickle=False) as file,
+            ):
+                contents[name] = file[name]
+    return contents
+
+
+def features_of(contents: dict[str, Any], path: Path) -> Tensor:
+    """[N, D] floating point."""
+    features = bank_files.as_tensor(
+        bank_files.pick(contents, bank_files.FEATURES, path), "features", path
+    )
+    if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
+        kind = str(features.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{path} must have floating-point features of shape [N, D], "
+            f"got {kind} of shape {list(features.shape)}"
+        )
+    return features
+
+
+def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
+    """Labels as text: names as they are, numbers by the names of the classes if there are any."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{path} must have labels of shape [N], got {list(array.shape)}")
+    if array.dtype.kind in "US":
+        return [str(value) for value in bank_files.as_names(array, "labels", path)]
+    numbers = bank_files.whole(bank_files.as_tensor(array, "labels", path))
+    if numbers.is_floating_point():
+        raise ValueError(f"{path} must have labels that are whole numbers or names, got others")
+    given = next((contents[name] for name in bank_files.CLASS_NAMES if name in contents), None)
+    if given is None:
+        return [str(number) for number in numbers.tolist()]
+    names = bank_files.as_names(given, "class_names", path).tolist()
+    high = int(numbers.max()) if len(numbers) else 0
+    if high >= len(names):
+        raise ValueError(f"{path} must have a name for every label, got {len(names)} and {high}")
+    return [names[number] if number >= 0 else "" for number in numbers.tolist()]
+
+
+def labels_of_file(path: Path) -> list[str]:
+    """Labels from `.npy`, or one in each line of a text file."""
+    if path.suffix == ".npy":
+        with bank_files.readable(path, "a whole .npy file of a plain array"):
+            values = np.load(path, allow_pickle=False)
+        return label_names(values, {}, path)
+    with bank_files.readable(path, "a text file with one label in each line"):
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]

@@ -1,0 +1,103 @@
+"""Features that were computed before, found again by what they were computed from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+AT_ONCE = 500  # digests in one question to the database
+
+Content = TypeVar("Content")
+
+
+def usual_cache() -> Path:
+    """The user's folder for caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "paddle_ext" / "classify"
+
+
+def digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=20).digest()
+
+
+class FeatureCache:
+    """Features by the digest of a sample's content, for one way to compute them.
+
+    Parameters
+    ----------
+    folder : Path or None
+        None: nothing is kept.
+    key : str
+        Everything else that the features depend on: the network and how it is fed.
+    """
+
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self.path: Path | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path = folder / f"{digest(key.encode()).hex()}.sqlite"
+            with readable(self.path), closing(self.connect()) as database, database:
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
+                )
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(str(self.path), timeout=60)
+
+    def get(self, digests: Sequence[bytes]) -> dict[bytes, Tensor]:
+        """Those of the features that are there, [D] float32 each."""
+        found: dict[bytes, Tensor] = {}
+        if self.path is None:
+            return found
+        with readable(self.path), closing(self.connect()) as database:
+            for start in range(0, len(digests), AT_ONCE):
+                asked = list(digests[start : start + AT_ONCE])
+                marks = ",".join("?" * len(asked))
+                question = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
+                for key, row in database.execute(question, asked):
+                    found[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
+        return found
+
+    def put(self, features: dict[bytes, Tensor]) -> None:
+        if self.path is None or not features:
+            return
+        rows = [(key, row.numpy().tobytes()) for key, row in features.items()]
+        with readable(self.path), closing(self.connect()) as database, database:
+            database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+
+    def through(
+        self,
+        digests: Sequence[bytes],
+        contents: Sequence[Content],
+        compute: Callable[[list[Content]], Tensor],
+    ) -> Tensor:
+        """Features [n, D] of contents; each different content is computed at most once."""
+        known = self.get(list(dict.fromkeys(digests)))
+        missing = {
+            key: content for key, content in zip(digests, contents, strict=True) if key not in known
+        }
+        if missing:
+            fresh = dict(zip(missing, compute(list(missing.values())), strict=True))
+            self.put(fresh)
+            known |= fresh
+        return torch.stack([known[key] for key in digests])
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """One sentence for a damaged cache."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise ValueError(
+            f"{path} must be a whole file of the cache (delete it), got: {error}"
+        ) from error

@@ -1,0 +1,264 @@
+"""The answers as one page for a browser, which needs nothing but the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import torch
+
+from ..data.bank_files import replacing
+from .answering import Answers
+from .samples import Labelled
+
+HERE = Path(__file__).parent
+DOUBTFUL = 0.5  # doubt from which a sample is marked
+MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # in all classes together
+FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
+KNOWN_SHOWN = {"pictures": 3, "texts": 2, "rows": 0}  # labelled examples of a class
+MOST_KNOWN = 600
+MOST_CLASSES = 500  # that have a bar and a section
+LONGEST_TEXT = 300  # characters
+MOST_UNREADABLE = 200
+
+# Nothing may be loaded: not even a name that smuggles in an address could reach the network.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the page says beside the answers.
+
+    Parameters
+    ----------
+    title : str
+    kind : {"pictures", "texts", "rows"}
+    labelled : Labelled
+    seconds : float
+    notes : list of str
+    unreadable : dict of str to str
+        Files that could not be read, and why.
+    thumbnails : callable
+        Data URIs of pictures, from their paths.
+    """
+
+    title: str
+    kind: str
+    labelled: Labelled
+    seconds: float
+    thumbnails: Callable[[Sequence[str]], list[str]]
+    notes: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def write_page(path: Path, answers: Answers, story: Story) -> None:
+    """Write the page; an older one is replaced only when the new one is whole.
+
+    Parameters
+    ----------
+    path : Path
+    answers : Answers
+    story : Story
+    """
+    with replacing(path) as new:
+        new.write_text(page(answers, story), encoding="utf-8")
+
+
+def page(answers: Answers, story: Story) -> str:
+    """The page as HTML."""
+    counts = answers.counts().tolist()
+    order = sorted((k for k, n in enumerate(counts) if n), key=lambda k: (-counts[k], k))
+    shown = chosen(answers, order[:MOST_CLASSES], story.kind)
+    known = examples(story, order[:MOST_CLASSES])
+    small: dict[str, str] = {}
+    if story.kind == "pictures":
+        paths = [answers.texts[row] for rows in shown.values() for row in rows]
+        paths += [story.labelled.texts[row] for rows in known.values() for row in rows]
+        small = dict(zip(paths, story.thumbnails(paths), strict=True))
+    sections = [
+        section(answers, story, k, number, shown[k], known.get(k, []), small)
+        for number, k in enumerate(order[:MOST_CLASSES])
+    ]
+    parts = [head(answers, story, len(order)), bars(answers, order, counts)]
+    return "".join([*parts, "<h2>By class</h2>", NOTHING, *sections, foot(story)])
+
+
+def chosen(answers: Answers, order: Sequence[int], kind: str) -> dict[int, list[int]]:
+    """The rows shown of each class, the most doubtful first."""
+    most = MOST_SHOWN[kind] // max(1, len(order))
+    most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
+    rows: dict[int, list[int]] = {k: [] for k in order}
+    for row in torch.argsort(answers.doubt, descending=True, stable=True).tolist():
+        own = rows.get(int(answers.labels[row]))
+        if own is not None and len(own) < most:
+            own.append(row)
+    return rows
+
+
+def examples(story: Story, order: Sequence[int]) -> dict[int, list[int]]:
+    """A few labelled samples of the classes."""
+    most = KNOWN_SHOWN[story.kind]
+    rows: dict[int, list[int]] = {k: [] for k in list(order)[: MOST_KNOWN // max(1, most)]}
+    for row, k in enumerate(story.labelled.labels.tolist()):
+        if k in rows and len(rows[k]) < most:
+            rows[k].append(row)
+    return rows
+
+
+def head(answers: Answers, story: Story, present: int) -> str:
+    doubtful = int((answers.doubt >= DOUBTFUL).sum())
+    figures = [
+        (f"{len(answers):,}", "samples classified"),
+        (f"{present:,}", f"of {len(answers.class_names):,} classes found{unsure(answers)}"),
+        (f"{doubtful:,}", "doubtful: look at these"),
+    ]
+    accuracy = answers.accuracy()
+    if accuracy is not None:
+        figures.append((f"{100 * accuracy[0]:.1f} %", f"right, of {accuracy[1]:,} with a truth"))
+    if story.unreadable:
+        figures.append((f"{len(story.unreadable):,}", "not readable: listed below"))
+    listed = "".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures)
+    title = escape(story.title)
+    style, S = (HERE / "page.css").read_text(encoding="utf-8"), len(story.labelled.labels)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<title>{title}</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
+        f"<header><h1>{title}</h1><p>Classified by {S:,} labelled examples of "
+        f"{len(answers.class_names):,} classes. In each class the most doubtful come first.</p>"
+        f'<ul class="figures">{listed}</ul></header><main>'
+        '<div class="tools"><input type="search" id="search" aria-label="Search" '
+        'placeholder="Search a class, a file, a text"> '
+        '<label><input type="checkbox" id="doubtful"> only doubtful ones</label></div>'
+    )
+
+
+def unsure(answers: Answers) -> str:
+    """How many of the classes found may not be there after all."""
+    count = int(((answers.counts() > 0) & ~answers.present).sum())
+    return f", {count:,} of them unsure" if count else ""
+
+
+UNSURE = ' class="unsure" title="too little to be sure that this class is there"'
+NOTHING = '<p id="nothing" class="note" hidden>Nothing here fits the search.</p>'
+
+
+def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
+    """How many samples each class has."""
+    longest = max(counts)
+    items = "".join(
+        f'<li{"" if answers.present[k] else UNSURE}><a href="#class-{number}"><span class="name" '
+        f'title="{escape(answers.class_names[k])}">{escape(answers.class_names[k])}</span>'
+        f'<span class="track"><i style="width:{100 * counts[k] / longest:.1f}%"></i></span>'
+        f'<span class="count">{counts[k]:,}</span></a></li>'
+        for number, k in enumerate(order[:MOST_CLASSES])
+    )
+    if len(order) > MOST_CLASSES:
+        items += f"<li>{len(order) - MOST_CLASSES:,} smaller ones are in answers.csv</li>"
+    found = set(order)
+    absent = [name for k, name in enumerate(answers.class_names) if k not in found]
+    rest = ""
+    if absent:
+        names = ", ".join(escape(name) for name in absent[:1000])
+        more = f", and {len(absent) - 1000:,} others" if len(absent) > 1000 else ""
+        rest = (
+            f"<details><summary>{len(absent):,} not found</summary><p>{names}{more}</p></details>"
+        )
+    return f'<h2>Classes found</h2><ul class="bars">{items}</ul>{rest}'
+
+
+def section(
+    answers: Answers,
+    story: Story,
+    k: int,
+    number: int,
+    rows: Sequence[int],
+    known: Sequence[int],
+    small: dict[str, str],
+) -> str:
+    """One class: what it looks like, then its samples."""
+    name = escape(answers.class_names[k])
+    total = int((answers.labels == k).sum())
+    samples = "".join(sample(answers, story, row, small) for row in rows)
+    note = ""
+    if total > len(rows):
+        note = f'<p class="note">{total - len(rows):,} less doubtful ones are in answers.csv.</p>'
+    return (
+        f'<section class="class" id="class-{number}" data-name="{name}"><h2>{name}'
+        f"<small>{total:,} sample{'s' * (total != 1)}</small></h2>"
+        f"{known_part(story, known, small, name)}"
+        f'<ul class="samples {story.kind}">{samples}</ul>{note}</section>'
+    )
+
+
+def known_part(story: Story, rows: Sequence[int], small: dict[str, str], name: str) -> str:
+    texts = [story.labelled.texts[row] for row in rows]
+    if story.kind == "pictures":
+        shown = "".join(
+            f'<img src="{small[text]}" alt="a labelled {name}" loading="lazy">'
+            for text in texts
+            if small[text]
+        )
+    else:
+        shown = " ".join(f"<q>{escape(shortened(text))}</q>" for text in texts if text)
+    return f'<div class="known">labelled: {shown}</div>' if shown else ""
+
+
+def sample(answers: Answers, story: Story, row: int, small: dict[str, str]) -> str:
+    """One sample: what it is, how sure the answer is, what else it may be."""
+    name, text = answers.names[row], answers.texts[row]
+    sure, doubt = float(answers.probability[row]), float(answers.doubt[row])
+    image = ""
+    caption = escape(f"row {name}" if story.kind == "rows" else name)
+    if story.kind == "pictures" and small[text]:
+        image = f'<img src="{small[text]}" alt="{escape(name)}" loading="lazy">'
+    elif story.kind == "texts":
+        caption = escape(shortened(text))
+    other = ""
+    if float(answers.second_probability[row]) >= 0.05:
+        second = escape(answers.class_names[int(answers.second[row])])
+        share = float(answers.second_probability[row])
+        other = f'<span class="other">or {second}, {percent(share)}</span>'
+    wrong = ""
+    if (
+        answers.truth is not None
+        and answers.truth[row] != answers.class_names[int(answers.labels[row])]
+    ):
+        wrong = f'<span class="wrong">truly {escape(answers.truth[row] or "unknown")}</span>'
+    marked = " doubtful" if doubt >= DOUBTFUL else ""
+    return (
+        f'<li class="sample{marked}">{image}<span class="who" title="{escape(name)}">{caption}'
+        f'</span><span><span class="sure"><meter min="0" max="1" value="{sure:.3f}" '
+        f'aria-label="probability"></meter>{percent(sure)}</span>{other}{wrong}</span></li>'
+    )
+
+
+def foot(story: Story) -> str:
+    parts = []
+    if story.unreadable:
+        listed = "".join(
+            f"<li>{escape(name)}: {escape(why)}</li>"
+            for name, why in list(story.unreadable.items())[:MOST_UNREADABLE]
+        )
+        parts.append(
+            f"<details open><summary>{len(story.unreadable):,} files could not be read</summary>"
+            f"<ul>{listed}</ul></details>"
+        )
+    parts += [f'<p class="note">{escape(note)}</p>' for note in story.notes]
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    return (
+        f"</main><footer>{''.join(parts)}<p>All answers are in answers.csv. "
+        f"Made by paddle-ext classify in {story.seconds:.1f} s.</p></footer>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"

@@ -1,0 +1,130 @@
+"""What is classified: labelled samples in memory, the others one batch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Samples whose classes are known.
+
+    Parameters
+    ----------
+    features : Tensor [S, D]
+    labels : Tensor [S] int64
+        Indices into `class_names`; every class has at least one sample.
+    class_names : tuple of str
+    texts : tuple of str
+        What a person sees of each sample: a text, the path of a picture, or nothing.
+    source : str
+        Where they come from, for messages.
+    """
+
+    features: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    texts: tuple[str, ...]
+    source: str = "labelled"
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) < 2:
+            found = f"only {self.class_names[0]!r}" if self.class_names else "none"
+            raise ValueError(
+                f"{self.source} must have labelled samples of at least two classes, got {found}"
+            )
+        check_finite(self.features, self.source, range(len(self.features)))
+
+
+class Batch(NamedTuple):
+    """Samples to be classified."""
+
+    names: list[str]  # row numbers, files, or what the user calls them
+    features: Tensor  # [n, D] float32
+    texts: list[str]  # as those of `Labelled`
+    truth: list[str] | None  # names of the true classes, if the user wants to know the accuracy
+
+
+@dataclass
+class Unreadable:
+    """Samples that could not be read, with the reason."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, reason: str) -> None:
+        self.reasons[name] = reason
+
+
+def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """Numbers [S] and names of the classes; names that are whole numbers are sorted as numbers.
+
+    Examples
+    --------
+    >>> named_labels(["10", "9", "10"])
+    (tensor([1, 0, 1]), ('9', '10'))
+    """
+    names = sorted(set(values))
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        names.sort(key=int)
+    number = {name: label for label, name in enumerate(names)}
+    return torch.tensor([number[value] for value in values], dtype=torch.int64), tuple(names)
+
+
+def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:
+    """Name the first sample that has a NaN or an infinity, or numbers too large to be summed."""
+    bad = ~(features.abs() <= 1e30)
+    if bad.any():
+        row, column = bad.nonzero()[0].tolist()
+        value = features[row, column].item()
+        raise ValueError(
+            f"{source} must have finite features, at most 1e30, "
+            f"got {value:g} in row {names[row]}, feature {column}"
+        )
+
+
+def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The same samples in batches of `size`; the last two are about equally large.
+
+    A batch is classified as a whole, so a last one of a few samples would be a pity.
+    """
+    waiting: list[Batch] = []
+    count = 0
+    for part in parts:
+        waiting.append(part)
+        count += len(part.names)
+        while count >= 2 * size:
+            whole = joined(waiting)
+            yield sliced(whole, 0, size)
+            waiting, count = [sliced(whole, size, count)], count - size
+    if count > size:
+        whole = joined(waiting)
+        yield sliced(whole, 0, count // 2)
+        yield sliced(whole, count // 2, count)
+    elif count:
+        yield joined(waiting)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    truths = [part.truth for part in parts]
+    return Batch(
+        [name for part in parts for name in part.names],
+        torch.cat([part.features for part in parts]),
+        [text for part in parts for text in part.texts],
+        None if truths[0] is None else [name for truth in truths for name in truth or ()],
+    )
+
+
+def sliced(batch: Batch, start: int, stop: int) -> Batch:
+    return Batch(
+        batch.names[start:stop],
+        batch.features[start:stop],
+        batch.texts[start:stop],
+        None if batch.truth is None else batch.truth[start:stop],
+    )

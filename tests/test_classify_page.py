@@ -1,0 +1,238 @@
+"""The page of ``paddle-ext classify`` in a browser, and the command itself."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, embeddings
+from typer.testing import CliRunner
+
+from paddle_ext.classify import Answers, Labelled
+from paddle_ext.classify.page import MOST_OF_A_CLASS, Story, page
+from paddle_ext.cli.app import app
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Written into the page before its end: what only a browser knows, as JSON in an attribute.
+PROBE = """<script>
+window.addEventListener("load", () => {
+  const told = {
+    width: document.documentElement.scrollWidth,
+    inner: window.innerWidth,
+    sections: document.querySelectorAll("section.class").length,
+    samples: document.querySelectorAll(".sample").length,
+    loaded: performance.getEntriesByType("resource")
+      .filter((e) => !e.name.startsWith("data:")).length,
+    titles: [...document.querySelectorAll("section.class > h2")]
+      .map((h) => h.firstChild.textContent),
+    counts: [...document.querySelectorAll(".bars .count")].map((c) => c.textContent),
+    targets: [...document.querySelectorAll(".bars a")].every((a) => document.querySelector(a.hash)),
+    scripts: document.scripts.length,
+  };
+  document.getElementById("search").value = "number 3";
+  show();
+  told.found = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
+  document.getElementById("search").value = "no such thing";
+  show();
+  told.nothing = !document.getElementById("nothing").hidden;
+  document.getElementById("search").value = "";
+  document.getElementById("doubtful").checked = true;
+  show();
+  told.doubtful = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
+  document.body.dataset.told = JSON.stringify(told);
+});
+</script></body>"""
+ODD = '<b onmouseover="x()">bold & "quoted"</b>'
+CLASSES = ("plain", ODD, "a_very_long_name_without_any_space_" * 4, "absent")
+
+
+def story_of(kind: str, labelled: Labelled) -> Story:
+    return Story("What is in <new>", kind, labelled, 1.0, lambda paths: [PIXEL] * len(paths))
+
+
+PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+
+
+def made(kind: str, count: int = 90) -> str:
+    """A page of three classes; every tenth sample is doubtful."""
+    labels = torch.arange(count) % 3
+    probability = torch.where(torch.arange(count) % 10 == 0, 0.4, 0.97)
+    texts = [
+        f"number {row} of the {kind} {'with a long tail ' * (row % 9)}" for row in range(count)
+    ]
+    answers = Answers(
+        CLASSES,
+        [f"number {row}" for row in range(count)],
+        texts,
+        labels,
+        (labels + 1) % 3,
+        probability,
+        (1 - probability) * 0.9,
+        1 - probability,
+        torch.tensor([True, True, True, False]),
+    )
+    features = torch.eye(4)
+    labelled = Labelled(features, torch.arange(4), CLASSES, ("one", "two", "three", "four"))
+    return page(answers, story_of(kind, labelled))
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    return found
+
+
+def dumped(browser: str, path: Path, width: int) -> str:
+    """The document as the browser has it in the end."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    options += ["--hide-scrollbars", f"--window-size={width},900", "--virtual-time-budget=3000"]
+    profile = f"--user-data-dir={path.parent / 'profile'}"
+    command = [browser, *options, profile, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def told_by(browser: str, path: Path, width: int) -> dict[str, object]:
+    """What the probe of a page says."""
+    parser = Told()
+    parser.feed(dumped(browser, path, width))
+    return json.loads(parser.told)
+
+
+class Told(HTMLParser):
+    told = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag == "body":
+            self.told = dict(attributes).get("data-told") or ""
+
+
+@pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
+def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
+    """From disk: the classes, the counts, the search; nothing is loaded; names are no markup."""
+    path = tmp_path / "answers.html"
+    path.write_text(made(kind).replace("</body>", PROBE), encoding="utf-8")
+    told = told_by(browser, path, 1200)
+    assert told["titles"] == list(CLASSES[:3])
+    assert told["counts"] == ["30", "30", "30"]
+    assert (told["sections"], told["samples"]) == (3, 90)
+    assert told["targets"] is True
+    assert told["loaded"] == 0
+    assert told["scripts"] == 2  # its own, and the probe
+    assert told["found"] == 11  # number 3, and 30 to 39
+    assert told["nothing"] is True
+    assert told["doubtful"] == 9
+    assert told["width"] <= told["inner"] == 1200
+
+
+@pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
+def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
+    """Nothing is wider than the screen; headless windows may be no narrower than 500 pixels."""
+    inside = made(kind).replace("</body>", REPORT)
+    (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME, encoding="utf-8")
+    assert told_by(browser, frame, 800) == {"width": 390, "inner": 390}
+
+
+REPORT = """<style>section.class { content-visibility: visible !important; }</style><script>
+window.addEventListener("load", () => parent.postMessage(
+  {width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*"));
+</script></body>"""
+FRAME = """<!doctype html><body><script>
+window.addEventListener("message", (e) => { document.body.dataset.told = JSON.stringify(e.data); });
+</script><iframe src="inside.html" style="width:390px;height:800px;border:0"></iframe></body>"""
+
+
+def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
+    """Even markup that got into the page could load nothing: its policy forbids it."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        smuggled = f'<img src="http://127.0.0.1:{server.server_port}/leak">'
+        plain = tmp_path / "plain.html"
+        plain.write_text(f"<!doctype html><body>{smuggled}</body>")
+        ours = tmp_path / "answers.html"
+        ours.write_text(made("rows").replace("</body>", f"{smuggled}</body>"), encoding="utf-8")
+        for path in (ours, plain):
+            dumped(browser, path, 800)
+            assert asked == ([] if path == ours else ["/leak"])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# --- without a browser --------------------------------------------------------------------------
+
+
+def test_large_classes_are_cut(tmp_path: Path) -> None:
+    text = made("rows", 6000)
+    assert text.count('class="sample') == 3 * MOST_OF_A_CLASS + 3  # and three lists
+    assert f"{2000 - MOST_OF_A_CLASS:,} less doubtful ones are in answers.csv" in text
+    assert len(text) < 300_000
+
+
+def test_the_most_doubtful_come_first() -> None:
+    text = made("rows")
+    first = text[text.index('id="class-0"') : text.index('id="class-1"')]
+    marks = re.findall(r'<li class="sample( doubtful)?"', first)
+    assert marks == [" doubtful"] * 3 + [""] * 27
+
+
+def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
+    out = str(tmp_path)
+    done = CliRunner().invoke(app, ["classify", str(tmp_path / "table.csv"), "--output", out])
+    assert "1 samples, 1 of 2 classes found, 1 of them unsure" in done.output
+    text = (tmp_path / "answers.html").read_text(encoding="utf-8")
+    assert "<b>1</b><span>of 2 classes found, 1 of them unsure</span>" in text
+    assert '<li class="unsure"' in text
+
+
+def test_markup_is_escaped_and_complete() -> None:
+    text = made("texts")
+    assert "<b onmouseover" not in text
+    assert "&lt;b onmouseover" in text
+    assert "What is in &lt;new&gt;" in text
+    assert text.count("<section") == text.count("</section>") == 3
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    support, labels, query, truth = embeddings()
+    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
+    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    done = runner.invoke(
+        app, ["classify", "known.npz", "new.npz", "--truth", "labels", "--output", "out"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "40 samples, 2 of 6 classes found" in done.output
+    assert "accuracy: 100.00 % of 40 samples with a truth" in done.output
+    assert (tmp_path / "out" / "answers.html").is_file()
+    failed = runner.invoke(app, ["classify", "known.npz", "nowhere.npz"])
+    assert failed.exit_code == 1
+    assert "nowhere.npz must be a file or a folder, got nothing there" in failed.output
+    assert "Traceback" not in failed.output

