@@ -22,7 +22,7 @@ BUILD := $(VENV)/.build
 SETTINGS := $(VENV)/.settings
 
 NATIVE := $(shell find csrc -type f 2>/dev/null)
-CODE := paddle_ext tests benchmarks
+CODE := paddle_ext tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

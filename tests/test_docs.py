@@ -1,7 +1,16 @@
-"""What the documents show works: their Python code runs, their links lead somewhere."""
+"""What the documents show works: code runs, commands and links exist, API pages are not stale."""
 
+import ast
+import dataclasses
+import doctest
+import importlib
+import importlib.util
 import re
+import shlex
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,33 +18,112 @@ import torch
 from paddle_ext import methods
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
+# What a page needs beside torch and NumPy.
+NEEDS = {
+    "docs/estimator.md": ["sklearn"],
+    "docs/quickstart.md": ["sklearn"],
+    "docs/training.md": ["PIL", "matplotlib", "safetensors"],
+}
+# Code that would take long here runs with smaller sizes. Each text must be on the page, once; what
+# replaces it may use `dataclasses`.
+SMALLER = {
+    "docs/training.md": {
+        'recipe=recipe("small")': 'recipe=dataclasses.replace(recipe("small"), epochs=1)',
+        '"base", samples=40': '"base", samples=2',
+        '"val", samples=30': '"val", samples=6',
+        '"test", samples=60': '"test", samples=6',
+    },
+}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    pattern = rf"^```{language}\n(.*?)^```"
+    return re.findall(pattern, (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+CODE = [named(page) for page in PAGES if blocks(named(page), "python")]
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as Markdown viewers make them."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(f"{plain}-{seen[plain]}" if seen[plain] else plain)
+        seen[plain] += 1
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
-def run_code_of(page: str) -> dict[str, object]:
-    """Run the one block of Python code of a page; returns its names."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    torch.manual_seed(0)
-    names: dict[str, object] = {}
-    exec(code, names)  # noqa: S102 - our own pages
-    return names
+# --- code -----------------------------------------------------------------------------------------
 
 
-def test_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def run_code_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], dict[str, object]]:
+    """Run the Python code of a page, its blocks in their order; returns its names."""
+
+    def run(page: str) -> dict[str, object]:
+        for library in NEEDS.get(page, []):
+            pytest.importorskip(library, reason=f"{page} needs {library}")
+        code = "\n".join(blocks(page, "python"))
+        for shown, small in SMALLER.get(page, {}).items():
+            assert code.count(shown) == 1, shown
+            code = code.replace(shown, small)
+        monkeypatch.chdir(tmp_path)  # where pages may write
+        torch.manual_seed(0)
+        names: dict[str, object] = {"__name__": "page", "dataclasses": dataclasses}
+        exec(code, names)  # noqa: S102 - our own pages
+        return names
+
+    return run
+
+
+Run = Callable[[str], dict[str, object]]
+
+
+def said(page: str) -> list[str]:
+    """What the comments beside the calls of print say, up to a colon."""
+    code = "\n".join(blocks(page, "python"))
+    return re.findall(r"^ *print\(.*  # ([^:\n]+)", code, re.MULTILINE)
+
+
+# Pages with a test of their own below are not run twice.
+OWN = {"README.md", "docs/methods.md", "docs/data.md", "docs/evaluation.md", "docs/quickstart.md"}
+
+
+@pytest.mark.parametrize("page", [page for page in CODE if page not in OWN])
+def test_code(page: str, run_code_of: Run) -> None:
+    assert run_code_of(page)
+
+
+def test_code_of_the_readme(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
     names = run_code_of("README.md")
     assert capsys.readouterr().out.startswith("tensor([ 3, 14, 15])")
     solution = names["solution"]
     assert solution.labels.tolist() == [3, 14, 15] * 25
 
 
-def test_code_of_the_methods(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_the_methods(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run_code_of("docs/methods.md")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in lines] == ["simpleshot", "bd_cspn", "paddle"]
@@ -43,9 +131,72 @@ def test_code_of_the_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert 70 < simpleshot < paddle
 
 
-def test_code_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_the_data(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run_code_of("docs/data.md")
     assert 0.5 < float(re.findall(r"tensor\((0\.\d+|1\.)", capsys.readouterr().out)[0]) <= 1
+
+
+def test_code_of_the_evaluation(run_code_of: Run) -> None:
+    found = run_code_of("docs/evaluation.md")["evaluation"]
+    paddle, simpleshot = (found.select(name, shots=5)[0] for name in ("paddle", "simpleshot"))
+    assert paddle.accuracy > simpleshot.accuracy
+
+
+def test_code_of_the_quickstart(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line prints what the comment beside it says; the files are those of the command."""
+    names = run_code_of("docs/quickstart.md")
+    printed = capsys.readouterr().out.splitlines()
+    exact = [line for line in said("docs/quickstart.md") if line.startswith(("1.0", "["))]
+    assert len(exact) == 3
+    assert [line for line in printed if line in exact] == exact
+    assert names["model"].transduction_[200:].tolist() == [
+        names["names"][k] for k in names["truth"]
+    ]
+    assert Path("labelled.npz").is_file()
+    assert Path("new.npz").is_file()
+
+
+def test_pages_with_conditions_exist() -> None:
+    assert {*NEEDS, *SMALLER, *OWN} <= set(CODE)
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def test_commands_exist() -> None:
+    """Every `paddle-ext COMMAND --option` that a page shows is one."""
+    typer = pytest.importorskip("typer", reason="needs typer")
+    from paddle_ext.cli.app import app
+
+    group = typer.main.get_command(app)
+    seen = set()
+    for page in PAGES:
+        for shown in re.findall(
+            r"(?:^|`) *(paddle-ext [a-z][^`\n]*)", page.read_text(), re.MULTILINE
+        ):
+            name, *words = shlex.split(shown, comments=True)[1:]
+            known = {
+                each
+                for option in group.commands[name].params
+                for each in (*option.opts, *option.secondary_opts)
+            }
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert options <= known | {"--help"}, f"{named(page)}: {shown}"
+            seen.add(name)
+    assert seen | {"info"} == set(group.commands)  # info is shown in a table only
+
+
+def test_scripts_exist() -> None:
+    """So is every `python FOLDER/SCRIPT.py`, and every `make TARGET`."""
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        for script in re.findall(r"\bpython ((?:\w+/)+\w+\.py)", page.read_text()):
+            assert (ROOT / script).is_file(), f"{named(page)}: {script}"
+        for target in re.findall(r"^make ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert target in targets, f"{named(page)}: make {target}"
+
+
+# --- tables, pages and pictures that follow the code ----------------------------------------------
 
 
 @pytest.mark.parametrize("name", methods.available())
@@ -60,3 +211,104 @@ def test_table_of_the_methods(name: str) -> None:
             assert float(found[1].split(",")[0]) == option.default, option
     preset = type(methods.create(name)).presets["tiered"]
     assert all(f"`{key}` {value:g}" in row for key, value in preset.items())
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_api_pages() -> None:
+    pages = script("make_api").pages()
+    assert set((ROOT / "docs" / "api").glob("*.md")) == set(pages), "run: python docs/make_api.py"
+    for path, text in pages.items():
+        assert path.read_text() == text, f"{named(path)} is stale; run: python docs/make_api.py"
+
+
+def test_api_pages_have_everything() -> None:
+    """Every public name of the packages is on its page, with what its docstring says."""
+    for package in ("methods", "tasks", "data", "backbones", "evaluation", "classify"):
+        module = importlib.import_module(f"paddle_ext.{package}")
+        page = (ROOT / "docs" / "api" / f"{package}.md").read_text()
+        for name in module.__all__:
+            assert f"\n## {name}\n" in page, f"{package}.{name}"
+            first = (getattr(module, name).__doc__ or "").strip().partition("\n")[0]
+            if isinstance(getattr(module, name), type) or callable(getattr(module, name)):
+                assert first.replace("``", "`") in page, f"{package}.{name}"
+    page = (ROOT / "docs" / "api" / "paddle_ext.md").read_text()
+    for name in ("solve", "solve_indexed", "tim", "sinkhorn", "build_info", "Solution"):
+        assert f"\n## {name}\n" in page
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of the package that a file imports, as the picture calls them."""
+    found: set[str] = set()
+    folders = path.relative_to(ROOT).parent.parts  # paddle_ext, ...
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            parts = [*folders[: len(folders) - node.level + 1], *(node.module or "").split(".")]
+            parts = [part for part in parts if part]
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+    return found
+
+
+def test_imports_go_down() -> None:
+    """As the picture of the architecture says: down, or inside a floor to the right."""
+    floors = script("make_architecture").FLOORS
+    places = {
+        name.removesuffix(".py"): (number, place)
+        for number, floor in enumerate(floors)
+        for place, (name, _) in enumerate(floor)
+        if not name.startswith("csrc")
+    }
+    package = ROOT / "paddle_ext"
+    parts = {path.stem for path in package.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert {part for part in parts if not part.startswith("_")} == set(places)
+    for path in package.rglob("*.py"):
+        own = path.relative_to(package).parts[0].removesuffix(".py")
+        for other in imports(path) - {own}:
+            if own.startswith("_") or (own, other) == ("reference", "presence"):
+                continue  # the package itself; what a Solution looks for when it is asked
+            assert places[own] < places[other], f"{named(path)} imports {other}"
+
+
+def test_picture_of_the_architecture() -> None:
+    drawing = script("make_architecture")
+    stale = "stale; run: python docs/make_architecture.py"
+    assert drawing.PICTURE.read_text() == drawing.picture(), stale
+    for name, _ in [*drawing.FLOORS[-1][1:], *drawing.NATIVE]:
+        assert (ROOT / name).exists(), name
+
+
+def test_paths_of_the_architecture() -> None:
+    """Each file that the page names is there."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`((?:\w+/)+[a-z_]+\.(?:py|pyi|cpp|cu|h|inl|md))`", text)
+    assert len(paths) > 15
+    for path in paths:
+        assert (ROOT / path).exists() or (ROOT / "paddle_ext" / path).exists(), path
+
+
+# --- examples of the docstrings, which the API pages show -----------------------------------------
+
+EXAMPLES = sorted(
+    named(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for path in (ROOT / "paddle_ext").rglob("*.py")
+    if ">>>" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_docstrings(name: str) -> None:
+    if name == "paddle_ext.integrations.easyfsl":
+        pytest.skip("tests/test_easyfsl.py runs it, beside the library")
+    if name == "paddle_ext.estimator":
+        pytest.importorskip("sklearn", reason="needs scikit-learn")
+    torch.manual_seed(0)
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0

@@ -1,0 +1,120 @@
+"""Draw the picture of docs/architecture.md: ``python docs/make_architecture.py``.
+
+The same table of floors is what the tests hold the imports against.
+"""
+
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PICTURE = HERE / "pictures" / "architecture.svg"
+
+# From top to bottom. Imports go down, or inside a floor to the right.
+FLOORS = (
+    (
+        ("cli", "the command paddle-ext"),
+        ("demo.py", "all steps, on drawn characters"),
+    ),
+    (
+        ("classify", "files, folders, tables → answers, a page"),
+        ("evaluation", "evaluate, tune, tables, figures, experiments"),
+        ("estimator.py", "for scikit-learn"),
+        ("integrations", "for easyfsl"),
+    ),
+    (
+        ("presence.py", "which classes, which doubts"),
+        ("batches.py", "one batch after the other"),
+        ("coordinates.py", "what scaling did"),
+        ("methods", "every method, one protocol"),
+        ("tasks", "numbered tasks"),
+        ("backbones", "networks and their features"),
+        ("data", "banks, images"),
+    ),
+    (("ops", "① check   ② operator: results and workspace, made by torch"),),
+    (
+        ("reference", "the methods in plain torch: the specification"),
+        ("csrc/bindings.cpp", "③ crossing: addresses, sizes and a stream in; exceptions out"),
+    ),
+)
+NATIVE = (
+    ("csrc/cpu", "④ launcher  ⑤ kernel: one task a thread, per SIMD level"),
+    ("csrc/cuda", "④ launcher  ⑤ kernel: one task a block, or tiles"),
+    ("csrc/common", "sizes, mathematics, random numbers"),
+)
+TITLES = ("people", "whole jobs", "parts", "tensors", "numbers")
+FILLS = ("#fde9c9", "#fdf3d6", "#dff1ea", "#d5e8f6", "#e9e6f4")
+
+WIDTH, MARGIN, LEFT, GAP = 1000, 14, 92, 10
+HEIGHT, STEP = 74, 92  # of a box, and from floor to floor
+
+
+def box(x: float, y: float, width: float, height: float, fill: str, name: str, text: str) -> str:
+    """A box with a name, and below it what it is."""
+    lines = wrapped(text, int((width - 16) / 6.7))
+    middle = x + width / 2
+    first = y + height / 2 - 8.5 * len(lines) + 4
+    parts = [
+        (
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7" fill="{fill}" '
+            'stroke="#8f8f8f"/>'
+        ),
+        f'<text x="{middle:g}" y="{first:g}" class="name">{escape(name)}</text>',
+    ]
+    for number, line in enumerate(lines):
+        below = first + 18 + 16 * number
+        parts.append(f'<text x="{middle:g}" y="{below:g}" class="about">{escape(line)}</text>')
+    return "\n".join(parts)
+
+
+def wrapped(text: str, letters: int) -> list[str]:
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and len(longer) > letters:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def row(
+    boxes: tuple[tuple[str, str], ...], x: float, y: float, fill: str, shares: tuple[float, ...]
+) -> list[str]:
+    """Boxes side by side, from x to the right margin."""
+    room = WIDTH - MARGIN - x - GAP * (len(boxes) - 1)
+    found = []
+    for (name, text), share in zip(boxes, shares, strict=True):
+        width = room * share / sum(shares)
+        found.append(box(x, y, width, HEIGHT, fill, name, text))
+        x += width + GAP
+    return found
+
+
+def picture() -> str:
+    """The whole picture, as SVG."""
+    last = MARGIN + STEP * len(FLOORS)
+    height = last + HEIGHT + MARGIN
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            'font-family="DejaVu Sans, Verdana, sans-serif" text-anchor="middle" role="img">'
+        ),
+        "<title>The floors of paddle_ext, from the command to the kernels</title>",
+        (
+            "<style>.name{font-size:15px;font-weight:bold;fill:#222}.about{font-size:12.5px;fill:#333}"
+            ".floor{font-size:14px;fill:#6b6b6b;text-anchor:start}</style>"
+        ),
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+    ]
+    for number, (floor, title, fill) in enumerate(zip(FLOORS, TITLES, FILLS, strict=True)):
+        y = MARGIN + STEP * number
+        parts.append(f'<text x="{MARGIN}" y="{y + HEIGHT / 2 + 5:g}" class="floor">{title}</text>')
+        shares = (1.0, 2.4) if floor is FLOORS[-1] else tuple(8.0 + len(name) for name, _ in floor)
+        parts += row(floor, LEFT, y, fill, shares)
+    under = LEFT + (WIDTH - MARGIN - LEFT - GAP) / 3.4 + GAP  # the kernels stand below the bindings
+    parts += row(NATIVE, under, last, FILLS[-1], (1.0, 1.0, 0.8))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture())

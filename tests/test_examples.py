@@ -1,0 +1,196 @@
+"""The programs and the notebook in examples/ run, and show what they promise."""
+
+import itertools
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from paddle_ext import FeatureBank
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+PROGRAMS = sorted(EXAMPLES.glob("*.py"))
+
+
+def program(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """What a program prints, with the arguments given."""
+
+    def run(name: str, *arguments: str) -> list[str]:
+        program(name)["main"](list(arguments))
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_short(path: Path) -> None:
+    """An example is read in one go, and says how it is called."""
+    text = path.read_text()
+    assert len(text.splitlines()) < 100
+    assert f"python examples/{path.name}" in text.partition('"""\n\n')[0]
+
+
+# --- a stream of batches --------------------------------------------------------------------------
+
+BATCH = re.compile(
+    r"batch (\d+): classes \[(.*)\], truly \[(.*)\]; (\d+) % right, nearest mean (\d+) %"
+)
+
+
+def test_stream(lines: Callable[..., list[str]]) -> None:
+    batches = [BATCH.fullmatch(line) for line in lines("stream")]
+    assert [int(batch[1]) for batch in batches] == list(range(8))
+    true = [set(batch[3].split(", ")) for batch in batches]
+    assert all(len(classes) == 4 for classes in true)
+    for before, after in itertools.pairwise(true):
+        assert len(before & after) == 3  # one class leaves, one comes
+    for batch, classes in zip(batches, true, strict=True):
+        assert classes <= set(batch[2].split(", "))
+        assert int(batch[4]) > int(batch[5]) + 10
+
+
+def test_stream_of_a_bank(lines: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Easy classes: everything is right."""
+    labels = torch.arange(12).repeat_interleave(30)
+    features = 9 * torch.eye(16)[labels] + torch.rand(360, 16)
+    FeatureBank(features, labels).save(tmp_path / "bank.npz")
+    options = ["--shots", "3", "--batches", "2", "--size", "20", "--present", "2"]
+    found = [
+        BATCH.fullmatch(line)
+        for line in lines("stream", "--bank", str(tmp_path / "bank.npz"), *options)
+    ]
+    assert len(found) == 2
+    assert all(batch[2] == batch[3] and batch[4] == "100" for batch in found)
+
+
+# --- sentences ------------------------------------------------------------------------------------
+
+
+def test_text(lines: Callable[..., list[str]]) -> None:
+    first, *sentences, last = lines("text", "--hashing")
+    assert first == "intents present: weather, card lost, flight"
+    assert last == "15 of 15 right"
+    doubts = [float(line.split(" doubt ")[1][:4]) for line in sentences]
+    assert len(doubts) == 15
+    assert doubts == sorted(doubts, reverse=True)
+
+
+def test_text_by_a_model(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is asked for the model that was named, and its rows are used."""
+    hashed = program("text")["hashed"]
+    asked = []
+
+    class SentenceTransformer:
+        def __init__(self, name: str) -> None:
+            asked.append(name)
+
+        def encode(self, texts: list[str]) -> Any:
+            return hashed(texts).numpy()
+
+    stand_in = ModuleType("sentence_transformers")
+    stand_in.SentenceTransformer = SentenceTransformer
+    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
+    assert lines("text", "--model", "small")[-1] == "15 of 15 right"
+    assert asked == ["small"]
+
+
+def test_text_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(SystemExit, match=r"needs sentence-transformers.* or run it with --hashing"):
+        program("text")["main"]([])
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def test_images(lines: Callable[..., list[str]], tmp_path: Path) -> None:
+    """With little training: better than chance by far, and all images are answered."""
+    for library in ("PIL", "matplotlib", "safetensors"):
+        pytest.importorskip(library, reason=f"needs {library}")
+    printed = lines("images", "--output", str(tmp_path), "--samples", "5")
+    right = re.fullmatch(r"(\d+) % of 60 right", printed[-2])
+    assert int(right[1]) > 3 * 100 / 20
+    assert sum(int(line.split(" x ")[0]) for line in printed if " x " in line) <= 60
+    table = (tmp_path / "answers.csv").read_text().splitlines()
+    assert len(table) == 1 + 60
+    assert len(list((tmp_path / "labelled").iterdir())) == 20
+    assert (tmp_path / "answers.html").is_file()
+    again = ["--backbone", str(tmp_path / "network-5" / "last.safetensors")]
+    folders = [str(tmp_path / "labelled"), str(tmp_path / "new")]
+    printed = lines("images", *folders, *again, "--output", str(tmp_path / "again"))
+    without_truth = [line.rpartition(",")[0] for line in table]
+    assert (tmp_path / "again" / "answers.csv").read_text().splitlines() == without_truth
+
+
+def test_images_need_two_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL", reason="needs Pillow")
+    with pytest.raises(SystemExit):
+        program("images")["main"](["labelled"])
+    assert "two folders are needed" in capsys.readouterr().err
+
+
+# --- the notebook ---------------------------------------------------------------------------------
+
+
+def notebook() -> dict[str, Any]:
+    return json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+
+
+def test_form_of_the_notebook() -> None:
+    """What the format 4.5 asks for; no outputs are kept."""
+    book = notebook()
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
+    assert book["metadata"]["kernelspec"]["language"] == "python"
+    names = [cell["id"] for cell in book["cells"]]
+    assert len(set(names)) == len(names)
+    for cell in book["cells"]:
+        assert re.fullmatch(r"[\w-]{1,64}", cell["id"])
+        assert isinstance(cell["metadata"], dict)
+        assert all(line.endswith("\n") for line in cell["source"][:-1])
+        if cell["cell_type"] == "code":
+            assert set(cell) == {
+                *("cell_type", "execution_count", "id", "metadata", "outputs", "source")
+            }
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
+        else:
+            assert cell["cell_type"] == "markdown"
+            assert set(cell) == {"cell_type", "id", "metadata", "source"}
+            for target in re.findall(r"\]\(([^)#]+)\)", "".join(cell["source"])):
+                assert (EXAMPLES / target).exists(), target
+
+
+def test_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in their order, as Jupyter would run them, without Jupyter."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    from matplotlib import pyplot as plt
+
+    before = plt.get_backend()
+    plt.switch_backend("agg")
+    drawn = []
+    monkeypatch.setattr(plt, "show", lambda: drawn.append(plt.gcf()))
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in notebook()["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)  # noqa: S102 - our own notebook
+    plt.close("all")
+    plt.switch_backend(before)
+    assert len(drawn) == 2
+    assert {3, 5, 8} <= set(names["solution"].present().nonzero().view(-1).tolist())
+    nearest, paddle = names["accuracy"].values()
+    assert 0.5 < nearest < paddle
+    assert names["model"].transduction_.shape == (110,)
+    assert [len(figure.axes) for figure in drawn] == [1, 8]
