@@ -1,7 +1,8 @@
 """`paddle-ext classify` on a feature bank: seconds, memory and accuracy of the whole command.
 
 The bank is split into labelled samples, some of each class, and all others in random order; the
-command runs in a process of its own.
+command runs in a process of its own. With --k-eff: instead tasks with queries of so many classes,
+by the nearest class mean, by `paddle_ext.solve`, and by the rule that the command has for a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paddle_ext import FeatureBank
+from paddle_ext import FeatureBank, TaskSampler, solve
+from paddle_ext.batches import BatchSolver
 
 
 def main() -> None:
@@ -28,15 +30,49 @@ def main() -> None:
     parser.add_argument("--sorted", action="store_true", help="leave the others in their order")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--k-eff", type=int, help="classes of a task's queries")
+    parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--queries", type=int, default=75, help="of a task")
+    parser.add_argument("--classes", type=int, help="candidate classes of a task; default: all")
     parser.add_argument("--keep", type=Path, help="folder for the files, instead of a temporary")
     arguments = parser.parse_args()
     bank = FeatureBank.load(arguments.bank)
+    if arguments.k_eff is not None:
+        run_tasks(bank, arguments)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         split(bank, folder, arguments)
         more = [] if arguments.batch is None else ["--batch", str(arguments.batch)]
         run(folder, more)
+
+
+def run_tasks(bank: FeatureBank, arguments: argparse.Namespace) -> None:
+    sampler = TaskSampler(
+        bank.labels,
+        shots=arguments.labelled,
+        n_query=arguments.queries,
+        k_eff=arguments.k_eff,
+        n_ways=arguments.classes,
+        seed=arguments.seed,
+    )
+    features, K = bank.features.float(), sampler.num_classes
+    right = {"nearest class mean": 0, "solve": 0, "classify": 0}
+    for task in zip(*sampler.batch(0, arguments.tasks), strict=True):
+        support_index, labels, query_index, truth = task
+        support, query = features[support_index], features[query_index]
+        rule = BatchSolver(support, labels, K)
+        unit = torch.nn.functional.normalize(query, dim=1)
+        found = {
+            "nearest class mean": torch.cdist(unit, rule.means).argmin(1),
+            "solve": solve(support, labels, query, num_classes=K).labels,
+            "classify": rule(query).solution.labels,
+        }
+        for name, answers in found.items():
+            right[name] += int((answers == truth).sum())
+    count = arguments.tasks * arguments.queries
+    print(", ".join(f"{name} {100 * number / count:.1f} %" for name, number in right.items()))
 
 
 def split(bank: FeatureBank, folder: Path, arguments: argparse.Namespace) -> None:

@@ -4,12 +4,13 @@ With few classes present soft assignments let a batch decide together; with many
 far more queries than labelled rows of a class, the same softness lets a few classes swallow the
 others. An estimate whose prototypes stay at the class means cannot do that: class proportions of
 maximum likelihood, by expectation maximisation, with probabilities that are calibrated on the
-labelled rows, each left out of its own class mean. So for each batch:
+labelled rows. So for each batch:
 
 - the estimate says how many classes are present. If they are more than half as many as a batch
   with all of them, equally likely, would show, the proportions are mostly chance, and the nearest
   class mean answers;
-- otherwise the solver answers, if nine of ten of its labels are those of the estimate;
+- otherwise the solver answers, if it shares nearly as many labels with the estimate as the truth
+  would: nine tenths of the share that the estimate expects to have right, by its probabilities;
 - otherwise the estimate answers.
 """
 
@@ -27,16 +28,17 @@ from .reference import Solution
 from .reference.paddle import AUTO_GAP, AUTO_MIN_GAP, unit_rows
 
 TEMPERATURE = 1.0  # of the solver, where it is not given
-AGREE = 0.9  # of the labels, at least
+AGREE = 0.9  # of the labels that the estimate expects to have right
 MIXED = 0.5  # of the classes that a batch with all of them, equally likely, would show
 ROUNDS, MORE_ROUNDS = 100, 10  # of expectation maximisation: on a sample, and then on all rows
 MOST_QUERIES = 1000  # of the sample
 MOST_ENTRIES = 4_000_000  # of a matrix of samples and classes
-MOST_LABELLED = 2000  # that are left out in turn
+MOST_LABELLED = 2000  # to calibrate with
 LEAST = 1e-30  # likelihood of a row
-# What calibration says, on sentence and image embeddings, in units of the solver's own scale; used
-# where every class has one row, so that none can be left out.
-USUAL = 2.5
+ENOUGH = 3  # rows of a class, to calibrate with
+# The sharpness of the estimate where no class has enough rows, in units of the solver's own; one
+# unit is the least it may have anywhere, for flat probabilities let a few classes win everything.
+USUAL = 2.0
 
 
 class Answer(NamedTuple):
@@ -53,7 +55,8 @@ class Estimate(NamedTuple):
     sharpness: float
     proportions: Tensor  # [K]
     labels: Tensor  # [n]
-    count: int  # of rows, n
+    right: float  # the share of the labels that are expected to be so
+    size: int  # n
 
 
 class BatchSolver:
@@ -120,8 +123,8 @@ class BatchSolver:
         return sums / self.shots.unsqueeze(1)
 
     def calibrated(self, rows: Tensor) -> float | None:
-        """The factor on half the squared distances that makes left-out rows most likely."""
-        several = (self.shots[self.labels] > 1).nonzero().squeeze(1)
+        """The factor on half the squared distances that makes the labels most likely."""
+        several = (self.shots[self.labels] >= ENOUGH).nonzero().squeeze(1)
         if len(several) == 0:
             return None
         most = max(1, min(MOST_LABELLED, MOST_ENTRIES // self.num_classes))
@@ -129,8 +132,8 @@ class BatchSolver:
         labels = self.labels[chosen].unsqueeze(1)
         distance = squared_distances(rows[chosen], self.means)
         shots = self.shots[labels]
-        # Without the row its class mean is farther away, by this factor exactly.
-        own = distance.gather(1, labels) * (shots / (shots - 1)).square()
+        # A row that is no part of its class mean is farther from it, on average by this factor.
+        own = distance.gather(1, labels) * ((shots + 1) / (shots - 1))
         distance.scatter_(1, labels, own)
         factors: list[float] = torch.logspace(-1, 4, 61).tolist()
         losses: list[float] = [
@@ -150,7 +153,7 @@ class BatchSolver:
             return Answer(self.fixed(query, found, None), None, found.sharpness)
         solution = self.solve(query, TEMPERATURE)
         agreement = (solution.labels[sample] == found.labels).double().mean()
-        if agreement >= AGREE:
+        if agreement >= AGREE * found.right:
             return Answer(solution, TEMPERATURE, found.sharpness)
         proportions = self.of_all(query, found)
         return Answer(self.fixed(query, found, proportions), None, found.sharpness)
@@ -176,28 +179,29 @@ class BatchSolver:
     def estimate(self, query: Tensor, weight: float) -> Estimate:
         distance = squared_distances(unit_rows(query), self.means)
         nearest = distance.amin(1, keepdim=True)
-        sharpness = self.sharpness
-        if sharpness is None:
-            median = distance.kthvalue(self.num_classes // 2 + 1, dim=1).values
-            gap = (median - nearest.squeeze(1)).mean().clamp(min=AUTO_MIN_GAP)
-            sharpness = USUAL * AUTO_GAP / float(gap)
+        median = distance.kthvalue(self.num_classes // 2 + 1, dim=1).values
+        gap = (median - nearest.squeeze(1)).mean().clamp(min=AUTO_MIN_GAP)
+        own = AUTO_GAP / float(gap)  # the sharpness of the solver
+        sharpness = USUAL * own if self.sharpness is None else max(self.sharpness, own)
         likelihood = torch.exp(-0.5 * sharpness * (distance - nearest))
         even = likelihood.new_full((self.num_classes,), 1 / self.num_classes)
         found = maximised(likelihood, even, ROUNDS)
-        labels = (likelihood * (found + self.epsilon) ** weight).argmax(1)
-        return Estimate(sharpness, found, labels, len(query))
+        joint = likelihood * (found + self.epsilon) ** weight
+        most, labels = joint.max(1)
+        right = float((most / joint.sum(1).clamp(min=LEAST)).mean())
+        return Estimate(sharpness, found, labels, right, len(query))
 
     def is_mixed(self, found: Estimate) -> bool:
         """Whether nearly all classes may be there, so that proportions are mostly chance."""
-        return effective(found.proportions) > MIXED * evenly(found.count, self.num_classes)
+        return effective(found.proportions) > MIXED * evenly(found.size, self.num_classes)
 
     def of_all(self, query: Tensor, found: Estimate) -> Tensor:
         """Proportions [K] of the whole batch, from those of its sample."""
-        if found.count == len(query):
+        if found.size == len(query):
             return found.proportions
         # A class that the sample has missed must be able to come back.
         K = self.num_classes
-        start = (found.count * found.proportions + 1) / (found.count + K)
+        start = (found.size * found.proportions + 1) / (found.size + K)
         distance = squared_distances(unit_rows(query), self.means)
         distance -= distance.amin(1, keepdim=True)
         return maximised(torch.exp(-0.5 * found.sharpness * distance), start, MORE_ROUNDS)

@@ -222,10 +222,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._of_all_rows(solution, labels, known)
         if self.temperature_ is None:
             # The coordinates in which the estimate has temperature 1.
-            where = Coordinates(
-                True, torch.tensor([sharpness**0.5], dtype=torch.float64).to(u.device)
-            )
             mass = torch.zeros(K, dtype=torch.float64, device=u.device)
+            where = Coordinates(True, mass.new_full((1,), sharpness**0.5))
             w = class_sums(where.of(support), labels, K) / counts(labels, K).unsqueeze(-1)
         else:
             where = coordinates(support, labels, query, K, self.scaling)

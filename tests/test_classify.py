@@ -181,34 +181,6 @@ def test_small_batches_agree(tmp_path: Path) -> None:
     assert found.names == names
 
 
-@pytest.mark.parametrize("present", [3, 40])
-def test_few_or_many_classes_present(present: int) -> None:
-    """Neither do many classes fall into one, nor are few of them told apart worse than alone."""
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(40, 32, generator=generator)
-    labels = torch.arange(40).repeat_interleave(5)
-    truth = torch.arange(present).repeat_interleave(400 // present)
-    support = centres[labels] + 1.5 * torch.randn(200, 32, generator=generator)
-    query = centres[truth] + 1.5 * torch.randn(len(truth), 32, generator=generator)
-    solver = BatchSolver(support, labels, 40)
-    solution = solver(query)
-    unit = torch.nn.functional.normalize(query, dim=1)
-    nearest = torch.cdist(unit, solver.means).argmin(1)
-    right = (solution.labels == truth).double().mean()
-    alone = (nearest == truth).double().mean()
-    assert 0.5 < alone < 0.99
-    assert right > (alone + 0.03 if present == 3 else alone - 0.05)
-    assert 0.8 * present < effective(solution.proportions) < 1.2 * present
-
-
-def test_one_labelled_sample_of_each_class() -> None:
-    support, labels, query, truth = embeddings(shots=1)
-    solver = BatchSolver(torch.from_numpy(support), torch.from_numpy(labels), len(NAMES))
-    assert solver.sharpness is None
-    right = solver(torch.from_numpy(query)).labels.numpy() == truth
-    assert right.mean() > 0.9
-
-
 def test_ten_thousand_classes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     centres = random.normal(size=(10_000, 16)).astype(np.float32)

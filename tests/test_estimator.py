@@ -70,6 +70,82 @@ def test_fit_is_solve(scaling: str, dtype: type) -> None:
         assert (model.transduction_[asked] == truth[asked]).mean() > 0.9
 
 
+def everything(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `batch`, but all classes are among the unlabelled rows."""
+    random = np.random.default_rng(3)
+    centres = random.normal(size=(CLASSES, DIMENSION))
+    truth = np.concatenate([np.arange(CLASSES).repeat(SHOTS), np.arange(CLASSES).repeat(30)])
+    y = truth.copy()
+    y[CLASSES * SHOTS :] = -1
+    noise = np.where(np.arange(DIMENSION) < 2, 3.0, 0.8)  # such classes swallow one another
+    X = (centres[truth] + noise * random.normal(size=(len(y), DIMENSION))).astype(dtype)
+    return X, y, truth
+
+
+def nearest(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The nearest mean of the unit-norm labelled rows, of each unlabelled one."""
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    means = np.stack([unit[y == k].mean(0) for k in range(CLASSES)])
+    return ((unit[y < 0][:, None] - means) ** 2).sum(-1).argmin(1)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_all_classes_present(scaling: str) -> None:
+    """The nearest class mean answers; PADDLE alone loses classes."""
+    X, y, truth = everything()
+    asked = y < 0
+    model = PaddleClassifier(scaling=scaling).fit(X, y)
+    assert model.temperature_ is None
+    np.testing.assert_array_equal(model.transduction_[asked], nearest(X, y))
+    alone = (nearest(X, y) == truth[asked]).mean()
+    assert (solved(X, y).labels.numpy() == truth[asked]).mean() < alone - 0.05
+    assert model.present_classes_.tolist() == list(range(CLASSES))
+    np.testing.assert_allclose(
+        model.predict_proba(X[asked]), model.label_distributions_[asked], atol=1e-9
+    )
+    means = np.stack([X[y == k].mean(0) for k in range(CLASSES)])
+    np.testing.assert_allclose(model.prototypes_, means)
+    np.testing.assert_allclose(model.doubt_[asked], 1 - model.label_distributions_[asked].max(1))
+    assert 0.3 < model.novelty(X[asked]).mean() < 0.7
+
+
+def test_given_temperature() -> None:
+    """A number is taken as it is, however many classes there are."""
+    X, y, _ = everything()
+    options = {"temperature": 2.5, "lam": 50.0, "max_iter": 7, "tol": 0.0, "scaling": "minmax"}
+    model = PaddleClassifier(**options).fit(X, y)
+    expected = solved(X, y, **options)
+    assert model.temperature_ == 2.5
+    assert model.n_iter_ == 7
+    np.testing.assert_array_equal(model.transduction_[y < 0], expected.labels)
+    np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.assignments)
+
+
+def test_automatic_temperature_honours_the_options() -> None:
+    X, y, _ = batch()
+    options = {"lam": 30.0, "max_iter": 4, "tol": 0.0, "epsilon": 1e-4}
+    model = PaddleClassifier(**options).fit(X, y)
+    assert model.temperature_ == 1.0
+    assert model.n_iter_ == 4
+    expected = solved(X, y, **options, temperature=model.temperature_)
+    np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.assignments)
+
+
+def test_as_the_command_does() -> None:
+    """One batch, the same rule: the same labels, whoever answers."""
+    from paddle_ext.classify import Batch, Labelled, answer
+
+    for X, y, _ in (batch(np.float32), everything(np.float32)):
+        rows, labels = torch.from_numpy(X), torch.from_numpy(y)
+        names = tuple(f"{k:02d}" for k in range(CLASSES))
+        known = Labelled(rows[labels >= 0], labels[labels >= 0], names, ("",) * int((y >= 0).sum()))
+        query = rows[labels < 0]
+        part = Batch([str(i) for i in range(len(query))], query, [""] * len(query), None)
+        found = answer(known, [part], batch=len(query))
+        model = PaddleClassifier(device="cpu", max_iter=30, tol=1e-4).fit(X, y)
+        np.testing.assert_array_equal(model.transduction_[y < 0], found.labels)
+
+
 def test_present_classes() -> None:
     X, y, _ = batch()
     assert PaddleClassifier().fit(X, y).present_classes_.tolist() == [2, 5, 9]
@@ -222,6 +298,8 @@ def test_bad_labels(labels: Any, message: str) -> None:
     [
         ({"lam": -1.0}, "lam must be finite and >= 0, got -1"),
         ({"scaling": "zscore"}, "scaling must be one of"),
+        ({"temperature": "hot"}, "temperature must be one of 'auto', got 'hot'"),
+        ({"temperature": 0.0}, "temperature must be finite and > 0, got 0"),
         ({"max_iter": 0}, "max_iter must be an integer"),
         ({"present_threshold": 0.0}, "present_threshold must be finite and > 0"),
         ({"device": "abacus"}, "device must be 'auto' or a device of torch, got 'abacus'"),
