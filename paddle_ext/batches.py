@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .ops import solve
 from .reference import Solution
-from .reference.paddle import AUTO_GAP, AUTO_MIN_GAP, unit_rows
+from .reference.paddle import AUTO_GAP, AUTO_MIN_GAP, squared_distances, unit_rows
 
 TEMPERATURE = 1.0  # of the solver, where it is not given
 AGREE = 0.9  # of the labels that the estimate expects to have right
@@ -234,12 +234,6 @@ def maximised(likelihood: Tensor, proportions: Tensor, rounds: int) -> Tensor:
         shares = 1 / (likelihood @ proportions).clamp(min=LEAST)
         proportions = proportions * (shares @ likelihood) / len(likelihood)
     return proportions
-
-
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """[n, D] and [K, D] -> [n, K]."""
-    squares = x.square().sum(1, keepdim=True) + y.square().sum(1)
-    return (squares - 2 * x @ y.mT).clamp(min=0)
 
 
 def effective(proportions: Tensor) -> float:

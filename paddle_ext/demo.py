@@ -32,7 +32,7 @@ N_QUERY = 75
 AUTO = "paddle (auto)"
 # On a CPU these take from 10 to 2000 times as long for a task as the others, so that they get only
 # one in so many tasks.
-ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 25, "tim": 25, "alpha_tim": 25, "paddle_pgd": 75}
+ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 5, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
 LEAST_TASKS = 3
 # What a quick demo leaves out of the slowest ones.
 FEWER = {
@@ -201,7 +201,7 @@ def task_counts(tasks: int) -> dict[str, int]:
     --------
     >>> counts = task_counts(300)
     >>> counts["paddle"], counts["tim_adm"], counts["tim"], counts["paddle_pgd"]
-    (300, 60, 12, 4)
+    (300, 60, 25, 4)
     """
     least = min(tasks, LEAST_TASKS)
     return {name: max(least, tasks // ONE_IN.get(name, 1)) for name in contenders()}

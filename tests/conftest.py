@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from problems import Place
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,3 +99,16 @@ def place(request: pytest.FixtureRequest) -> "Place":
 
     device, dtype = request.param.split("-")
     return Place(device, getattr(torch, dtype))
+
+
+@pytest.fixture(scope="session")
+def torchvision_operators() -> "Iterator[None]":
+    """What torchvision looks for when it is imported, and a CPU build of torch may not have."""
+    import torch
+
+    declared = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield
+    del declared

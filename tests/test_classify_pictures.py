@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -254,14 +255,35 @@ def test_efficientnet_lite0() -> None:
     assert 0 < features.mean() < 6
 
 
-def test_timm_is_named_when_missing(tmp_path: Path) -> None:
-    try:
-        import timm  # noqa: F401
-    except ImportError:
-        with pytest.raises(ImportError, match="needs timm, which is not installed"):
-            open_network("timm:resnet18", torch.device("cpu"))
-        return
-    pytest.skip("timm is installed")
+def test_timm_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match="needs timm, which is not installed"):
+        open_network("timm:resnet18", torch.device("cpu"))
+
+
+def test_networks_of_timm(torchvision_operators: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pretrained weights, for there may be no hub."""
+    timm = pytest.importorskip("timm", reason="needs timm")
+    create = timm.create_model
+    made = []
+
+    def without_weights(name: str, pretrained: bool, **options: int) -> torch.nn.Module:
+        assert pretrained
+        made.append(create(name, **options))
+        return made[-1]
+
+    monkeypatch.setattr(timm, "create_model", without_weights)
+    found = open_network("timm:test_resnet", torch.device("cpu"))
+    about = timm.data.resolve_data_config({}, model=made[0])
+    square = found.square(pattern(1, 0, (400, 300)))
+    assert square.size == (about["input_size"][2], about["input_size"][1])
+    pixels = torch.from_numpy(np.asarray(square).copy()).unsqueeze(0)
+    mean, std = (torch.tensor(about[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        expected = made[0]((pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std)
+    torch.testing.assert_close(found(pixels), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"--backbone must be a pretrained model of timm .* 'no'"):
+        open_network("timm:no", torch.device("cpu"))
 
 
 def test_thumbnail_of_a_file_that_has_gone(tmp_path: Path) -> None:

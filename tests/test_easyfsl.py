@@ -4,7 +4,6 @@ import doctest
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -18,14 +17,8 @@ CLASSES, SIZE, DIMENSION = 12, 30, 16
 
 
 @pytest.fixture(scope="module")
-def easyfsl() -> Iterator[ModuleType]:
-    """The library; its torchvision looks for operators that a CPU build of torch may not have."""
-    declared = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield pytest.importorskip("easyfsl")
-    del declared
+def easyfsl(torchvision_operators: None) -> ModuleType:
+    return pytest.importorskip("easyfsl")
 
 
 @pytest.fixture(scope="module")

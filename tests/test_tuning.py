@@ -15,6 +15,9 @@ from paddle_ext.evaluation.tuning import GRIDS, apart, best_points, grid_points
 
 SMALL = {"n_tasks": 20, "n_query": 25, "device": "cpu", "progress": False}
 
+# The default of `tune`, for `evaluate`.
+PROTOCOL = {"shots": 5, "n_ways": 5, "sampling": "dirichlet", "alpha": 2.0}
+
 
 def run(*arguments: Any, **options: Any) -> Tuning:
     return tune(small_bank(), *arguments, **(SMALL | options))
@@ -39,7 +42,7 @@ def test_the_best_point() -> None:
     assert found.curves.methods == ("paddle",)
     for result in found.curves:
         (alone,) = evaluate(
-            small_bank(), methods.create("paddle", **result.options), shots=5, n_ways=5, **SMALL
+            small_bank(), methods.create("paddle", **result.options), **PROTOCOL, **SMALL
         )
         assert replace(alone, seconds=0.0) == replace(result, seconds=0.0)
     best = max(found.curves, key=lambda result: result.correct)
@@ -57,7 +60,7 @@ def test_default_grids_and_untuned_methods() -> None:
     assert found.methods()["simpleshot"] == methods.create("simpleshot")
     assert {r.options["scaling"] for r in found.curves.select("bd_cspn")} == {"l2n"}
     assert found.methods()["bd_cspn"].scaling == "l2n"
-    again = evaluate(small_bank(), found.methods(), shots=5, n_ways=5, **(SMALL | {"n_tasks": 5}))
+    again = evaluate(small_bank(), found.methods(), **PROTOCOL, **(SMALL | {"n_tasks": 5}))
     assert [r.correct for r in again] == [r.correct for r in found.best.values()]
 
 

@@ -105,8 +105,8 @@ def tune(
     n_ways: int | str | None = 5,
     n_tasks: int = 1000,
     n_query: int = 75,
-    sampling: str = "uniform",
-    alpha: float = 1.0,
+    sampling: str = "dirichlet",
+    alpha: float = 2.0,
     seed: int = 0,
     preset: str | None = None,
     name: str = "",
@@ -127,9 +127,11 @@ def tune(
     grids : mapping of methods to mappings of options to values, optional
         Instead of those of `GRIDS`, for the methods it names. All combinations are tried. A method
         without options to tune, as PADDLE is by default, gets one point.
-    shots, k_eff, n_ways, n_tasks
-        By default 1000 tasks of 5 ways and 5 shots, as in the paper.
-    n_query, sampling, alpha, seed, preset, name, device, memory, resume, progress
+    shots, k_eff, n_ways, n_tasks, sampling, alpha
+        By default 1000 tasks of 5 ways and 5 shots, whose classes are unevenly frequent: the
+        protocol that the paper follows. With all classes equally frequent, methods that count on
+        that are tuned to it, and fail where few classes are present.
+    n_query, seed, preset, name, device, memory, resume, progress
         As in `evaluate`.
     output : path, optional
         A folder for the journal and, at the end, ``tuning.json``.
