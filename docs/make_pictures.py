@@ -12,9 +12,10 @@ from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, solve
 from paddle_ext.coordinates import class_sums, coordinates, counts, prototypes
+from paddle_ext.data.files import usual_cache
 from paddle_ext.data.glyphs import glyph_images
 from paddle_ext.data.images import ImageArray
-from paddle_ext.demo import FULL, features, usual_cache
+from paddle_ext.demo import FULL, features
 from paddle_ext.evaluation.drawing import INK, SMALL, figure_class, finish, head, name_panel
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def reduce_colours(path: Path) -> None:
 
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
-    bank = features(novel, FULL, 0, usual_cache(), False, None, True, lambda text: None)
+    bank = features(novel, FULL, 0, usual_cache("demo"), False, None, True, lambda text: None)
     draw(tell(bank, novel, TASK, SHOWN), HERE / "pictures" / "method.png")
 
 

@@ -8,7 +8,6 @@ method classifies the same batches. ``paddle-ext demo`` runs it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from .backbones import Recipe, extract, recipe, train
 from .data.bank import FeatureBank
+from .data.files import usual_cache
 from .data.glyphs import glyph_images
 from .data.images import ImageArray
 from .evaluation import Evaluation, evaluate
@@ -104,7 +104,7 @@ def run(
     quick : bool
         Draw, learn and iterate a little only: to see that all works.
     cache : path, optional
-        Where the network and the features are kept; by default `usual_cache`.
+        Where the network and the features are kept; by default a folder of the user's cache.
     fresh : bool
         Train again, even if the cache has the network.
     device : device, optional
@@ -124,7 +124,7 @@ def run(
     >>> demo.draw(found, "demo.png")  # doctest: +SKIP
     """
     check.integer("tasks", tasks)
-    folder = Path(usual_cache() if cache is None else cache)
+    folder = Path(usual_cache("demo") if cache is None else cache)
     scale = QUICK if quick else FULL
     novel = glyph_images("test", samples=scale.novel, seed=seed)
     most = len(novel.class_names)
@@ -137,12 +137,6 @@ def run(
     bank = features(novel, scale, seed, folder, fresh, device, progress, say)
     evaluation = compare(bank, sampler, tasks, quick, device, progress, say)
     return Demo(bank, evaluation, one_batch(bank, novel, sampler))
-
-
-def usual_cache() -> Path:
-    """The user's folder for caches."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "paddle_ext" / "demo"
 
 
 # --- features -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ pickles, are read with ``weights_only=True``.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.files import replacing
 from .augment import Transform
 from .base import Backbone
 from .networks import known_architecture, unfilled
@@ -239,11 +239,5 @@ def safetensors_library() -> Any:
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file under another name, then give it its own: nobody ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as part:
         write(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

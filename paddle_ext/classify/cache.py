@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,12 +16,6 @@ from torch import Tensor
 AT_ONCE = 500  # digests in one question to the database
 
 Content = TypeVar("Content")
-
-
-def usual_cache() -> Path:
-    """The user's folder for caches."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "paddle_ext" / "classify"
 
 
 def digest(content: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..data.bank_files import replacing
+from ..data.files import replacing
 from .answering import Answers
 from .samples import Labelled
 

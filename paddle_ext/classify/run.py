@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from ..backbones.feeding import known_device
+from ..data.files import usual_cache
 from ..data.images import require_pillow
 from . import arrays, tables
 from .answering import Answers, answer
-from .cache import usual_cache
 from .networks import DEFAULT, open_network
 from .output import write_table
 from .page import Story, write_page
@@ -54,7 +54,7 @@ class Settings:
     batch: int | None = None
     temperature: float | None = None
     device: str | None = None
-    cache: Path | None = field(default_factory=usual_cache)
+    cache: Path | None = field(default_factory=lambda: usual_cache("classify"))
     progress: bool = False
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ..evaluation.ranks import first
 from . import classify, demo, evaluating, info, pictures, reproduce
 from .arguments import spelled
-from .show import leading
 
 FAILED, INTERRUPTED = 1, 130
 NOTHING_KEPT = "interrupted: nothing was kept, the same command begins again"
@@ -52,7 +52,7 @@ def sentence(error: Exception) -> str:
 
 def complain(text: str) -> None:
     """A line on stderr, which says which process of torchrun it is from."""
-    rank = "" if leading() else f" (rank {os.environ['RANK']})"
+    rank = "" if first() else f" (rank {os.environ['RANK']})"
     typer.secho(f"paddle-ext{rank}: {text}", fg=typer.colors.RED, err=True)
 
 

@@ -90,7 +90,7 @@ def classify(
     """Classify your own data from a few labels: writes a table and a page to look at."""
     from ..classify import Columns, Settings
     from ..classify import classify as run
-    from ..classify.cache import usual_cache
+    from ..data.files import usual_cache
 
     report = run(
         labelled,
@@ -104,7 +104,7 @@ def classify(
             batch=batch,
             temperature=temperature,
             device=device,
-            cache=None if no_cache else cache or usual_cache(),
+            cache=None if no_cache else cache or usual_cache("classify"),
             progress=True,
         ),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..evaluation.ranks import first
 from . import show
 from .arguments import method_options, numbers, ways, words
 
@@ -128,7 +129,7 @@ def evaluate(
             output=output,
             resume=not fresh,
         )
-    if show.leading():
+    if first():
         show_evaluation(found, markdown, figure)
         if output is not None:
             show.say(f"written: {output / 'evaluation.json'}")
@@ -247,17 +248,10 @@ def tune(
             output=output,
             resume=not fresh,
         )
-    if show.leading():
-        header, cells = cells_of(found.markdown())
+    if first():
+        header, cells = found.rows()
         show.table(header, cells, text_columns=(0, 1))
         path = output / FILE
         show.say(f"written: {path}")
         command = ("paddle-ext", "evaluate", "TEST_BANK", "--tuned", path)
         show.say(f"next: {show.command_line(*command)}")
-
-
-def cells_of(markdown: str) -> tuple[list[str], list[list[str]]]:
-    """The header and the cells of a table in Markdown."""
-    lines = [line.strip("|").split("|") for line in markdown.strip().splitlines()]
-    header, _, *rows = [[cell.strip() for cell in line] for line in lines]
-    return header, rows

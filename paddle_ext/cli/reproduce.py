@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..evaluation.ranks import first
 from . import show
 from .arguments import numbers, words
 
@@ -91,7 +92,7 @@ def reproduce(
     folder = output or Path("results") / experiment
     with show.go_on_with(f"interrupted: the same command goes on from {folder}"):
         result = run(experiment, bank, given, folder, fresh)
-    if show.leading():
+    if first():
         show_result(result, folder)
 
 

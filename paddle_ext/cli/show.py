@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from ..evaluation.ranks import first
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,17 +31,12 @@ def go_on_with(sentence: str) -> Iterator[None]:
         raise Interrupted(sentence) from None
 
 
-def leading() -> bool:
-    """Whether this process prints: of those that torchrun starts only the first does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def console() -> Console:
     """Where results are printed."""
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-    return Console(width=wide, highlight=False, quiet=not leading())
+    return Console(width=wide, highlight=False, quiet=not first())
 
 
 def say(text: str) -> None:

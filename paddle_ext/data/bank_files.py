@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import numbers
-import os
 import pickle
 import re
 import struct
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from . import plain_pickle
+from .files import replacing
 
 FEATURES = ("features", "concat_features")
 LABELS = ("labels", "concat_labels")
@@ -370,14 +370,3 @@ def read_pickle(path: Path) -> object:
             return plain_pickle.load(file)
         except ValueError as error:
             raise ValueError(f"{path} is no pickle of plain data: {error}") from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A new file that takes the place of the old one when it is whole."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield new
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

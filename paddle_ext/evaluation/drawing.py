@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..data.bank_files import replacing
+from ..data.files import replacing
 from .results import Result
 from .tables import TITLES
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data.bank_files import replacing
+from ..data.files import replacing
 
 FORMAT = 1  # of the file
 COUNTS = ("k_eff", "n_ways", "n_query", "tasks", "correct", "squares")

@@ -113,19 +113,21 @@ def markdown(
     | PADDLE | **80.0 ± 2.3** | 2.5 |
     """
     header, cells = rows(evaluation, beside=beside, beside_title=beside_title)
-    titles = [
-        setting_title(setting, settings_of(evaluation)) for setting in settings_of(evaluation)
-    ]
-    for title, setting in zip(titles, settings_of(evaluation), strict=True):
-        column = header.index(title)
+    settings = settings_of(evaluation)
+    for setting in settings:
+        column = header.index(setting_title(setting, settings))
         best = best_methods(evaluation, setting)
         for row, method in zip(cells, evaluation.methods, strict=True):
             if method in best:
                 row[column] = f"**{row[column]}**"
-    lines = [header, ["---"] * len(header), *cells]
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return markdown_table(header, cells)
+
+
+def markdown_table(header: list[str], cells: list[list[str]]) -> str:
+    """Header and cells in Markdown; ends with a new line."""
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, *cells)]
     text = [f"| {' | '.join(line)} |" for line in lines]
-    text[1] = text[1].replace(" ", "")
+    text.insert(1, f"|{'---|' * len(header)}")
     return "\n".join(text) + "\n"
 
 

@@ -19,7 +19,7 @@ from .arguments import chosen_methods
 from .evaluate import evaluate
 from .ranks import first
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
-from .tables import TITLES, accuracy_text
+from .tables import TITLES, accuracy_text, markdown_table
 
 FORMAT = 1  # of the file
 FILE = "tuning.json"
@@ -81,18 +81,22 @@ class Tuning:
             }
             return cls(curves, best, options)
 
-    def markdown(self) -> str:
-        """A table: the best options of each method, and the range of accuracies it was tuned in."""
-        lines = ["| method | options | accuracy | worst | points |", "|---|---|---|---|---|"]
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells: the best options of each method, and the accuracies of its grid."""
+        cells = []
         for name, result in self.best.items():
             points = self.curves.select(name)
             chosen = ", ".join(
                 f"{key} = {text(value)}" for key, value in self.options[name].items()
             )
             worst = min(point.accuracy for point in points)
-            cells = (chosen or "none tuned", accuracy_text(result), f"{worst:.1f}", len(points))
-            lines.append(f"| {TITLES.get(name, name)} | {' | '.join(map(str, cells))} |")
-        return "\n".join(lines) + "\n"
+            row = [TITLES.get(name, name), chosen or "none tuned", accuracy_text(result)]
+            cells.append([*row, f"{worst:.1f}", str(len(points))])
+        return ["method", "options", "accuracy", "worst", "points"], cells
+
+    def markdown(self) -> str:
+        """The same in Markdown."""
+        return markdown_table(*self.rows())
 
 
 def tune(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ... import methods as registry
 from ...data.bank import FeatureBank
-from ...data.bank_files import replacing
+from ...data.files import replacing
 from ...methods import Method
 from ...ops import check
 from ...tasks import TaskSampler
@@ -19,6 +18,7 @@ from .. import paper
 from ..arguments import ORDER, chosen_rows, class_numbers, several
 from ..drawing import finish, settings, title_of
 from ..evaluate import evaluate
+from ..ranks import first
 from ..results import Evaluation, Result, write_json
 from ..tables import MISSING, accuracy_text, milliseconds_text, setting_title, settings_of
 
@@ -216,7 +216,7 @@ def evaluated(
 
 def saved(result: R, output: str | Path | None) -> R:
     """The result, written to `output`; of the processes of torchrun the first one writes."""
-    if output is not None and int(os.environ.get("RANK", "0")) == 0:
+    if output is not None and first():
         result.save(output)
     return result
 
