@@ -54,7 +54,7 @@ def run_tasks(bank: FeatureBank, arguments: argparse.Namespace) -> None:
         shots=arguments.labelled,
         n_query=arguments.queries,
         k_eff=arguments.k_eff,
-        n_ways=arguments.classes,
+        num_classes=arguments.classes,
         seed=arguments.seed,
     )
     features, K = bank.features.float(), sampler.num_classes

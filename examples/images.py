@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from paddle_ext.backbones import recipe, train
-from paddle_ext.classify import Columns, Report, Settings, classify
-from paddle_ext.data import ImageSet, glyph_images
+from paddle_ext.app.classify import Columns, Report, Settings, classify
+from paddle_ext.research.backbones import recipe, train
+from paddle_ext.research.data import ImageSet, glyph_images
 
 CANDIDATES, SHOTS, PRESENT, NEW = 20, 5, 3, 20  # classes, labelled of each; present, images of each
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paddle_ext.data.images import ImageArray
+from paddle_ext.research.data.images import ImageArray
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from paddle_ext.data import progress as module
-from paddle_ext.data.progress import Progress
+from paddle_ext.research.data import progress as module
+from paddle_ext.research.data.progress import Progress
 
 
 class Terminal(io.StringIO):

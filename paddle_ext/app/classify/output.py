@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from ..data.files import replacing
+from ...research.data.files import replacing
 from .answering import Answers
 
 HEADER = ("label", "probability", "second", "second_probability", "doubt")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..data.files import replacing
+from ...research.data.files import replacing
 from .answering import Answers
 from .samples import Labelled
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ..backbones.feeding import known_device
-from ..data.files import usual_cache
-from ..data.images import require_pillow
+from ...research.backbones.feeding import known_device
+from ...research.data.files import usual_cache
+from ...research.data.images import require_pillow
 from . import arrays, tables
 from .answering import Answers, answer
 from .networks import DEFAULT, open_network

@@ -13,9 +13,15 @@ from toy_images import generator, one_thread, random_pixels  # noqa: F401
 
 pytest.importorskip("safetensors", reason="needs safetensors")
 
-from paddle_ext.backbones import Augmentation, Checkpoint, Transform, create, load_checkpoint
-from paddle_ext.backbones.augment import DRAWS, jittered, quarter_turns
-from paddle_ext.backbones.checkpoints import write_whole
+from paddle_ext.research.backbones import (
+    Augmentation,
+    Checkpoint,
+    Transform,
+    create,
+    load_checkpoint,
+)
+from paddle_ext.research.backbones.augment import DRAWS, jittered, quarter_turns
+from paddle_ext.research.backbones.checkpoints import write_whole
 
 GREY = Transform(32, (0.2,), (0.3,))
 PLAIN = Transform(12, (0.0,) * 3, (1.0,) * 3)

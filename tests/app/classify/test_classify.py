@@ -16,7 +16,7 @@ import pytest
 import torch
 from classify_data import NAMES, PRESENT, embeddings
 
-from paddle_ext.classify import (
+from paddle_ext.app.classify import (
     Batch,
     Columns,
     Labelled,
@@ -27,7 +27,7 @@ from paddle_ext.classify import (
     libraries,
     samples,
 )
-from paddle_ext.classify.samples import named_labels, rebatched
+from paddle_ext.app.classify.samples import named_labels, rebatched
 
 SETTINGS = Settings(cache=None, device="cpu")
 
@@ -327,7 +327,7 @@ def test_memory_does_not_grow_with_the_features() -> None:
 def test_code_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = Path(__file__).resolve().parents[1] / "docs" / "classify.md"
+    page = Path(__file__).resolve().parents[3] / "docs" / "classify.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import bank_files
+from ...research.data import bank_files
 from .libraries import library
 from .samples import Batch, Labelled, named_labels
 from .texts import TextEmbedder

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.images import in_threads
-from ..data.lists import is_image
-from ..data.progress import Progress
+from ...research.data.images import in_threads
+from ...research.data.lists import is_image
+from ...research.data.progress import Progress
 from .cache import FeatureCache, digest
 from .networks import Network
 from .samples import Batch, Labelled, Unreadable, named_labels

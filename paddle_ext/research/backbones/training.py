@@ -93,8 +93,8 @@ def train(
 
     Examples
     --------
-    >>> from paddle_ext.backbones import recipe
-    >>> from paddle_ext.data.glyphs import glyph_images
+    >>> from paddle_ext.research.backbones import recipe
+    >>> from paddle_ext.research.data.glyphs import glyph_images
     >>> base, val = glyph_images("base", samples=40), glyph_images("val")  # doctest: +SKIP
     >>> trained = train("small", base, val, recipe=recipe("small"))  # doctest: +SKIP
     """

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from paddle_ext.data import FeatureBank, bank_files
-from paddle_ext.tasks import TaskSampler
+from paddle_ext.research.data import FeatureBank, bank_files
+from paddle_ext.research.tasks import TaskSampler
 
 N, D = 9, 5
 LABELS = [0, 2, 1, 0, -1, 1, 2, 0, 1]
@@ -144,7 +144,7 @@ def test_examples() -> None:
 
 
 def test_code_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).resolve().parents[1] / "docs" / "data.md"
+    page = Path(__file__).resolve().parents[3] / "docs" / "data.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     torch.manual_seed(0)
     exec(code, {})  # noqa: S102 - our own page

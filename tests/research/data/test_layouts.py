@@ -12,9 +12,9 @@ pytest.importorskip("PIL", reason="needs Pillow")
 
 from PIL import Image
 
-from paddle_ext.data import layouts
-from paddle_ext.data.images import ImageSet
-from paddle_ext.data.lists import read_list
+from paddle_ext.research.data import layouts
+from paddle_ext.research.data.images import ImageSet
+from paddle_ext.research.data.lists import read_list
 
 LIST = "a/1.jpg,cat\nb/2.PNG,dog\n"
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..ops import check
+from ... import check
 from . import bank_files
 
 Names: TypeAlias = "npt.NDArray[np.str_]"

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..batches import BatchSolver
-from ..data.progress import Progress
-from ..ops import check
-from ..presence import doubt, present
+from ... import check
+from ...batches import BatchSolver
+from ...research.data.progress import Progress
 from .samples import Batch, Labelled, check_finite, rebatched
 
 BATCH = 300
-MOST_ENTRIES = 50_000_000  # of the assignments of a batch
+MOST_ENTRIES = 50_000_000  # of the probabilities of a batch
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,9 @@ class Answers:
         The most and the second most probable class.
     probability, second_probability : Tensor [N]
     doubt : Tensor [N]
-        In [0, 1], see `paddle_ext.presence.doubt`.
+        In [0, 1], see `paddle_ext.Solution.doubt`.
     present : Tensor [K] bool
-        Classes that are there by the rule of `paddle_ext.presence.present`, in any batch; another
+        Classes that are there by the rule of `paddle_ext.Solution.present`, in any batch; another
         one may have a sample or two all the same.
     truth : list of N str or None
         Names of the true classes, where they are known.
@@ -127,9 +126,9 @@ def answer(
         for part in rebatched(batches, size):
             check_part(part, support.shape[1], labelled.source, source)
             solution = solve(part.features.to(device, torch.float32)).solution
-            values, places = solution.assignments.topk(2, dim=1)
-            tops.append((values.cpu(), places.cpu(), doubt(solution).cpu()))
-            there |= present(solution).cpu()
+            values, places = solution.probabilities.topk(2, dim=1)
+            tops.append((values.cpu(), places.cpu(), solution.doubt().cpu()))
+            there |= solution.present().cpu()
             names += part.names
             texts += part.texts
             truth += part.truth or []

@@ -13,11 +13,11 @@ import torch
 from classify_data import pattern, picture_folders
 from PIL import Image
 
-from paddle_ext.backbones import Checkpoint, Transform, create
-from paddle_ext.classify import Columns, Report, Settings, classify
-from paddle_ext.classify import pictures as pictures_module
-from paddle_ext.classify.networks import ForeignNetwork, open_network
-from paddle_ext.classify.pictures import opened
+from paddle_ext.app.classify import Columns, Report, Settings, classify
+from paddle_ext.app.classify import pictures as pictures_module
+from paddle_ext.app.classify.networks import ForeignNetwork, open_network
+from paddle_ext.app.classify.pictures import opened
+from paddle_ext.research.backbones import Checkpoint, Transform, create
 
 
 class Colours(torch.nn.Module):
@@ -49,7 +49,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.network.forward = counted
         return found
 
-    monkeypatch.setattr("paddle_ext.classify.run.open_network", open_colours)
+    monkeypatch.setattr("paddle_ext.app.classify.run.open_network", open_colours)
     return seen
 
 

@@ -14,9 +14,9 @@ from toy_images import one_thread  # noqa: F401
 pytest.importorskip("PIL", reason="needs Pillow")
 pytest.importorskip("matplotlib", reason="needs the fonts of matplotlib")
 
-from paddle_ext.data import glyphs as module
-from paddle_ext.data.glyphs import CLASSES, characters, glyph_images
-from paddle_ext.data.images import ImageArray
+from paddle_ext.research.data import glyphs as module
+from paddle_ext.research.data.glyphs import CLASSES, characters, glyph_images
+from paddle_ext.research.data.images import ImageArray
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from paddle_ext.data import FeatureBank, plain_pickle
+from paddle_ext.research.data import FeatureBank, plain_pickle
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 TRACE: list[object] = []

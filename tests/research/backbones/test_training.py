@@ -13,7 +13,7 @@ from toy_images import generator, one_thread, pattern_images, random_pixels  # n
 
 pytest.importorskip("safetensors", reason="needs safetensors")
 
-from paddle_ext.backbones import (
+from paddle_ext.research.backbones import (
     Augmentation,
     Checkpoint,
     Recipe,
@@ -25,10 +25,10 @@ from paddle_ext.backbones import (
     recipe,
     train,
 )
-from paddle_ext.backbones import run as run_module
-from paddle_ext.backbones.feeding import Feeder
-from paddle_ext.backbones.learner import Classifier, Learner
-from paddle_ext.data.images import ImageArray
+from paddle_ext.research.backbones import run as run_module
+from paddle_ext.research.backbones.feeding import Feeder
+from paddle_ext.research.backbones.learner import Classifier, Learner
+from paddle_ext.research.data.images import ImageArray
 
 QUICK = Recipe(
     epochs=3,
@@ -421,7 +421,7 @@ def test_leaving_early_reads_little() -> None:
 
 def test_images_too_large_for_the_memory(quick: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read batch by batch, with the same result."""
-    monkeypatch.setattr("paddle_ext.backbones.feeding.host_memory", lambda: 1000)
+    monkeypatch.setattr("paddle_ext.research.backbones.feeding.host_memory", lambda: 1000)
     lazy = Lazy(BASE)
     options = {"recipe": QUICK, "device": "cpu", "progress": False}
     run = train("small", lazy, VALIDATION, **options)
@@ -461,7 +461,7 @@ def test_accuracy_depends_on_seed_and_centre() -> None:
 
 
 def test_uneven_classes_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.backbones.validation.MOST_PER_CLASS", 9)
+    monkeypatch.setattr("paddle_ext.research.backbones.validation.MOST_PER_CLASS", 9)
     counts = torch.tensor([7, 30, 8])
     labels = torch.arange(3).repeat_interleave(counts) * 5  # and labels that are not 0, 1, 2
     features = torch.eye(11)[labels]

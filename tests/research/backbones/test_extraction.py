@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy_images import one_thread, pattern_images, random_pixels, write_image  # noqa: F401
 
-from paddle_ext.backbones import (
+from paddle_ext.research.backbones import (
     Backbone,
     Checkpoint,
     Transform,
@@ -17,10 +17,10 @@ from paddle_ext.backbones import (
     digest_of_weights,
     extract,
 )
-from paddle_ext.backbones import extraction as module
-from paddle_ext.backbones.extraction import Extractor
-from paddle_ext.data import FeatureBank
-from paddle_ext.data.images import EncodedImages, Files, ImageArray
+from paddle_ext.research.backbones import extraction as module
+from paddle_ext.research.backbones.extraction import Extractor
+from paddle_ext.research.data import FeatureBank
+from paddle_ext.research.data.images import EncodedImages, Files, ImageArray
 
 GREY = Transform(16, (0.4,), (0.2,))
 IMAGES = pattern_images(5, 9)
@@ -240,7 +240,7 @@ def test_an_interrupted_extraction_leaves_nothing(
 def test_progress(
     network: Backbone, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddle_ext.data.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paddle_ext.research.data.progress.SECONDS_BETWEEN_LINES", 0.0)
     extract(network, IMAGES, transform=GREY, device="cpu", batch_size=20, progress=True)
     assert "features 40/45" in capsys.readouterr().err
     extract(network, IMAGES, transform=GREY, device="cpu")

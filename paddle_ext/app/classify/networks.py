@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..backbones import Checkpoint, load_checkpoint
-from ..backbones.extraction import digest_of_weights, features_of
-from ..data.images import squared
+from ...research.backbones import Checkpoint, load_checkpoint
+from ...research.backbones.extraction import digest_of_weights, features_of
+from ...research.data.images import squared
 from .libraries import library
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import torch
 from classify_data import NAMES, embeddings
 from typer.testing import CliRunner
 
-from paddle_ext.classify import Answers, Labelled
-from paddle_ext.classify.page import MOST_OF_A_CLASS, Story, page
-from paddle_ext.cli.app import app
+from paddle_ext.app.classify import Answers, Labelled
+from paddle_ext.app.classify.page import MOST_OF_A_CLASS, Story, page
+from paddle_ext.app.cli.app import app
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Written into the page before its end: what only a browser knows, as JSON in an attribute.

@@ -12,8 +12,8 @@ pytest.importorskip("PIL", reason="needs Pillow")
 
 from PIL import Image
 
-from paddle_ext.data import images as module
-from paddle_ext.data.images import EncodedImages, Files, ImageArray, in_memory
+from paddle_ext.research.data import images as module
+from paddle_ext.research.data.images import EncodedImages, Files, ImageArray, in_memory
 
 
 @pytest.fixture

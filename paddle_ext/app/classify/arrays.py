@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import bank_files
+from ...research.data import bank_files
 from .samples import Batch, Labelled, named_labels
 
 SUFFIXES = (".npz", ".npy", ".safetensors")

@@ -67,8 +67,8 @@ def extract(
 
     Examples
     --------
-    >>> from paddle_ext.backbones import Transform, create
-    >>> from paddle_ext.data.images import ImageArray
+    >>> from paddle_ext.research.backbones import Transform, create
+    >>> from paddle_ext.research.data.images import ImageArray
     >>> images = ImageArray(torch.zeros(4, 32, 32, dtype=torch.uint8), [0, 0, 1, 1], ["a", "b"])
     >>> extract(create("small"), images, transform=Transform(32, (0.5,), (0.5,))).features.shape
     torch.Size([4, 128])
