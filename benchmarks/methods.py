@@ -35,24 +35,22 @@ def options() -> argparse.Namespace:
     add("--shapes", default=",".join(BOTH), help="default: both")
     add("--tasks", type=int, help="tasks of a call (default: 4, on CUDA 1000)")
     add("--checked", type=int, default=1, help="tasks compared with float64 (default: 1)")
-    add("--iterations", type=int, help="fewer iterations, for those that have so many")
+    add("--max-iter", type=int, help="fewer iterations, for those that have so many")
     return parser.parse_args()
 
 
-def create(name: str, iterations: int | None) -> methods.Method:
+def create(name: str, max_iter: int | None) -> methods.Method:
     known = {option.name for option in methods.describe(name)}
-    fewer = {"iterations": iterations} if iterations and "iterations" in known else {}
+    fewer = {"max_iter": max_iter} if max_iter and "max_iter" in known else {}
     return methods.create(name, **fewer)
 
 
 def compare(method: methods.Method, dense: DenseTasks, checked: int) -> tuple[int, int]:
     """Labels that differ from those in float64, and those that are close to a tie there."""
     few = dense.take(slice(0, checked))
-    arguments = few.support_labels, few.query, few.shape.classes
-    single = method.predict(few.support, *arguments)
-    double = method.predict(
-        few.support.double(), few.support_labels, few.query.double(), few.shape.classes
-    )
+    labels, K = few.support_labels, few.shape.classes
+    single = method.predict(few.support, labels, few.query, num_classes=K)
+    double = method.predict(few.support.double(), labels, few.query.double(), num_classes=K)
     best = double.probabilities.topk(2, dim=-1).values
     sure = best[..., 1] < TIE * best[..., 0]
     wrong = (single.labels != double.labels) & sure
@@ -62,7 +60,7 @@ def compare(method: methods.Method, dense: DenseTasks, checked: int) -> tuple[in
 def measure(
     name: str, chosen: argparse.Namespace, device: torch.device, dense: DenseTasks
 ) -> dict[str, Any]:
-    method = create(name, chosen.iterations)
+    method = create(name, chosen.max_iter)
     harness.progress(f"{dense.shape.name}: {name}, against float64")
     wrong, ties = compare(method, dense, chosen.checked)
     row: dict[str, Any] = {
@@ -76,7 +74,9 @@ def measure(
         return row
 
     def call() -> methods.Prediction:
-        return method.predict(dense.support, dense.support_labels, dense.query, dense.shape.classes)
+        return method.predict(
+            dense.support, dense.support_labels, dense.query, num_classes=dense.shape.classes
+        )
 
     accuracy = (call().labels == dense.query_labels).double().mean()
     timing = harness.time_side_by_side(

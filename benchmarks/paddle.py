@@ -35,7 +35,7 @@ def options() -> argparse.Namespace:
     add("--only", help=f"comma separated, of {', '.join(PEERS)} (default: all but gram-compiled)")
     add("--compile", action="store_true", help="also torch.compile of the Gram form")
     add("--tasks", type=int, help="tasks per call (default: 8, on CUDA 1000)")
-    add("--iterations", type=int, default=100, help="iterations at most (default: 100)")
+    add("--max-iter", type=int, default=100, help="iterations at most (default: 100)")
     add("--tol", type=float, default=0.0, help="stop a task at this criterion (default: 0, never)")
     add("--scaling", default="minmax", choices=["minmax", "auto", "none"], help="default: minmax")
     add("--check-tasks", type=int, default=3, help="tasks compared with the float64 reference")
@@ -64,7 +64,7 @@ def options() -> argparse.Namespace:
 def check(call: Call, truth: torch.Tensor, dense: DenseTasks, tolerance: float) -> dict[str, Any]:
     """Compare the first tasks with the float64 reference; all of them count for the accuracy."""
     result = call()
-    found = agreement(result.assignments[: len(truth)], truth)
+    found = agreement(result.probabilities[: len(truth)], truth)
     return {
         "check": "ok" if found.wrong == 0 and found.worst <= tolerance else "DIFFERS",
         "max|du|": found.worst,
@@ -88,7 +88,7 @@ def nearest_prototype(dense: DenseTasks) -> float:
 
 def table(options: argparse.Namespace, device: torch.device) -> bool:
     """The main comparison; False if a competitor disagreed with the reference."""
-    settings = Settings(options.iterations, options.tol, options.scaling)
+    settings = Settings(options.max_iter, options.tol, options.scaling)
     bandwidth = harness.copy_bandwidth(device)
     print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s; {settings}")
     rows: list[dict[str, Any]] = []
@@ -198,9 +198,7 @@ def draw(path: Path, rows: list[dict[str, Any]], machine: str, settings: Setting
     axes.set_xticks(range(len(shapes)), shapes)
     axes.set_ylabel("microseconds per task (log scale)")
     rule = (
-        f"{settings.iterations} iterations"
-        if settings.tol == 0
-        else f"to criterion {settings.tol:g}"
+        f"{settings.max_iter} iterations" if settings.tol == 0 else f"to criterion {settings.tol:g}"
     )
     axes.set_title(f"PADDLE from features to labels, {rule}, scaling {settings.scaling}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -24,7 +24,7 @@ from paddle_ext.reference.paddle import AUTO_GAP, AUTO_MIN_GAP, AUTO_MIN_SHARE
 
 @dataclass(frozen=True)
 class Settings:
-    iterations: int = 100
+    max_iter: int = 100
     tol: float = 0.0
     scaling: str = "minmax"
     epsilon: float = 1e-6
@@ -34,14 +34,14 @@ class Settings:
             "num_classes": shape.classes,
             "scaling": self.scaling,
             "epsilon": self.epsilon,
-            "max_iter": self.iterations,
+            "max_iter": self.max_iter,
             "tol": self.tol,
         }
 
 
 class Result(NamedTuple):
     labels: torch.Tensor  # [B, Q]
-    assignments: torch.Tensor  # [B, Q, K]
+    probabilities: torch.Tensor  # [B, Q, K]
     iterations: torch.Tensor  # [B]
 
 
@@ -153,21 +153,21 @@ def gram_iterate(
     )
     ratio, epsilon = 1.0, settings.epsilon  # lambda = |Q|
     if settings.tol == 0.0:
-        for _ in range(settings.iterations):
+        for _ in range(settings.max_iter):
             state = step(gram, state, ratio, epsilon)
-        count = torch.full((B,), settings.iterations, device=gram.C.device)
+        count = torch.full((B,), settings.max_iter, device=gram.C.device)
         return Result(state.U.argmax(-1), state.U, count)
 
     final = torch.empty_like(gram.C)
-    count = torch.full((B,), settings.iterations, device=gram.C.device)
+    count = torch.full((B,), settings.max_iter, device=gram.C.device)
     tasks = torch.arange(B, device=gram.C.device)  # the rows of the batch still computed
-    for iteration in range(1, settings.iterations + 1):
+    for iteration in range(1, settings.max_iter + 1):
         previous, state = state, step(gram, state, ratio, epsilon)
-        if iteration % check_every and iteration < settings.iterations:
+        if iteration % check_every and iteration < settings.max_iter:
             continue
         running = gram_criterion(gram, state, previous) > settings.tol
         left = int(running.sum())
-        if left == 0 or iteration == settings.iterations:
+        if left == 0 or iteration == settings.max_iter:
             final[tasks] = state.U
             count[tasks] = iteration
             break
@@ -194,7 +194,7 @@ def public_arithmetic(tasks: DenseTasks, settings: Settings) -> Result:
     counts = onehot.sum(1)
     w = torch.bmm(onehot.mT, support) / counts[..., None]
     v = torch.zeros_like(counts)
-    for _ in range(settings.iterations):
+    for _ in range(settings.max_iter):
         logits = torch.bmm(query, w.mT)
         logits = (
             logits - 0.5 * w.square().sum(-1)[:, None] - 0.5 * query.square().sum(-1)[..., None]
@@ -203,12 +203,12 @@ def public_arithmetic(tasks: DenseTasks, settings: Settings) -> Result:
         v = torch.log(u.mean(1) + settings.epsilon) + 1.0
         numerator = torch.bmm(u.mT, query) + torch.bmm(onehot.mT, support)
         w = numerator / (u.sum(1) + counts)[..., None]
-    return Result(u.argmax(-1), u, torch.full((len(tasks),), settings.iterations))
+    return Result(u.argmax(-1), u, torch.full((len(tasks),), settings.max_iter))
 
 
 # --- agreement ----------------------------------------------------------------------------------
 
-TIE = 1e-2  # a query whose two best assignments are closer is a tie: its label may differ
+TIE = 1e-2  # a query whose two best probabilities are closer is a tie: its label may differ
 
 
 class Agreement(NamedTuple):
@@ -224,14 +224,14 @@ def solve_in_double(dense: DenseTasks, settings: Settings) -> torch.Tensor:
         dense.support_labels,
         dense.query.double(),
         **settings.keywords(dense.shape),
-    ).assignments
+    ).probabilities
 
 
-def agreement(assignments: torch.Tensor, truth: torch.Tensor) -> Agreement:
+def agreement(probabilities: torch.Tensor, truth: torch.Tensor) -> Agreement:
     two = truth.topk(2, -1).values
     clear = two[..., 0] - two[..., 1] > TIE
-    wrong = int(((assignments.argmax(-1) != truth.argmax(-1)) & clear).sum())
-    difference = (assignments.double() - truth).abs().amax(-1)
+    wrong = int(((probabilities.argmax(-1) != truth.argmax(-1)) & clear).sum())
+    difference = (probabilities.double() - truth).abs().amax(-1)
     return Agreement(wrong, float((difference * clear).max()), int((~clear).sum()))
 
 
@@ -239,7 +239,7 @@ def agreement(assignments: torch.Tensor, truth: torch.Tensor) -> Agreement:
 
 
 def _result(solution: reference.Solution) -> Result:
-    return Result(solution.labels, solution.assignments, solution.iterations)
+    return Result(solution.labels, solution.probabilities, solution.iterations)
 
 
 def prepare_ours(validate: bool) -> Callable[..., Call]:
@@ -294,7 +294,7 @@ class Peer:
     title: str
     colour: str
     prepare: Callable[[Tasks, DenseTasks, Settings], Call]
-    tolerance: float  # of the assignments, away from ties, against the float64 reference
+    tolerance: float  # of the probabilities, away from ties, against the float64 reference
     form: str = "gram"  # how its arithmetic is counted: "gram", "direct" or "onehot"
     most_tasks: int | None = None  # timed on fewer tasks than the others: too slow or too large
 
@@ -328,6 +328,6 @@ def flops(form: str, shape: Shape, iterations: float) -> float:
 
 
 def bytes_moved(shape: Shape) -> int:
-    """Bytes one dense task has to move: features and labels in, assignments and labels out."""
+    """Bytes one dense task has to move: features and labels in, probabilities and labels out."""
     S, Q, K, D = shape.support, shape.queries, shape.classes, shape.dim
     return 4 * (S + Q) * D + 8 * S + 4 * Q * K + 8 * Q

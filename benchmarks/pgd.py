@@ -2,7 +2,7 @@
 
 The figure of the paper: mean_k ||w_k - w_k_previous|| against elapsed time on one task with K = 160
 classes, 20 shots and 5 classes present; the time until it is at most 1e-6; and the accuracy.
-PADDLE runs native and as the reference, PGD (Adam on assignments and prototypes, projection onto
+PADDLE runs native and as the reference, PGD (Adam on probabilities and prototypes, projection onto
 the simplex) as the reference. `paddle-ext reproduce convergence` does the same on a feature bank.
 """
 
@@ -18,13 +18,13 @@ from tasks import SHAPES, sample_tasks
 
 import paddle_ext
 from paddle_ext import reference
-from paddle_ext.evaluation.experiments.convergence import OneTask, native_curve, traced
-from paddle_ext.evaluation.figures import Curve, criterion_against_time
+from paddle_ext.research.evaluation.experiments.convergence import OneTask, native_curve, traced
+from paddle_ext.research.evaluation.figures import Curve, criterion_against_time
 
 EXAMPLES = """\
   python benchmarks/pgd.py
-  python benchmarks/pgd.py --device cuda --pgd-iterations 10000
-  python benchmarks/pgd.py --lr 1e-3,1e-4 --seed 7
+  python benchmarks/pgd.py --device cuda --pgd-max-iter 10000
+  python benchmarks/pgd.py --learning-rate 1e-3,1e-4 --seed 7
 """
 
 
@@ -33,24 +33,24 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--shape", default="K160-20shot", choices=list(SHAPES), help="default: K160-20shot")
     add("--tol", type=float, default=1e-6, help="criterion to be reached (default: 1e-6)")
-    add("--iterations", type=int, default=100, help="PADDLE: at most (default: 100)")
-    add("--pgd-iterations", type=int, default=1000, help="PGD: at most (default: 1000)")
-    add("--lr", default="1e-3", help="PGD: learning rates, comma separated (default: the paper's)")
+    add("--max-iter", type=int, default=100, help="PADDLE: at most (default: 100)")
+    add("--pgd-max-iter", type=int, default=1000, help="PGD: at most (default: 1000)")
+    add("--learning-rate", default="1e-3", help="PGD: comma separated (default: the paper's)")
     add("--scaling", default="minmax", choices=["minmax", "auto", "none"], help="default: minmax")
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace, one: OneTask) -> list[Curve]:
     shared: dict[str, Any] = {"scaling": options.scaling, "tol": options.tol}
-    paddle = {"max_iter": options.iterations, **shared}
+    paddle = {"max_iter": options.max_iter, **shared}
     curves = [
         native_curve(one, repeats=options.rounds, **paddle),
         traced("paddle", "PADDLE, reference", one, reference.solve, **paddle),
     ]
-    for lr in options.lr.split(","):
-        harness.progress(f"PGD, {options.pgd_iterations} iterations, learning rate {lr}")
-        gradient = {"max_iter": options.pgd_iterations, "lr": float(lr), **shared}
-        title = f"PGD, reference, lr {lr}"
+    for rate in options.learning_rate.split(","):
+        harness.progress(f"PGD, {options.pgd_max_iter} iterations, learning rate {rate}")
+        gradient = {"max_iter": options.pgd_max_iter, "learning_rate": float(rate), **shared}
+        title = f"PGD, reference, learning rate {rate}"
         curves.append(traced("paddle_pgd", title, one, reference.pgd, **gradient))
     harness.progress("")
     return curves
@@ -61,11 +61,11 @@ def main() -> int:
     device = harness.start(chosen)
     shape = SHAPES[chosen.shape]
     dense = sample_tasks(shape, 1, device, seed=chosen.seed).dense()
-    settings = Settings(chosen.iterations, chosen.tol, chosen.scaling)
+    settings = Settings(chosen.max_iter, chosen.tol, chosen.scaling)
     native = paddle_ext.solve(
         dense.support, dense.support_labels, dense.query, **settings.keywords(shape)
     )
-    found = agreement(native.assignments, solve_in_double(dense, settings))
+    found = agreement(native.probabilities, solve_in_double(dense, settings))
     print(f"native against the float64 reference: max|du| {found.worst:.1e}, {found.ties} ties")
     if found.wrong:
         print(f"{found.wrong} labels DIFFER: nothing timed")

@@ -17,14 +17,22 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FeatureBank, Solution, TaskBatch, TaskSampler, presence
+from paddle_ext.solution import DUAL_SHARE
 
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test
 """
 
 THRESHOLDS = (0.1, 0.5, 1.5, 2.5, 3.5)
-SHARES = (0.0, 1 / 3, 1 / 2, presence.UNDONE, 5 / 6, 1.0)  # of the dual, taken off; 0: assignments
-OURS = SHARES.index(presence.UNDONE)
+SHARES = (
+    0.0,
+    1 / 3,
+    1 / 2,
+    DUAL_SHARE,
+    5 / 6,
+    1.0,
+)  # of the dual, taken off; 0: probabilities
+OURS = SHARES.index(DUAL_SHARE)
 CHUNK = 20  # tasks of a call
 BINS = 10
 
@@ -76,7 +84,7 @@ def answers(bank: FeatureBank, tasks: TaskSampler, count: int) -> Answers:
         found.append(
             Answers(
                 there.scatter_(1, batch.query_labels, True),
-                solution.assignments.sum(1),
+                solution.probabilities.sum(1),
                 solution.labels != batch.query_labels,
                 doubts(solution),
             )
@@ -85,7 +93,7 @@ def answers(bank: FeatureBank, tasks: TaskSampler, count: int) -> Answers:
 
 
 def doubts(solution: Solution) -> Tensor:
-    return torch.stack([presence.held_by_others(solution, share) for share in SHARES], dim=-1)
+    return torch.stack([solution.held_by_others(share) for share in SHARES], dim=-1)
 
 
 def pooled(found: list[Answers]) -> tuple[Tensor, Tensor]:

@@ -40,13 +40,13 @@ def _times(
 
 
 def _agrees(call: Call, tasks: Tasks, settings: Settings, rows: list[int]) -> Agreement:
-    return agreement(call().assignments[rows], solve_in_double(tasks.dense(rows), settings))
+    return agreement(call().probabilities[rows], solve_in_double(tasks.dense(rows), settings))
 
 
 def single(options: argparse.Namespace, device: torch.device) -> bool:
     """One task to criterion 1e-6: latency, by the device's clock and by the host's."""
     shape = SHAPES["K160-20shot"]
-    settings = Settings(options.iterations, TOL, options.scaling)
+    settings = Settings(options.max_iter, TOL, options.scaling)
     tasks = sample_tasks(shape, 1, device, seed=options.seed)
     dense = tasks.dense()
     names = ["ours", "ours-validated", "ours-indexed", "gram"]
@@ -87,7 +87,7 @@ def indexed(options: argparse.Namespace, device: torch.device) -> bool:
     """Many tasks over one bank by solve_indexed: time and extra memory."""
     shape = SHAPES["K160-20shot"]
     count = options.tasks or (10_000 if device.type == "cuda" else 64)
-    settings = Settings(options.iterations, TOL, options.scaling)
+    settings = Settings(options.max_iter, TOL, options.scaling)
     tasks = sample_tasks(shape, count, device, seed=options.seed)
     call = PEERS["ours-indexed"].prepare(tasks, tasks.dense([0]), settings)
     rows_checked = sorted({0, count // 2, count - 1})
@@ -154,7 +154,7 @@ def threads(options: argparse.Namespace, device: torch.device) -> bool:
     shape = SHAPES["K160-20shot"]
     cpu = torch.device("cpu")
     count = fitting_tasks(shape, options.tasks or 64, cpu)
-    settings = Settings(options.iterations, options.tol, options.scaling)
+    settings = Settings(options.max_iter, options.tol, options.scaling)
     tasks = sample_tasks(shape, count, cpu, seed=options.seed)
     call = PEERS["ours"].prepare(tasks, tasks.dense(), settings)
     counts = [1, 2] if options.threads <= 2 else [1, 2, options.threads]
@@ -173,7 +173,7 @@ def threads(options: argparse.Namespace, device: torch.device) -> bool:
 
     calls = {number: with_threads(number) for number in counts}
     first, *others = (each() for each in calls.values())
-    same = all(torch.equal(first.assignments, other.assignments) for other in others)
+    same = all(torch.equal(first.probabilities, other.probabilities) for other in others)
     timings = _times(options, cpu, calls)
     torch.set_num_threads(options.threads)
     alone = next(iter(timings.values()))
@@ -200,7 +200,7 @@ def threads(options: argparse.Namespace, device: torch.device) -> bool:
 def large(options: argparse.Namespace, device: torch.device) -> bool:
     """One task that fits no block or cache: Q = 5000, K = 2000, D = 768, a few iterations."""
     shape = Shape("Q5000-K2000-D768", classes=2000, shots=2, queries=5000, dim=768, present=100)
-    settings = Settings(min(options.iterations, 3), 0.0, options.scaling)
+    settings = Settings(min(options.max_iter, 3), 0.0, options.scaling)
     tasks = sample_tasks(shape, 1, device, per_class=60, seed=options.seed)
     dense = tasks.dense()
     calls = {
@@ -217,24 +217,24 @@ def large(options: argparse.Namespace, device: torch.device) -> bool:
             dense.query_labels,
         ),
         settings,
-    ).assignments
-    checks = {name: agreement(call().assignments, truth) for name, call in calls.items()}
+    ).probabilities
+    checks = {name: agreement(call().probabilities, truth) for name, call in calls.items()}
     del truth
     timings = _times(options, device, calls)
-    work = 4 * shape.queries * shape.classes * shape.dim * settings.iterations
+    work = 4 * shape.queries * shape.classes * shape.dim * settings.max_iter
     rows = [
         {
             "competitor": name,
             "check": "DIFFERS" if checks[name].wrong else "ok",
             "max|du|": checks[name].worst,
             "ms": timing.best(device),
-            "ms/iteration": timing.best(device) / settings.iterations,
+            "ms/iteration": timing.best(device) / settings.max_iter,
             "GFLOP/s": work / timing.best(device) / 1e6,
             "extra MiB": None if timing.peak_bytes is None else timing.peak_bytes / 2**20,
         }
         for name, timing in timings.items()
     ]
-    harness.print_table(f"{shape.name}, {settings.iterations} iterations", rows)
+    harness.print_table(f"{shape.name}, {settings.max_iter} iterations", rows)
     harness.write_csv(options.output / f"large-{device.type}.csv", rows)
     return not any(each.wrong for each in checks.values())
 
@@ -251,13 +251,13 @@ def direct_form(dense: DenseTasks, settings: Settings) -> Result:
     query, s = query - centre, s - dense.shape.shots * centre
     w = s / dense.shape.shots
     v = torch.zeros_like(s[..., 0])
-    for _ in range(settings.iterations):
+    for _ in range(settings.max_iter):
         bias = v - 0.5 * w.square().sum(-1)
         u = torch.baddbmm(bias[:, None], query, w.mT).softmax(-1)
         mass = u.sum(1)
         v = 1.0 + torch.log(mass / u.shape[1] + settings.epsilon)
         w = torch.baddbmm(s, u.mT, query) / (dense.shape.shots + mass)[..., None]
-    return Result(u.argmax(-1), u, torch.full((len(dense),), settings.iterations))
+    return Result(u.argmax(-1), u, torch.full((len(dense),), settings.max_iter))
 
 
 SUITES: dict[str, Callable[[argparse.Namespace, torch.device], bool]] = {

@@ -86,7 +86,7 @@ def ours(tasks: DenseTasks, settings: Settings, iterations: int) -> Result:
         alphas=settings.alphas,
         temperature=settings.temperature,
         learning_rate=settings.learning_rate,
-        iterations=iterations,
+        max_iter=iterations,
         validate=False,
     )
     return Result(found.labels, found.prototypes)
@@ -104,7 +104,7 @@ def in_double(tasks: DenseTasks, settings: Settings, iterations: int) -> torch.T
         alphas=settings.alphas,
         temperature=settings.temperature,
         learning_rate=settings.learning_rate,
-        iterations=iterations,
+        max_iter=iterations,
     ).prototypes
 
 
@@ -185,7 +185,7 @@ def options() -> argparse.Namespace:
     add("--methods", default=",".join(METHODS), help="comma separated (default: all three)")
     add("--tasks", type=int, help="tasks per call of ours (default: the peer's, on CUDA 1000)")
     add("--peer-tasks", type=int, help="tasks per call of the peer (default: by shape)")
-    add("--iterations", type=int, help="timed iterations (default: 50, on CUDA 100)")
+    add("--max-iter", type=int, help="timed iterations (default: 50, on CUDA 100)")
     add("--check-tasks", type=int, default=2, help="tasks compared with the float64 reference")
     result = parser.parse_args()
     for name, known in (("shapes", SHAPES), ("methods", METHODS)):
@@ -193,7 +193,7 @@ def options() -> argparse.Namespace:
         if unknown := set(chosen) - set(known):
             parser.error(f"unknown {name} {unknown.pop()!r}, expected some of {', '.join(known)}")
         setattr(result, name, chosen)
-    result.iterations = result.iterations or (100 if result.device == "cuda" else 50)
+    result.max_iter = result.max_iter or (100 if result.device == "cuda" else 50)
     return result
 
 
@@ -228,7 +228,7 @@ def one_row(
         harness.progress(f"check: {name}")
         off[name] = check(solver, sizes[name], settings, truth)
         if off[name] <= TOLERANCE[name]:
-            calls[name] = call_of(solver, sizes[name], settings, options.iterations)
+            calls[name] = call_of(solver, sizes[name], settings, options.max_iter)
             calls[name]()
     timings = harness.time_side_by_side(
         calls, device, rounds=options.rounds, budget=options.budget, flush=options.flush
@@ -236,7 +236,7 @@ def one_row(
     shape = tasks["ours"].shape
     work = 4.0 * (shape.support + shape.queries) * shape.classes * shape.dim
     floor = 1e6 * work / rate
-    units = {name: len(sizes[name]) * options.iterations for name in timings}
+    units = {name: len(sizes[name]) * options.max_iter for name in timings}
     us = {name: 1e3 * timings[name].best(device) / units[name] for name in timings}
     rows = []
     for name in solvers:
@@ -267,7 +267,7 @@ def main() -> int:
     chosen = options()
     device = harness.start(chosen)
     rate = fp32_rate(device)
-    print(f"float32 product {rate / 1e9:.1f} GFLOP/s; {chosen.iterations} iterations timed")
+    print(f"float32 product {rate / 1e9:.1f} GFLOP/s; {chosen.max_iter} iterations timed")
     rows: list[dict[str, Any]] = []
     for name in chosen.shapes:
         shape = SHAPES[name]

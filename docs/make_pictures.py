@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from paddle_ext.coordinates import class_sums, coordinates, counts, prototypes
 from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, solve
-from paddle_ext.coordinates import class_sums, coordinates, counts, prototypes
-from paddle_ext.data.files import usual_cache
-from paddle_ext.data.glyphs import glyph_images
-from paddle_ext.data.images import ImageArray
-from paddle_ext.demo import FULL, features
-from paddle_ext.evaluation.drawing import INK, SMALL, figure_class, finish, head, name_panel
+from paddle_ext.research.files import user_cache
+from paddle_ext.research.data.glyphs import glyph_images
+from paddle_ext.research.data.images import ImageArray
+from paddle_ext.research.demo import FULL, features
+from paddle_ext.research.evaluation.drawing import (
+    INK,
+    SMALL,
+    figure_class,
+    finish,
+    head,
+    name_panel,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +42,7 @@ class Step(NamedTuple):
 
     number: int
     prototypes: Tensor  # [K, D] in scaled coordinates
-    assignments: Tensor | None  # [Q, K]; None before the first iteration
+    probabilities: Tensor | None  # [Q, K]; None before the first iteration
 
 
 class Story(NamedTuple):
@@ -64,7 +71,7 @@ def tell(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int, ...
     steps = [Step(0, means, None)]
     for most in shown[1:]:
         solution = solve(support, labels, query, max_iter=most)
-        u = solution.assignments
+        u = solution.probabilities
         w = prototypes(where, support, labels, query, u)
         steps.append(Step(int(solution.iterations), w, u))
     first = torch.stack([rows[labels == k][0] for k in range(CLASSES)])
@@ -108,10 +115,10 @@ def draw_batch(axes: "Axes", story: Story, step: Step, flat: Tensor) -> None:
     start, w, z = (x @ flat for x in (story.steps[0].prototypes, step.prototypes, story.query))
     others = [k for k in range(CLASSES) if k not in story.present]
     axes.plot(*w[others].mT, "+", color="#9a9a9a", ms=6, mew=1.1, zorder=2)
-    if step.assignments is None:
+    if step.probabilities is None:
         axes.plot(*z.mT, "o", color="#c9c9c9", ms=4.5, mew=0, zorder=1)
     else:
-        labels = step.assignments.argmax(-1)
+        labels = step.probabilities.argmax(-1)
         for k in labels.unique().tolist():
             colour, marker = colour_of(story, k)
             own = z[labels == k]
@@ -133,7 +140,7 @@ def draw_batch(axes: "Axes", story: Story, step: Step, flat: Tensor) -> None:
 def draw_proportions(axes: "Axes", story: Story, step: Step) -> str:
     """A bar for each candidate class; returns what is to be read from them."""
     true = torch.bincount(story.truth, minlength=CLASSES) / len(story.truth)
-    found = true if step.assignments is None else step.assignments.mean(0)
+    found = true if step.probabilities is None else step.probabilities.mean(0)
     axes.set_ylim(0, 1.6 * float(true.max()))
     for k, share in enumerate(found.tolist()):
         axes.bar(k, share, width=1.6 if k in story.present else 1.0, color=colour_of(story, k)[0])
@@ -143,9 +150,9 @@ def draw_proportions(axes: "Axes", story: Story, step: Step) -> str:
     axes.set_yticks([])
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#b5b5b5")
-    if step.assignments is None:
+    if step.probabilities is None:
         return "the truth, unknown"
-    labels = step.assignments.argmax(-1)
+    labels = step.probabilities.argmax(-1)
     right = 100 * (labels == story.truth).float().mean()
     return f"{len(labels.unique())} classes\n{right:.0f} % right"
 
@@ -194,7 +201,7 @@ def reduce_colours(path: Path) -> None:
 
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
-    bank = features(novel, FULL, 0, usual_cache("demo"), False, None, True, lambda text: None)
+    bank = features(novel, FULL, 0, user_cache("demo"), False, None, True, lambda text: None)
     draw(tell(bank, novel, TASK, SHOWN), HERE / "pictures" / "method.png")
 
 

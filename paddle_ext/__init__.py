@@ -4,24 +4,24 @@
 rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods` has
 every method of the paper behind one protocol, and `reference` the same in plain torch.
 `TaskSampler` draws tasks from a `FeatureBank`; `evaluate` and `tune` run methods on them.
-`presence` tells which classes are in a batch; `PaddleClassifier` is for scikit-learn.
+`presence` tells which queries are of no class; `PaddleClassifier` is for scikit-learn.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import methods, presence, reference
-from .data import FeatureBank
-from .evaluation import Evaluation, evaluate, tune
-from .ops import build_info, sinkhorn, solve, solve_indexed, tim
-from .ops.native import version
-from .reference import Solution, TimSolution, Trace, Transport
-from .tasks import TaskBatch, TaskSampler
-
 if TYPE_CHECKING:
-    from .estimator import PaddleClassifier as PaddleClassifier
+    from . import methods, presence, reference
+    from .integrations.sklearn import PaddleClassifier as PaddleClassifier
+    from .ops import build_info, sinkhorn, solve, solve_indexed, tim
+    from .research.data import FeatureBank
+    from .research.evaluation import Evaluation, evaluate, tune
+    from .research.tasks import TaskBatch, TaskSampler
+    from .solution import Solution, TimSolution, Trace, Transport
 
-__version__ = version()
+    __version__: str
 
+# Not in here: PaddleClassifier, for `from paddle_ext import *` needs no scikit-learn.
 __all__ = [
     "Evaluation",
     "FeatureBank",
@@ -44,15 +44,41 @@ __all__ = [
     "tune",
 ]
 
+# Where the names are, which are loaded when they are first asked for: torch and everything above it
+# take seconds, and nobody needs all of it.
+_MODULES = {
+    "Evaluation": "research.evaluation",
+    "FeatureBank": "research.data",
+    "PaddleClassifier": "integrations.sklearn",
+    "Solution": "solution",
+    "TaskBatch": "research.tasks",
+    "TaskSampler": "research.tasks",
+    "TimSolution": "solution",
+    "Trace": "solution",
+    "Transport": "solution",
+    "build_info": "ops.native",
+    "evaluate": "research.evaluation",
+    "sinkhorn": "ops",
+    "solve": "ops",
+    "solve_indexed": "ops",
+    "tim": "ops",
+    "tune": "research.evaluation",
+}
+_SUBMODULES = ("integrations", "methods", "presence", "reference", "research")
 
-# Only when it is asked for, and not in __all__: everything else needs no scikit-learn.
+
 def __getattr__(name: str) -> Any:
-    if name == "PaddleClassifier":
-        from .estimator import PaddleClassifier
-
-        return PaddleClassifier
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    elif name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    elif name == "__version__":
+        found = importlib.import_module(".version", __name__).version()
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "PaddleClassifier"]
+    return sorted({*globals(), *_MODULES, *_SUBMODULES, "__version__"})

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from .ops import solve
-from .reference import Solution
-from .reference.paddle import AUTO_GAP, AUTO_MIN_GAP, squared_distances, unit_rows
+from .rows import class_means, squared_distances, unit_rows
+from .scaling import AUTO_GAP, AUTO_MIN_GAP
+from .solution import Solution
 
 TEMPERATURE = 1.0  # of the solver, where it is not given
 AGREE = 0.9  # of the labels that the estimate expects to have right
@@ -38,7 +39,7 @@ LEAST = 1e-30  # likelihood of a row
 ENOUGH = 3  # rows of a class, to calibrate with
 # The sharpness of the estimate where no class has enough rows, in units of the solver's own; one
 # unit is the least it may have anywhere, for flat probabilities let a few classes win everything.
-USUAL = 2.0
+UNCALIBRATED = 2.0
 
 
 class Answer(NamedTuple):
@@ -100,8 +101,8 @@ class BatchSolver:
         lam: float | None = None,
         epsilon: float = 1e-6,
         scaling: str = "auto",
-        max_iter: int = 30,
-        tol: float = 1e-4,
+        max_iter: int = 100,
+        tol: float = 1e-6,
         return_prototypes: bool = False,
     ) -> None:
         self.support, self.labels, self.num_classes = support, labels, num_classes
@@ -114,21 +115,16 @@ class BatchSolver:
         }
         rows = unit_rows(support)
         self.shots = torch.bincount(labels, minlength=num_classes)
-        self.means = self.class_means(rows)
+        self.means = class_means(rows, labels, num_classes)
         self.sharpness = self.calibrated(rows)
-
-    def class_means(self, rows: Tensor) -> Tensor:
-        """[S, D] -> [K, D]."""
-        sums = rows.new_zeros(self.num_classes, rows.shape[1]).index_add_(0, self.labels, rows)
-        return sums / self.shots.unsqueeze(1)
 
     def calibrated(self, rows: Tensor) -> float | None:
         """The factor on half the squared distances that makes the labels most likely."""
-        several = (self.shots[self.labels] >= ENOUGH).nonzero().squeeze(1)
-        if len(several) == 0:
+        usable = (self.shots[self.labels] >= ENOUGH).nonzero().squeeze(1)
+        if len(usable) == 0:
             return None
         most = max(1, min(MOST_LABELLED, MOST_ENTRIES // self.num_classes))
-        chosen = several[spread(len(several), most).to(several.device)]
+        chosen = usable[spread(len(usable), most).to(usable.device)]
         labels = self.labels[chosen].unsqueeze(1)
         distance = squared_distances(rows[chosen], self.means)
         shots = self.shots[labels]
@@ -182,7 +178,7 @@ class BatchSolver:
         median = distance.kthvalue(self.num_classes // 2 + 1, dim=1).values
         gap = (median - nearest.squeeze(1)).mean().clamp(min=AUTO_MIN_GAP)
         own = AUTO_GAP / float(gap)  # the sharpness of the solver
-        sharpness = USUAL * own if self.sharpness is None else max(self.sharpness, own)
+        sharpness = UNCALIBRATED * own if self.sharpness is None else max(self.sharpness, own)
         likelihood = torch.exp(-0.5 * sharpness * (distance - nearest))
         even = likelihood.new_full((self.num_classes,), 1 / self.num_classes)
         found = maximised(likelihood, even, ROUNDS)
@@ -223,8 +219,14 @@ class BatchSolver:
             dual,
             torch.tensor(rounds, dtype=torch.int32, device=u.device),
             u.new_zeros(()),  # nothing has moved
-            self.class_means(self.support) if self.options["return_prototypes"] else None,
+            self.input_means() if self.options["return_prototypes"] else None,
+            lam=self.lam,
+            scaling=self.options["scaling"],
         )
+
+    def input_means(self) -> Tensor:
+        """The class means [K, D] in the coordinates of the inputs."""
+        return class_means(self.support, self.labels, self.num_classes)
 
 
 def maximised(likelihood: Tensor, proportions: Tensor, rounds: int) -> Tensor:

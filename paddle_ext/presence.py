@@ -1,8 +1,7 @@
-"""What a solution says about its batch: which classes are there, and which labels to look at.
+"""Which queries are of no class at all.
 
-Two questions about a single sample have two answers. `doubt` asks whether another candidate class
-is as likely; it needs the solution alone. `novelty` asks whether the sample is of any candidate
-class at all; it needs the features, for the assignments only compare classes with each other.
+The probabilities of a solution only compare classes with each other, so this needs the features.
+Which classes are present, and which labels are doubtful, a `Solution` tells by itself.
 """
 
 from __future__ import annotations
@@ -10,105 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .coordinates import Coordinates, coordinates, counts, own_distances, prototypes
-from .ops import check
-from .reference import Solution
+from . import check
+from .scaling import Coordinates, coordinates
+from .solution import Solution
 
-__all__ = ["doubt", "novelty", "present"]
-
-
-def present(solution: Solution, threshold: float = 1.5) -> Tensor:
-    """Which classes occur among the queries.
-
-    A class counts as present if its assignments add up to at least `threshold` queries. The default
-    asks for two samples: on real features, with five classes or fewer present, a class that held a
-    single one was nearly always a wrong label. 0.5 lets one sample be enough, which is better where
-    many classes have few samples each. `docs/presence.md` has the measurement.
-
-    Parameters
-    ----------
-    solution : Solution
-        Of one task or of many.
-    threshold : float
-        Queries, > 0.
-
-    Returns
-    -------
-    Tensor [.., K] bool
-
-    Examples
-    --------
-    >>> import torch, paddle_ext
-    >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-    >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
-    >>> present(solution)
-    tensor([False,  True, False])
-    >>> present(solution, threshold=0.5)
-    tensor([ True,  True, False])
-    """
-    threshold = check.real("threshold", threshold, positive=True)
-    return solution.assignments.sum(-2, dtype=torch.float64) >= threshold
+__all__ = ["novelty"]
 
 
-# Of the preference for classes that hold much of the batch, doubt takes off this share. With all of
-# it taken off, labels are doubted that only the batch could tell; with none, those are trusted that
-# a large class has swallowed. benchmarks/presence.py compares shares.
-UNDONE = 2 / 3
-
-
-def doubt(solution: Solution, lam: float | None = None) -> Tensor:
-    """How doubtful each label is.
-
-    What all other classes have of the sample when the solver's preference for classes that hold
-    much of the batch, which is the dual, is weakened to a third. The assignments themselves are
-    sure of a wrong label where such a class has swallowed the samples of another.
-
-    Parameters
-    ----------
-    solution : Solution
-        Of one task or of many.
-    lam : float, optional
-        As it was given to `solve`.
-
-    Returns
-    -------
-    Tensor [.., Q]
-        In [0, 1], of the dtype of the assignments.
-
-    Examples
-    --------
-    >>> import torch, paddle_ext
-    >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
-    >>> query = torch.tensor([[0.5, 0.0], [4.0, 0.5], [2.0, 0.0]])  # the last is between the two
-    >>> solution = paddle_ext.solve(support, torch.tensor([0, 1]), query, scaling="none")
-    >>> doubt(solution).argmax()
-    tensor(2)
-    """
-    Q = solution.assignments.shape[-2]
-    weight = 1.0 if lam is None else check.real("lam", lam) / Q
-    return held_by_others(solution, UNDONE * weight)
-
-
-def held_by_others(solution: Solution, weight: float) -> Tensor:
-    """What the classes beside the label have of each query, [.., Q], less `weight` times the dual.
-
-    The logits of the assignments have the dual inside, lam/Q times.
-    """
-    u = solution.assignments  # a 0 in it was too small for the dtype
-    logits = u.clamp(min=torch.finfo(u.dtype).tiny).log() - weight * solution.dual.unsqueeze(-2)
-    own = torch.softmax(logits, dim=-1).gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1)
-    return (1 - own).clamp(min=0)
-
-
-def novelty(
-    solution: Solution,
-    support: Tensor,
-    support_labels: Tensor,
-    query: Tensor,
-    *,
-    scaling: str = "auto",
-) -> Tensor:
+def novelty(solution: Solution, support: Tensor, support_labels: Tensor, query: Tensor) -> Tensor:
     """How unlike its class each query is: near 1 for a sample of none of the classes.
 
     The share of the labelled rows that lie nearer to their own prototype, themselves left out of
@@ -122,8 +30,6 @@ def novelty(
     support, support_labels, query : Tensor [S, D], [S], [Q, D]
         At least one class must have two rows or more: a class with one says nothing about how far
         its samples lie apart.
-    scaling : {"auto", "minmax", "none"}
-        As it was given to `solve`.
 
     Returns
     -------
@@ -140,43 +46,43 @@ def novelty(
     >>> novelty(solution, support, labels, query).argmax()
     tensor(2)
     """
-    check.choice("scaling", scaling, check.SCALING_NAMES)
     check.dense(support, support_labels, query)
-    u = solution.assignments
+    u = solution.probabilities
     if u.dim() != 2 or u.shape[0] != len(query):
         raise ValueError(
-            "solution must be that of the one task given, with assignments of shape "
+            "solution must be that of the one task given, with probabilities of shape "
             f"[{len(query)}, K], got {list(u.shape)}"
         )
     K = check.dense_values(support, support_labels, query, u.shape[-1])
     labels = support_labels.long()
-    where = coordinates(support, labels, query, K, scaling)
-    w = prototypes(where, support, labels, query, u)
-    usual = usual_distances(where, support, labels, w, u.sum(0, dtype=torch.float64))
+    space = coordinates(support, labels, query, K, solution.scaling)
+    prototypes = space.prototypes(support, labels, query, u)
+    usual = usual_distances(space, support, labels, prototypes, u.sum(0, dtype=torch.float64))
     if len(usual) == 0:
         raise ValueError("support_labels must have a class of two rows or more, got one of each")
-    # A query is part of its prototype as well, with its assignment as the weight.
-    mass = (counts(labels, K) + u.sum(0, dtype=torch.float64))[solution.labels]
+    # A query is part of its prototype as well, with its probability as the weight.
+    mass = (labels.bincount(minlength=K) + u.sum(0, dtype=torch.float64))[solution.labels]
     share = u.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1).double() / mass
-    distances = own_distances(where, query, solution.labels, w) / (1 - share).square()
-    return rank(usual, distances)
+    distances = space.distances_to_own(query, solution.labels, prototypes)
+    return rank(usual, distances / (1 - share).square())
 
 
 def usual_distances(
-    where: Coordinates, support: Tensor, labels: Tensor, prototypes: Tensor, mass: Tensor
+    space: Coordinates, support: Tensor, labels: Tensor, prototypes: Tensor, mass: Tensor
 ) -> Tensor:
     """Distances of the labelled rows to their prototypes, each row left out of its own; sorted.
 
-    `mass` [K] is what the prototypes hold beside the support. Rows that are alone in their class
+    `mass` [K] is what the prototypes hold alongside the support. Rows that are alone in their class
     are not in the result.
     """
-    shots = counts(labels, len(mass))
-    several = (shots > 1)[labels]
-    support, labels = support[several], labels[several]
+    shots = labels.bincount(minlength=len(mass))
+    with_company = (shots > 1)[labels]
+    support, labels = support[with_company], labels[with_company]
     if len(labels) == 0:
         return mass.new_zeros(0)
     share = 1 / (shots + mass)[labels]
-    return (own_distances(where, support, labels, prototypes) / (1 - share).square()).sort().values
+    distances = space.distances_to_own(support, labels, prototypes)
+    return (distances / (1 - share).square()).sort().values
 
 
 def rank(usual: Tensor, distances: Tensor) -> Tensor:

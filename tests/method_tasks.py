@@ -12,13 +12,13 @@ from paddle_ext.methods import Method, Prediction
 
 # Fewer iterations than the defaults of the methods that are slow.
 FAST: dict[str, dict[str, Any]] = {
-    "alpha_tim": {"iterations": 20},
-    "baseline": {"iterations": 20},
+    "alpha_tim": {"max_iter": 20},
+    "baseline": {"max_iter": 20},
     "ici": {"max_iter": 2},
     "paddle_pgd": {"max_iter": 20, "learning_rate": 0.02},
     "pt_map": {"epochs": 5},
-    "tim": {"iterations": 20},
-    "tim_adm": {"iterations": 10},
+    "tim": {"max_iter": 20},
+    "tim_adm": {"max_iter": 10},
 }
 NAMES = methods.available()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import Solution, reference
 
-# How far assignments may be from the float64 reference.
+# How far probabilities may be from the float64 reference.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
@@ -239,9 +239,9 @@ def late_class() -> Problem:
 
 def margin(solution: Solution) -> Tensor:
     """How much the largest assignment of a query exceeds the second, [.., Q]."""
-    if solution.assignments.shape[-1] == 1:
-        return torch.ones_like(solution.assignments[..., 0])
-    best = solution.assignments.topk(2, dim=-1).values
+    if solution.probabilities.shape[-1] == 1:
+        return torch.ones_like(solution.probabilities[..., 0])
+    best = solution.probabilities.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]
 
 
@@ -257,8 +257,8 @@ def sensitivity(problem: Problem, **options: Any) -> float:
         return x * (1 + 2.0**-24 * (2 * torch.rand(x.shape, generator=random).double() - 1))
 
     exact = problem.to("cpu").to(torch.float64)
-    moved = exact.map(rounded).truth(**options).assignments
-    return largest(moved - exact.truth(**options).assignments)
+    moved = exact.map(rounded).truth(**options).probabilities
+    return largest(moved - exact.truth(**options).probabilities)
 
 
 def largest(x: Tensor) -> float:
@@ -267,11 +267,11 @@ def largest(x: Tensor) -> float:
 
 def assert_agrees(got: Solution, truth: Solution, *, epsilon: float = 1e-6) -> None:
     """Assignments, labels, proportions and dual are those of the float64 reference."""
-    tolerance = TOLERANCE[got.assignments.dtype]
-    u = got.assignments.cpu().double()
-    assert u.shape == truth.assignments.shape
+    tolerance = TOLERANCE[got.probabilities.dtype]
+    u = got.probabilities.cpu().double()
+    assert u.shape == truth.probabilities.shape
     assert torch.isfinite(u).all()
-    assert largest(u - truth.assignments) < tolerance
+    assert largest(u - truth.probabilities) < tolerance
     clear = margin(truth) > 2 * tolerance
     assert torch.equal(got.labels.cpu()[clear], truth.labels[clear])
     assert largest(got.proportions.cpu().double() - truth.proportions) < tolerance
@@ -286,18 +286,18 @@ def assert_agrees(got: Solution, truth: Solution, *, epsilon: float = 1e-6) -> N
 
 
 def assert_on_simplex(got: Solution) -> None:
-    u = got.assignments.cpu().double()
+    u = got.probabilities.cpu().double()
     assert torch.isfinite(u).all()
     assert (u >= 0).all()
-    assert largest(u.sum(-1) - 1) < TOLERANCE[got.assignments.dtype] / 10
-    assert torch.equal(got.labels.cpu(), got.assignments.cpu().argmax(-1))
+    assert largest(u.sum(-1) - 1) < TOLERANCE[got.probabilities.dtype] / 10
+    assert torch.equal(got.labels.cpu(), got.probabilities.cpu().argmax(-1))
     assert torch.isfinite(got.dual).all()
     assert torch.isfinite(got.criterion).all()
 
 
 def assert_same(a: Solution, b: Solution) -> None:
     """Equal bit by bit."""
-    for name in ("labels", "assignments", "proportions", "dual", "iterations", "criterion"):
+    for name in ("labels", "probabilities", "proportions", "dual", "iterations", "criterion"):
         assert torch.equal(getattr(a, name).cpu(), getattr(b, name).cpu()), name
     assert (a.prototypes is None) == (b.prototypes is None)
     if a.prototypes is not None and b.prototypes is not None:

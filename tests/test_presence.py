@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import Solution, coordinates, presence
+from paddle_ext import Solution, presence, rows
+from paddle_ext import scaling as scalings
+from paddle_ext import solution as solutions
 from paddle_ext.reference.paddle import prepare
 
 CLASSES, SHOTS, DIMENSION = 15, 4, 12
@@ -29,18 +31,18 @@ def task(strangers: int = 0, offset: float = 0.0) -> tuple[Tensor, Tensor, Tenso
     return rows[: len(labels)].double() + offset, labels, query.double() + offset
 
 
-def made(assignments: Tensor, dual: Tensor) -> Solution:
-    """A solution with these assignments [.., Q, K]."""
-    count = torch.zeros(assignments.shape[:-2], dtype=torch.int32)
-    labels, proportions = assignments.argmax(-1), assignments.mean(-2)
-    return Solution(labels, assignments, proportions, dual, count, count.float())
+def made(probabilities: Tensor, dual: Tensor) -> Solution:
+    """A solution with these probabilities [.., Q, K]."""
+    count = torch.zeros(probabilities.shape[:-2], dtype=torch.int32)
+    labels, proportions = probabilities.argmax(-1), probabilities.mean(-2)
+    return Solution(labels, probabilities, proportions, dual, count, count.float())
 
 
 # --- present ------------------------------------------------------------------------------------
 
 
 def test_present_counts_queries() -> None:
-    """The sum of the assignments, whatever the number of queries."""
+    """The sum of the probabilities, whatever the number of queries."""
     u = torch.zeros(2, 10, 4)
     u[0, :, 0], u[0, :, 1], u[0, :, 2] = 0.75, 0.2, 0.05  # 7.5, 2 and 0.5 queries
     u[1, :, 3] = 1
@@ -48,7 +50,6 @@ def test_present_counts_queries() -> None:
     assert solution.present().tolist() == [[True, True, False, False], [False, False, False, True]]
     assert solution.present(0.4)[0].tolist() == [True, True, True, False]
     assert solution.present(threshold=5)[0].tolist() == [True, False, False, False]
-    assert torch.equal(presence.present(solution, 0.4), solution.present(0.4))
 
 
 def test_present_in_a_batch() -> None:
@@ -67,7 +68,7 @@ def test_bad_threshold(threshold: float) -> None:
 
 @pytest.mark.parametrize("lam", [None, 12.0])
 def test_doubt_by_hand(lam: float | None) -> None:
-    """The dual weakened to a third, from the distances; the assignments are not needed for it."""
+    """The dual weakened to a third, from the distances; the probabilities are not needed for it."""
     support, labels, query = task()
     options = {"scaling": "none", "temperature": 0.1}
     solution = paddle_ext.solve(
@@ -76,8 +77,8 @@ def test_doubt_by_hand(lam: float | None) -> None:
     weight = 1.0 if lam is None else lam / len(query)
     logits = weight / 3 * solution.dual - 0.05 * torch.cdist(query, solution.prototypes).square()
     chosen = torch.softmax(logits, -1)[torch.arange(len(query)), solution.labels]
-    torch.testing.assert_close(solution.doubt(lam), 1 - chosen, atol=1e-6, rtol=1e-4)
-    assert solution.doubt(lam).max() > 0.01
+    torch.testing.assert_close(solution.doubt(), 1 - chosen, atol=1e-6, rtol=1e-4)
+    assert solution.doubt().max() > 0.01
 
 
 def test_doubt_of_a_swallowed_sample() -> None:
@@ -96,8 +97,6 @@ def test_doubt_is_finite() -> None:
     doubt = made(u, torch.full((2, 4), -12.0)).doubt()
     assert doubt.shape == (2, 4)
     assert (doubt == 0).all()
-    with pytest.raises(ValueError, match="lam must be finite and >= 0"):
-        made(u, torch.zeros(2, 4)).doubt(lam=-1.0)
 
 
 # --- novelty ------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ def test_novelty_by_hand(scaling: str) -> None:
         rows = rows / (query.amax(0) - query.amin(0))
     S = len(support)
     own = torch.cat([labels, solution.labels])
-    weight = torch.cat([torch.eye(CLASSES).double()[labels], solution.assignments])  # [n, K]
+    weight = torch.cat([torch.eye(CLASSES).double()[labels], solution.probabilities])  # [n, K]
     distances = []
     for i, k in enumerate(own.tolist()):
         others = weight[:, k].clone()
@@ -124,7 +123,7 @@ def test_novelty_by_hand(scaling: str) -> None:
         distances.append((rows[i] - mean).square().sum())
     usual, asked = torch.stack(distances[:S]), torch.stack(distances[S:])
     expected = (usual < asked[:, None]).double().mean(1)
-    found = presence.novelty(solution, support, labels, query, scaling=scaling)
+    found = presence.novelty(solution, support, labels, query)
     torch.testing.assert_close(found, expected)
 
 
@@ -153,11 +152,17 @@ def test_novelty_of_another_task() -> None:
     solution = paddle_ext.solve(support, labels, query)
     with pytest.raises(ValueError, match="that of the one task given"):
         presence.novelty(solution, support, labels, query[:5])
-    with pytest.raises(ValueError, match="scaling must be one of"):
-        presence.novelty(solution, support, labels, query, scaling="unit")
 
 
 # --- coordinates --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_solution_knows_how_it_was_asked_for(backend: str) -> None:
+    options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5}
+    solution = paddle_ext.solve(*task(), **options, backend=backend)
+    assert {name: getattr(solution, name) for name in options} == options
+    assert paddle_ext.solve(*task(), backend=backend).dual_weight == 1
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
@@ -166,13 +171,13 @@ def test_coordinates_are_those_of_the_solver(
     scaling: str, offset: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Distances between the rows of a task, as the reference has them; computed in parts."""
-    monkeypatch.setattr(coordinates, "PART", 100)
+    monkeypatch.setattr(rows, "PART", 100)
     support, labels, query = task(offset=offset)
     one_hot = torch.nn.functional.one_hot(labels, CLASSES).double()
     expected = prepare(support[None], one_hot[None], query[None], scaling, False)
-    where = coordinates.coordinates(support, labels, query, CLASSES, scaling)
-    means = coordinates.class_sums(where.of(support), labels, CLASSES) / SHOTS
-    found = torch.cdist(where.of(query), means, compute_mode="donot_use_mm_for_euclid_dist")
+    space = scalings.coordinates(support, labels, query, CLASSES, scaling)
+    means = rows.class_means(space.of(support), labels, CLASSES)
+    found = torch.cdist(space.of(query), means, compute_mode="donot_use_mm_for_euclid_dist")
     exact = torch.cdist(
         expected.query[0], expected.means[0], compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -181,6 +186,7 @@ def test_coordinates_are_those_of_the_solver(
 
 def test_examples() -> None:
     assert doctest.testmod(presence).failed == 0
+    assert doctest.testmod(solutions).failed == 0
 
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import check, solve
-from ..reference import Solution
+from .. import check
+from ..ops import solve
+from ..solution import Solution
 
 try:
     from easyfsl.methods import FewShotClassifier  # type: ignore[import-untyped]
@@ -87,7 +88,7 @@ class PADDLE(FewShotClassifier):  # type: ignore[misc]
         found = solve(self.support_features, self.support_labels, features, **self.options)
         self.solution = found
         # An assignment of 0 was too small for the dtype; a score must be finite.
-        scores = found.assignments.clamp(min=torch.finfo(found.assignments.dtype).tiny).log()
+        scores = found.probabilities.clamp(min=torch.finfo(found.probabilities.dtype).tiny).log()
         chosen: Tensor = self.softmax_if_specified(scores)
         return chosen
 

@@ -11,15 +11,18 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..ops import check
-from .features import Task
+from .. import check
+from .task import IndexedTask, Task, computing_dtype
 
 DATA_SETS = ("mini", "tiered", "inat")
+# "paper": as the tables of the paper have it; those of a data set come on top of that.
+PRESETS = ("paper", *DATA_SETS)
+Presets: TypeAlias = Mapping[str, Mapping[str, object]]
 
 
 class Prediction(NamedTuple):
@@ -37,18 +40,23 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    # Option values that differ from the defaults, for each of DATA_SETS.
-    presets: ClassVar[Mapping[str, Mapping[str, object]]]
+    # Option values that differ from the defaults, by the names of PRESETS.
+    presets: ClassVar[Presets] = {}
 
     @abstractmethod
     def solve(self, task: Task) -> Tensor:
         """Probabilities [B, Q, K], B >= 1, in the dtype of the task; rows on the simplex."""
+
+    def solve_indexed(self, task: IndexedTask) -> Tensor:
+        """The same for rows of a bank; a method that need not gather them has its own."""
+        return self.solve(task.gathered())
 
     def predict(
         self,
         support: Tensor,
         support_labels: Tensor,
         query: Tensor,
+        *,
         num_classes: int | None = None,
         base_mean: Tensor | None = None,
     ) -> Prediction:
@@ -107,11 +115,10 @@ class Method(ABC):
             check.base_mean(base_mean, query)
         K = check.dense_values(support, support_labels, query, num_classes, base_mean)
 
-        dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+        dtype = computing_dtype(query)
         *batch, Q, D = query.shape
         if batch == [0]:
-            probabilities = query.new_empty(0, Q, K, dtype=dtype)
-            return Prediction(query.new_empty(0, Q, dtype=torch.int64), probabilities)
+            return no_tasks(query, Q, K)
         task = Task(
             support=support.detach().to(dtype).reshape(-1, support.shape[-2], D),
             support_labels=support_labels.long().reshape(-1, support_labels.shape[-1]),
@@ -123,6 +130,81 @@ class Method(ABC):
             probabilities = self.solve(task)
         probabilities = probabilities.reshape(*batch, Q, K)
         return Prediction(probabilities.argmax(-1), probabilities)
+
+    def predict_indexed(
+        self,
+        features: Tensor,
+        support_index: Tensor,
+        support_labels: Tensor,
+        query_index: Tensor,
+        *,
+        num_classes: int | None = None,
+        base_mean: Tensor | None = None,
+        validate: bool = True,
+    ) -> Prediction:
+        """Classify the queries of tasks whose features are rows of one bank.
+
+        The result is that of `predict` on the gathered rows; PADDLE never gathers them.
+
+        Parameters
+        ----------
+        features : Tensor [N, D]
+            The bank: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        support_index, support_labels : Tensor [S] or [B, S]
+            Rows of the bank, and their labels in [0, K). Without a batch dimension beside a batched
+            `query_index` the support is shared by all tasks.
+        query_index : Tensor [Q] or [B, Q]
+            Rows of the bank to classify.
+        num_classes, base_mean
+            As in `predict`.
+        validate : bool
+            Check the values of the tensors, the whole bank for NaN and infinity among them; without
+            it `num_classes` must be given, and the result for bad values is undefined.
+
+        Returns
+        -------
+        Prediction
+            As in `predict`.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0], [1.0, 4.0]])
+        >>> support = torch.tensor([0, 1])
+        >>> method = paddle_ext.methods.create("simpleshot")
+        >>> method.predict_indexed(bank, support, support, torch.tensor([2, 3])).labels
+        tensor([0, 1])
+        """
+        K = check.classes(num_classes, check.flag("validate", validate))
+        check.indexed(features, support_index, support_labels, query_index)
+        if base_mean is not None:
+            check.base_mean(base_mean, features)
+        if validate:
+            K = check.indexed_values(
+                features, support_index, support_labels, query_index, num_classes, base_mean
+            )
+        *batch, Q = query_index.shape
+        if batch == [0]:
+            return no_tasks(features, Q, K or 0)
+        S = support_index.shape[-1]
+        assert K is not None  # given, or read from the labels
+        task = IndexedTask(
+            features.detach(),
+            support_index.long().reshape(-1, S),
+            support_labels.long().reshape(-1, S),
+            query_index.long().reshape(-1, Q),
+            K,
+            None if base_mean is None else base_mean.detach().to(computing_dtype(features)),
+        )
+        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+            probabilities = self.solve_indexed(task).reshape(*batch, Q, K)
+        return Prediction(probabilities.argmax(-1), probabilities)
+
+
+def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
+    """The prediction for a batch of no task."""
+    probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
+    return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
 
 
 class Option(NamedTuple):
@@ -142,8 +224,10 @@ def register(cls: type[M]) -> type[M]:
     """Make a method known by its name; a class decorator."""
     if cls.name in registry:
         raise ValueError(f"name must be that of no other method, got {cls.name!r}")
-    if tuple(cls.presets) != DATA_SETS:
-        raise ValueError(f"presets of {cls.name!r} must be {DATA_SETS}, got {tuple(cls.presets)}")
+    if not set(cls.presets) <= set(PRESETS):
+        raise ValueError(
+            f"presets of {cls.name!r} must be among {PRESETS}, got {tuple(cls.presets)}"
+        )
     registry[cls.name] = cls
     return cls
 
@@ -167,9 +251,9 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
     ----------
     name : str
         One of `available()`.
-    preset : {"mini", "tiered", "inat"}, optional
-        Defaults as configured for miniImageNet, tieredImageNet or iNat (and a ResNet-18) by the
-        public code, where they differ. Options given win over them.
+    preset : {"paper", "mini", "tiered", "inat"}, optional
+        Options as the tables of the paper have them; the last three as configured for miniImageNet,
+        tieredImageNet or iNat (and a ResNet-18) by the public code. Options given win over them.
     **options
         Those of the method; `describe` lists them.
 
@@ -192,8 +276,8 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
     cls = lookup(name)
     chosen: dict[str, object] = {}
     if preset is not None:
-        check.choice("preset", preset, DATA_SETS)
-        chosen.update(cls.presets[preset])
+        check.choice("preset", preset, PRESETS)
+        chosen.update({**cls.presets.get("paper", {}), **cls.presets.get(preset, {})})
     known = describe(name)
     names = {option.name for option in known}
     for option in options:

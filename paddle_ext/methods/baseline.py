@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from .base import Method, register
-from .features import Task
+from .task import Task
 from .tim import check_options, probabilities
 
 FIT = (1.0, 0.0, 0.0)  # the weights of TIM that leave the queries out
@@ -28,22 +27,21 @@ class Baseline(Method):
         Sharpness of the probabilities, > 0.
     learning_rate : float
         Of Adam, > 0.
-    iterations : int
+    max_iter : int
         Steps of Adam.
     normalize : bool
         Make all rows unit-norm first.
     """
 
     name: ClassVar[str] = "baseline"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     temperature: float = 15.0
     learning_rate: float = 1e-3
-    iterations: int = 100
+    max_iter: int = 100
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_options(FIT, self.temperature, self.learning_rate, self.iterations, self.normalize)
+        check_options(FIT, self.temperature, self.learning_rate, self.max_iter, self.normalize)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(
@@ -51,6 +49,6 @@ class Baseline(Method):
             weights=FIT,
             temperature=self.temperature,
             learning_rate=self.learning_rate,
-            iterations=self.iterations,
+            max_iter=self.max_iter,
             normalize=self.normalize,
         )

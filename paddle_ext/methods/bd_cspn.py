@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ops import check
-from .base import Method, register
-from .features import (
-    Task,
-    class_sums,
-    in_chunks,
-    products,
-    scaled,
-    softmin,
-    squared_distances,
-    unit_rows,
-)
+from .. import check
+from ..rows import class_sums, power_of_two_above, products, squared_distances, unit_rows
+from .base import Method, Presets, register
+from .task import Task, in_chunks, scaled, softmin
 
 
 @register
@@ -55,11 +46,7 @@ class BdCspn(Method):
     """
 
     name: ClassVar[str] = "bd_cspn"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "mini": {},
-        "tiered": {"temperature": 30.0},
-        "inat": {},
-    }
+    presets: ClassVar[Presets] = {"tiered": {"temperature": 30.0}}
 
     scaling: str = "cl2n"
     temperature: float = 50.0
@@ -107,9 +94,3 @@ class BdCspn(Method):
         best, nearest = cosines.max(-1)
         weights = softmin(best.unsqueeze(-1) - cosines, self.temperature).amax(-1)
         return class_sums(rows, nearest, cosines.shape[-1], weights)
-
-
-def power_of_two_above(x: Tensor) -> Tensor:
-    """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]: exact to divide by."""
-    largest = x.abs().amax((-2, -1), keepdim=True)
-    return torch.exp2(torch.frexp(largest).exponent.to(x.dtype))

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .features import bounded
+from .task import bounded
 
 FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
 FARTHEST = 8.0  # a first step; about 1 is what a good preconditioner gives

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ops import check
+from .. import check
+from ..rows import unit_rows
 from . import logistic
-from .base import Method, register
-from .features import Task, in_chunks, unit_rows
+from .base import Method, Presets, register
 from .ici_path import PENALTIES, first_zeros
+from .task import Task, in_chunks
 
 LEAST_SPREAD = 1e-6  # a principal axis with less, as a share of the rows' norm 1, is rounding
 # Beyond these the penalty or the data is below the rounding of single precision.
@@ -59,8 +59,7 @@ class Ici(Method):
     """
 
     name: ClassVar[str] = "ici"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "mini": {},
+    presets: ClassVar[Presets] = {
         "tiered": {"dimension": 5},
         "inat": {"dimension": 5},
     }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ops import check
+from .. import check
+from ..rows import squared_distances
 from .base import Method, register
-from .features import Task, bounded, how_many, in_chunks, scaled, squared_distances
+from .task import Task, bounded, how_many, in_chunks, scaled
 
 
 @register
@@ -43,7 +43,6 @@ class LaplacianShot(Method):
     """
 
     name: ClassVar[str] = "laplacian_shot"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     lam: float = 0.7
     knn: int = 3

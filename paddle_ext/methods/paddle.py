@@ -1,17 +1,16 @@
-"""PADDLE, the method of this package, as the tables of the paper have it."""
+"""PADDLE, with the defaults of `paddle_ext.solve`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..ops import check
-from ..ops.paddle import solve
-from .base import Method, register
-from .features import Task
+from .. import check
+from ..ops.paddle import solve, solve_indexed
+from .base import Method, Presets, register
+from .task import IndexedTask, Task
 
 
 @register
@@ -24,11 +23,11 @@ class Paddle(Method):
     lam : float, optional
         Weight of the number of classes present, >= 0; by default the number of queries, which makes
         the method free of parameters. The public code has 75, its number of queries.
-    scaling : {"minmax", "auto", "none"}
-        "minmax" divides each feature by its range over the task's queries, as the tables of the
-        paper do. "auto" is the default of `paddle_ext.solve`, and serves any embedding: unit-norm
-        rows, and one factor that makes the nearest class lead the median one by 13 in squared
-        distance. "none" takes the features as they are.
+    scaling : {"auto", "minmax", "none"}
+        "auto" serves any embedding: unit-norm rows, and one factor that makes the nearest class
+        lead the median one by 13 in squared distance. "minmax" divides each feature by its range
+        over the task's queries, as the tables of the paper do. "none" takes the features as they
+        are.
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
@@ -41,10 +40,10 @@ class Paddle(Method):
     """
 
     name: ClassVar[str] = "paddle"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+    presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
     lam: float | None = None
-    scaling: str = "minmax"
+    scaling: str = "auto"
     temperature: float = 1.0
     epsilon: float = 1e-6
     max_iter: int = 100
@@ -60,14 +59,13 @@ class Paddle(Method):
         check.real("tol", self.tol)
 
     def solve(self, task: Task) -> Tensor:
+        options = asdict(self)
         return solve(
-            *task.inputs(),
-            num_classes=task.num_classes,
-            lam=self.lam,
-            scaling=self.scaling,
-            temperature=self.temperature,
-            epsilon=self.epsilon,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            validate=False,
-        ).assignments
+            *task.inputs(), num_classes=task.num_classes, validate=False, **options
+        ).probabilities
+
+    def solve_indexed(self, task: IndexedTask) -> Tensor:
+        options = asdict(self)
+        return solve_indexed(
+            *task.inputs(), num_classes=task.num_classes, validate=False, **options
+        ).probabilities

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ops import check
-from ..reference.paddle import power_of_two_above, prepare, squared_distances
-from ..reference.pgd import simplex_project
-from .base import Method, register
-from .features import Task, bounded, in_chunks
+from .. import check
+from ..rows import power_of_two_above, squared_distances
+from ..scaling import scaled_tasks
+from .base import Method, Presets, register
+from .task import Task, bounded, in_chunks
 
 HUGE = 1e37  # fits single precision,
 STEEP = 1e18  # and so does its square: Adam takes no longer a step for a steeper gradient
@@ -25,21 +24,21 @@ class PaddlePgd(Method):
     """PADDLE's objective, minimised by Adam with projections onto the simplex.
 
     This is `paddle_ext.reference.pgd`, for many tasks. The public code maximises the entropy that
-    it should minimise, and stops updating the assignments after one iteration; this method does
+    it should minimise, and stops updating the probabilities after one iteration; this method does
     what the paper describes.
 
     Parameters
     ----------
     lam : float, optional
         Weight of the number of classes present, >= 0; by default the number of queries.
-    scaling : {"minmax", "auto", "none"}
+    scaling : {"auto", "minmax", "none"}
         As of the method "paddle".
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
         Added to the proportions inside the logarithm, > 0.
     learning_rate : float
-        That of Adam, > 0 and at most 1, for assignments cannot move further. The default is the
+        That of Adam, > 0 and at most 1, for probabilities cannot move further. The default is the
         public code's; the paper's text has 1e-3.
     max_iter : int
         At most this many iterations, >= 1.
@@ -49,10 +48,10 @@ class PaddlePgd(Method):
     """
 
     name: ClassVar[str] = "paddle_pgd"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+    presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
     lam: float | None = None
-    scaling: str = "minmax"
+    scaling: str = "auto"
     temperature: float = 1.0
     epsilon: float = 1e-6
     learning_rate: float = 1e-4
@@ -74,12 +73,17 @@ class PaddlePgd(Method):
 
     def solve_chunk(self, task: Task) -> Tensor:
         dtype, Q = task.query.dtype, task.query.shape[1]
-        doubles = task.support.double(), task.one_hot.double(), task.query.double()
-        scaled = prepare(*doubles, self.scaling, trace=False)
+        query, means = scaled_tasks(
+            task.support.double(),
+            task.support_labels,
+            task.query.double(),
+            task.num_classes,
+            self.scaling,
+        )
         # In units of at least 1, so that squares fit the dtype.
-        unit = power_of_two_above(scaled).clamp(min=1)  # [B, 1, 1]
-        z, means = (scaled.query / unit).to(dtype), (scaled.means / unit).to(dtype)
-        shots = scaled.shots.to(dtype)
+        unit = torch.maximum(power_of_two_above(query), power_of_two_above(means)).clamp(min=1)
+        z, means = (query / unit).to(dtype), (means / unit).to(dtype)
+        shots = task.one_hot.sum(-2).unsqueeze(-1)  # [B or 1, K, 1]
         pull = bounded(self.temperature) * unit
         u_pull, w_pull = (x.clamp(max=HUGE).to(dtype) for x in (pull * unit / 2, pull))
         push = bounded((Q if self.lam is None else self.lam) / Q)
@@ -91,7 +95,8 @@ class PaddlePgd(Method):
         w_rate = (self.learning_rate / unit).to(dtype)
         running = torch.ones(len(u), dtype=torch.bool, device=u.device)
         for i in range(self.max_iter):
-            v = 1 + torch.log(u.mean(-2, keepdim=True) + bounded(self.epsilon))
+            p = u.mean(-2, keepdim=True) + bounded(self.epsilon)
+            v = 1 + torch.log(p.clamp(min=torch.finfo(dtype).tiny))
             u_gradient = (u_pull * squared_distances(z, w)).clamp(max=STEEP) - push * v
             w_gradient = shots * (w - means) + u.sum(-2).unsqueeze(-1) * w - u.mT @ z
             u_next = u - self.learning_rate * u_adam.step(u_gradient, i)
@@ -99,7 +104,7 @@ class PaddlePgd(Method):
             # The projection of a row less a constant is the same; less its maximum is safest.
             u_next = simplex_project(u_next - u_next.amax(-1, keepdim=True))
 
-            # The assignments of a task that has stopped stay as they are.
+            # The probabilities of a task that has stopped stay as they are.
             u = torch.where(running.view(-1, 1, 1), u_next, u)
             if self.tol > 0:
                 moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
@@ -108,6 +113,19 @@ class PaddlePgd(Method):
                     break
             w = w_next
         return u
+
+
+def simplex_project(x: Tensor) -> Tensor:
+    """Euclidean projection of every row of x [.., K] onto the simplex.
+
+    It is max(x - t, 0), with the t that makes it sum to 1.
+    """
+    ordered = x.sort(-1, descending=True).values
+    thresholds = (ordered.cumsum(-1) - 1) / torch.arange(
+        1, x.shape[-1] + 1, dtype=x.dtype, device=x.device
+    )
+    kept = (ordered > thresholds).sum(-1, keepdim=True)
+    return (x - thresholds.gather(-1, kept - 1)).clamp(min=0)
 
 
 class Adam:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..ops import check
+from .. import check
 from ..ops.sinkhorn import sinkhorn
+from ..rows import class_sums, products, unit_rows
 from .base import Method, register
-from .features import Task, class_sums, in_chunks, products, unit_rows
+from .task import Task, in_chunks
 
 AT_THE_MEAN = 1e-5  # a unit-norm row nearer to the mean of its set than this has no direction
 
@@ -38,8 +38,8 @@ class PtMap(Method):
     power : float
         The features are raised to it, after 1e-6 is added, > 0; they must then be at least 0. 1.0
         leaves them as they are, of any sign.
-    sharpness : float
-        Factor on the cost, > 0.
+    reg : float
+        Weight of the entropy in the transport, > 0: the smaller, the sharper the plan.
     step : float
         Share of the way to their new place that centroids go in an epoch, at most 1. The public
         code has 0.01 for a wide network on mini.
@@ -47,10 +47,10 @@ class PtMap(Method):
         Moves of the centroids, >= 1.
     class_mass : {"balanced", "oracle"}
         "balanced" is as above. "oracle" is the public code, which knows how many classes are
-        present: it wants a mass of Q // effective_classes in each of the K classes, against the 1
+        present: it wants a mass of Q // k_eff in each of the K classes, against the 1
         of every query. No plan has both; its iteration ends at the plan above, times
-        K (Q // effective_classes) / Q, and queries weigh that much more in the centroids.
-    effective_classes : int
+        K (Q // k_eff) / Q, and queries weigh that much more in the centroids.
+    k_eff : int
         Number of classes among the queries, of use to "oracle" alone, >= 1.
     max_iter : int
         At most this many iterations of Sinkhorn's in an epoch, >= 1.
@@ -59,34 +59,30 @@ class PtMap(Method):
     """
 
     name: ClassVar[str] = "pt_map"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     power: float = 0.5
-    sharpness: float = 10.0
+    reg: float = 0.1
     step: float = 0.02
     epochs: int = 20
     class_mass: str = "balanced"
-    effective_classes: int = 5
+    k_eff: int = 5
     max_iter: int = 1000
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
         check.real("power", self.power, positive=True)
-        check.real("sharpness", self.sharpness, positive=True)
+        check.real("reg", self.reg, positive=True)
         check.real("step", self.step, most=1.0)
         check.integer("epochs", self.epochs)
         check.choice("class_mass", self.class_mass, ("balanced", "oracle"))
-        check.integer("effective_classes", self.effective_classes)
+        check.integer("k_eff", self.k_eff)
         check.integer("max_iter", self.max_iter)
         check.real("tol", self.tol)
 
     def solve(self, task: Task) -> Tensor:
         Q, K = task.query.shape[1], task.num_classes
-        if self.class_mass == "oracle" and self.effective_classes > Q:
-            raise ValueError(
-                f"effective_classes must be at most the number of queries, {Q}, got "
-                f"{self.effective_classes}"
-            )
+        if self.class_mass == "oracle" and self.k_eff > Q:
+            raise ValueError(f"k_eff must be at most the number of queries, {Q}, got {self.k_eff}")
         if self.power != 1:
             at_least_zero(task, self.power)
         small = (Q * Q + 8 * Q * K) * task.query.itemsize  # of an epoch
@@ -110,7 +106,7 @@ class PtMap(Method):
         z_mu, s_mu, mu_mu = zs / shots, ss / shots, ss / shots.square()
 
         Q, K, step = *zs.shape[1:], self.step
-        weight = 1.0 if self.class_mass == "balanced" else K * (Q // self.effective_classes) / Q
+        weight = 1.0 if self.class_mass == "balanced" else K * (Q // self.k_eff) / Q
         row_mass, col_mass = z.new_ones(Q), z.new_full((K,), Q / K)
         plan = zs
         for epoch in range(self.epochs + 1):
@@ -118,7 +114,7 @@ class PtMap(Method):
                 (z_squared + mu_mu - 2 * z_mu).clamp(min=0),
                 row_mass,
                 col_mass,
-                reg=self.sharpness,
+                reg=self.reg,
                 max_iter=self.max_iter,
                 tol=self.tol,
                 validate=False,

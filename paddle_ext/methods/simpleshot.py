@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..ops import check
+from .. import check
+from ..rows import squared_distances
 from .base import Method, register
-from .features import Task, in_chunks, scaled, softmin, squared_distances
+from .task import Task, in_chunks, scaled, softmin
 
 
 @register
@@ -32,7 +32,6 @@ class SimpleShot(Method):
     """
 
     name: ClassVar[str] = "simpleshot"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     scaling: str = "cl2n"
     temperature: float = 15.0

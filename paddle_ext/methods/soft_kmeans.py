@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..ops import check
-from ..ops.paddle import solve
-from .base import Method, register
-from .features import Task
+from .. import check
+from ..ops.paddle import solve, solve_indexed
+from .base import Method, Presets, register
+from .task import IndexedTask, Task
 
 
 @register
@@ -21,7 +20,7 @@ class SoftKMeans(Method):
 
     Parameters
     ----------
-    scaling : {"minmax", "auto", "none"}
+    scaling : {"auto", "minmax", "none"}
         As of the method "paddle".
     temperature : float
         Factor on the squared distances, > 0.
@@ -33,9 +32,9 @@ class SoftKMeans(Method):
     """
 
     name: ClassVar[str] = "soft_kmeans"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
+    presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    scaling: str = "minmax"
+    scaling: str = "auto"
     temperature: float = 1.0
     max_iter: int = 100
     tol: float = 1e-6
@@ -47,13 +46,13 @@ class SoftKMeans(Method):
         check.real("tol", self.tol)
 
     def solve(self, task: Task) -> Tensor:
+        options = asdict(self)
         return solve(
-            *task.inputs(),
-            num_classes=task.num_classes,
-            lam=0.0,
-            scaling=self.scaling,
-            temperature=self.temperature,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            validate=False,
-        ).assignments
+            *task.inputs(), num_classes=task.num_classes, lam=0.0, validate=False, **options
+        ).probabilities
+
+    def solve_indexed(self, task: IndexedTask) -> Tensor:
+        options = asdict(self)
+        return solve_indexed(
+            *task.inputs(), num_classes=task.num_classes, lam=0.0, validate=False, **options
+        ).probabilities

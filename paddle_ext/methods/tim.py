@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..ops import check
+from .. import check
 from ..ops.tim import tim, triple
 from .base import Method, register
-from .features import Task
+from .task import Task
 
 Triple = tuple[float, float, float]
 
@@ -24,7 +23,7 @@ def probabilities(
     alphas: Triple = (1.0, 1.0, 1.0),
     temperature: float,
     learning_rate: float,
-    iterations: int,
+    max_iter: int,
     normalize: bool,
 ) -> Tensor:
     """[B, Q, K], of a task that has been checked."""
@@ -36,7 +35,7 @@ def probabilities(
         alphas=alphas,
         temperature=temperature,
         learning_rate=learning_rate,
-        iterations=iterations,
+        max_iter=max_iter,
         normalize=normalize,
         validate=False,
     ).probabilities
@@ -59,24 +58,23 @@ class Tim(Method):
         Sharpness of the probabilities, > 0.
     learning_rate : float
         Of Adam, > 0.
-    iterations : int
+    max_iter : int
         Steps of Adam.
     normalize : bool
         Make all rows unit-norm first.
     """
 
     name: ClassVar[str] = "tim"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     weights: Triple = (1.0, 0.3, 1.0)
     temperature: float = 15.0
     learning_rate: float = 1e-4
-    iterations: int = 2000
+    max_iter: int = 2000
     normalize: bool = True
 
     def __post_init__(self) -> None:
         check_options(
-            self.weights, self.temperature, self.learning_rate, self.iterations, self.normalize
+            self.weights, self.temperature, self.learning_rate, self.max_iter, self.normalize
         )
 
     def solve(self, task: Task) -> Tensor:
@@ -85,7 +83,7 @@ class Tim(Method):
             weights=self.weights,
             temperature=self.temperature,
             learning_rate=self.learning_rate,
-            iterations=self.iterations,
+            max_iter=self.max_iter,
             normalize=self.normalize,
         )
 
@@ -108,25 +106,24 @@ class AlphaTim(Method):
         Sharpness of the probabilities, > 0.
     learning_rate : float
         Of Adam, > 0.
-    iterations : int
+    max_iter : int
         Steps of Adam.
     normalize : bool
         Make all rows unit-norm first.
     """
 
     name: ClassVar[str] = "alpha_tim"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     weights: Triple = (1.0, 1.0, 1.0)
     alphas: Triple = (1.0, 7.0, 5.0)
     temperature: float = 15.0
     learning_rate: float = 1e-4
-    iterations: int = 1000
+    max_iter: int = 1000
     normalize: bool = True
 
     def __post_init__(self) -> None:
         check_options(
-            self.weights, self.temperature, self.learning_rate, self.iterations, self.normalize
+            self.weights, self.temperature, self.learning_rate, self.max_iter, self.normalize
         )
         triple("alphas", self.alphas, positive=True)
 
@@ -137,7 +134,7 @@ class AlphaTim(Method):
             alphas=self.alphas,
             temperature=self.temperature,
             learning_rate=self.learning_rate,
-            iterations=self.iterations,
+            max_iter=self.max_iter,
             normalize=self.normalize,
         )
 
@@ -155,24 +152,23 @@ class TimAdm(Method):
         Sharpness of the probabilities, > 0.
     learning_rate : float
         Share of the way to the closed form that an iteration goes, > 0; 1.0 is all of it.
-    iterations : int
+    max_iter : int
         Alternations.
     normalize : bool
         Make all rows unit-norm first.
     """
 
     name: ClassVar[str] = "tim_adm"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"mini": {}, "tiered": {}, "inat": {}}
 
     weights: Triple = (0.1, 1.0, 0.1)
     temperature: float = 15.0
     learning_rate: float = 1.0
-    iterations: int = 150
+    max_iter: int = 150
     normalize: bool = True
 
     def __post_init__(self) -> None:
         check_options(
-            self.weights, self.temperature, self.learning_rate, self.iterations, self.normalize
+            self.weights, self.temperature, self.learning_rate, self.max_iter, self.normalize
         )
 
     def solve(self, task: Task) -> Tensor:
@@ -182,16 +178,16 @@ class TimAdm(Method):
             weights=self.weights,
             temperature=self.temperature,
             learning_rate=self.learning_rate,
-            iterations=self.iterations,
+            max_iter=self.max_iter,
             normalize=self.normalize,
         )
 
 
 def check_options(
-    weights: Triple, temperature: float, learning_rate: float, iterations: int, normalize: bool
+    weights: Triple, temperature: float, learning_rate: float, max_iter: int, normalize: bool
 ) -> None:
     triple("weights", weights)
     check.real("temperature", temperature, positive=True)
     check.real("learning_rate", learning_rate, positive=True)
-    check.integer("iterations", iterations)
+    check.integer("max_iter", max_iter)
     check.flag("normalize", normalize)

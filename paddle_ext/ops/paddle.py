@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import reference
-from ..reference import Solution
-from . import check
-from .check import Options
+from .. import check
+from ..check import Options
+from ..solution import Solution
+from .backend import takes_reference
 from .paddle_operators import Outputs, allocate, solve_indexed_op, solve_op
 
 
@@ -86,10 +86,10 @@ def solve(
     Solution
         labels : Tensor [.., Q] int64
             The class of the largest assignment.
-        assignments : Tensor [.., Q, K]
+        probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]
-            Column means of the assignments.
+            Column means of the probabilities.
         dual : Tensor [.., K]
             ``v`` of the last iteration.
         iterations : Tensor [..] int32
@@ -128,14 +128,14 @@ def solve(
         num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
     check.dense(support, support_labels, query)
-    by_reference = check.backend(backend, query)
+    by_reference = takes_reference(backend, query)
     if validate:
         num_classes = check.dense_values(support, support_labels, query, num_classes)
     if by_reference:
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     out = solve_op(support, support_labels, query, num_classes, *options, return_prototypes)
-    return solution(out, return_prototypes)
+    return solution(out, scaling, options, return_prototypes)
 
 
 def solve_indexed(
@@ -200,7 +200,7 @@ def solve_indexed(
         num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
     check.indexed(features, support_index, support_labels, query_index)
-    by_reference = check.backend(backend, features)
+    by_reference = takes_reference(backend, features)
     if validate:
         num_classes = check.indexed_values(
             features, support_index, support_labels, query_index, num_classes
@@ -211,13 +211,13 @@ def solve_indexed(
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     tensors = features, support_index, support_labels, query_index
     out = solve_indexed_op(*tensors, num_classes, *options, return_prototypes)
-    return solution(out, return_prototypes)
+    return solution(out, scaling, options, return_prototypes)
 
 
-def solution(out: Outputs, return_prototypes: bool) -> Solution:
-    labels, assignments, proportions, dual, iterations, criterion, prototypes = out
-    wanted = prototypes if return_prototypes else None
-    return Solution(labels, assignments, proportions, dual, iterations, criterion, wanted)
+def solution(out: Outputs, scaling: str, options: Options, return_prototypes: bool) -> Solution:
+    prototypes = out[-1] if return_prototypes else None
+    lam, _, temperature = options[:3]
+    return Solution(*out[:-1], prototypes, None, lam, scaling, temperature)
 
 
 def solve_in_torch(
@@ -227,9 +227,12 @@ def solve_in_torch(
     options: Options,
     return_prototypes: bool,
 ) -> Solution:
+    from .. import reference
+
     *batch, Q, D = inputs[2].shape
     if num_classes == 0:  # no task, so no label told the number of classes
-        return solution(allocate(inputs[2], batch, Q, 0, D, return_prototypes), return_prototypes)
+        empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes)
+        return solution(empty, scaling, options, return_prototypes)
     lam, _, temperature, epsilon, max_iter, tol = options
     return reference.solve(
         *inputs,

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .. import reference
-from ..reference import Transport
-from . import check
+from .. import check
+from ..solution import Transport
+from .backend import takes_reference
 from .sinkhorn_operators import sinkhorn_op
 
 SAME_TOTAL = 1e-4  # totals of row and column masses may differ by this, relative to the larger
@@ -28,11 +28,11 @@ def sinkhorn(
 ) -> Transport:
     r"""Solve entropic optimal transport, for one task or for many, by Sinkhorn's iteration.
 
-    The plan of a task is ``P = diag(a) exp(-reg cost) diag(b)`` with row sums `row_mass` and column
-    sums `col_mass`. From ``b = 1`` an iteration is a row step, then a column step::
+    The plan of a task is ``P = diag(a) exp(-cost / reg) diag(b)`` with row sums `row_mass` and
+    column sums `col_mass`. From ``b = 1`` an iteration is a row step, then a column step::
 
-        a_q = row_mass_q / sum_k exp(-reg cost_qk) b_k
-        b_k = col_mass_k / sum_q exp(-reg cost_qk) a_q
+        a_q = row_mass_q / sum_k exp(-cost_qk / reg) b_k
+        b_k = col_mass_k / sum_q exp(-cost_qk / reg) a_q
 
     Column sums then hold, and the task stops when row sums do, up to `tol`.
 
@@ -48,8 +48,7 @@ def sinkhorn(
         Wanted column sums, likewise. Their total must be that of the rows, up to 1e-4 of it; they
         are then scaled to the exact total of the rows.
     reg : float
-        Sharpness, > 0: the factor on the cost, the inverse of what is elsewhere the weight of the
-        entropy.
+        Weight of the entropy, > 0, as in POT: the smaller, the sharper the plan.
     max_iter : int
         At most this many iterations.
     tol : float
@@ -93,7 +92,7 @@ def sinkhorn(
     >>> import torch, paddle_ext
     >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.2, 0.0]])
     >>> mass = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.5, 1.5])
-    >>> paddle_ext.sinkhorn(cost, *mass, reg=10.0).plan.round(decimals=3)
+    >>> paddle_ext.sinkhorn(cost, *mass, reg=0.1).plan.round(decimals=3)
     tensor([[1.0000, 0.0000],
             [0.0000, 1.0000],
             [0.5000, 0.5000]])
@@ -105,10 +104,12 @@ def sinkhorn(
     )
     check.flag("validate", validate)
     check_tensors(cost, row_mass, col_mass)
-    by_reference = check.backend(backend, cost)
+    by_reference = takes_reference(backend, cost)
     if validate:
         check_values(cost, row_mass, col_mass)
     if by_reference:
+        from .. import reference
+
         return reference.sinkhorn(
             cost, row_mass, col_mass, reg=options[0], max_iter=options[1], tol=options[2]
         )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import reference
-from ..reference import TimSolution
-from . import check
+from .. import check
+from ..solution import TimSolution
+from .backend import takes_reference
 from .tim_operators import allocate, tim_op
 
 SOLVERS = ("gd", "adm")  # as the native code numbers them
@@ -27,7 +27,7 @@ def tim(
     alphas: Sequence[float] = (1.0, 1.0, 1.0),
     temperature: float = 15.0,
     learning_rate: float = 1e-4,
-    iterations: int = 1000,
+    max_iter: int = 1000,
     normalize: bool = True,
     return_losses: bool = False,
     validate: bool = True,
@@ -55,7 +55,7 @@ def tim(
     num_classes : int, optional
         K. By default the largest label + 1.
     solver : {"gd", "adm"}
-        "gd" takes `iterations` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
+        "gd" takes `max_iter` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
         auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.
     weights : three floats
         Of the cross-entropy of the support, the marginal entropy and the conditional entropy of the
@@ -68,7 +68,7 @@ def tim(
         Sharpness of the probabilities, > 0.
     learning_rate : float
         Of Adam; for "adm" the share of the way to the closed form that is gone, > 0; 1.0 is all.
-    iterations : int
+    max_iter : int
         Steps; no task stops earlier.
     normalize : bool
         Make all rows unit-norm first.
@@ -91,7 +91,7 @@ def tim(
             Rows on the simplex.
         prototypes : Tensor [.., K, D]
             In the coordinates of the features, or of the unit-norm ones with `normalize`.
-        losses : Tensor [iterations, ..], or None
+        losses : Tensor [max_iter, ..], or None
 
     Raises
     ------
@@ -118,7 +118,7 @@ def tim(
     >>> import torch, paddle_ext
     >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
-    >>> paddle_ext.tim(support, torch.tensor([0, 1]), query, iterations=100).labels
+    >>> paddle_ext.tim(support, torch.tensor([0, 1]), query, max_iter=100).labels
     tensor([0, 1, 1])
     """
     check.choice("solver", solver, SOLVERS)
@@ -128,12 +128,12 @@ def tim(
         raise ValueError(f"alphas must be (1.0, 1.0, 1.0) for solver 'adm', got {alphas}")
     temperature = check.real("temperature", temperature, positive=True)
     learning_rate = check.real("learning_rate", learning_rate, positive=True)
-    iterations = check.integer("iterations", iterations)
+    max_iter = check.integer("max_iter", max_iter)
     check.flag("normalize", normalize)
     check.flag("return_losses", return_losses)
     num_classes = check.classes(num_classes, check.flag("validate", validate))
     check.dense(support, support_labels, query)
-    by_reference = check.backend(backend, query)
+    by_reference = takes_reference(backend, query)
     if validate:
         num_classes = check.dense_values(support, support_labels, query, num_classes)
     *batch, Q, D = query.shape
@@ -149,15 +149,17 @@ def tim(
             weights,
             alphas,
             learning_rate,
-            iterations,
+            max_iter,
             return_losses,
         )
     elif batch == [0]:  # perhaps no label told the number of classes
         K = num_classes or 0
         labels, probabilities, prototypes, losses = allocate(
-            query, batch, Q, K, D, iterations, return_losses
+            query, batch, Q, K, D, max_iter, return_losses
         )
     else:
+        from .. import reference
+
         return reference.tim(
             support,
             support_labels,
@@ -168,7 +170,7 @@ def tim(
             alphas=alphas,
             temperature=temperature,
             learning_rate=learning_rate,
-            iterations=iterations,
+            max_iter=max_iter,
             normalize=normalize,
             return_losses=return_losses,
         )

@@ -3,18 +3,14 @@
 from .bd_cspn import bd_cspn
 from .ici import ici
 from .laplacian_shot import laplacian_shot
-from .paddle import Solution, Trace, solve
+from .paddle import solve
 from .pgd import pgd
 from .pt_map import pt_map
 from .simpleshot import simpleshot
-from .sinkhorn import Transport, sinkhorn
-from .tim import TimSolution, tim
+from .sinkhorn import sinkhorn
+from .tim import tim
 
 __all__ = [
-    "Solution",
-    "TimSolution",
-    "Trace",
-    "Transport",
     "bd_cspn",
     "ici",
     "laplacian_shot",

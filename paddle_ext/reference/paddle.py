@@ -6,7 +6,7 @@ Letters: B tasks, Q queries, S support rows, K classes, D features. A task minim
       + lam ( sum_k e^(v_k - 1) - sum_k v_k (p_k + epsilon) )      p_k = mean over queries of u_qk
       + sum_qk u_qk ln u_qk                                           keeps u inside the simplex
 
-over the assignments u, the dual v and the prototypes w, one after the other, each in closed form.
+over the probabilities u, the dual v and the prototypes w, one after the other, each in closed form.
 With v at its optimum the second line is lam times the entropy of p: few classes are present.
 """
 
@@ -18,56 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..solution import Solution, Trace
+
 AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
 AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
-
-
-class Trace(NamedTuple):
-    """What happened in each iteration; the rows of a task that has stopped repeat its last one."""
-
-    objective: Tensor  # [iterations] or [iterations, B], float64
-    criterion: Tensor  # [iterations] or [iterations, B]
-    seconds: Tensor  # [iterations], float64: since the start of the call, tracing not counted
-
-
-class Solution(NamedTuple):
-    """Result of a solver; without a batch dimension in the query there is none here."""
-
-    labels: Tensor  # [.., Q] int64: argmax of the assignments
-    assignments: Tensor  # [.., Q, K]: rows on the simplex
-    proportions: Tensor  # [.., K]: column means of the assignments
-    dual: Tensor  # [.., K]
-    iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: mean distance the prototypes moved in the last iteration
-    prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
-    trace: Trace | None = None
-
-    def present(self, threshold: float = 1.5) -> Tensor:
-        """Which classes occur among the queries, [.., K] bool; see `paddle_ext.presence.present`.
-
-        Parameters
-        ----------
-        threshold : float
-            The assignments of a present class add up to at least this many queries.
-
-        Examples
-        --------
-        >>> import torch
-        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-        >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-        >>> solve(support, torch.tensor([0, 1, 2]), query, scaling="none").present()
-        tensor([False,  True, False])
-        """
-        from .. import presence  # it stands on the floors above this one
-
-        return presence.present(self, threshold)
-
-    def doubt(self, lam: float | None = None) -> Tensor:
-        """How doubtful each label is, [.., Q] in [0, 1]; see `paddle_ext.presence.doubt`."""
-        from .. import presence
-
-        return presence.doubt(self, lam)
 
 
 class Task(NamedTuple):
@@ -223,7 +178,7 @@ def solve(
     task = prepare(raw_support, one_hot, raw_query, scaling, trace)
     B, Q, _ = raw_query.shape
     K = one_hot.shape[-1]
-    lam = float(Q) if lam is None else lam
+    weight = float(Q) if lam is None else lam
 
     # Coordinates of about 1: then squares fit every dtype, and no scale overflows the logits.
     unit = power_of_two_above(task)  # [B, 1, 1]
@@ -239,10 +194,10 @@ def solve(
     running = torch.ones(B, dtype=torch.bool, device=z.device)
     rows: list[tuple[Tensor, Tensor, float]] = []
     for _ in range(max_iter):
-        # 1) assignments, from how far each class is behind the nearest: that cannot overflow
+        # 1) probabilities, from how far each class is behind the nearest: that cannot overflow
         distance = squared_distances(z, w)
         behind = distance - distance.amin(-1, keepdim=True)
-        u_next = torch.softmax(lam / Q * v - steep * behind, dim=-1)
+        u_next = torch.softmax(weight / Q * v - steep * behind, dim=-1)
         # 2) dual
         p = u_next.mean(-2, keepdim=True, dtype=torch.float64)
         v_next = (1 + torch.log(p + epsilon)).to(dtype)
@@ -257,7 +212,7 @@ def solve(
         iterations += running.int()
         if trace:
             seconds = elapsed(start, z)
-            rows.append((objective(task, sharpness, lam, epsilon, u, v, w), criterion, seconds))
+            rows.append((objective(task, sharpness, weight, epsilon, u, v, w), criterion, seconds))
             start = time.perf_counter() - seconds
         if tol > 0:
             running = running & (criterion > tol)
@@ -265,7 +220,8 @@ def solve(
             break
 
     prototypes = input_prototypes(raw_support, one_hot, raw_query, u) if return_prototypes else None
-    return finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
+    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
+    return found._replace(lam=lam, scaling=scaling, temperature=temperature)
 
 
 def power_of_two_above(task: Task) -> Tensor:
@@ -326,7 +282,7 @@ def finish(
         )
     return Solution(
         labels=u.argmax(-1)[task],
-        assignments=u[task],
+        probabilities=u[task],
         proportions=u.mean(-2)[task],
         dual=v.squeeze(-2)[task],
         iterations=iterations[task],

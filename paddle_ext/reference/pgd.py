@@ -1,6 +1,6 @@
 """PGD: the paper's objective by projected gradient descent, the method PADDLE is compared with.
 
-It minimises, over assignments u on the simplex and prototypes w,
+It minimises, over probabilities u on the simplex and prototypes w,
 
     T/2 sum_nk u_nk ||z_n - w_k||^2 - lam sum_k (p_k + epsilon) ln(p_k + epsilon)
 
@@ -15,8 +15,8 @@ import time
 import torch
 from torch import Tensor
 
+from ..solution import Solution
 from .paddle import (
-    Solution,
     Task,
     batched,
     computing_dtype,
@@ -62,14 +62,14 @@ def pgd(
     temperature: float = 1.0,
     epsilon: float = 1e-6,
     max_iter: int = 1000,
-    lr: float = 1e-4,
+    learning_rate: float = 1e-4,
     tol: float = 1e-6,
     return_prototypes: bool = False,
     trace: bool = False,
 ) -> Solution:
     """Solve transductive few-shot tasks by projected gradient descent with Adam.
 
-    From the support means and the assignments they give (the first u-step of PADDLE), each
+    From the support means and the probabilities they give (the first u-step of PADDLE), each
     iteration takes one step of Adam on u and w together, and projects every row of u onto the
     simplex. The public code maximises the entropy instead, and stops updating u after one
     iteration; this function does what the paper describes.
@@ -78,7 +78,7 @@ def pgd(
     ----------
     support, support_labels, query, num_classes, lam, scaling, temperature, epsilon
         As in `paddle_ext.reference.solve`.
-    max_iter, lr : int, float
+    max_iter, learning_rate : int, float
         Iterations and learning rate of Adam: those of the public code. (The paper's text has a
         learning rate of 1e-3.)
     tol : float
@@ -102,7 +102,7 @@ def pgd(
     >>> import torch
     >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-    >>> pgd(support, torch.tensor([0, 1, 2]), query, scaling="none", lr=1e-2).labels
+    >>> pgd(support, torch.tensor([0, 1, 2]), query, scaling="none", learning_rate=1e-2).labels
     tensor([0, 1, 1])
     """
     start = time.perf_counter()
@@ -110,12 +110,12 @@ def pgd(
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)
     task = prepare(raw_support, one_hot, raw_query, scaling, trace)
     B, Q, _ = raw_query.shape
-    lam = float(Q) if lam is None else lam
+    weight = float(Q) if lam is None else lam
 
     z, means, shots = task.query.to(dtype), task.means.to(dtype), task.shots.to(dtype)
     w = means.clone()
     u = torch.softmax(-temperature / 2 * squared_distances(z, w), dim=-1)
-    adam = torch.optim.Adam([u, w], lr=lr)
+    adam = torch.optim.Adam([u, w], lr=learning_rate)
     criterion = z.new_zeros(B)
     iterations = torch.zeros(B, dtype=torch.int32, device=z.device)
     running = torch.ones(B, dtype=torch.bool, device=z.device)
@@ -123,7 +123,7 @@ def pgd(
     for _ in range(max_iter):
         u_before, w_before = u.clone(), w.clone()
         v = 1 + torch.log(u.mean(-2, keepdim=True) + epsilon)
-        u.grad = temperature / 2 * squared_distances(z, w) - lam / Q * v
+        u.grad = temperature / 2 * squared_distances(z, w) - weight / Q * v
         w.grad = temperature * (shots * (w - means) + u.sum(-2).unsqueeze(-1) * w - u.mT @ z)
         adam.step()
 
@@ -136,7 +136,7 @@ def pgd(
         iterations += running.int()
         if trace:
             seconds = elapsed(start, z)
-            value = objective(task, temperature, lam, epsilon, u, w)
+            value = objective(task, temperature, weight, epsilon, u, w)
             rows.append((value, criterion, seconds))
             start = time.perf_counter() - seconds
         if tol > 0:
@@ -146,4 +146,5 @@ def pgd(
 
     v = 1 + torch.log(u.mean(-2, keepdim=True) + epsilon)
     prototypes = input_prototypes(raw_support, one_hot, raw_query, u) if return_prototypes else None
-    return finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
+    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
+    return found._replace(lam=lam, scaling=scaling, temperature=temperature)

@@ -31,11 +31,11 @@ def pt_map(
     *,
     num_classes: int | None = None,
     power: float = 0.5,
-    sharpness: float = 10.0,
+    reg: float = 0.1,
     step: float = 0.02,
     epochs: int = 20,
     class_mass: str = "balanced",
-    effective_classes: int = 5,
+    k_eff: int = 5,
     max_iter: int = 1000,
     tol: float = 1e-6,
 ) -> Tensor:
@@ -55,17 +55,17 @@ def pt_map(
         As in `paddle_ext.reference.solve`; at least 0 unless `power` is 1.
     power : float
         The features are raised to it, after 1e-6 is added; 1 leaves them as they are.
-    sharpness : float
-        Factor on the cost.
+    reg : float
+        Weight of the entropy.
     step : float
         Share of the way to their new place that centroids go in an epoch.
     epochs : int
         Moves of the centroids.
     class_mass : {"balanced", "oracle"}
-        With "oracle" each of the K classes gets a mass of Q // effective_classes instead, as the
+        With "oracle" each of the K classes gets a mass of Q // k_eff instead, as the
         public code has it, against the 1 of every query. Such a plan does not exist; Sinkhorn's
-        iteration then ends at the "balanced" plan, times K (Q // effective_classes) / Q.
-    effective_classes : int
+        iteration then ends at the "balanced" plan, times K (Q // k_eff) / Q.
+    k_eff : int
         The number of classes among the queries, known to an oracle.
     max_iter, tol : int, float
         As in `paddle_ext.reference.sinkhorn`.
@@ -86,13 +86,13 @@ def pt_map(
     rows, one_hot, z = batched(support, support_labels, query, num_classes)
     rows, z = prepared(rows, power), prepared(z, power)
     Q, K = z.shape[-2], one_hot.shape[-1]
-    weight = 1.0 if class_mass == "balanced" else K * (Q // effective_classes) / Q
+    weight = 1.0 if class_mass == "balanced" else K * (Q // k_eff) / Q
     row_mass, col_mass = z.new_ones(Q), z.new_full((K,), Q / K)
     shots = one_hot.sum(-2).unsqueeze(-1)
     means = mu = class_means(rows, one_hot).expand(len(z), -1, -1)
     for epoch in range(epochs + 1):
         cost = torch.stack([(z - m.unsqueeze(-2)).square().sum(-1) for m in mu.unbind(-2)], dim=-1)
-        plan = sinkhorn(cost, row_mass, col_mass, reg=sharpness, max_iter=max_iter, tol=tol).plan
+        plan = sinkhorn(cost, row_mass, col_mass, reg=reg, max_iter=max_iter, tol=tol).plan
         if epoch < epochs:
             p = weight * plan
             estimate = (shots * means + p.mT @ z) / (shots + p.sum(-2).unsqueeze(-1))

@@ -2,26 +2,18 @@
 
 Letters: B tasks, Q rows, K columns. Wanted is the plan
 
-    P_qk = exp(-reg cost_qk + f_q + g_k)      with row sums row_mass and column sums col_mass,
+    P_qk = exp(-cost_qk / reg + f_q + g_k)      with row sums row_mass and column sums col_mass,
 
-which minimises sum P cost + sum P ln P / reg under these sums. f and g are found one after the
+which minimises sum P cost + reg sum P ln P under these sums. f and g are found one after the
 other, each in closed form, from g = 0 on.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class Transport(NamedTuple):
-    """Result of `sinkhorn`; without a batch dimension in the cost there is none here."""
-
-    plan: Tensor  # [.., Q, K]
-    iterations: Tensor  # [..] int32
-    residual: Tensor  # [..]: largest error of a row sum after the last column step
+from ..solution import Transport
 
 
 def sinkhorn(
@@ -43,7 +35,7 @@ def sinkhorn(
         At least 0, of equal totals; column masses are scaled to the exact total of the rows.
         Without a batch dimension beside a batched cost: shared by all tasks.
     reg : float
-        Sharpness: the factor on the cost.
+        Weight of the entropy.
     max_iter, tol : int, float
         At most this many iterations, each a row step and a column step; a task stops when its
         residual is at most `tol`, and 0.0 never stops earlier.
@@ -57,7 +49,7 @@ def sinkhorn(
     --------
     >>> import torch
     >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    >>> sinkhorn(cost, torch.ones(2), torch.ones(2), reg=5.0).plan
+    >>> sinkhorn(cost, torch.ones(2), torch.ones(2), reg=0.2).plan
     tensor([[0.9933, 0.0067],
             [0.0067, 0.9933]])
     """
@@ -70,7 +62,7 @@ def sinkhorn(
     # Offsets of rows and columns of the cost are taken care of by f and g. Taken off, they cannot
     # hide the differences; g starts with those of the columns.
     cost = cost.detach().double().reshape(-1, Q, K)
-    logits = -reg * (cost - cost.amin(-1, keepdim=True))
+    logits = (cost.amin(-1, keepdim=True) - cost) / reg
     logits = logits.clamp(min=-1e300)
     g = logits.amax(-2, keepdim=True)
     logits = logits - g

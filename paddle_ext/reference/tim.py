@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..solution import TimSolution
 from .paddle import batched, class_means, computing_dtype, unit_rows
 
 EPSILON = 1e-12
@@ -35,15 +36,6 @@ MAX_TEMPERATURE = 1e60
 MAX_LOG = 1e200
 
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
-
-
-class TimSolution(NamedTuple):
-    """Result of TIM; without a batch dimension in the query there is none here."""
-
-    labels: Tensor  # [.., Q] int64: argmax of the logits
-    probabilities: Tensor  # [.., Q, K]: rows on the simplex
-    prototypes: Tensor  # [.., K, D] in the coordinates of the (normalised) features
-    losses: Tensor | None = None  # [iterations, ..]: before each step
 
 
 class Task(NamedTuple):
@@ -186,7 +178,7 @@ def tim(
     alphas: tuple[float, float, float] = (1.0, 1.0, 1.0),
     temperature: float = 15.0,
     learning_rate: float = 1e-4,
-    iterations: int = 1000,
+    max_iter: int = 1000,
     normalize: bool = True,
     return_losses: bool = False,
 ) -> TimSolution:
@@ -204,7 +196,7 @@ def tim(
     >>> import torch
     >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
-    >>> tim(support, torch.tensor([0, 1]), query, iterations=10).labels
+    >>> tim(support, torch.tensor([0, 1]), query, max_iter=10).labels
     tensor([0, 1, 1])
     """
     dtype = computing_dtype(query)
@@ -214,7 +206,7 @@ def tim(
     w = w.clamp(-FAR_AWAY, FAR_AWAY)
     moments = torch.zeros_like(w), torch.zeros_like(w)
     losses = []
-    for step in range(1, iterations + 1):
+    for step in range(1, max_iter + 1):
         with torch.enable_grad():
             w.requires_grad_(solver == "gd")
             value = loss(task, w, weights, alphas)

@@ -1,0 +1,1 @@
+"""For people with files: `classify`, and the command ``paddle-ext``."""

@@ -1,0 +1,450 @@
+"""Every check of a call, made before any work: one sentence naming argument, expected and got.
+
+Bad types are TypeError, bad values ValueError. What looks at types, shapes, dtypes, devices and
+options is cheap and always done; what looks at the values of tensors (`*_values`) costs a pass over
+them, and on CUDA one host synchronisation, or two without `num_classes`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+# lam, scaling as the native code numbers it, temperature, epsilon, max_iter, tol
+Options: TypeAlias = tuple[float | None, int, float, float, int, float]
+
+SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
+SCALING_NAMES = tuple(SCALINGS)
+DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+LARGEST = torch.finfo(torch.float64).max
+# Features up to here can be summed, over any number of rows, without overflow.
+SUMMABLE = {torch.float16: 1e30, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
+MOST = 2**31 - 1  # iterations and classes are counted in int32
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+class ArgumentError(Exception):
+    """A bad argument that is known by its name, so that a command can name its own option.
+
+    Parameters
+    ----------
+    argument : str
+    problem : str
+        The rest of the sentence: what is expected, and what was given.
+    or_pass : str
+        What may be passed instead, such as "resume=False".
+    context : str
+        What comes before the sentence.
+    """
+
+    def __init__(self, argument: str, problem: str, or_pass: str = "", context: str = "") -> None:
+        super().__init__(argument, problem, or_pass, context)  # all of them, to be pickled
+        self.argument, self.problem, self.or_pass = argument, problem, or_pass
+        self.context = context
+
+    def sentence(self, names: Mapping[str, str]) -> str:
+        """The message, with the names that a mapping gives to arguments."""
+        hint = f" (or pass {names.get(self.or_pass, self.or_pass)})" if self.or_pass else ""
+        return f"{self.context}{names.get(self.argument, self.argument)} {self.problem}{hint}"
+
+    def __str__(self) -> str:
+        return self.sentence({})
+
+
+class BadType(ArgumentError, TypeError):
+    """An argument of a wrong type."""
+
+
+class BadValue(ArgumentError, ValueError):
+    """An argument with a wrong value."""
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def real(name: str, value: object, *, positive: bool = False, most: float = LARGEST) -> float:
+    """A finite number >= 0, or > 0 if `positive`, and at most `most`."""
+    if type(value) is float:
+        number = value
+    elif not isinstance(value, bool) and isinstance(value, numbers.Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+    else:
+        raise BadType(name, f"must be a number, got {kind(value)}")
+    if not (0.0 <= number <= most) or (positive and number == 0.0):
+        least = "> 0" if positive else ">= 0"
+        expected = f"finite and {least}" if most == LARGEST else f"{least} and at most {most:g}"
+        raise BadValue(name, f"must be {expected}, got {value}")
+    return number
+
+
+def integer(name: str, value: object, *, least: int = 1) -> int:
+    """An integer >= `least` that fits the counters of the native code."""
+    if type(value) is int:
+        number = value
+    elif not isinstance(value, bool) and isinstance(value, numbers.Integral):
+        number = int(value)
+    else:
+        raise BadType(name, f"must be an integer, got {kind(value)}")
+    if not (least <= number <= MOST):
+        raise BadValue(name, f"must be an integer in [{least}, {MOST}], got {value}")
+    return number
+
+
+def choice(name: str, value: object, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        not_a_choice(name, value, choices)
+    return str(value)
+
+
+def flag(name: str, value: object) -> bool:
+    if value is not True and value is not False:
+        raise BadType(name, f"must be True or False, got {kind(value)}")
+    return value
+
+
+def device(value: object) -> torch.device:
+    """The CPU or a CUDA device that can be used; for None a GPU, if there is one."""
+    if value is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(value, str | torch.device):
+        raise BadType("device", f"must be a string or a torch.device, got {kind(value)}")
+    try:
+        found = torch.device(value)
+    except RuntimeError:  # torch knows no such name
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
+        raise BadValue("device", f"must be the CPU or a CUDA device, got {str(value)!r}")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise BadValue("device", f"must be 'cpu', for torch finds no usable GPU, got {value}")
+    return found
+
+
+def classes(num_classes: int | None, validate: bool) -> int | None:
+    if num_classes is not None:
+        return integer("num_classes", num_classes)
+    if not validate:
+        raise ValueError(
+            "num_classes must be given with validate=False, which does not look at the labels, "
+            "got None"
+        )
+    return None
+
+
+def options(
+    num_classes: int | None,
+    lam: float | None,
+    scaling: str,
+    temperature: float,
+    epsilon: float,
+    max_iter: int,
+    tol: float,
+    return_prototypes: bool,
+    validate: bool,
+) -> tuple[int | None, Options]:
+    """Check the options of a call; returns num_classes, and lam to tol for the operators."""
+    if scaling not in SCALING_NAMES:
+        not_a_choice("scaling", scaling, SCALING_NAMES)
+    flag("return_prototypes", return_prototypes)
+    flag("validate", validate)
+    return classes(num_classes, validate), (
+        None if lam is None else real("lam", lam),
+        SCALINGS[scaling],
+        real("temperature", temperature, positive=True),
+        real("epsilon", epsilon, positive=True),
+        integer("max_iter", max_iter),
+        real("tol", tol),
+    )
+
+
+def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if not isinstance(value, str):
+        raise BadType(name, f"must be a string, got {kind(value)}")
+    raise BadValue(name, f"must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+# --- tensors, without looking at their values ---------------------------------------------------
+
+
+def features(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {kind(x)}")
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{name} must be float16, bfloat16, float32 or float64, got {plain(x.dtype)}"
+        )
+
+
+def integers(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {kind(x)}")
+    if x.dtype not in INTEGERS:
+        raise TypeError(f"{name} must be a tensor of integers, got {plain(x.dtype)}")
+
+
+def one_device(**tensors: Tensor) -> None:
+    """All on the CPU, or all on one CUDA device."""
+    devices = [x.device for x in tensors.values()]
+    names = ", ".join(tensors)
+    if any(device != devices[0] for device in devices):
+        raise ValueError(f"{names} must be on one device, got {', '.join(map(str, devices))}")
+    if devices[0].type not in ("cpu", "cuda"):
+        raise ValueError(f"{names} must be on the CPU or a CUDA device, got {devices[0]}")
+
+
+def rows(name: str, shape: torch.Size, letter: str, end: str) -> int:
+    """The number of rows of a task; `end` is ", D" if the shape has a feature dimension."""
+    rank = len(shape) - (1 if end else 0)
+    if rank != 1 and rank != 2:
+        raise ValueError(
+            f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
+        )
+    count = shape[rank - 1]
+    if count < 1:
+        raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
+    return count
+
+
+def layout(
+    support_name: str,
+    support: torch.Size,
+    labels: torch.Size,
+    query_name: str,
+    query: torch.Size,
+    end: str,
+) -> None:
+    """Shapes of support, its labels and query; `end` as in `rows`."""
+    rows(query_name, query, "Q", end)
+    count = rows(support_name, support, "S", end)
+    unbatched = 2 if end else 1
+    shared = len(support) == unbatched
+    if (len(labels) != 1 or labels[0] != count) if shared else labels != support[:2]:
+        expected = list(support)[: -1 if end else None]
+        raise ValueError(
+            f"support_labels must have one label for each row of {support_name}, "
+            f"shape {expected}, got {list(labels)}"
+        )
+    if shared:
+        return
+    if len(query) == unbatched:
+        raise ValueError(
+            f"{query_name} must have a batch dimension, as {support_name} has, got {list(query)}"
+        )
+    if support[0] != query[0]:
+        raise ValueError(
+            f"{query_name} must have as many tasks as {support_name}, {support[0]}, got {query[0]}"
+        )
+
+
+def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
+    features("support", support)
+    integers("support_labels", support_labels)
+    features("query", query)
+    dtype = query.dtype
+    if support.dtype is not dtype:
+        raise ValueError(
+            f"query must have the dtype of support, {plain(support.dtype)}, got {plain(dtype)}"
+        )
+    if not (support.is_cpu and support_labels.is_cpu and query.is_cpu):
+        one_device(support=support, support_labels=support_labels, query=query)
+    support_shape, query_shape = support.shape, query.shape
+    layout("support", support_shape, support_labels.shape, "query", query_shape, ", D")
+    D = query_shape[-1]
+    if support_shape[-1] != D:
+        raise ValueError(
+            f"query must have as many features as support, {support_shape[-1]}, got {D}"
+        )
+    if D < 1:
+        raise ValueError(f"query must have at least one feature, got shape {list(query_shape)}")
+
+
+def base_mean(mean: Tensor, query: Tensor) -> None:
+    """A vector [D] beside checked queries; half and single precision may be mixed."""
+    features("base_mean", mean)
+    if (mean.dtype is torch.float64) != (query.dtype is torch.float64):
+        raise ValueError(
+            f"base_mean must be as precise as query, {plain(query.dtype)}, got {plain(mean.dtype)}"
+        )
+    if mean.device != query.device:
+        one_device(base_mean=mean, query=query)
+    D = query.shape[-1]
+    if mean.shape != (D,):
+        raise ValueError(
+            f"base_mean must have one number for each feature, shape [{D}], got {list(mean.shape)}"
+        )
+
+
+def indexed(
+    bank: Tensor, support_index: Tensor, support_labels: Tensor, query_index: Tensor
+) -> None:
+    features("features", bank)
+    integers("support_index", support_index)
+    integers("support_labels", support_labels)
+    integers("query_index", query_index)
+    one_device(
+        features=bank,
+        support_index=support_index,
+        support_labels=support_labels,
+        query_index=query_index,
+    )
+    if bank.dim() != 2 or bank.shape[0] < 1 or bank.shape[1] < 1:
+        raise ValueError(
+            f"features must have shape [N, D] with N and D at least 1, got {list(bank.shape)}"
+        )
+    layout(
+        "support_index",
+        support_index.shape,
+        support_labels.shape,
+        "query_index",
+        query_index.shape,
+        "",
+    )
+
+
+# --- values of tensors --------------------------------------------------------------------------
+
+
+def dense_values(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    num_classes: int | None,
+    base_mean: Tensor | None = None,
+) -> int:
+    """Labels and finiteness; returns the number of classes."""
+    seen = {"support_labels": support_labels, "support": support, "query": query}
+    if base_mean is not None:
+        seen["base_mean"] = base_mean
+    return values(seen, support_labels, {}, num_classes)
+
+
+def indexed_values(
+    bank: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int | None,
+    base_mean: Tensor | None = None,
+) -> int:
+    """Labels, indices and finiteness (of the whole bank); returns the number of classes."""
+    seen = {
+        "support_labels": support_labels,
+        "support_index": support_index,
+        "query_index": query_index,
+        "features": bank,
+    }
+    if base_mean is not None:
+        seen["base_mean"] = base_mean
+    N = bank.shape[0]
+    return values(seen, support_labels, {"support_index": N, "query_index": N}, num_classes)
+
+
+def values(
+    seen: dict[str, Tensor], labels: Tensor, limits: dict[str, int], num_classes: int | None
+) -> int:
+    """Check all tensors through their extremes: one pass each, and one read for all of them."""
+    seen = {name: x for name, x in seen.items() if x.numel() and not plainly_summable(x)}
+    # A NaN anywhere makes both extremes NaN, so they tell about finiteness too.
+    scalars = [extreme for x in seen.values() for extreme in torch.aminmax(x.detach())]
+    if num_classes is not None:
+        scalars += every_class(labels, num_classes)
+    read = numbers_of(scalars)
+    ranges = {name: (read[2 * i], read[2 * i + 1]) for i, name in enumerate(seen)}
+
+    low, high = ranges.get("support_labels", (0, -1))
+    if num_classes is None:
+        if low < 0:
+            raise ValueError(f"support_labels must be at least 0, got {low:.0f}")
+        num_classes = int(high) + 1
+        complete = numbers_of(every_class(labels, num_classes))
+    else:
+        outside("support_labels", low, high, num_classes)
+        complete = read[2 * len(seen) :]
+    if labels.numel() and complete != [True]:
+        missing_class(labels, num_classes)
+    for name, limit in limits.items():
+        if name in ranges:
+            outside(name, *ranges[name], limit)
+    for name, (low, high) in ranges.items():
+        most = SUMMABLE.get(seen[name].dtype, LARGEST)
+        if not (low >= -most and high <= most):  # false for NaN
+            too_large(name, seen[name], most)
+    return num_classes
+
+
+def plainly_summable(x: Tensor) -> bool:
+    """Whether the norm alone rules out NaN, infinity and all too large numbers.
+
+    On the CPU it takes a third of the time of the extremes, which then need not be looked for;
+    False says nothing. (`torch.dot` takes even less, but a forked child hung in it.)
+    """
+    if not x.is_cpu or x.dtype not in SUMMABLE or x.numel() < 2**12:
+        return False  # on CUDA it would be one more host synchronisation
+    return bool(torch.linalg.vector_norm(x.detach()).item() <= SUMMABLE[x.dtype])
+
+
+def numbers_of(scalars: list[Tensor]) -> list[float]:
+    """Read tensors without dimensions, with one synchronisation for all of them."""
+    if scalars and scalars[0].is_cuda:
+        together: list[float] = torch.stack([x.double() for x in scalars]).tolist()
+        return together
+    return [x.item() for x in scalars]
+
+
+def every_class(labels: Tensor, num_classes: int) -> list[Tensor]:
+    """Whether each task has each class; nothing where there are fewer rows than classes."""
+    if num_classes > labels.shape[-1]:
+        return []
+    return [presence(labels, num_classes).all()]
+
+
+def presence(labels: Tensor, num_classes: int) -> Tensor:
+    """[B or 1, K] bool; labels out of range, an error of their own, are ignored."""
+    labels = labels.long().reshape(-1, labels.shape[-1]).clamp(0, num_classes - 1)
+    found = torch.zeros(labels.shape[0], num_classes, dtype=torch.bool, device=labels.device)
+    return found.scatter_(1, labels, True)
+
+
+def outside(name: str, low: float, high: float, limit: int) -> None:
+    if low < 0 or high >= limit:
+        got = low if low < 0 else high
+        raise ValueError(f"{name} must be in [0, {limit}), got {got:.0f}")
+
+
+def missing_class(labels: Tensor, num_classes: int) -> None:
+    if num_classes > labels.shape[-1]:  # then any task misses one, and K may be too large to list
+        task, there = 0, set(labels.reshape(-1, labels.shape[-1])[0].tolist())
+        label = next(k for k in range(num_classes) if k not in there)
+    else:
+        task, label = (~presence(labels, num_classes)).nonzero()[0].tolist()
+    where = f" in task {task}" if labels.dim() == 2 else ""
+    raise ValueError(
+        f"support_labels must have every class in [0, {num_classes}) at least once, "
+        f"got none of class {label}{where}"
+    )
+
+
+def too_large(name: str, x: Tensor, most: float) -> None:
+    place = (~(x.double().abs() <= most)).nonzero()[0].tolist()
+    value = x[tuple(place)].item()
+    expected = f"at most {most:g} in magnitude" if math.isfinite(value) else "finite"
+    raise ValueError(f"{name} must be {expected}, got {value:g} at {place}")
+
+
+def kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,7 +1,0 @@
-"""From a feature bank to tables: evaluation, tuning, and the paper's experiments."""
-
-from .evaluate import evaluate
-from .results import Evaluation, Result
-from .tuning import Tuning, tune
-
-__all__ = ["Evaluation", "Result", "Tuning", "evaluate", "tune"]

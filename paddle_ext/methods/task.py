@@ -1,0 +1,147 @@
+"""What the methods share: the layout of a batch of tasks, its preprocessing, and chunks of it.
+
+Nothing here modifies its input. A support that all tasks share keeps a batch dimension of 1, and is
+never repeated for every task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..rows import class_means, unit_rows
+
+# Bytes that the temporary tensors of a chunk of tasks may take together. A GPU needs many tasks to
+# be busy.
+BUDGET = {"cpu": 2**28, "cuda": 2**31}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch of checked tasks, in the dtype of the computation: float32 or float64."""
+
+    support: Tensor  # [B or 1, S, D]; 1: shared by all tasks
+    support_labels: Tensor  # [B or 1, S] int64
+    query: Tensor  # [B, Q, D]
+    num_classes: int
+    base_mean: Tensor | None = None  # [D]
+
+    @property
+    def one_hot(self) -> Tensor:
+        """The labels of the support, [B or 1, S, K]."""
+        # Not that of torch, which waits for the device.
+        classes = torch.arange(self.num_classes, device=self.query.device)
+        return (self.support_labels.unsqueeze(-1) == classes).to(self.query.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """What a task takes: its rows, a number for each of them and each class, its prototypes."""
+        (Q, D), K = self.query.shape[1:], self.num_classes
+        own = 0 if len(self.support) == 1 else self.support.shape[1]
+        return ((own + Q) * (D + K) + K * D) * self.query.itemsize
+
+    def means(self, support: Tensor) -> Tensor:
+        """Class means of a support, this one or what it was scaled to, [B or 1, K, D]."""
+        return class_means(support, self.support_labels, self.num_classes)
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Support, its labels and query as `paddle_ext.solve` takes them."""
+        if len(self.support) == 1 < len(self.query):
+            return self.support[0], self.support_labels[0], self.query
+        return self.support, self.support_labels, self.query
+
+    def part(self, tasks: slice) -> Task:
+        """Some of the tasks."""
+        if len(self.support) == 1:
+            return replace(self, query=self.query[tasks])
+        support, labels = self.support[tasks], self.support_labels[tasks]
+        return replace(self, support=support, support_labels=labels, query=self.query[tasks])
+
+
+@dataclass(frozen=True)
+class IndexedTask:
+    """A batch of checked tasks whose rows are those of one bank."""
+
+    features: Tensor  # [N, D], of any float dtype
+    support_index: Tensor  # [B or 1, S] int64; 1: shared by all tasks
+    support_labels: Tensor  # [B or 1, S] int64
+    query_index: Tensor  # [B, Q] int64
+    num_classes: int
+    base_mean: Tensor | None = None  # [D], in the dtype of the computation
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `paddle_ext.solve_indexed` takes them."""
+        if len(self.support_index) == 1 < len(self.query_index):
+            support = self.support_index[0], self.support_labels[0]
+        else:
+            support = self.support_index, self.support_labels
+        return self.features, *support, self.query_index
+
+    def gathered(self) -> Task:
+        """The same with the rows themselves."""
+        dtype = computing_dtype(self.features)
+        support, query = (
+            self.features[x].to(dtype) for x in (self.support_index, self.query_index)
+        )
+        return Task(support, self.support_labels, query, self.num_classes, self.base_mean)
+
+
+def computing_dtype(features: Tensor) -> torch.dtype:
+    return torch.float64 if features.dtype is torch.float64 else torch.float32
+
+
+def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:
+    """Solve so many tasks at a time that their temporary tensors fit the budget.
+
+    `bytes_per_task` is an estimate of the temporary memory that `solve` takes for one task.
+    """
+    step = how_many(bytes_per_task, task.query.device)
+    starts = range(0, len(task.query), step)
+    if len(starts) == 1:
+        return solve(task)
+    return torch.cat([solve(task.part(slice(start, start + step))) for start in starts])
+
+
+def how_many(size: int, device: torch.device) -> int:
+    """How many of `size` bytes fit the budget; at least one."""
+    return max(1, BUDGET[device.type] // size)
+
+
+def scaled(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
+    """Support [B or 1, S, D] and query [B, Q, D] by "cl2n", "l2n" or "none"."""
+    if scaling == "cl2n":
+        return centred_unit_rows(task)
+    if scaling == "l2n":
+        return unit_rows(task.support), unit_rows(task.query)
+    return task.support, task.query
+
+
+def centred_unit_rows(task: Task) -> tuple[Tensor, Tensor]:
+    """Support [B or 1, S, D] and query [B, Q, D] by CL2N: less a mean, then unit norm.
+
+    The mean is that of the base classes, or without one that of the task's support.
+    """
+    support, query = task.support, task.query
+    if task.base_mean is not None:
+        support, query = support - task.base_mean, query - task.base_mean
+    else:
+        # Twice: the mean of features with a large offset is rounded, and its rest is taken off by
+        # the second round.
+        for _ in range(2):
+            mean = support.mean(-2, keepdim=True)
+            support, query = support - mean, query - mean
+    return unit_rows(support), unit_rows(query)
+
+
+def softmin(x: Tensor, sharpness: float) -> Tensor:
+    """softmax(-sharpness x) over the last dimension, for any sharpness."""
+    behind = x - x.amin(-1, keepdim=True)
+    return torch.softmax(-bounded(sharpness) * behind, dim=-1)
+
+
+def bounded(factor: float) -> float:
+    """A factor that single precision can hold: beyond it, nothing of size one would change."""
+    return min(factor, 1e30)

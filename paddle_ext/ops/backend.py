@@ -1,0 +1,51 @@
+"""Which code a call takes: the native one, or the reference in plain torch."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .. import check
+from . import native
+
+BACKENDS = ("auto", "native", "reference")
+
+
+def takes_reference(backend: str, x: Tensor) -> bool:
+    """Check that the backend can take these features; True if the reference is to be used."""
+    if backend not in BACKENDS:
+        check.not_a_choice("backend", backend, BACKENDS)
+    if backend == "reference":
+        return True
+    if not x.is_cuda:
+        return False
+    if x.dtype is torch.float64:
+        if backend == "auto":
+            if not torch.compiler.is_compiling():
+                tell_of_the_reference()
+            return True
+        raise ValueError(
+            "backend must be 'auto' or 'reference' for float64 features on CUDA (or make the "
+            "features float32, or move them to the CPU), got 'native'"
+        )
+    # A compiled call gets the answer from the native code when it runs.
+    if not torch.compiler.is_compiling() and not native.has_cuda():
+        raise ValueError(
+            "the features must be on the CPU, for this build of paddle_ext has no CUDA code "
+            f"(rebuild it with PADDLE_EXT_CUDA=ON, or pass backend='reference'), got {x.device}"
+        )
+    return False
+
+
+@cache
+def tell_of_the_reference() -> None:
+    """Once for a process."""
+    warnings.warn(
+        "float64 on CUDA has no native code and takes the reference in torch, which is slow: make "
+        "the features float32, or pass backend='reference' to say that it is meant",
+        UserWarning,
+        stacklevel=4,
+    )

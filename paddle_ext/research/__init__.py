@@ -1,0 +1,1 @@
+"""Experiments with the methods: tasks, data, networks, evaluation and the demo."""

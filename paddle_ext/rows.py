@@ -1,0 +1,81 @@
+"""Arithmetic of feature rows: unit norm, squared distances, sums and means by class.
+
+Nothing here modifies its input. A batch of 1 stands for all tasks, and is never repeated for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PART = 2**24  # numbers of a part of the work; 128 MiB in float64
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of norm 1, [.., D]; a zero row stays zero."""
+    largest = x.abs().amax(-1, keepdim=True)  # first to at most 1, or the squares could overflow
+    x = x / torch.where(largest > 0, largest, 1)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1)
+
+
+def products(x: Tensor, w: Tensor) -> Tensor:
+    """Scalar products of rows, [.., N, D] and [.., K, D] -> [.., N, K]."""
+    # A batch of 1 would be copied for every task.
+    return x @ (w[0].mT if w.dim() == 3 and len(w) == 1 else w.mT)
+
+
+def squared_distances(x: Tensor, w: Tensor) -> Tensor:
+    """[.., N, D] and [.., K, D] -> [.., N, K], at least 0.
+
+    Both are centred at the mean of w first, so that little cancels.
+    """
+    centre = w.mean(-2, keepdim=True)
+    x, w = x - centre, w - centre
+    squares = x.square().sum(-1).unsqueeze(-1) + w.square().sum(-1).unsqueeze(-2)
+    return (squares - 2 * products(x, w)).clamp(min=0)
+
+
+def class_sums(
+    rows: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums and counts of the rows of each class, in a fixed order; a class may have none.
+
+    [.., N, D] and [.., N], with optional weights [.., N] for the sums -> [.., K, D] and [.., K]
+    int64, with one batch dimension or none.
+    """
+    *batch, N, D = rows.shape
+    K = num_classes
+    tasks = batch[0] if batch else 1
+    bags = torch.arange(tasks * K + 1, device=rows.device)  # one for each task and class
+    ordered, order = (
+        (labels.view(tasks, N) + bags[: tasks * K : K, None]).flatten().sort(stable=True)
+    )
+    starts = torch.searchsorted(ordered, bags)
+    if weights is not None:
+        weights = weights.flatten()[order]
+    sums = F.embedding_bag(
+        order, rows.reshape(-1, D), starts[:-1], mode="sum", per_sample_weights=weights
+    )
+    return sums.view(*batch, K, D), starts.diff().view(*batch, K)
+
+
+def class_means(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """[.., N, D] and [.., N] -> [.., K, D]; every class must have a row."""
+    sums, counts = class_sums(rows, labels, num_classes)
+    return sums / counts.unsqueeze(-1)
+
+
+def power_of_two_above(x: Tensor) -> Tensor:
+    """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]: exact to divide by."""
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    return torch.exp2(torch.frexp(largest).exponent.to(x.dtype))
+
+
+def parts(count: int, row: int) -> Iterator[slice]:
+    """Slices of `count` rows of `row` numbers each, so that none is too large for the memory."""
+    size = max(1, PART // max(1, row))
+    return (slice(start, start + size) for start in range(0, count, size))

@@ -1,0 +1,105 @@
+"""The coordinates that a task is solved in: what `scaling` does to its rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .rows import class_means, class_sums, parts, squared_distances, unit_rows
+
+AUTO_GAP = 13.0  # "auto": the mean lead of the nearest class, in squared distance
+AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
+AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
+
+
+def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much the nearest class leads the median one, and the distance of that; [.., Q] each.
+
+    [.., Q, D] and [.., K, D], of unit-norm rows and their class means.
+    """
+    distance = squared_distances(query, means)
+    median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
+    return median - distance.amin(-1), median
+
+
+def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
+    """The factor of "auto" on unit-norm rows, from what `leads` gives, [..]."""
+    gap = lead.mean(-1)
+    least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
+    return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
+
+
+def feature_ranges(query: Tensor) -> Tensor:
+    """What "minmax" divides by, [.., Q, D] -> [.., 1, D]; a constant feature stays."""
+    width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
+    return torch.where(width > 0, width, 1)
+
+
+class Coordinates(NamedTuple):
+    """What `scaling` did to the rows of one task; see `paddle_ext.solve`."""
+
+    unit: bool  # rows are made unit-norm first
+    factor: Tensor  # [1] or [D] float64: on the features, after that
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Rows [n, D] in these coordinates, float64."""
+        rows = rows.double()
+        return (unit_rows(rows) if self.unit else rows) * self.factor
+
+    def distances_to_own(self, rows: Tensor, labels: Tensor, prototypes: Tensor) -> Tensor:
+        """Squared distance of each row [n, D] to the prototype of its label, [n]."""
+        pieces = [
+            (self.of(rows[part]) - prototypes[labels[part]]).square().sum(-1)
+            for part in parts(len(rows), rows.shape[-1])
+        ]
+        return torch.cat(pieces)
+
+    def prototypes(
+        self, support: Tensor, labels: Tensor, query: Tensor, probabilities: Tensor
+    ) -> Tensor:
+        """The prototypes [K, D] that belong to the probabilities [Q, K], in these coordinates."""
+        K = probabilities.shape[-1]
+        sums, counts = class_sums(self.of(support), labels, K)
+        for part in parts(len(query), K + query.shape[-1]):
+            sums += probabilities[part].double().mT @ self.of(query[part])
+        mass = counts + probabilities.sum(0, dtype=torch.float64)
+        return sums / mass.unsqueeze(-1)
+
+
+def coordinates(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
+) -> Coordinates:
+    """The coordinates of the task with this support [S, D] and these queries [Q, D]."""
+    one = torch.ones(1, dtype=torch.float64, device=query.device)
+    if scaling == "none":
+        return Coordinates(False, one)
+    if scaling == "minmax":
+        return Coordinates(False, 1 / feature_ranges(query.double()).squeeze(-2))
+    unscaled = Coordinates(True, one)
+    means = class_means(unscaled.of(support), support_labels, num_classes)
+    found = [leads(unscaled.of(query[part]), means) for part in parts(len(query), sum(means.shape))]
+    lead, median = (torch.cat(pieces, dim=-1) for pieces in zip(*found, strict=True))
+    return Coordinates(True, auto_factor(lead, median))
+
+
+def scaled_tasks(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
+) -> tuple[Tensor, Tensor]:
+    """Queries [B, Q, D] and class means [B, K, D] of many tasks, scaled and centred at the queries.
+
+    The support has a batch of B, or of 1 if it is shared.
+    """
+    if scaling == "auto":
+        support, query = unit_rows(support), unit_rows(query)
+    means = class_means(support, support_labels, num_classes)
+    if scaling == "minmax":
+        width = feature_ranges(query)
+        query, means = query / width, means / width
+    centre = query.mean(-2, keepdim=True)
+    query, means = query - centre, means - centre
+    if scaling == "auto":
+        factor = auto_factor(*leads(query, means)).view(-1, 1, 1)
+        query, means = query * factor, means * factor
+    return query, means

@@ -1,0 +1,130 @@
+"""Results of the solvers, and what a solution says about its batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import check
+
+# Of the preference for classes that hold much of the batch, doubt takes off this share. With all of
+# it taken off, labels are doubted that only the batch could tell; with none, those are trusted that
+# a large class has swallowed. benchmarks/presence.py compares shares.
+DUAL_SHARE = 2 / 3
+
+
+class Trace(NamedTuple):
+    """What happened in each iteration; the rows of a task that has stopped repeat its last one."""
+
+    objective: Tensor  # [iterations] or [iterations, B], float64
+    criterion: Tensor  # [iterations] or [iterations, B]
+    seconds: Tensor  # [iterations], float64: since the start of the call, tracing not counted
+
+
+class Solution(NamedTuple):
+    """Result of PADDLE, and how it was asked for; without a batch in the query there is none here.
+
+    `present` tells which classes are in the batch, `doubt` which labels to look at, and
+    `paddle_ext.presence.novelty` which queries are of no class.
+    """
+
+    labels: Tensor  # [.., Q] int64: argmax of the probabilities
+    probabilities: Tensor  # [.., Q, K]: soft assignments, rows on the simplex
+    proportions: Tensor  # [.., K]: column means of the probabilities
+    dual: Tensor  # [.., K]
+    iterations: Tensor  # [..] int32
+    criterion: Tensor  # [..]: mean distance the prototypes moved in the last iteration
+    prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
+    trace: Trace | None = None
+    lam: float | None = None  # None: Q
+    scaling: str = "auto"
+    temperature: float = 1.0
+
+    @property
+    def dual_weight(self) -> float:
+        """What the dual is multiplied by in the logits, lam / Q."""
+        return 1.0 if self.lam is None else self.lam / self.probabilities.shape[-2]
+
+    def present(self, threshold: float = 1.5) -> Tensor:
+        """Which classes occur among the queries.
+
+        A class counts as present if its probabilities add up to at least `threshold` queries. The
+        default asks for two samples: on real features, with five classes or fewer present, a class
+        that held a single one was nearly always a wrong label. 0.5 lets one sample be enough, which
+        is better where many classes have few samples each. `docs/presence.md` has the measurement.
+
+        Parameters
+        ----------
+        threshold : float
+            Queries, > 0.
+
+        Returns
+        -------
+        Tensor [.., K] bool
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+        >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
+        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
+        >>> solution.present()
+        tensor([False,  True, False])
+        >>> solution.present(threshold=0.5)
+        tensor([ True,  True, False])
+        """
+        threshold = check.real("threshold", threshold, positive=True)
+        return self.probabilities.sum(-2, dtype=torch.float64) >= threshold
+
+    def doubt(self) -> Tensor:
+        """How doubtful each label is.
+
+        What all other classes have of the sample when the solver's preference for classes that hold
+        much of the batch, which is the dual, is weakened to a third. The probabilities themselves
+        are sure of a wrong label where such a class has swallowed the samples of another.
+
+        Returns
+        -------
+        Tensor [.., Q]
+            In [0, 1], of the dtype of the probabilities.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+        >>> query = torch.tensor([[0.5, 0.0], [4.0, 0.5], [2.0, 0.0]])  # the last is between both
+        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1]), query, scaling="none")
+        >>> solution.doubt().argmax()
+        tensor(2)
+        """
+        return self.held_by_others(DUAL_SHARE)
+
+    def held_by_others(self, dual_share: float) -> Tensor:
+        """What the classes other than the label have of each query, [.., Q].
+
+        `dual_share` is the share of the dual that is taken off the logits first.
+        """
+        u = self.probabilities  # a 0 in it was too small for the dtype
+        preference = dual_share * self.dual_weight * self.dual.unsqueeze(-2)
+        logits = u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
+        own = torch.softmax(logits, dim=-1).gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
+        return (1 - own).clamp(min=0)
+
+
+class TimSolution(NamedTuple):
+    """Result of TIM; without a batch dimension in the query there is none here."""
+
+    labels: Tensor  # [.., Q] int64: argmax of the logits
+    probabilities: Tensor  # [.., Q, K]: rows on the simplex
+    prototypes: Tensor  # [.., K, D] in the coordinates of the (normalised) features
+    losses: Tensor | None = None  # [max_iter, ..]: before each step
+
+
+class Transport(NamedTuple):
+    """Result of `sinkhorn`; without a batch dimension in the cost there is none here."""
+
+    plan: Tensor  # [.., Q, K]
+    iterations: Tensor  # [..] int32
+    residual: Tensor  # [..]: largest error of a row sum after the last column step

@@ -1,0 +1,13 @@
+"""The version of the installed package."""
+
+import importlib.metadata
+from functools import cache
+
+
+@cache
+def version() -> str:
+    """As the metadata of the installation have it."""
+    try:
+        return importlib.metadata.version("paddle_ext")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"  # used from a source tree

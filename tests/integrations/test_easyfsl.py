@@ -1,0 +1,129 @@
+"""The adapter to easyfsl, in the real library: its episodes, data set and evaluation loop."""
+
+import doctest
+import random
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import paddle_ext
+
+CLASSES, SIZE, DIMENSION = 12, 30, 16
+
+
+@pytest.fixture(scope="module")
+def easyfsl(torchvision_operators: None) -> ModuleType:
+    return pytest.importorskip("easyfsl")
+
+
+@pytest.fixture(scope="module")
+def adapter(easyfsl: ModuleType) -> ModuleType:
+    import paddle_ext.integrations.easyfsl as adapter
+
+    return adapter
+
+
+def features() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    centres = torch.randn(CLASSES, DIMENSION, generator=generator)
+    noise = torch.randn(CLASSES, SIZE, DIMENSION, generator=generator)
+    return {f"class {k}": centres[k] + 0.6 * noise[k] for k in range(CLASSES)}
+
+
+def episode() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """12 candidate classes with 2 shots; 3 of them queried."""
+    rows = torch.stack(list(features().values()))
+    support, labels = rows[:, :2].reshape(-1, DIMENSION), torch.arange(CLASSES).repeat_interleave(2)
+    query, truth = rows[2:5, 2:12].reshape(-1, DIMENSION), torch.arange(2, 5).repeat_interleave(10)
+    return support, labels, query, truth
+
+
+def test_scores(adapter: ModuleType) -> None:
+    support, labels, query, truth = episode()
+    expected = paddle_ext.solve(support, labels, query, lam=20.0, max_iter=30)
+    model = adapter.PADDLE(lam=20.0, max_iter=30, use_softmax=True)
+    model.process_support_set(support, labels)
+    scores = model(query)
+    assert scores.shape == (30, CLASSES)
+    torch.testing.assert_close(scores, expected.probabilities, atol=1e-6, rtol=1e-4)
+    assert (scores.argmax(-1) == truth).float().mean() > 0.9
+    assert model.solution.present().nonzero().view(-1).tolist() == [2, 3, 4]
+    assert model.is_transductive()
+
+    logarithms = adapter.PADDLE(lam=20.0, max_iter=30)
+    logarithms.process_support_set(support, labels)
+    found = logarithms(query)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found.exp(), expected.probabilities, atol=1e-6, rtol=1e-4)
+
+
+def test_backbone_and_centring(adapter: ModuleType) -> None:
+    """The backbone, the centre and the norm of easyfsl are applied to support and query."""
+    support, labels, query, _ = episode()
+    backbone, centre = nn.Linear(DIMENSION, 8), torch.full((8,), 0.3)
+    model = adapter.PADDLE(
+        backbone, scaling="none", feature_centering=centre, feature_normalization=2.0
+    )
+    model.process_support_set(support, labels)
+    model(query)
+
+    def made(x: Tensor) -> Tensor:
+        return nn.functional.normalize(backbone(x).detach() - centre, dim=1)
+
+    expected = paddle_ext.solve(made(support), labels, made(query), scaling="none")
+    torch.testing.assert_close(model.solution.probabilities, expected.probabilities)
+    assert [name for name, _ in model.named_parameters()] == ["backbone.weight", "backbone.bias"]
+
+
+def test_evaluation_loop(adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """easyfsl's own data set, sampler and `evaluate`."""
+    from easyfsl.datasets import FeaturesDataset
+    from easyfsl.methods import FewShotClassifier, PrototypicalNetworks
+    from easyfsl.samplers import TaskSampler
+    from easyfsl.utils import evaluate
+
+    # Its sampler hands torch an argument that newer releases of torch no longer take.
+    monkeypatch.setattr(torch.utils.data.Sampler, "__init__", lambda self, data_source=None: None)
+    data = FeaturesDataset.from_dict(features())
+    accuracy = {}
+    for name, model in {"paddle": adapter.PADDLE(), "mean": PrototypicalNetworks()}.items():
+        assert isinstance(model, FewShotClassifier)
+        random.seed(0)
+        sampler = TaskSampler(data, n_way=5, n_shot=1, n_query=10, n_tasks=20)
+        loader = DataLoader(data, batch_sampler=sampler, collate_fn=sampler.episodic_collate_fn)
+        accuracy[name] = evaluate(model, loader, device="cpu", use_tqdm=False)
+    assert accuracy["paddle"] > accuracy["mean"] > 0.5
+
+
+def test_bad_calls(adapter: ModuleType) -> None:
+    with pytest.raises(ValueError, match="scaling must be one of"):
+        adapter.PADDLE(scaling="whiten")
+    with pytest.raises(TypeError, match="max_iter must be an integer"):
+        adapter.PADDLE(max_iter=1.5)
+    model = adapter.PADDLE()
+    with pytest.raises(ValueError, match="process_support_set must be called before forward"):
+        model(torch.randn(3, 4))
+    model.process_support_set(torch.randn(4, 4), torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(ValueError, match="features as support"):
+        model(torch.randn(3, 5))
+
+
+def test_examples(adapter: ModuleType) -> None:
+    assert doctest.testmod(adapter).failed == 0
+
+
+def test_without_easyfsl() -> None:
+    """One sentence, and the package itself does not need it."""
+    code = (
+        "import sys; sys.modules['easyfsl'] = None\n"
+        "import paddle_ext\n"
+        "try:\n    import paddle_ext.integrations.easyfsl\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install easyfsl" in done.stdout

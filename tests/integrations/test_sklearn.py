@@ -1,0 +1,394 @@
+"""The scikit-learn estimator: what it finds, what it refuses, and how it fits into scikit-learn."""
+
+import doctest
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import paddle_ext
+
+sklearn = pytest.importorskip("sklearn")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
+
+from paddle_ext import PaddleClassifier  # noqa: E402
+from paddle_ext.integrations import sklearn as integration  # noqa: E402
+
+CLASSES, SHOTS, DIMENSION = 12, 4, 16
+SCALINGS = ("auto", "minmax", "none")
+
+
+def batch(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, labels with -1, and the truth: 12 classes with 4 labels, 3 of them unlabelled too."""
+    random = np.random.default_rng(7)
+    centres = 2 + random.normal(size=(CLASSES, DIMENSION))
+    truth = np.concatenate([np.arange(CLASSES).repeat(SHOTS), np.array([2, 5, 9]).repeat(15)])
+    y = truth.copy()
+    y[CLASSES * SHOTS :] = -1
+    order = random.permutation(len(y))
+    X = (centres[truth] + 0.7 * random.normal(size=(len(y), DIMENSION))).astype(dtype)
+    return X[order], y[order], truth[order]
+
+
+def solved(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
+    """By `paddle_ext.solve`, of the rows with -1."""
+    support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
+    return paddle_ext.solve(support, labels, query, return_prototypes=True, **options)
+
+
+# --- what it finds ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_fit_is_solve(scaling: str, dtype: type) -> None:
+    X, y, truth = batch(dtype)
+    model = PaddleClassifier(scaling=scaling, lam=30.0, device="cpu").fit(X, y)
+    expected = solved(X, y, scaling=scaling, lam=30.0)
+    asked = y < 0
+    np.testing.assert_array_equal(model.classes_, np.arange(CLASSES))
+    np.testing.assert_array_equal(model.transduction_[asked], expected.labels)
+    np.testing.assert_array_equal(model.transduction_[~asked], y[~asked])
+    np.testing.assert_array_equal(model.label_distributions_[asked], expected.probabilities)
+    np.testing.assert_array_equal(model.label_distributions_[~asked], np.eye(CLASSES)[y[~asked]])
+    np.testing.assert_array_equal(model.class_proportions_, expected.proportions)
+    np.testing.assert_array_equal(model.prototypes_, expected.prototypes)
+    np.testing.assert_array_equal(model.doubt_[asked], expected.doubt())
+    assert (model.doubt_[~asked] == 0).all()
+    assert model.n_iter_ == int(expected.iterations)
+    assert model.label_distributions_.dtype == dtype
+    if scaling == "auto":
+        assert (model.transduction_[asked] == truth[asked]).mean() > 0.9
+
+
+def everything(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `batch`, but all classes are among the unlabelled rows."""
+    random = np.random.default_rng(3)
+    centres = random.normal(size=(CLASSES, DIMENSION))
+    truth = np.concatenate([np.arange(CLASSES).repeat(SHOTS), np.arange(CLASSES).repeat(30)])
+    y = truth.copy()
+    y[CLASSES * SHOTS :] = -1
+    noise = np.where(np.arange(DIMENSION) < 2, 3.0, 0.8)  # such classes swallow one another
+    X = (centres[truth] + noise * random.normal(size=(len(y), DIMENSION))).astype(dtype)
+    return X, y, truth
+
+
+def nearest(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The nearest mean of the unit-norm labelled rows, of each unlabelled one."""
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    means = np.stack([unit[y == k].mean(0) for k in range(CLASSES)])
+    return ((unit[y < 0][:, None] - means) ** 2).sum(-1).argmin(1)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_all_classes_present(scaling: str) -> None:
+    """The nearest class mean answers; PADDLE alone loses classes."""
+    X, y, truth = everything()
+    asked = y < 0
+    model = PaddleClassifier(scaling=scaling).fit(X, y)
+    assert model.temperature_ is None
+    np.testing.assert_array_equal(model.transduction_[asked], nearest(X, y))
+    alone = (nearest(X, y) == truth[asked]).mean()
+    assert (solved(X, y).labels.numpy() == truth[asked]).mean() < alone - 0.05
+    assert model.present_classes_.tolist() == list(range(CLASSES))
+    np.testing.assert_allclose(
+        model.predict_proba(X[asked]), model.label_distributions_[asked], atol=1e-9
+    )
+    means = np.stack([X[y == k].mean(0) for k in range(CLASSES)])
+    np.testing.assert_allclose(model.prototypes_, means)
+    np.testing.assert_allclose(model.doubt_[asked], 1 - model.label_distributions_[asked].max(1))
+    assert 0.3 < model.novelty(X[asked]).mean() < 0.7
+
+
+def test_given_temperature() -> None:
+    """A number is taken as it is, however many classes there are."""
+    X, y, _ = everything()
+    options = {"temperature": 2.5, "lam": 50.0, "max_iter": 7, "tol": 0.0, "scaling": "minmax"}
+    model = PaddleClassifier(**options).fit(X, y)
+    expected = solved(X, y, **options)
+    assert model.temperature_ == 2.5
+    assert model.n_iter_ == 7
+    np.testing.assert_array_equal(model.transduction_[y < 0], expected.labels)
+    np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.probabilities)
+
+
+def test_automatic_temperature_honours_the_options() -> None:
+    X, y, _ = batch()
+    options = {"lam": 30.0, "max_iter": 4, "tol": 0.0, "epsilon": 1e-4}
+    model = PaddleClassifier(**options).fit(X, y)
+    assert model.temperature_ == 1.0
+    assert model.n_iter_ == 4
+    expected = solved(X, y, **options, temperature=model.temperature_)
+    np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.probabilities)
+
+
+def test_as_the_command_does() -> None:
+    """One batch, the same rule: the same labels, whoever answers."""
+    from paddle_ext.app.classify import Batch, Labelled, answer
+
+    for X, y, _ in (batch(np.float32), everything(np.float32)):
+        rows, labels = torch.from_numpy(X), torch.from_numpy(y)
+        names = tuple(f"{k:02d}" for k in range(CLASSES))
+        known = Labelled(rows[labels >= 0], labels[labels >= 0], names, ("",) * int((y >= 0).sum()))
+        query = rows[labels < 0]
+        part = Batch([str(i) for i in range(len(query))], query, [""] * len(query), None)
+        found = answer(known, [part], batch=len(query))
+        model = PaddleClassifier(device="cpu", max_iter=30, tol=1e-4).fit(X, y)
+        np.testing.assert_array_equal(model.transduction_[y < 0], found.labels)
+
+
+def test_present_classes() -> None:
+    X, y, _ = batch()
+    assert PaddleClassifier().fit(X, y).present_classes_.tolist() == [2, 5, 9]
+    none = PaddleClassifier(present_threshold=1000.0).fit(X, y)
+    assert none.present_classes_.tolist() == []
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_predict_maps_as_fit_did(scaling: str) -> None:
+    """The rows of the fit get, one by one, what they got together: u has converged by then."""
+    X, y, _ = batch()
+    asked = y < 0
+    model = PaddleClassifier(scaling=scaling, tol=1e-10, max_iter=1000).fit(X, y)
+    together = model.label_distributions_[asked]
+    np.testing.assert_allclose(model.predict_proba(X[asked]), together, atol=1e-6)
+    np.testing.assert_array_equal(model.predict(X[asked]), model.transduction_[asked])
+    alone = np.vstack([model.predict_proba(row[None]) for row in X[asked][:5]])
+    np.testing.assert_allclose(alone, model.predict_proba(X[asked])[:5], atol=1e-12)
+
+
+def test_predict_by_hand() -> None:
+    """exp of lam/Q v - T/2 ||z - w||^2, with prototypes in the coordinates of the inputs."""
+    X, y, _ = batch()
+    options = {"scaling": "none", "lam": 20.0, "temperature": 0.5}
+    model = PaddleClassifier(**options).fit(X, y)
+    new = np.random.default_rng(1).normal(size=(6, DIMENSION)) + 2
+    distance = ((new[:, None] - model.prototypes_) ** 2).sum(-1)
+    logits = 20 / (y < 0).sum() * (1 + np.log(model.class_proportions_ + 1e-6)) - 0.25 * distance
+    expected = np.exp(logits - logits.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(model.predict_proba(new), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large batches go in parts, to the same result."""
+    X, y, _ = batch()
+    whole = PaddleClassifier().fit(X, y)
+    monkeypatch.setattr("paddle_ext.rows.PART", 100)
+    pieces = PaddleClassifier().fit(X, y)
+    np.testing.assert_allclose(pieces.predict_proba(X), whole.predict_proba(X), atol=1e-12)
+    np.testing.assert_allclose(pieces.novelty(X), whole.novelty(X), atol=1e-12)
+
+
+@pytest.mark.parametrize("scaling", ["minmax", "none"])
+def test_all_labelled(scaling: str) -> None:
+    X, _, truth = batch()
+    model = PaddleClassifier(scaling=scaling).fit(X, truth)
+    means = np.stack([X[truth == k].mean(0) for k in range(CLASSES)])
+    np.testing.assert_allclose(model.prototypes_, means)
+    np.testing.assert_allclose(model.class_proportions_, np.bincount(truth) / len(truth))
+    np.testing.assert_array_equal(model.transduction_, truth)
+    logits = 1 + np.log(np.bincount(truth) / len(truth) + 1e-6)
+    width = np.ptp(X, axis=0) if scaling == "minmax" else 1
+    logits = logits - (((X[:, None] - means) / width) ** 2).sum(-1) / 2
+    np.testing.assert_array_equal(model.predict(X), logits.argmax(1))
+    assert PaddleClassifier().fit(X, truth).score(X, truth) > 0.95
+
+
+def test_one_shot() -> None:
+    """One label of each class, which scikit-learn's own check of labels warns of."""
+    K = 200
+    X = np.random.default_rng(0).normal(size=(K, 32))
+    X = np.vstack([X, X[:3] + 0.01, X[:3] + 0.02])
+    model = PaddleClassifier().fit(X, np.concatenate([np.arange(K), np.full(6, -1)]))
+    assert model.transduction_[K:].tolist() == [0, 1, 2, 0, 1, 2]
+    assert model.present_classes_.tolist() == [0, 1, 2]
+
+
+def test_novelty() -> None:
+    X, y, _ = batch()
+    model = PaddleClassifier(scaling="none").fit(X, y)
+    strange = np.random.default_rng(2).normal(size=(20, DIMENSION)) - 4
+    assert (model.novelty(strange) == 1).all()
+    ordinary = model.novelty(X[y < 0])
+    assert 0.2 < ordinary.mean() < 0.6
+    assert ordinary.min() >= 0
+    first = [int(np.flatnonzero(y == k)[0]) for k in range(CLASSES)]
+    rows = np.concatenate([first, np.flatnonzero(y < 0)])
+    with pytest.raises(ValueError, match="two labelled rows or more for novelty"):
+        PaddleClassifier().fit(X[rows], y[rows]).novelty(X)
+
+
+def test_extreme_numbers() -> None:
+    """Never NaN, however far away a new row is."""
+    X, y, _ = batch()
+    for scaling in SCALINGS:
+        model = PaddleClassifier(scaling=scaling).fit(X, y)
+        far = np.vstack([np.zeros(DIMENSION), X[0] * 1e300, X[1] * 1e-300, -X[2] * 1e200])
+        assert np.isfinite(model.predict_proba(far)).all()
+        np.testing.assert_allclose(model.predict_proba(far).sum(1), 1)
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+
+def forms(y: np.ndarray) -> dict[str, Any]:
+    """The same labels in many forms, and the classes they make."""
+    pandas = pytest.importorskip("pandas")
+    names = [f"class {k:02d}" for k in range(CLASSES)]
+    text = np.array([None if k < 0 else names[k] for k in y], dtype=object)
+    with_nan = np.where(y < 0, np.nan, y)
+    return {
+        "numbers": (y, list(range(CLASSES))),
+        "floats": (with_nan, list(range(CLASSES))),
+        "objects": (np.array([None if k < 0 else int(k) for k in y], object), list(range(CLASSES))),
+        "text": (text, names),
+        "list": (text.tolist(), names),
+        "series": (pandas.Series(text), names),
+        "strings": (pandas.Series(text, dtype="string"), names),
+        "integers": (pandas.Series(with_nan).astype("Int64"), list(range(CLASSES))),
+        "categories": (pandas.Series(text, dtype="category"), names),
+    }
+
+
+FORMS = ("numbers", "floats", "objects", "text", "list", "series", "strings", "integers")
+
+
+@pytest.mark.parametrize("form", [*FORMS, "categories"])
+def test_forms_of_labels(form: str) -> None:
+    X, y, _ = batch()
+    given, classes = forms(y)[form]
+    model = PaddleClassifier().fit(X, given)
+    assert model.classes_.tolist() == classes
+    expected = solved(X, y).labels.numpy()
+    assert model.transduction_[y < 0].tolist() == [classes[k] for k in expected]
+    assert set(model.predict(X)) <= set(classes)
+    assert model.fit_predict(X, given).tolist() == model.transduction_.tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([-1] * 6, "at least two classes, got none"),
+        ([None] * 6, "at least two classes, got none"),
+        ([3, 3, 3, -1, -1, -1], "got one class: 3"),
+        ([0, 1, 0, 1, 0], r"for each row of X, 6, got 5"),
+        ([0.5, 1.25, 0.1, 2.2, np.nan, np.nan], "Unknown label type"),
+        ([0.0, 1.0, np.inf, 1.0, np.nan, np.nan], "whole numbers, got inf"),
+        (np.array(["a", 1, "b", None, None, None], dtype=object), "got int and str"),
+        (None, "target y is None"),
+    ],
+)
+def test_bad_labels(labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PaddleClassifier().fit(np.random.default_rng(0).normal(size=(6, 3)), labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lam": -1.0}, "lam must be finite and >= 0, got -1"),
+        ({"scaling": "zscore"}, "scaling must be one of"),
+        ({"temperature": "hot"}, "temperature must be one of 'auto', got 'hot'"),
+        ({"temperature": 0.0}, "temperature must be finite and > 0, got 0"),
+        ({"max_iter": 0}, "max_iter must be an integer"),
+        ({"present_threshold": 0.0}, "present_threshold must be finite and > 0"),
+        ({"device": "abacus"}, "device must be the CPU or a CUDA device, got 'abacus'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PaddleClassifier(**options).fit(*batch()[:2])
+
+
+def test_sparse_input() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    X, y, _ = batch()
+    with pytest.raises(TypeError, match=r"[Ss]parse data was passed"):
+        PaddleClassifier().fit(sparse.csr_array(X), y)
+
+
+# --- in scikit-learn ----------------------------------------------------------------------------
+
+
+def test_pipeline_and_search() -> None:
+    X, y, truth = batch()
+    pipeline = make_pipeline(StandardScaler(), PaddleClassifier()).fit(X, y)
+    asked = y < 0
+    expected = solved(StandardScaler().fit_transform(X), y).labels
+    np.testing.assert_array_equal(pipeline[-1].transduction_[asked], expected)
+    assert (pipeline.predict(X[asked]) == truth[asked]).mean() > 0.9
+    scores = cross_val_score(PaddleClassifier(), X, truth, cv=3)
+    assert scores.mean() > 0.85
+    search = GridSearchCV(PaddleClassifier(), {"scaling": ["auto", "minmax"]}, cv=3).fit(X, truth)
+    assert search.best_score_ >= scores.mean() - 1e-9
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    X, y, _ = batch()
+    names = [f"f{i}" for i in range(DIMENSION)]
+    frame = pandas.DataFrame(X, columns=names)
+    model = PaddleClassifier().fit(frame, pandas.Series(y))
+    assert model.feature_names_in_.tolist() == names
+    assert model.n_features_in_ == DIMENSION
+    np.testing.assert_array_equal(model.predict(frame), model.predict(frame.copy()))
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame.rename(columns={"f0": "other"}))
+
+
+def test_clone_and_pickle() -> None:
+    X, y, _ = batch()
+    model = PaddleClassifier(lam=12.0, scaling="minmax").fit(X, y)
+    loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    fresh = clone(model)
+    assert fresh.get_params() == model.get_params()
+    with pytest.raises(sklearn.exceptions.NotFittedError):
+        fresh.predict(X)
+
+
+@pytest.mark.cuda
+def test_on_cuda() -> None:
+    X, y, _ = batch(np.float32)
+    here, there = (PaddleClassifier(device=d).fit(X, y) for d in ("cpu", "auto"))
+    np.testing.assert_array_equal(here.transduction_, there.transduction_)
+    np.testing.assert_allclose(here.predict_proba(X), there.predict_proba(X), atol=1e-3)
+
+
+def test_examples() -> None:
+    assert doctest.testmod(integration).failed == 0
+
+
+def test_lazy_import() -> None:
+    """The package needs no scikit-learn; the estimator says that it does."""
+    assert "PaddleClassifier" in dir(paddle_ext)
+    with pytest.raises(AttributeError, match="no attribute 'Classifier'"):
+        paddle_ext.Classifier  # noqa: B018
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "from paddle_ext import *\nimport paddle_ext\n"
+        "try:\n    paddle_ext.PaddleClassifier\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "needs scikit-learn" in done.stdout
+
+
+def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line prints what the comment beside it says."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "estimator.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(code, {})  # noqa: S102 - our own page
+    said = re.findall(r"^print.*  # ([^:\n]+)", code, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == said

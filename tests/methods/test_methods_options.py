@@ -1,0 +1,262 @@
+"""The registry of methods: names, presets, and every option of every method."""
+
+import dataclasses
+import inspect
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from method_tasks import NAMES, assert_prediction, fast, hard
+from problems import largest
+
+import paddle_ext
+from paddle_ext import methods, reference
+from paddle_ext.batches import BatchSolver
+from paddle_ext.methods import Method, Option, base
+
+# Values, other than the default, that make a difference; without an entry a float is halved.
+OTHER: dict[str | tuple[str, str], object] = {
+    "alphas": (1.0, 2.0, 3.0),
+    "epsilon": 1.0,
+    "lam": 5.0,
+    "max_iter": 2,
+    "tol": 10.0,
+    "weights": (0.5, 0.2, 0.7),
+    ("ici", "dimension"): 1,
+    ("ici", "max_iter"): 1,
+    ("ici", "step"): 1,
+    ("laplacian_shot", "knn"): 6,
+    ("laplacian_shot", "lam"): 2.0,
+    ("pt_map", "k_eff"): 2,
+    ("pt_map", "epochs"): 2,
+}
+# Options without which another one is of no use.
+BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("pt_map", "k_eff"): {"class_mass": "oracle"},
+}
+OPTIONS = [(name, option) for name in NAMES for option in methods.describe(name)]
+every_option = pytest.mark.parametrize(
+    ("name", "option"), OPTIONS, ids=[f"{name}-{option.name}" for name, option in OPTIONS]
+)
+
+
+def choices(option: Option) -> list[str]:
+    """Those of a string, from its type {"a", "b"}."""
+    if not option.type.startswith("{"):
+        return []
+    return [word.strip(' "') for word in option.type.strip("{}").split(",")]
+
+
+def others(name: str, option: Option) -> list[Any]:
+    """Valid values that are not the default."""
+    if (name, option.name) in OTHER:
+        return [OTHER[name, option.name]]
+    if option.name in OTHER:
+        return [OTHER[option.name]]
+    if option.type == "bool":
+        return [not option.default]
+    if isinstance(option.default, float):
+        return [option.default / 2]
+    found = [choice for choice in choices(option) if choice != option.default]
+    assert found, f"OTHER must have a value for {name}, {option.name}"
+    return found
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@every_option
+def test_an_option_is_documented(name: str, option: Option) -> None:
+    assert option.type
+    assert option.help.endswith("."), option
+    if choices(option):
+        assert option.default in choices(option)
+
+
+@every_option
+def test_an_option_makes_a_difference(name: str, option: Option) -> None:
+    # In two dimensions some classes are hidden behind others.
+    problems = hard(6), hard(6, D=2)
+    beside = BESIDE.get((name, option.name), {})
+    method = fast(name, **beside)
+    defaults = [method.predict(*problem.inputs()).probabilities for problem in problems]
+    for value in others(name, option):
+        method = fast(name, **beside, **{option.name: value})
+        assert f"{option.name}={value!r}" in repr(method)
+        moved = []
+        for problem, default in zip(problems, defaults, strict=True):
+            got = method.predict(*problem.inputs())
+            assert_prediction(got, problem)
+            moved.append(largest(got.probabilities - default))
+        assert max(moved) > 1e-5, value
+
+
+@every_option
+def test_bad_values_of_an_option(name: str, option: Option) -> None:
+    bad: list[object] = [object()]
+    if option.type.startswith("float"):
+        bad += [math.nan, math.inf, "1", True, torch.tensor(1.0)]
+    if option.type.startswith("int"):
+        bad += [-1, 1.5, 2**31, True]
+    if option.type == "bool":
+        bad += [1, None]
+    if choices(option):
+        bad += ["best", None, 0]
+    for value in bad:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            methods.create(name, **{option.name: value})
+        message = str(caught.value)
+        assert message.startswith(f"{option.name} must be"), message
+        assert ", got " in message
+        assert "\n" not in message
+
+
+@every_option
+def test_extreme_values_of_an_option(name: str, option: Option) -> None:
+    """What is accepted gives an answer, however little sense it makes."""
+    if not option.type.startswith("float"):
+        return
+    problem = hard(2)
+    for value in (0.0, 1e-300, 1e-30, 1e30, 1e300):
+        try:
+            method = fast(name, **{option.name: value})
+        except ValueError:
+            continue
+        assert_prediction(method.predict(*problem.inputs()), problem)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_option(name: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        methods.create(name, colour="red")
+    message = str(caught.value)
+    assert message.startswith(f"an option of {name!r} must be one of ")
+    assert message.endswith(", got 'colour'")
+    for option in methods.describe(name):
+        assert f"{option.name} ({option.type}, default {option.default!r})" in message
+
+
+def test_numbers_of_another_kind() -> None:
+    method = methods.create("paddle", lam=3, temperature=2)
+    problem = hard()
+    same = methods.create("paddle", lam=3.0, temperature=2.0)
+    got, want = (m.predict(*problem.inputs()).probabilities for m in (method, same))
+    assert torch.equal(got, want)
+
+
+# --- registry -------------------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    assert paddle_ext.methods is methods
+    assert list(NAMES) == sorted(NAMES)
+    assert {"paddle", "paddle_pgd", "soft_kmeans", "simpleshot"} <= set(NAMES)
+    for name in NAMES:
+        method = methods.create(name)
+        assert isinstance(method, Method)
+        assert method.name == name
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(ValueError, match=r"name must be one of .*'paddle'.*, got 'padle'"):
+        methods.create("padle")
+    with pytest.raises(ValueError, match=r"name must be one of .*, got 'padle'"):
+        methods.describe("padle")
+    with pytest.raises(TypeError, match="name must be a string, got None"):
+        methods.create(None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", ["paper", "mini", "tiered", "inat"])
+def test_presets(name: str, preset: str) -> None:
+    method = methods.create(name, preset)
+    presets = type(method).presets
+    chosen = {**presets.get("paper", {}), **presets.get(preset, {})}
+    for option in methods.describe(name):
+        assert getattr(method, option.name) == chosen.get(option.name, option.default)
+
+
+def test_preset_of_paddle() -> None:
+    assert methods.create("paddle").scaling == "auto"
+    assert methods.create("paddle", "paper").scaling == "minmax"
+    assert methods.create("paddle", "tiered").scaling == "minmax"
+
+
+def test_defaults_of_paddle_are_those_of_solve() -> None:
+    """Also in every other place that solves."""
+    of_solve = inspect.signature(paddle_ext.solve).parameters
+    for option in methods.describe("paddle"):
+        assert option.default == of_solve[option.name].default
+    for place in (BatchSolver.__init__, paddle_ext.solve_indexed, reference.solve):
+        for name, parameter in inspect.signature(place).parameters.items():
+            if name in ("lam", "scaling", "epsilon", "max_iter", "tol"):
+                assert parameter.default == of_solve[name].default, (place, name)
+
+
+def test_preset_of_bd_cspn() -> None:
+    assert methods.create("bd_cspn").temperature == 50
+    assert methods.create("bd_cspn", "tiered").temperature == 30
+    assert methods.create("bd_cspn", preset="tiered", temperature=7.0).temperature == 7
+    assert methods.create("bd_cspn", preset="tiered", scaling="none").temperature == 30
+
+
+def test_unknown_preset() -> None:
+    known = "'paper', 'mini', 'tiered', 'inat'"
+    with pytest.raises(ValueError, match=f"preset must be one of {known}, got"):
+        methods.create("paddle", "cub")
+    with pytest.raises(TypeError, match="preset must be a string, got int"):
+        methods.create("paddle", 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_is_a_value(name: str) -> None:
+    """Equal, hashable, frozen, and the same after a pickle: it may go to another process."""
+    method = fast(name)
+    assert method == fast(name) == pickle.loads(pickle.dumps(method))
+    assert hash(method) == hash(fast(name))
+    field = methods.describe(name)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(method, field, getattr(method, field))
+
+
+def test_register_refuses_what_is_there() -> None:
+    with pytest.raises(ValueError, match="no other method, got 'paddle'"):
+        base.register(methods.Paddle)
+
+    class Nameless(methods.Paddle):
+        name = "nameless"
+        presets = {"cub": {}}  # noqa: RUF012 - as a careless author would
+
+    with pytest.raises(ValueError, match="presets of 'nameless' must be"):
+        base.register(Nameless)
+    assert "nameless" not in methods.available()
+
+
+def test_options_of_a_docstring() -> None:
+    text = """What it is.
+
+    Parameters
+    ----------
+    first, second : int
+        Two
+        numbers.
+
+        And more.
+    third : {"a", "b"}
+        Letters.
+
+    Notes
+    -----
+    fourth : no
+        option.
+    """
+    lines = "\n".join(line.removeprefix("    ") for line in text.splitlines())
+    numbers = ("int", "Two numbers. And more.")
+    assert base.parameters(lines) == {
+        "first": numbers,
+        "second": numbers,
+        "third": ('{"a", "b"}', "Letters."),
+    }
+    assert base.parameters("Nothing.") == {}

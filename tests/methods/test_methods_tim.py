@@ -1,0 +1,96 @@
+"""The methods on top of TIM: TIM-GD, alpha-TIM, TIM-ADM and the baseline."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from problems import Place, largest
+from tim_tasks import ADM, ALPHA, overlapping, run, solve
+
+from paddle_ext import methods
+
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # options for speed; what they are in terms of `tim`
+    "tim": ({"max_iter": 12}, {}),
+    "alpha_tim": ({"max_iter": 12}, ALPHA),
+    "tim_adm": ({"max_iter": 12}, ADM),
+    "baseline": ({"max_iter": 12}, {"weights": (1.0, 0.0, 0.0), "learning_rate": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("form", ["one", "own", "shared"])
+def test_methods(place: Place, name: str, form: str) -> None:
+    problem = overlapping(B=None if form == "one" else 3, shared=form == "shared", seed=18)
+    options, meaning = METHODS[name]
+    method = methods.create(name, **options)
+    got = method.predict(*place.put(problem).inputs(), num_classes=problem.num_classes)
+    want = solve(place, problem, **options | meaning)
+    assert torch.equal(got.probabilities, want.probabilities)
+    assert got.labels.shape == problem.query.shape[:-1]
+
+
+DEFAULTS = {
+    "tim": "Tim(weights=(1.0, 0.3, 1.0), temperature=15.0, learning_rate=0.0001, max_iter=2000",
+    "alpha_tim": "AlphaTim(weights=(1.0, 1.0, 1.0), alphas=(1.0, 7.0, 5.0), temperature=15.0, "
+    "learning_rate=0.0001, max_iter=1000",
+    "tim_adm": "TimAdm(weights=(0.1, 1.0, 0.1), temperature=15.0, learning_rate=1.0, max_iter=150",
+    "baseline": "Baseline(temperature=15.0, learning_rate=0.001, max_iter=100",
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_have_the_public_defaults(name: str) -> None:
+    for preset in (None, "mini", "tiered", "inat"):
+        assert repr(methods.create(name, preset)) == DEFAULTS[name] + ", normalize=True)"
+    assert all(option.help for option in methods.describe(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_normalise_on_demand(name: str) -> None:
+    problem = overlapping(seed=19)
+    options, meaning = METHODS[name]
+    method = methods.create(name, normalize=False, **options)
+    want = run(problem, normalize=False, **options | meaning)
+    got = method.predict(*problem.inputs())
+    assert torch.equal(got.probabilities, want.probabilities)
+    assert largest(got.probabilities - run(problem, **options | meaning).probabilities) > 1e-4
+
+
+BAD_OPTIONS: list[tuple[str, dict[str, Any], type[Exception]]] = [
+    ("weights", {"weights": (1.0, 2.0)}, ValueError),
+    ("weights[0]", {"weights": (-1.0, 2.0, 1.0)}, ValueError),
+    ("temperature", {"temperature": 0.0}, ValueError),
+    ("learning_rate", {"learning_rate": None}, TypeError),
+    ("max_iter", {"max_iter": 0}, ValueError),
+    ("normalize", {"normalize": "yes"}, TypeError),
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("word", "options", "error"), BAD_OPTIONS)
+def test_bad_options_of_methods(
+    name: str, word: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    if name == "baseline" and "weights" in options:
+        error, word = TypeError, "an option of 'baseline'"
+    with pytest.raises(error) as caught:
+        methods.create(name, **options)
+    assert word in str(caught.value)
+    assert ", got " in str(caught.value)
+
+
+def test_bad_orders_of_alpha_tim() -> None:
+    with pytest.raises(ValueError, match=r"alphas\[1\] must be finite and > 0"):
+        methods.create("alpha_tim", alphas=(1.0, 0.0, 1.0))
+
+
+def test_baseline_does_not_look_at_other_queries(place: Place) -> None:
+    problem = overlapping(seed=20)
+    method = methods.create("baseline", max_iter=10)
+    together = method.predict(*place.put(problem).inputs()).probabilities
+    for q in (0, 7):
+        one = replace(problem, query=problem.query[q : q + 1])
+        alone = method.predict(*place.put(one).inputs()).probabilities
+        assert largest(alone - together[q : q + 1]) < 1e-5

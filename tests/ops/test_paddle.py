@@ -1,0 +1,286 @@
+"""The native solver against the float64 reference, on every device."""
+
+from functools import cache
+
+import pytest
+import torch
+from problems import (
+    NASTY,
+    SCALINGS,
+    TOLERANCE,
+    Place,
+    Problem,
+    all_equal,
+    assert_agrees,
+    assert_on_simplex,
+    assert_same,
+    largest,
+    late_class,
+    make_problem,
+    margin,
+    naive_scaled,
+    one_direction,
+    sensitivity,
+    tied,
+)
+
+from paddle_ext import Solution
+
+# --- agreement ----------------------------------------------------------------------------------
+
+# Together they have every number of the grid Q 1, 2, 75, 129, 300; K 1, 2, 20, 160, 227;
+# D 1, 33, 512, 768, with every scaling, and most pairs of two of them.
+GRID = [
+    # Q, K, D, shots, scaling
+    (1, 1, 1, (1, 1), "none"),
+    (1, 2, 33, (1, 3), "auto"),
+    (1, 20, 512, (1, 3), "minmax"),
+    (1, 160, 768, (1, 3), "none"),
+    (1, 227, 33, (1, 1), "auto"),
+    (2, 1, 512, (1, 3), "auto"),
+    (2, 2, 1, (1, 3), "none"),
+    (2, 20, 768, (1, 3), "minmax"),
+    (2, 160, 33, (1, 3), "none"),
+    (2, 227, 1, (1, 1), "none"),
+    (75, 1, 33, (4, 4), "minmax"),
+    (75, 2, 768, (1, 9), "auto"),
+    (75, 20, 1, (1, 3), "none"),
+    (75, 20, 33, (5, 5), "minmax"),
+    (75, 20, 512, (1, 9), "auto"),
+    (75, 160, 512, (1, 5), "auto"),
+    (75, 227, 512, (1, 5), "minmax"),
+    (129, 1, 768, (1, 3), "none"),
+    (129, 2, 512, (1, 3), "minmax"),
+    (129, 20, 33, (1, 3), "none"),
+    (129, 160, 1, (1, 1), "none"),
+    (129, 227, 768, (1, 3), "auto"),
+    (300, 1, 1, (1, 1), "minmax"),
+    (300, 2, 33, (1, 3), "auto"),
+    (300, 20, 512, (1, 3), "none"),
+    (300, 160, 33, (1, 3), "minmax"),
+    (300, 227, 768, (1, 3), "none"),
+    # and beyond it: more features than one pass of a kernel takes
+    (75, 20, 1280, (1, 5), "auto"),
+    (40, 5, 2049, (1, 3), "minmax"),
+]
+
+
+@cache
+def of_the_grid(
+    Q: int, K: int, D: int, shots: tuple[int, int], scaling: str
+) -> tuple[Problem, Solution, float]:
+    """A problem whose numbers are float32, its solution, and how near it is to a tie."""
+    problem = make_problem(Q=Q, K=K, D=D, shots=shots, seed=Q + K + D)
+    options = {"scaling": scaling, "tol": 0.0, "max_iter": 25}
+    return problem, problem.truth(**options), sensitivity(problem, **options)
+
+
+@pytest.mark.parametrize("row", GRID, ids=str)
+def test_grid(place: Place, row: tuple[int, int, int, tuple[int, int], str]) -> None:
+    problem, truth, away_from_ties = of_the_grid(*row)
+    assert away_from_ties < 1e-5
+    got = place.solve(problem, scaling=row[-1], tol=0.0, max_iter=25)
+    assert_agrees(got, truth)
+    assert got.iterations == 25
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("lam", [None, 0.0, 1.0, 200.0])
+def test_soft_assignments(place: Place, scaling: str, lam: float | None) -> None:
+    # Classes that overlap: probabilities anywhere in the simplex, and still no ties.
+    problem = make_problem(B=3, Q=40, K=6, D=20, lead=4.0, seed=1)
+    options = {"scaling": scaling, "lam": lam, "temperature": 0.6, "epsilon": 1e-4}
+    options |= {"tol": 0.0, "max_iter": 15}
+    assert sensitivity(problem, **options) < 1e-5
+    got = place.agrees(problem, **options)
+    if lam == 0.0:
+        assert margin(got).min() < 0.5
+
+
+@cache
+def like_features_of_images(scaling: str) -> tuple[Problem, Solution, float]:
+    """What a network gives: non-negative, correlated, overlapping classes, many of them."""
+    random = torch.Generator().manual_seed(2)
+    mixing = torch.randn(40, 512, generator=random) / 40**0.5
+    labels = torch.arange(800).remainder(160)
+    present = torch.randint(5, (75,), generator=random)
+    latent = torch.randn(160, 40, generator=random)[torch.cat([labels, present])]
+    latent = latent + torch.randn(875, 40, generator=random)
+    rows = torch.relu(latent @ mixing + torch.randn(875, 512, generator=random))
+    problem = Problem(rows[:800], labels, rows[800:], 160)
+    options = {"scaling": scaling, "tol": 0.0, "max_iter": 100}
+    return problem, problem.truth(**options), sensitivity(problem, **options)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_like_features_of_images(place: Place, scaling: str) -> None:
+    problem, truth, away_from_ties = like_features_of_images(scaling)
+    assert away_from_ties < 1e-5
+    assert_agrees(place.solve(problem, scaling=scaling, tol=0.0), truth)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("B", [0, 1, 3, 1000])
+def test_batches(place: Place, B: int, scaling: str, shared: bool) -> None:
+    problem = make_problem(B=B, Q=9, K=5, D=7, shared=shared, seed=B)
+    got = place.agrees(problem, scaling=scaling, tol=0.0, max_iter=10)
+    assert got.probabilities.shape == (B, 9, 5)
+    assert got.iterations.shape == got.criterion.shape == (B,)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_large_task(place: Place, scaling: str) -> None:
+    # More queries than features pay for, and too many classes for one block.
+    problem = make_problem(Q=700, K=300, D=64, shots=(1, 3), seed=3)
+    place.agrees(problem, scaling=scaling, tol=0.0, max_iter=8)
+
+
+def test_more_classes_than_a_kernel_counts_at_once(place: Place) -> None:
+    K = 13000  # the truth is plain: points of a grid, and queries beside three of them
+    support = torch.stack([torch.arange(K) % 114, torch.arange(K) // 114], dim=1) * 20.0
+    present = torch.tensor([0, 6543, K - 1]).repeat(4)
+    problem = Problem(support, torch.arange(K), support[present] + 0.25, K)
+    got = place.solve(problem, scaling="none")
+    assert got.labels.tolist() == present.tolist()
+    assert largest(got.proportions[present].cpu() - 1 / 3) < 1e-6
+    assert_on_simplex(got)
+
+
+def test_large_tasks_in_a_batch(place: Place) -> None:
+    problem = make_problem(B=2, Q=400, K=120, D=32, shots=(1, 3), shared=True, seed=4)
+    place.agrees(problem, tol=0.0, max_iter=8)
+
+
+@pytest.mark.parametrize("shape", [(12, 4, 6), (60, 20, 30), (500, 40, 24)])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_criterion(place: Place, shape: tuple[int, int, int], scaling: str) -> None:
+    Q, K, D = shape
+    problem = make_problem(Q=Q, K=K, D=D, lead=6.0, seed=5)
+    for steps in (1, 2, 4):
+        options = {"scaling": scaling, "tol": 0.0, "max_iter": steps}
+        want = float(problem.to(place.dtype).truth(**options).criterion)
+        slack = 1e-3 if place.dtype == torch.float32 else 1e-8
+        assert float(place.solve(problem, **options).criterion) == pytest.approx(want, rel=slack)
+
+
+@pytest.mark.parametrize("shape", [(12, 4, 6), (75, 40, 33), (500, 40, 24)])
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_prototypes(place: Place, shape: tuple[int, int, int], scaling: str, shared: bool) -> None:
+    Q, K, D = shape
+    problem = make_problem(B=2, Q=Q, K=K, D=D, shared=shared, seed=6).map(lambda x: 3 * x + 5)
+    options = {"scaling": scaling, "tol": 0.0, "max_iter": 5, "return_prototypes": True}
+    got = place.solve(problem, **options)
+    want = problem.to(place.dtype).truth(**options)
+    assert got.prototypes.shape == (2, K, D)
+    assert got.prototypes.dtype == place.dtype
+    size = float(problem.query.abs().max())
+    assert largest(got.prototypes.cpu().double() - want.prototypes) < TOLERANCE[place.dtype] * size
+    assert_same(
+        replace_prototypes(got), place.solve(problem, **options | {"return_prototypes": False})
+    )
+
+
+def replace_prototypes(solution: Solution) -> Solution:
+    return solution._replace(prototypes=None)
+
+
+def test_hand_computed(place: Place) -> None:
+    # The case of test_reference.py, where its numbers are derived.
+    support, query = torch.tensor([[0.0], [2.0]]), torch.tensor([[0.5]])
+    problem = Problem(support, torch.tensor([0, 1]), query, 2)
+    got = place.solve(problem, scaling="none", epsilon=0.5, max_iter=1, return_prototypes=True)
+    close = {"abs": 1e-6 if place.dtype == torch.float32 else 1e-13}
+    assert got.probabilities.tolist() == [
+        pytest.approx([0.731058578630005, 0.268941421369995], **close)
+    ]
+    assert got.dual.tolist() == pytest.approx([1.20787443228459, 0.737259512550511], **close)
+    assert got.prototypes.flatten().tolist() == pytest.approx(
+        [0.211159399125759, 1.68208766357437], **close
+    )
+    assert float(got.criterion) == pytest.approx(0.264535867775694, **close)
+    assert got.labels.tolist() == [0]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_scaling_is_what_it_says(place: Place, scaling: str) -> None:
+    problem = make_problem(Q=20, K=6, D=9, lead=5.0, seed=7)
+    options = {"tol": 0.0, "max_iter": 10}
+    got = place.solve(problem, scaling=scaling, **options)
+    by_hand = naive_scaled(problem.to(place.dtype), scaling)
+    assert_agrees(got, by_hand.truth(scaling="none", **options))
+
+
+@pytest.mark.parametrize("K", [2, 3, 4, 5])
+def test_auto_scaling_takes_the_upper_median(place: Place, K: int) -> None:
+    problem = make_problem(Q=11, K=K, D=6, lead=3.0, seed=K)
+    options = {"tol": 0.0, "max_iter": 3}
+    by_hand = naive_scaled(problem.to(place.dtype), "auto")
+    assert_agrees(place.solve(problem, **options), by_hand.truth(scaling="none", **options))
+
+
+# --- nasty inputs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("name", NASTY)
+def test_nasty(place: Place, name: str, scaling: str) -> None:
+    problem = NASTY[name]().to(place.dtype)
+    options = {"scaling": scaling, "tol": 0.0, "max_iter": 30}
+    got = place.solve(problem, return_prototypes=True, **options)
+    assert_on_simplex(got)
+    assert torch.isfinite(got.prototypes).all()
+    assert_agrees(got, problem.truth(**options))
+    place.solve(problem, scaling=scaling)  # and with the default tolerance
+
+
+def test_tied_classes_share(place: Place) -> None:
+    problem = tied()
+    got = place.solve(problem, scaling="none")
+    want = problem.to(place.dtype).truth(scaling="none").probabilities
+    assert_on_simplex(got)
+
+    def merged(u: torch.Tensor) -> torch.Tensor:
+        return torch.stack([u[:, 0], u[:, 1] + u[:, 3], u[:, 2]], dim=1)
+
+    u = got.probabilities.cpu().double()
+    assert largest(merged(u) - merged(want)) < TOLERANCE[place.dtype]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_one_point_many_times(place: Place, scaling: str) -> None:
+    got = place.solve(all_equal(), scaling=scaling)
+    assert largest(got.probabilities.cpu().double() - 1 / 3) < TOLERANCE[place.dtype]
+
+
+def test_auto_does_not_scale_up_rounding(place: Place) -> None:
+    got = place.solve(one_direction(), scaling="auto")
+    assert largest(got.probabilities.cpu().double() - 0.5) < TOLERANCE[place.dtype]
+
+
+def test_a_class_that_held_nothing_comes_back(place: Place) -> None:
+    options = {"scaling": "none", "temperature": 6.0}
+    first = place.solve(late_class(), max_iter=1, **options)
+    assert not (first.labels == 1).any()
+    assert largest(first.probabilities[:, 1]) < 1e-20
+    got = place.solve(late_class(), **options)
+    assert got.labels.tolist() == [0] * 60 + [1] * 5
+    assert_agrees(got, late_class().to(place.dtype).truth(**options))
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-30, 1e25, 9e29])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_extremes_of_float32(device: str, magnitude: float, scaling: str) -> None:
+    problem = make_problem(Q=10, K=4, D=6).map(lambda x: (x / x.abs().max()) * magnitude)
+    got = Place(device, torch.float32).solve(problem, scaling=scaling)
+    assert_on_simplex(got)
+    if scaling != "none":  # the others undo the scale
+        assert torch.equal(got.labels.cpu(), problem.truth(scaling=scaling).labels)
+
+
+@pytest.mark.parametrize("magnitude", [1e-39, 1e-42, 1e-45])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_subnormal_features(device: str, magnitude: float, scaling: str) -> None:
+    problem = make_problem(Q=10, K=4, D=6).map(lambda x: (x / x.abs().max()) * magnitude)
+    assert_on_simplex(Place(device, torch.float32).solve(problem, scaling=scaling))

@@ -1,0 +1,106 @@
+"""Tasks as rows of a feature bank: the same as on the gathered rows."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from problems import (
+    SCALINGS,
+    SHAPES,
+    TOLERANCE,
+    Place,
+    Problem,
+    assert_same,
+    largest,
+    make_problem,
+)
+
+import paddle_ext
+from paddle_ext import Solution
+
+
+class Indexed(NamedTuple):
+    bank: torch.Tensor
+    support_index: torch.Tensor
+    labels: torch.Tensor
+    query_index: torch.Tensor
+    num_classes: int
+
+    def dense(self) -> Problem:
+        support, query = self.bank[self.support_index], self.bank[self.query_index]
+        return Problem(support, self.labels, query, self.num_classes)
+
+    def solve(self, **options: Any) -> Solution:
+        return paddle_ext.solve_indexed(*self[:4], num_classes=self.num_classes, **options)
+
+
+def in_a_bank(problem: Problem, seed: int = 0) -> Indexed:
+    """The rows of a problem shuffled into a bank, with others between them."""
+    random = torch.Generator().manual_seed(seed)
+    D = problem.query.shape[-1]
+    rows = torch.cat([problem.support.reshape(-1, D), problem.query.reshape(-1, D)])
+    used = len(rows)
+    where = torch.randperm(used + 5, generator=random)
+    bank = torch.full((used + 5, D), 123.0, dtype=rows.dtype, device=rows.device)
+    where = where.to(rows.device)
+    bank[where[:used]] = rows
+    split = problem.support.shape[:-1].numel()
+    support_index = where[:split].view(problem.support.shape[:-1])
+    query_index = where[split:used].view(problem.query.shape[:-1])
+    return Indexed(bank, support_index, problem.support_labels, query_index, problem.num_classes)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("form", ["one", "own", "shared"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_indexed_is_gathered(
+    place: Place, shape: tuple[int, int, int], form: str, scaling: str
+) -> None:
+    Q, K, D = shape
+    B = None if form == "one" else 3
+    problem = make_problem(B=B, Q=Q, K=K, D=D, lead=5.0, shared=form == "shared", seed=17)
+    tasks = in_a_bank(place.put(problem))
+    options = {"scaling": scaling, "return_prototypes": True}
+    assert_same(tasks.solve(**options), tasks.dense().solve(**options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_indexed_half_precision(device: str, dtype: torch.dtype) -> None:
+    problem = make_problem(B=3, Q=20, K=5, D=12, seed=18).to(dtype).to(device)
+    tasks = in_a_bank(problem)
+    assert_same(tasks.solve(), tasks.dense().solve())
+
+
+def test_indexed_forms_of_input(place: Place) -> None:
+    tasks = in_a_bank(place.put(make_problem(B=3, Q=10, K=4, D=6)))
+    want = tasks.solve()
+    assert_same(paddle_ext.solve_indexed(*tasks[:4]), want)
+    assert_same(tasks.solve(validate=False), want)
+    short = Indexed(*(x.int() if x.dtype == torch.int64 else x for x in tasks[:4]), 4)
+    assert_same(short.solve(), want)
+    reference = short.solve(backend="reference", tol=0.0, max_iter=5)
+    native = tasks.solve(tol=0.0, max_iter=5)
+    assert largest(reference.probabilities - native.probabilities) < TOLERANCE[place.dtype]
+    # Rows may be used more than once.
+    same = replace_index(tasks, tasks.query_index[:1].expand(3, -1))
+    assert same.solve().probabilities.shape == (3, 10, 4)
+
+
+def replace_index(tasks: Indexed, query_index: torch.Tensor) -> Indexed:
+    return tasks._replace(query_index=query_index)
+
+
+def test_indexed_empty_batch(place: Place) -> None:
+    problem = place.put(make_problem(B=0, Q=4, K=3, D=2))
+    index = torch.zeros(0, 6, dtype=torch.int64, device=place.device)
+    bank = problem.query.new_zeros(5, 2)
+    got = Indexed(bank, index, index, index[:, :4], 3).solve(return_prototypes=True)
+    assert got.probabilities.shape == (0, 4, 3)
+    assert got.prototypes.shape == (0, 3, 2)
+
+
+def test_empty_batch_without_number_of_classes(device: str) -> None:
+    problem = make_problem(B=0, Q=4, K=3, D=2).to(device)
+    for backend in ("native", "reference"):
+        got = paddle_ext.solve(*problem.inputs(), backend=backend)
+        assert got.probabilities.shape == (0, 4, 0)
