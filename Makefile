@@ -26,16 +26,19 @@ CODE := paddle_ext tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench build deps clean distclean FORCE
+.PHONY: help demo test test-slow lint format bench build deps clean distclean FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(BUILD) ## build, then run the demo
 	$(BIN)/paddle-ext demo $(DEMO_ARGS)
 
-test: $(BUILD) ## build, then run all tests (GPU tests where there is a GPU)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+test: $(BUILD) ## build, then run the tests (GPU tests where there is a GPU)
+	$(BIN)/python -m pytest -m "not slow" $(TEST_ARGS)
+
+test-slow: $(BUILD) ## the tests that only do more of what the others do
+	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
 
 lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/ruff check .

@@ -15,24 +15,24 @@ ROOT = HERE.parent
 PAGES = (
     "paddle_ext",
     "paddle_ext.presence",
-    "paddle_ext.estimator",
+    "paddle_ext.integrations.sklearn",
     "paddle_ext.integrations.easyfsl",
-    "paddle_ext.classify",
+    "paddle_ext.app.classify",
     "paddle_ext.methods",
-    "paddle_ext.tasks",
-    "paddle_ext.data",
-    "paddle_ext.backbones",
-    "paddle_ext.evaluation",
-    "paddle_ext.evaluation.tables",
-    "paddle_ext.evaluation.figures",
-    "paddle_ext.evaluation.experiments",
+    "paddle_ext.research.tasks",
+    "paddle_ext.research.data",
+    "paddle_ext.research.backbones",
+    "paddle_ext.research.evaluation",
+    "paddle_ext.research.evaluation.tables",
+    "paddle_ext.research.evaluation.figures",
+    "paddle_ext.research.evaluation.experiments",
     "paddle_ext.reference",
 )
 UNLISTED = {  # modules without `__all__`
-    "paddle_ext.estimator": ["PaddleClassifier"],
+    "paddle_ext.integrations.sklearn": ["PaddleClassifier"],
     "paddle_ext.integrations.easyfsl": ["PADDLE"],
-    "paddle_ext.evaluation.tables": ["TITLES", "markdown", "rows"],
-    "paddle_ext.evaluation.figures": [
+    "paddle_ext.research.evaluation.tables": ["TITLES", "markdown", "rows"],
+    "paddle_ext.research.evaluation.figures": [
         "ablation",
         "accuracy_against_k_eff",
         "accuracy_against_lambda",
@@ -78,7 +78,7 @@ def public_names(module: str) -> list[str]:
 def find(module: str, name: str) -> Entry | None:
     """Where a name comes from, through imports; None for a module."""
     path = source_of(module)
-    for node in ast.parse(path.read_text()).body:
+    for node in statements(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return Entry(name, path, node)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
@@ -88,6 +88,15 @@ def find(module: str, name: str) -> Entry | None:
         if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
             return None if node.module is None else find(imported(module, node), name)
     raise LookupError(f"{module} must define {name!r}, which it lists as public")
+
+
+def statements(path: Path) -> Iterator[ast.stmt]:
+    """Those of a module, and what it imports for type checkers alone."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from node.body
+        else:
+            yield node
 
 
 def imported(module: str, node: ast.ImportFrom) -> str:

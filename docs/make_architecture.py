@@ -12,37 +12,40 @@ PICTURE = HERE / "pictures" / "architecture.svg"
 # From top to bottom. Imports go down, or inside a floor to the right.
 FLOORS = (
     (
-        ("cli", "the command paddle-ext"),
-        ("demo.py", "all steps, on drawn characters"),
+        ("app/cli", "the command paddle-ext"),
+        ("app/classify", "files, folders, tables → answers, a page"),
     ),
     (
-        ("classify", "files, folders, tables → answers, a page"),
-        ("evaluation", "evaluate, tune, tables, figures, experiments"),
-        ("estimator.py", "for scikit-learn"),
-        ("integrations", "for easyfsl"),
+        ("research/demo.py", "all steps, on drawn characters"),
+        ("research/evaluation", "evaluate, tune, tables, figures, experiments"),
+        ("research/tasks", "numbered tasks"),
+        ("research/backbones", "networks and their features"),
+        ("research/data", "banks, images"),
     ),
     (
-        ("presence.py", "which classes, which doubts"),
+        ("integrations", "for scikit-learn and easyfsl"),
         ("batches.py", "one batch after the other"),
-        ("coordinates.py", "what scaling did"),
+        ("presence.py", "samples of no class"),
         ("methods", "every method, one protocol"),
-        ("tasks", "numbered tasks"),
-        ("backbones", "networks and their features"),
-        ("data", "banks, images"),
     ),
     (("ops", "① check   ② operator: results and workspace, made by torch"),),
     (
         ("reference", "the methods in plain torch: the specification"),
-        ("csrc/bindings.cpp", "③ crossing: addresses, sizes and a stream in; exceptions out"),
+        ("solution.py", "results"),
+        ("scaling.py", "coordinates"),
+        ("rows.py", "arithmetic of rows"),
+        ("check.py", "arguments"),
+        ("version.py", "its number"),
     ),
+    (("csrc/bindings.cpp", "③ crossing: named parameters and a stream in; exceptions out"),),
 )
 NATIVE = (
     ("csrc/cpu", "④ launcher  ⑤ kernel: one task a thread, per SIMD level"),
     ("csrc/cuda", "④ launcher  ⑤ kernel: one task a block, or tiles"),
     ("csrc/common", "sizes, mathematics, random numbers"),
 )
-TITLES = ("people", "whole jobs", "parts", "tensors", "numbers")
-FILLS = ("#fde9c9", "#fdf3d6", "#dff1ea", "#d5e8f6", "#e9e6f4")
+TITLES = ("app", "research", "core", "", "", "native")
+FILLS = ("#fde9c9", "#fdf3d6", "#dff1ea", "#dff1ea", "#dff1ea", "#e9e6f4")
 
 WIDTH, MARGIN, LEFT, GAP = 1000, 14, 92, 10
 HEIGHT, STEP = 74, 92  # of a box, and from floor to floor
@@ -109,10 +112,9 @@ def picture() -> str:
     for number, (floor, title, fill) in enumerate(zip(FLOORS, TITLES, FILLS, strict=True)):
         y = MARGIN + STEP * number
         parts.append(f'<text x="{MARGIN}" y="{y + HEIGHT / 2 + 5:g}" class="floor">{title}</text>')
-        shares = (1.0, 2.4) if floor is FLOORS[-1] else tuple(8.0 + len(name) for name, _ in floor)
+        shares = tuple(8.0 + len(name) for name, _ in floor)
         parts += row(floor, LEFT, y, fill, shares)
-    under = LEFT + (WIDTH - MARGIN - LEFT - GAP) / 3.4 + GAP  # the kernels stand below the bindings
-    parts += row(NATIVE, under, last, FILLS[-1], (1.0, 1.0, 0.8))
+    parts += row(NATIVE, LEFT, last, FILLS[-1], (1.0, 1.0, 0.8))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

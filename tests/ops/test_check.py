@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import paddle_ext
 from paddle_ext import check
+from paddle_ext.ops import backend as choice
 from paddle_ext.ops import native
 
 B, Q, S, K, D, N = 2, 5, 6, 3, 4, 11
@@ -436,18 +438,18 @@ def test_cuda_tensor_and_a_build_without_cuda(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(native, "has_cuda", lambda: False)
     for backend in ("auto", "native"):
         with pytest.raises(ValueError, match=re.escape("PADDLE_EXT_CUDA=ON")) as caught:
-            check.backend(backend, fake_cuda(torch.float32))
+            choice.takes_reference(backend, fake_cuda(torch.float32))
         assert "got cuda:0" in str(caught.value)
-    assert check.backend("reference", fake_cuda(torch.float32))
-    assert check.backend("auto", fake_cuda(torch.float64))
+    assert choice.takes_reference("reference", fake_cuda(torch.float32))
+    assert choice.takes_reference("auto", fake_cuda(torch.float64))
 
 
 def test_double_precision_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "has_cuda", lambda: True)
-    assert not check.backend("auto", fake_cuda(torch.float32))
-    assert check.backend("auto", fake_cuda(torch.float64))
+    assert not choice.takes_reference("auto", fake_cuda(torch.float32))
+    assert choice.takes_reference("auto", fake_cuda(torch.float64))
     with pytest.raises(ValueError, match="float64") as caught:
-        check.backend("native", fake_cuda(torch.float64))
+        choice.takes_reference("native", fake_cuda(torch.float64))
     for word in ("'auto'", "'reference'", "float32", "CPU", "got 'native'"):
         assert word in str(caught.value)
 
@@ -473,3 +475,20 @@ def test_checking_leaves_the_inputs_alone() -> None:
     check.dense_values(*call.values(), None)
     check.dense_values(*call.values(), K)
     assert all(torch.equal(call[key], copies[key]) for key in call)
+
+
+def test_float64_on_cuda_is_said_once() -> None:
+    """Without a GPU: a stand-in for the tensor."""
+
+    class OnCuda:
+        is_cuda, dtype, device = True, torch.float64, "cuda:0"
+
+    choice.tell_of_the_reference.cache_clear()
+    with pytest.warns(UserWarning, match="float64 on CUDA has no native code"):
+        assert choice.takes_reference("auto", OnCuda())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice.takes_reference("auto", OnCuda())
+        assert choice.takes_reference("reference", OnCuda())
+    with pytest.raises(ValueError, match="backend must be 'auto' or 'reference' for float64"):
+        choice.takes_reference("native", OnCuda())

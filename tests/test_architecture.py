@@ -1,0 +1,154 @@
+"""How the package hangs together: three storeys, imports that go down, nothing loaded too early."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import paddle_ext
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "paddle_ext"
+STOREYS = ("core", "research", "app")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def imports(name: str) -> set[str]:
+    """The modules of this package that a module imports, wherever in its code."""
+    path = SOURCES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = node.module or ""
+        if node.level:
+            base = importlib.util.resolve_name("." * node.level + base, package)
+        inner = {f"{base}.{alias.name}" for alias in node.names}
+        found |= {one if one in SOURCES else base for one in inner}
+    return {one for one in found if one in SOURCES} - {name}
+
+
+# The package itself loads its public names when they are asked for, from wherever they are.
+GRAPH = {name: imports(name) for name in SOURCES if name != "paddle_ext"}
+
+
+def storey(name: str) -> int:
+    first = name.split(".")[1:2]
+    return STOREYS.index(first[0]) if first and first[0] in STOREYS else 0
+
+
+def test_storeys_import_downwards() -> None:
+    for name, others in GRAPH.items():
+        if name == "paddle_ext.__main__":  # the command itself
+            continue
+        for other in others:
+            assert storey(name) >= storey(other), f"{name} imports {other}"
+
+
+def test_no_circles() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_the_reference_is_an_oracle() -> None:
+    """Only backend="reference" reaches it, and it shares no arithmetic with what it judges."""
+    inside = {name for name in SOURCES if name.startswith("paddle_ext.reference")}
+    users = {name for name, others in GRAPH.items() if others & inside} - inside
+    assert users == {"paddle_ext.ops.paddle", "paddle_ext.ops.sinkhorn", "paddle_ext.ops.tim"}
+    for name in inside:
+        assert GRAPH[name] - inside <= {"paddle_ext.solution"}, name
+
+
+def drawing() -> ModuleType:
+    """docs/make_architecture.py as a module."""
+    path = ROOT / "docs" / "make_architecture.py"
+    spec = importlib.util.spec_from_file_location("make_architecture", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_floors_of_the_picture() -> None:
+    """Imports go down, or inside a floor to the right; every part of the package is drawn."""
+    places = {
+        name.removesuffix(".py").replace("/", "."): (number, place)
+        for number, floor in enumerate(drawing().FLOORS)
+        for place, (name, _) in enumerate(floor)
+        if not name.startswith("csrc")
+    }
+
+    def part(name: str) -> str:
+        words = name.split(".")[1:]
+        return ".".join(words[:2] if words[0] in STOREYS else words[:1])
+
+    drawn = {part(name) for name in GRAPH} - {"research", "app", "__main__"}
+    assert drawn == set(places)
+    for name, others in GRAPH.items():
+        for other in others:
+            if part(name) in places and part(other) != part(name):
+                assert places[part(name)] < places[part(other)], f"{name} imports {other}"
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import paddle_ext, sys; paddle_ext.__version__; dir(paddle_ext); print(sorted(sys.modules))"
+    assert "'torch'" not in run(code)
+    assert "'numpy'" not in run(code)
+
+
+@pytest.mark.parametrize("command", ["--help", "classify --help"])
+def test_help_does_not_import_torch(command: str) -> None:
+    pytest.importorskip("typer", reason="needs typer")
+    code = f"""
+import sys
+sys.argv = ["paddle-ext", *{command.split()}]
+from paddle_ext.app.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    assert "Usage" in run(code)
+
+
+def test_public_names() -> None:
+    """All are there and listed, and come from where type checkers are told they do."""
+    for name in (*paddle_ext.__all__, "PaddleClassifier", "research", "integrations"):
+        assert name in dir(paddle_ext)
+        if name != "PaddleClassifier":
+            assert getattr(paddle_ext, name) is not None
+    told = {}
+    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            told |= {alias.name: node.module or "" for alias in node.names}
+    for name, module in paddle_ext._MODULES.items():
+        assert module.startswith(told[name]), name
+    with pytest.raises(AttributeError, match="has no attribute 'slove'"):
+        paddle_ext.slove  # noqa: B018
