@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import check
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -121,11 +123,7 @@ class Augmentation:
         for name in ("jitter", "turned"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"interpolation must be one of {', '.join(map(repr, INTERPOLATIONS))}, "
-                f"got {self.interpolation!r}"
-            )
+        check.choice("interpolation", self.interpolation, INTERPOLATIONS)
 
     def __call__(
         self, images: Tensor, draws: Tensor, transform: Transform

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data.files import replacing
+from ..files import first_line, readable, replacing
+from ..libraries import library
 from .augment import Transform
 from .base import Backbone
-from .networks import known_architecture, unfilled
+from .networks import create_uninitialised, known_architecture
 
 FORMAT = "paddle_ext.backbone.1"
 PUBLIC_TRANSFORM = Transform(84, resize=96)  # what their evaluation does
@@ -84,8 +85,10 @@ class Checkpoint:
             "notes": self.notes,
         }
         metadata = {name: json.dumps(value) for name, value in description.items()}
-        library = safetensors_library()
-        write_whole(Path(path), lambda part: library.torch.save_file(tensors, part, metadata))
+        module = safetensors()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as new:
+            module.save_file(tensors, new, metadata)
 
 
 def load_checkpoint(
@@ -122,23 +125,19 @@ def load_checkpoint(
     if architecture is not None and known_architecture(architecture) != found:
         raise ValueError(f"{path} must hold a network {architecture!r}, got {found!r}")
     if transform is not None:
-        loaded = Checkpoint(
-            loaded.backbone, transform, loaded.class_names, loaded.head, loaded.notes
-        )
+        loaded = replace(loaded, transform=transform)
     loaded.backbone.eval()
     return loaded
 
 
 def read_own(path: Path) -> Checkpoint:
-    library = safetensors_library()
-    try:
-        with library.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except library.SafetensorError as error:
-        raise ValueError(
-            f"{path} must be a safetensors file, got a damaged one: {error}"
-        ) from error
+    module = safetensors()
+    with (
+        readable(path, "a safetensors file"),
+        module.safe_open(path, framework="pt") as file,
+    ):
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
         about = {name: json.loads(value) for name, value in metadata.items()}
         if about.pop("format") != FORMAT:
@@ -163,9 +162,9 @@ def read_public(path: Path) -> Checkpoint:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{path} must hold plain tensors, got what weights_only=True refuses: {first}"
+            f"{path} must hold plain tensors, got what weights_only=True refuses: "
+            f"{first_line(error)}"
         ) from error
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not weights:
@@ -203,9 +202,9 @@ def assemble(
         with torch.random.fork_rng(devices=[]):
             head = nn.Linear(weight.shape[1], weight.shape[0], bias="head.bias" in tensors)
         head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
-    first = tensors.get("conv1.weight", tensors.get("stages.0.0.weight"))
-    channels = first.shape[1] if first is not None and first.dim() == 4 else len(transform.mean)
-    backbone = unfilled(known_architecture(architecture), channels)
+    stem = tensors.get("conv1.weight", tensors.get("stages.0.0.weight"))
+    channels = stem.shape[1] if stem is not None and stem.dim() == 4 else len(transform.mean)
+    backbone = create_uninitialised(known_architecture(architecture), channels)
     own = backbone.state_dict()
     given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
     missing = [name for name in own if name not in given and not name.endswith(COUNTERS)]
@@ -226,18 +225,5 @@ def assemble(
     return Checkpoint(backbone, transform, class_names, head, notes)
 
 
-def safetensors_library() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ImportError(
-            "checkpoints need safetensors, which is not installed: pip install 'paddle_ext[train]'"
-        ) from None
-    return safetensors
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file under another name, then give it its own: nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        write(part)
+def safetensors() -> Any:
+    return library("safetensors.torch", "a checkpoint", "'paddle_ext[train]'")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ... import check
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_batches
-from ..data.progress import Progress
+from ..files import replacing
+from ..progress import Progress
 from .augment import Transform
 from .base import Backbone
-from .checkpoints import COUNTERS, Checkpoint, write_whole
-from .feeding import Feeder, known_device
-from .precision import known_precision, mixed
+from .checkpoints import COUNTERS, Checkpoint
+from .feeding import Feeder
+from .precision import mixed_precision, product_dtype
 
 # Part of every key of the cache: to be raised with each change of what is computed from the same
 # weights, transform and data.
@@ -78,21 +80,19 @@ def extract(
             raise ValueError("transform must be given with a bare backbone, got None")
         transform = network.transform
     backbone = network.backbone if isinstance(network, Checkpoint) else network
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     for name, given in (("images", images), ("base", base)):
         if given is not None and given.shape[2] != backbone.channels:
             raise ValueError(
                 f"{name} must have as many channels as the network, {backbone.channels}, "
                 f"got {given.shape[2]}"
             )
-    place = known_device(device)
+    place = check.device(device)
     extractor = Extractor(
         backbone,
         transform,
         place,
-        known_precision(precision, place),
-        batch_size,
+        product_dtype(precision, place),
+        check.integer("batch_size", batch_size),
         None if cache is None else Path(cache),
         progress,
     )
@@ -101,22 +101,17 @@ def extract(
     return FeatureBank(features, images.labels, images.class_names, images.split or None, base_mean)
 
 
+@dataclass(frozen=True)
 class Extractor:
     """A network in use; see `extract` for the arguments."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        transform: Transform,
-        device: torch.device,
-        dtype: torch.dtype,
-        batch_size: int,
-        cache: Path | None,
-        progress: bool,
-    ) -> None:
-        self.backbone, self.transform = backbone, transform
-        self.device, self.dtype, self.batch_size = device, dtype, batch_size
-        self.cache, self.progress = cache, progress
+    backbone: Backbone
+    transform: Transform
+    device: torch.device
+    dtype: torch.dtype
+    batch_size: int
+    cache: Path | None
+    progress: bool
 
     def features(self, images: ImageSet) -> Tensor:
         """[N, D] float32."""
@@ -159,12 +154,9 @@ class Extractor:
         if path.is_file():
             return read_tensor(path, shape)
         result = compute()
-
-        def write(part: Path) -> None:
-            with part.open("wb") as file:
-                np.save(file, result.numpy(), allow_pickle=False)
-
-        write_whole(path, write)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as new, new.open("wb") as file:
+            np.save(file, result.numpy(), allow_pickle=False)
         return result
 
     def key(self, images: ImageSet) -> str:
@@ -182,14 +174,17 @@ def features_of(
     backbone: Backbone, images: Tensor, transform: Transform, dtype: torch.dtype
 ) -> Tensor:
     """uint8 [n, H, W, C] -> float32 [n, D]."""
-    inputs = transform(images)
-    if inputs.is_cuda:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    with mixed(images.device, dtype):
+    inputs = channels_last(transform(images))
+    with mixed_precision(images.device, dtype):
         features = backbone(inputs).float()
         if transform.mirror:
             features = (features + backbone(inputs.flip(-1)).float()) / 2
     return features
+
+
+def channels_last(inputs: Tensor) -> Tensor:
+    """In the memory layout that is fastest for convolutions on CUDA."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
 
 
 def digest_of_weights(backbone: Backbone) -> str:

@@ -68,15 +68,3 @@ class Feeder:
 def host_memory() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def known_device(device: str | torch.device | None) -> torch.device:
-    """The device to compute on; None: a GPU if there is one."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be the CPU or a CUDA device, got {device}")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be 'cpu', for torch finds no usable GPU, got {device}")
-    return found

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from .base import Backbone
-from .precision import mixed
+from .precision import mixed_precision
 from .recipes import Recipe
 
 
@@ -80,7 +80,7 @@ class Learner:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     @property
-    def judged(self) -> Classifier:
+    def kept(self) -> Classifier:
         """The network that is validated and kept."""
         return self.classifier if self.average is None else self.average
 
@@ -90,7 +90,7 @@ class Learner:
         """One update; returns the loss and the number of right predictions, both on the device."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        with mixed(self.device, self.dtype):
+        with mixed_precision(self.device, self.dtype):
             logits, turn_logits = self.forward(inputs)
             loss = self.loss(inputs, logits, turn_logits, turns, labels)
         self.optimiser.zero_grad(set_to_none=True)

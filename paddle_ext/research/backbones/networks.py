@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ... import check
 from .base import Backbone
 from .resnet import ResNet18
 from .small import SmallNet
@@ -38,7 +39,7 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
     return network() if channels is None else network(channels)
 
 
-def unfilled(architecture: str, channels: int) -> Backbone:
+def create_uninitialised(architecture: str, channels: int) -> Backbone:
     """A network whose weights are yet to be loaded; nothing random is drawn for it."""
     with torch.device("meta"):
         network = create(architecture, channels=channels)
@@ -46,8 +47,6 @@ def unfilled(architecture: str, channels: int) -> Backbone:
 
 
 def known_architecture(architecture: str) -> str:
-    name = PUBLIC_NAMES.get(architecture, architecture)
-    if name not in ARCHITECTURES:
-        known = ", ".join(map(repr, ARCHITECTURES))
-        raise ValueError(f"architecture must be one of {known}, got {architecture!r}")
-    return name
+    if architecture in PUBLIC_NAMES:
+        return PUBLIC_NAMES[architecture]
+    return check.choice("architecture", architecture, tuple(ARCHITECTURES))

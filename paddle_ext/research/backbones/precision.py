@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from ... import check
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def known_precision(precision: str, device: torch.device) -> torch.dtype:
+def product_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type that products are computed in; ``"auto"``: a half one on CUDA, float32 elsewhere."""
-    if precision != "auto" and precision not in DTYPES:
-        known = ", ".join(map(repr, ("auto", *DTYPES)))
-        raise ValueError(f"precision must be one of {known}, got {precision!r}")
+    check.choice("precision", precision, ("auto", *DTYPES))
     if device.type == "cpu":
         # A CPU without bfloat16 makes torch turn off its fast products for the whole process.
         if precision not in ("auto", "float32"):
@@ -22,6 +22,6 @@ def known_precision(precision: str, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
-def mixed(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+def mixed_precision(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """The context to compute in."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from ... import check
 from .augment import Augmentation
 from .networks import known_architecture
 
@@ -66,26 +67,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check.integer(name, getattr(self, name))
         for name in ("learning_rate", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+            check.real(name, getattr(self, name), positive=True)
         for name in ("weight_decay", "turn_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+            check.real(name, getattr(self, name))
         for name in ("momentum", "warmup", "label_smoothing", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         if not 0 <= self.distillation <= 1:
             raise ValueError(f"distillation must be in [0, 1], got {self.distillation}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}"
-            )
+        check.choice("schedule", self.schedule, SCHEDULES)
         if self.nesterov and self.momentum == 0:
             raise ValueError("momentum must be > 0 with nesterov, got 0")
 
@@ -154,9 +146,7 @@ def recipe(name: str, architecture: str = "resnet18") -> Recipe:
     >>> recipe("paper").epochs
     90
     """
-    if name not in RECIPES:
-        raise ValueError(f"name must be one of {', '.join(map(repr, RECIPES))}, got {name!r}")
-    found = RECIPES[name]
+    found = RECIPES[check.choice("name", name, tuple(RECIPES))]
     if known_architecture(architecture) == "wrn28_10":
         return replace(found, batch_size=min(found.batch_size, 128))
     return found

@@ -15,22 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from ..data.images import ImageSet, in_batches
-from ..data.progress import Progress
+from ..files import replacing
+from ..progress import Progress
 from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
 from .base import Backbone
-from .checkpoints import Checkpoint, load_checkpoint, write_whole
-from .extraction import digest_of_weights, features_of
+from .checkpoints import Checkpoint, load_checkpoint
+from .extraction import channels_last, digest_of_weights, features_of
 from .feeding import Feeder
 from .learner import Classifier, Learner
-from .networks import create, unfilled
+from .networks import create, create_uninitialised
 from .recipes import Recipe
 from .validation import classes_of, nearest_mean_accuracy
 
 STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
 FORMAT = "paddle_ext.training.1"
-WAYS, SHOTS = 5, 5
-SAMPLED = 2000  # base images that a mean is taken over
-AT_ONCE = 256  # images, where nothing is learnt
+NUM_CLASSES, SHOTS = 5, 5
+MEAN_IMAGES = 2000  # base images that a mean is taken over
+VALIDATION_BATCH = 256  # images
 
 
 class Epoch(NamedTuple):
@@ -70,7 +71,7 @@ class Run:
             backbone = create(architecture, channels=base.shape[2])
             head = nn.Linear(backbone.dimension, len(base.class_names))
             classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
-        check(backbone, base, validation, start, teacher)
+        check_arguments(backbone, base, validation, start, teacher)
         self.transform = transform or usual_transform(backbone, base, recipe.mirror_features)
         if start is not None:
             backbone.load_state_dict(start.backbone.state_dict())
@@ -87,11 +88,11 @@ class Run:
             "teacher": "" if teacher is None else digest_of_weights(teacher.backbone),
         }
         self.learner = Learner(
-            placed(classifier, device),
+            on_device(classifier, device),
             recipe,
             dtype,
             compiled=compiled,
-            teacher=None if teacher is None else placed(teaching(teacher), device).eval(),
+            teacher=None if teacher is None else on_device(copy_of(teacher), device).eval(),
         )
         self.base = Feeder(base, device, keep=True, progress=progress)
         self.labels = base.labels
@@ -112,26 +113,28 @@ class Run:
         number = len(self.history)
         loss, accuracy = self.learn(number, shown)
         validation = None
-        now = number in (0, self.recipe.epochs - 1) or (number + 1) % self.validate_every == 0
-        if self.validation is not None and now:
-            validation = self.validated(self.validation)
+        due = number in (0, self.recipe.epochs - 1) or (number + 1) % self.validate_every == 0
+        if self.validation is not None and due:
+            validation = self.validation_accuracy(self.validation)
         seconds = time.perf_counter() - began
         self.history.append(Epoch(number + 1, loss, accuracy, validation, seconds))
         if self.validation is None:
             self.best = self.checkpoint()
         elif validation is not None and validation > self.best_accuracy:
             self.best, self.best_accuracy = self.checkpoint(), validation
-        told = "" if validation is None else f"  {WAYS}-way {SHOTS}-shot {100 * validation:.1f} %"
+        few_shot = ""
+        if validation is not None:
+            few_shot = f"  {NUM_CLASSES}-way {SHOTS}-shot {100 * validation:.1f} %"
         return (
             f"epoch {number + 1}/{self.recipe.epochs}  loss {loss:.3f}  "
-            f"accuracy {100 * accuracy:.1f} %{told}  {seconds:.1f} s"
+            f"accuracy {100 * accuracy:.1f} %{few_shot}  {seconds:.1f} s"
         )
 
     def learn(self, epoch: int, shown: Progress) -> tuple[float, float]:
         """One pass over the base images; returns mean loss and accuracy."""
         # All that is random depends on the seed and the epoch alone, so a run that goes on needs
         # no state of a generator, and the device does not matter.
-        random = torch.Generator().manual_seed(number_of(f"{self.seed} {epoch}"))
+        random = torch.Generator().manual_seed(seed_from(f"{self.seed} {epoch}"))
         order = torch.randperm(len(self.labels), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
         draws = torch.rand(self.steps, self.batch, DRAWS, generator=random).to(self.device)
@@ -154,20 +157,20 @@ class Run:
             )
         return mean, right.item() / order.numel()
 
-    def validated(self, validation: Feeder) -> float:
+    def validation_accuracy(self, validation: Feeder) -> float:
         """Few-shot accuracy on the validation classes."""
-        step = -(-len(self.labels) // SAMPLED)
+        step = -(-len(self.labels) // MEAN_IMAGES)
         centre = self.features(self.base, torch.arange(0, len(self.labels), step)).mean(0)
         features = self.features(validation, torch.arange(len(self.validation_labels)))
-        ways = min(WAYS, len(classes_of(self.validation_labels)))
+        num_classes = min(NUM_CLASSES, len(classes_of(self.validation_labels)))
         return nearest_mean_accuracy(
-            features, self.validation_labels, ways=ways, shots=SHOTS, centre=centre
+            features, self.validation_labels, num_classes=num_classes, shots=SHOTS, centre=centre
         )
 
     def features(self, feeder: Feeder, index: Tensor) -> Tensor:
-        backbone = self.learner.judged.backbone.eval()
+        backbone = self.learner.kept.backbone.eval()
         transform = replace(self.transform, mirror=False)
-        order = (index[some] for some in in_batches(len(index), AT_ONCE))
+        order = (index[some] for some in in_batches(len(index), VALIDATION_BATCH))
         return torch.cat(
             [
                 features_of(backbone, images, transform, self.learner.dtype)
@@ -177,21 +180,21 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """The network as it is now, as a copy on the CPU."""
-        judged = self.learner.judged
-        backbone = unfilled(judged.backbone.architecture, judged.backbone.channels)
-        backbone.load_state_dict(judged.backbone.state_dict())
+        kept = self.learner.kept
+        backbone = create_uninitialised(kept.backbone.architecture, kept.backbone.channels)
+        backbone.load_state_dict(kept.backbone.state_dict())
         notes = {"epoch": "0"}
         if self.history:
             number, _, _, validation, _ = self.history[-1]
             notes = {"epoch": str(number)}
             if validation is not None:
-                notes[f"validation, {WAYS}-way {SHOTS}-shot"] = f"{validation:.4f}"
+                notes[f"validation, {NUM_CLASSES}-way {SHOTS}-shot"] = f"{validation:.4f}"
         notes |= {"recipe": self.settings["recipe"], "seed": self.settings["seed"]}
         return Checkpoint(
             backbone.eval(),
             self.transform,
             self.class_names,
-            copy.deepcopy(judged.head).cpu(),
+            copy.deepcopy(kept.head).cpu(),
             notes,
         )
 
@@ -209,7 +212,9 @@ class Run:
             "best_accuracy": self.best_accuracy,
             "learner": self.learner.state(),
         }
-        write_whole(folder / STATE, lambda part: torch.save(state, part))
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / STATE) as new:
+            torch.save(state, new)
 
     def resume(self, folder: Path) -> None:
         """Go on from where a run of the same settings stopped, if there is one."""
@@ -235,14 +240,13 @@ class Run:
         self.best_accuracy = state["best_accuracy"]
 
 
-def check(
+def check_arguments(
     backbone: Backbone,
     base: ImageSet,
     validation: ImageSet | None,
     start: Checkpoint | None,
     teacher: Checkpoint | None,
 ) -> None:
-    """Everything that could go wrong later for want of a look at the arguments."""
     if len(base) < 2:
         raise ValueError(f"base must have at least 2 images, got {len(base)}")
     if validation is not None:
@@ -278,20 +282,20 @@ def usual_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Transfo
     size = min(backbone.input_size, *base.shape[:2])
     if base.shape[2] == 3:
         return Transform(size, IMAGENET_MEAN, IMAGENET_STD, mirror=mirror)
-    step = -(-len(base) // SAMPLED)
+    step = -(-len(base) // MEAN_IMAGES)
     sample = pixels(base.read(torch.arange(0, len(base), step)))
     # Rounded, for it is part of what a resumed run is compared with.
     mean, std = round(sample.mean().item(), 4), max(0.01, round(sample.std().item(), 4))
     return Transform(size, (mean,), (std,), mirror=mirror)
 
 
-def teaching(teacher: Checkpoint) -> Classifier:
+def copy_of(teacher: Checkpoint) -> Classifier:
     if teacher.head is None:
         raise RuntimeError("a teacher has a classifier")
     return Classifier(copy.deepcopy(teacher.backbone), copy.deepcopy(teacher.head), turns=False)
 
 
-def placed(classifier: Classifier, device: torch.device) -> Classifier:
+def on_device(classifier: Classifier, device: torch.device) -> Classifier:
     """On the device, in the memory layout that is fastest there."""
     classifier = classifier.to(device)
     if device.type == "cuda":
@@ -299,12 +303,7 @@ def placed(classifier: Classifier, device: torch.device) -> Classifier:
     return classifier
 
 
-def channels_last(inputs: Tensor) -> Tensor:
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
-
-
-def number_of(text: str) -> int:
-    """A seed from anything that can be written down."""
+def seed_from(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from ... import check
 from ..data.images import ImageSet
-from ..data.progress import Progress
+from ..progress import Progress
 from .augment import Transform
-from .checkpoints import Checkpoint, safetensors_library
-from .feeding import known_device
-from .precision import known_precision
+from .checkpoints import Checkpoint, safetensors
+from .precision import product_dtype
 from .recipes import Recipe
 from .run import Epoch, Run
 
@@ -98,15 +98,10 @@ def train(
     >>> base, val = glyph_images("base", samples=40), glyph_images("val")  # doctest: +SKIP
     >>> trained = train("small", base, val, recipe=recipe("small"))  # doctest: +SKIP
     """
-    if isinstance(validate_every, bool) or not isinstance(validate_every, int):
-        raise TypeError(f"validate_every must be an integer, got {type(validate_every).__name__}")
-    if validate_every < 1:
-        raise ValueError(f"validate_every must be at least 1, got {validate_every}")
-    place = known_device(device)
-    dtype = known_precision(precision, place)
+    place = check.device(device)
     folder = None if output is None else Path(output)
     if folder is not None:
-        safetensors_library()  # if it is missing, better now than after the first epoch
+        safetensors()  # if it is missing, better now than after the first epoch
     run = Run(
         architecture,
         base,
@@ -116,15 +111,18 @@ def train(
         start=start,
         teacher=teacher,
         device=place,
-        dtype=dtype,
+        dtype=product_dtype(precision, place),
         compiled=compiled,
-        validate_every=validate_every,
+        validate_every=check.integer("validate_every", validate_every),
         seed=seed,
         progress=progress,
     )
     if folder is not None and resume:
         run.resume(folder)
-    with algorithms(deterministic), Progress("training", run.total_steps, show=progress) as shown:
+    with (
+        cudnn_algorithms(deterministic),
+        Progress("training", run.total_steps, show=progress) as shown,
+    ):
         shown.advance(len(run.history) * run.steps)
         while len(run.history) < run.recipe.epochs:
             shown.line(run.one_epoch(shown))
@@ -134,7 +132,7 @@ def train(
 
 
 @contextmanager
-def algorithms(deterministic: bool) -> Iterator[None]:
+def cudnn_algorithms(deterministic: bool) -> Iterator[None]:
     """Let cuDNN choose among all algorithms, or only among those that always give the same."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark

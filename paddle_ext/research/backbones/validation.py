@@ -14,10 +14,10 @@ def nearest_mean_accuracy(
     features: Tensor,
     labels: Tensor,
     *,
-    ways: int = 5,
+    num_classes: int = 5,
     shots: int = 5,
-    queries: int = 15,
-    tasks: int = 500,
+    queries_per_class: int = 15,
+    n_tasks: int = 500,
     centre: Tensor | None = None,
     seed: int = 0,
 ) -> float:
@@ -28,8 +28,8 @@ def nearest_mean_accuracy(
     features : Tensor [N, D]
     labels : Tensor [N]
         Integers.
-    ways, shots, queries, tasks : int
-        Classes of a task, labelled samples of each, at most so many others to classify, tasks.
+    num_classes, shots, queries_per_class, n_tasks : int
+        Classes of a task, labelled samples of each, at most so many others of each, tasks.
     centre : Tensor [D] or None
         Subtracted from the features first: the mean feature of the base classes.
     seed : int
@@ -43,33 +43,34 @@ def nearest_mean_accuracy(
     Examples
     --------
     >>> features = torch.eye(4).repeat_interleave(10, 0)
-    >>> nearest_mean_accuracy(features, torch.arange(4).repeat_interleave(10), ways=3)
+    >>> nearest_mean_accuracy(features, torch.arange(4).repeat_interleave(10), num_classes=3)
     1.0
     """
     table = rows_of_classes(labels, seed)  # [C, M], -1 where a class has no more
     sizes = (table >= 0).sum(1)
-    if len(table) < ways:
-        raise ValueError(f"labels must have at least {ways} classes, got {len(table)}")
+    if len(table) < num_classes:
+        raise ValueError(f"labels must have at least {num_classes} classes, got {len(table)}")
     if int(sizes.min()) < shots + 1:
         raise ValueError(
             f"labels must have at least {shots + 1} samples of each class, got {int(sizes.min())}"
         )
-    queries = min(queries, int(sizes.min()) - shots)
+    queries = min(queries_per_class, int(sizes.min()) - shots)
     features = features if centre is None else features - centre.to(features)
     features = F.normalize(features.float(), dim=1)
     random = torch.Generator().manual_seed(seed)
     correct = 0
-    for start in range(0, tasks, TASKS_AT_ONCE):
-        count = min(TASKS_AT_ONCE, tasks - start)
-        classes = torch.rand(count, len(table), generator=random).topk(ways).indices
-        rows = table[classes]  # [count, ways, M]
+    for start in range(0, n_tasks, TASKS_AT_ONCE):
+        count = min(TASKS_AT_ONCE, n_tasks - start)
+        classes = torch.rand(count, len(table), generator=random).topk(num_classes).indices
+        rows = table[classes]  # [count, K, M]
         order = torch.rand(rows.shape, generator=random).masked_fill(rows < 0, -1.0)
         chosen = rows.gather(2, order.topk(shots + queries).indices).to(features.device)
-        means = features[chosen[..., :shots]].mean(2)  # [count, ways, D]
-        query = features[chosen[..., shots:].flatten(1)]  # [count, ways * queries, D]
-        nearest = torch.cdist(query, means).argmin(2).view(count, ways, queries)
-        correct += int((nearest == torch.arange(ways, device=nearest.device)[:, None]).sum())
-    return correct / (tasks * ways * queries)
+        means = features[chosen[..., :shots]].mean(2)  # [count, K, D]
+        query = features[chosen[..., shots:].flatten(1)]  # [count, K * queries, D]
+        nearest = torch.cdist(query, means).argmin(2).view(count, num_classes, queries)
+        truth = torch.arange(num_classes, device=nearest.device).unsqueeze(1)
+        correct += int((nearest == truth).sum())
+    return correct / (n_tasks * num_classes * queries)
 
 
 def classes_of(labels: Tensor) -> list[int]:

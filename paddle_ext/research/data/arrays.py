@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..files import readable
 from .images import EncodedImages, ImageArray, ImageSet
 
 NAMES_OF_CLASSES = ("class_names", "wnids")
@@ -27,7 +26,7 @@ class Part(NamedTuple):
     filenames: npt.NDArray[np.str_] | None  # [N]
 
 
-class Packed:
+class PackedImages:
     """Encoded images that lie one after the other in arrays of bytes."""
 
     def __init__(self, parts: Sequence[Part], paths: Sequence[str]) -> None:
@@ -37,17 +36,17 @@ class Packed:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def place(self, number: int) -> tuple[int, int]:
+    def file_and_row(self, number: int) -> tuple[int, int]:
         which = int(np.searchsorted(self.starts, number, "right")) - 1
         return which, number - int(self.starts[which])
 
     def name(self, number: int) -> str:
-        which, row = self.place(number)
+        which, row = self.file_and_row(number)
         filenames = self.parts[which].filenames
         return f"{self.paths[which]}: {row if filenames is None else filenames[row]}"
 
     def read(self, number: int) -> bytes:
-        which, row = self.place(number)
+        which, row = self.file_and_row(number)
         offsets = self.parts[which].offsets
         if offsets is None:
             raise RuntimeError(f"{self.paths[which]} has no encoded images")
@@ -66,7 +65,7 @@ def image_arrays(
 
     Parameters
     ----------
-    paths : path, or several
+    paths : path, or sequence of them
         Several files are put one after the other; they must have the same classes.
     split : str
     size : int or None
@@ -80,19 +79,19 @@ def image_arrays(
     --------
     >>> base = image_arrays(["base-0.npz", "base-1.npz"], "base")  # doctest: +SKIP
     """
-    several = [paths] if isinstance(paths, str | Path) else list(paths)
-    if not several:
+    files = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not files:
         raise ValueError("paths must have at least one file, got none")
-    parts = [read_arrays(Path(path), split) for path in several]
+    parts = [read_arrays(Path(path), split) for path in files]
     first = parts[0]
-    for path, part in zip(several, parts, strict=True):
+    for path, part in zip(files, parts, strict=True):
         if part.class_names != first.class_names or (part.offsets is None) != (
             first.offsets is None
         ):
-            raise ValueError(f"{path} must have the classes and arrays of {several[0]}")
+            raise ValueError(f"{path} must have the classes and arrays of {files[0]}")
     labels = np.concatenate([part.labels for part in parts])
     if first.offsets is not None:
-        packed = Packed(parts, list(map(str, several)))
+        packed = PackedImages(parts, list(map(str, files)))
         return EncodedImages(packed, labels, first.class_names, split, size=size)
     if size is not None:
         raise ValueError(f"size must be None for images that are not encoded, got {size}")
@@ -106,15 +105,15 @@ def image_arrays(
 def read_arrays(path: Path, split: str) -> Part:
     """Check one file, and take what belongs to the split."""
     arrays = read_npz(path)
-    key = one_of(path, arrays, NAMES_OF_CLASSES)
-    class_names, labels = arrays[key].astype(str), array_of(path, arrays, "labels", "iu", 1)
-    kind = one_of(path, arrays, ("images", *NAMES_OF_BYTES))
+    class_names = arrays[name_among(path, arrays, NAMES_OF_CLASSES)].astype(str)
+    labels = integer_array(path, arrays, "labels")
+    kind = name_among(path, arrays, ("images", *NAMES_OF_BYTES))
     offsets = None
     if kind == "images":
         pixels = arrays[kind]
     else:
-        pixels = array_of(path, arrays, kind, "u", 1)
-        ends = array_of(path, arrays, "offsets", "iu", 1).astype(np.int64)
+        pixels = integer_array(path, arrays, kind)
+        ends = integer_array(path, arrays, "offsets").astype(np.int64)
         offsets = np.stack([ends[:-1], ends[1:]], 1)
         if len(ends) < 2 or ends[0] < 0 or ends[-1] > len(pixels) or (np.diff(ends) < 0).any():
             raise ValueError(f"{path} must have offsets that rise from 0 to the end of {kind!r}")
@@ -146,18 +145,15 @@ def read_arrays(path: Path, split: str) -> Part:
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not path.is_file():
         raise ValueError(f"paths must name files, got {path}, which is not there")
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("it is no zip archive")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} must be a readable .npz file, got: {error}") from error
+    with (
+        readable(path, "a whole .npz file of plain arrays"),
+        path.open("rb") as file,  # NumPy leaves a damaged one open
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        return {name: arrays[name] for name in arrays.files}
 
 
-def one_of(path: Path, arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> str:
+def name_among(path: Path, arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> str:
     for name in names:
         if name in arrays:
             return name
@@ -166,14 +162,11 @@ def one_of(path: Path, arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]
     )
 
 
-def array_of(
-    path: Path, arrays: dict[str, npt.NDArray[Any]], name: str, kinds: str, rank: int
-) -> npt.NDArray[Any]:
-    """An array by name, of the right kind of numbers and the right rank."""
-    array = arrays[one_of(path, arrays, [name])]
-    if array.dtype.kind not in kinds or array.ndim != rank:
+def integer_array(path: Path, arrays: dict[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
+    array = arrays[name_among(path, arrays, [name])]
+    if array.dtype.kind not in "iu" or array.ndim != 1:
         raise ValueError(
-            f"{path} must have {name!r} as integers of rank {rank}, "
+            f"{path} must have {name!r} as integers of rank 1, "
             f"got {array.dtype} {list(array.shape)}"
         )
     return array

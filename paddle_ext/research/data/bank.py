@@ -165,7 +165,7 @@ class FeatureBank:
         else:
             got = "neither" if rows is None else "both"
             raise ValueError(f"rows or split must be given, got {got}")
-        return self._at(rows, self.labels, self.class_names)
+        return self._selected(rows, self.labels, self.class_names)
 
     def take_classes(self, classes: Sequence[int | str] | Tensor | None = None) -> FeatureBank:
         """Some classes, by label or name, with their rows; they are numbered in the order given.
@@ -176,7 +176,7 @@ class FeatureBank:
             chosen = self.counts().nonzero().view(-1).tolist()
         else:
             listed = classes.tolist() if isinstance(classes, Tensor) else list(classes)
-            chosen = [self._class(item) for item in listed]
+            chosen = [self._label(item) for item in listed]
         if not chosen:
             raise ValueError("classes must have at least one class, got none")
         if len(set(chosen)) < len(chosen):
@@ -189,9 +189,9 @@ class FeatureBank:
         if len(rows) == 0:
             raise ValueError(f"classes must have rows, got only classes without, {chosen}")
         names = self.class_names
-        return self._at(rows, labels, None if names is None else [names[k] for k in chosen])
+        return self._selected(rows, labels, None if names is None else [names[k] for k in chosen])
 
-    def _class(self, item: object) -> int:
+    def _label(self, item: object) -> int:
         if isinstance(item, str):
             if self.class_names is None or item not in self.class_names:
                 raise ValueError(f"classes must be labels or names of this bank, got {item!r}")
@@ -201,7 +201,7 @@ class FeatureBank:
         check.outside("classes", int(item), int(item), self.num_classes)
         return int(item)
 
-    def _at(self, rows: Tensor, labels: Tensor, names: Sequence[str] | None) -> FeatureBank:
+    def _selected(self, rows: Tensor, labels: Tensor, names: Sequence[str] | None) -> FeatureBank:
         split = None if self.split is None else self.split[rows.cpu().numpy()]
         rows = rows.to(self.features.device, torch.int64)
         return FeatureBank(self.features[rows], labels[rows], names, split, self.base_mean)

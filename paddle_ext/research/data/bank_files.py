@@ -12,8 +12,7 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..files import UnmappableError, readable, replacing
+from ..libraries import library
 from . import plain_pickle
-from .files import replacing
 
 FEATURES = ("features", "concat_features")
 LABELS = ("labels", "concat_labels")
@@ -44,11 +44,11 @@ def read(path: Path, mmap: bool) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         return arguments(read_safetensors(path, mmap), path)
     if path.suffix in (".pt", ".pth"):
-        return arguments(named(read_torch(path, mmap), path), path)
+        return arguments(named_contents(read_torch(path, mmap), path), path)
     if path.suffix in PICKLES:
         if mmap:
             raise ValueError(f"mmap must be False for a pickle, got True for {path}")
-        return arguments(named(read_pickle(path), path), path)
+        return arguments(named_contents(read_pickle(path), path), path)
     raise ValueError(
         "path must be a folder of .npy files or end in .npz, .safetensors, .pt, .pth, "
         f"{', '.join(PICKLES)}, got {str(path)!r}"
@@ -71,22 +71,6 @@ def write(path: Path, **parts: Any) -> None:
     writers[path.suffix](path, tensors, parts.get("class_names"), parts.get("split"))
 
 
-@contextmanager
-def readable(path: Path, what: str) -> Iterator[None]:
-    """One sentence for whatever a damaged file makes a library raise."""
-    try:
-        yield
-    except (FileNotFoundError, IsADirectoryError, PermissionError, UnmappableError):
-        raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} must be {what}, got one that cannot be read: {reason}") from error
-
-
-class UnmappableError(ValueError):
-    """A whole file, but not one to be mapped."""
-
-
 # --- what is in a file --------------------------------------------------------------------------
 
 
@@ -94,7 +78,7 @@ def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The arguments of `FeatureBank` from named contents; names that are not known are ignored."""
     parts: dict[str, Any] = {
         "features": as_tensor(pick(contents, FEATURES, path), "features", path),
-        "labels": whole(as_tensor(pick(contents, LABELS, path), "labels", path)),
+        "labels": integer_labels(as_tensor(pick(contents, LABELS, path), "labels", path)),
     }
     for name in CLASS_NAMES:
         if name in contents:
@@ -143,7 +127,7 @@ def as_tensor(value: Any, name: str, path: Path) -> Tensor:
         raise ValueError(f"{path} must have numbers as {name!r}, got {error}") from error
 
 
-def whole(labels: Tensor) -> Tensor:
+def integer_labels(labels: Tensor) -> Tensor:
     """Whole numbers as integers: some programs save labels as floating point."""
     if labels.is_floating_point() and torch.equal(labels, labels.round()):
         return labels.long()
@@ -160,7 +144,7 @@ def as_names(value: Any, name: str, path: Path) -> npt.NDArray[np.str_]:
     return np.atleast_1d(names)
 
 
-def named(value: object, path: Path) -> Mapping[str, Any]:
+def named_contents(value: object, path: Path) -> Mapping[str, Any]:
     """Named contents of what a program of others has saved.
 
     Known are: names to arrays; a pair of features and labels; classes to their rows; and TIM's
@@ -170,9 +154,9 @@ def named(value: object, path: Path) -> Mapping[str, Any]:
         return {"features": value[0], "labels": value[1]}
     if isinstance(value, dict) and value:
         if all(isinstance(key, numbers.Integral) for key in value):
-            return joined(value, path)
+            return stacked_classes(value, path)
         if all(isinstance(value.get(name), dict) for name in ("support", "query")):
-            parts = {name: joined(value[name], path) for name in ("support", "query")}
+            parts = {name: stacked_classes(value[name], path) for name in ("support", "query")}
             return {
                 **{key: item for key, item in value.items() if isinstance(key, str)},
                 "features": torch.cat([part["features"] for part in parts.values()]),
@@ -186,7 +170,7 @@ def named(value: object, path: Path) -> Mapping[str, Any]:
     )
 
 
-def joined(classes: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+def stacked_classes(classes: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
     """Features and labels from the rows of each class, [n, D] or a list of [D] or [1, D]."""
     features, labels = [], []
     for label, rows in classes.items():
@@ -215,16 +199,16 @@ def read_npz(path: Path, mmap: bool) -> dict[str, Any]:
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if mmap and name in FEATURES:
-                contents[name] = mapped_entry(path, file, entry)
+                contents[name] = map_entry(path, file, entry)
             elif name in KNOWN:
                 with archive.open(entry) as member:
                     contents[name] = np.lib.format.read_array(member, allow_pickle=False)
             else:
-                contents[name] = None  # to be told, not to be read
+                contents[name] = None  # only its name is wanted, for messages
     return contents
 
 
-def mapped_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+def map_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
     """An array of an archive, mapped copy-on-write: the file never changes."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise UnmappableError(
@@ -235,12 +219,10 @@ def mapped_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDAr
     name, extra = struct.unpack("<HH", file.read(4))
     file.seek(entry.header_offset + 30 + name + extra)
     version = np.lib.format.read_magic(file)
-    header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else (np.lib.format.read_array_header_2_0)
-    )
-    shape, fortran, dtype = header(file)
+    formats = np.lib.format
+    old = version == (1, 0)
+    read_header = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
+    shape, fortran, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("an array of objects")
     if fortran or file.tell() % dtype.itemsize:
@@ -290,21 +272,15 @@ def read_folder(path: Path, mmap: bool) -> dict[str, Any]:
 
 
 def safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            "a .safetensors file needs the package safetensors: pip install safetensors"
-        ) from error
-    return safetensors
+    return library("safetensors.torch", "a .safetensors file", "safetensors")
 
 
 def read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
-    library = safetensors()
+    module = safetensors()
     with (
         readable(path, "a whole .safetensors file"),
         path.open("rb"),  # for the usual errors of files
-        library.safe_open(path, framework="pt") as file,
+        module.safe_open(path, framework="pt") as file,
     ):
         # A tensor of the library lies in the mapped file.
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -335,7 +311,7 @@ def write_safetensors(
     split: npt.NDArray[np.str_] | None,
 ) -> None:
     """Strings are metadata in JSON: `class_names`, and `splits`, which `split_index` counts."""
-    library = safetensors()
+    module = safetensors()
     stored, texts = dict(tensors), {}
     if class_names is not None:
         texts["class_names"] = json.dumps(list(class_names))
@@ -344,7 +320,7 @@ def write_safetensors(
         texts["splits"] = json.dumps(names.tolist())
         stored["split_index"] = torch.from_numpy(index.astype(np.int32))
     with replacing(path) as new:
-        library.torch.save_file(stored, new, texts)
+        module.save_file(stored, new, texts)
 
 
 # --- torch, pickle ------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import check
+from ..libraries import library
 from .images import ImageArray, require_pillow
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ RANGES = (
     (0x2C60, 0x2D7F),  # Latin, Georgian and Tifinagh letters
     (0xA4D0, 0xA7FF),  # Lisu, more Latin and Cyrillic letters
 )
-KINDS = "LNS"  # letters, numbers, symbols
+UNICODE_CATEGORIES = "LNS"  # letters, numbers, symbols
 
 CANVAS = 64  # a glyph is drawn once, on so many pixels squared,
 INK = 44  # and its longer side has so many
@@ -90,20 +92,15 @@ def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0
     >>> novel.images.shape  # doctest: +SKIP
     torch.Size([4800, 32, 32, 1])
     """
-    if split not in CLASSES:
-        raise ValueError(f"split must be one of {', '.join(map(repr, CLASSES))}, got {split!r}")
-    for name, value, least in (("samples", samples, 1), ("size", size, 8)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    check.choice("split", split, tuple(CLASSES))
+    samples, size = check.integer("samples", samples), check.integer("size", size, least=8)
     chosen = characters(split)
     images = torch.empty(len(chosen), samples, size, size, dtype=torch.uint8)
     for start in range(0, len(chosen), CLASSES_AT_ONCE):
-        some = chosen[start : start + CLASSES_AT_ONCE]
-        drawn = [class_sources(character, samples, size, seed) for character in some]
-        together = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
-        images[start : start + len(some)] = distorted(*together).view(-1, samples, size, size)
+        group = chosen[start : start + CLASSES_AT_ONCE]
+        drawn = [class_sources(character, samples, size, seed) for character in group]
+        sources = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
+        images[start : start + len(group)] = distorted(*sources).view(-1, samples, size, size)
     names = [f"U+{ord(character):04X} {unicodedata.name(character)}" for character in chosen]
     labels = torch.arange(len(chosen)).repeat_interleave(samples)
     return ImageArray(images.view(-1, size, size, 1), labels, names, split)
@@ -116,11 +113,8 @@ def characters(split: str) -> tuple[str, ...]:
     """Characters of a split, in the order of their code points."""
     # In the order of a digest: neither a script nor the release of a font decides on the split.
     shuffled = sorted(distinct_characters(), key=lambda one: hashlib.blake2b(one.encode()).digest())
-    start = 0
-    for name, count in CLASSES.items():
-        if name == split:
-            break
-        start += count
+    names = list(CLASSES)
+    start = sum(CLASSES[name] for name in names[: names.index(split)])
     if len(shuffled) < sum(CLASSES.values()):
         raise RuntimeError(
             "the fonts of matplotlib must have "
@@ -136,7 +130,7 @@ def distinct_characters() -> tuple[str, ...]:
         chr(code)
         for first, last in RANGES
         for code in range(first, last + 1)
-        if unicodedata.category(chr(code))[0] in KINDS
+        if unicodedata.category(chr(code))[0] in UNICODE_CATEGORIES
         # A letter and the same letter with an accent differ by a few pixels.
         and not unicodedata.decomposition(chr(code))
         and len(fonts_with(chr(code))) >= LEAST_FONTS
@@ -176,18 +170,12 @@ def code_points(font: str) -> frozenset[int]:
 
 @cache
 def font_file(font: str) -> Path:
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ImportError(
-            "the characters are drawn from the fonts of matplotlib, which is not installed: "
-            "pip install 'paddle_ext[images]'"
-        ) from None
+    mpl = library("matplotlib", "drawing characters", "'paddle_ext[images]'")
     return Path(mpl.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
 
 
 @cache
-def opened(font: str) -> FreeTypeFont:
+def load_font(font: str) -> FreeTypeFont:
     require_pillow()
     from PIL import ImageFont
 
@@ -200,7 +188,7 @@ def draw(character: str, font: str) -> Pixels:
 
     canvas = Image.new("L", (CANVAS, CANVAS))
     sheet = Image.new("L", (SHEET, SHEET))
-    ImageDraw.Draw(sheet).text((SHEET // 2, SHEET // 2), character, 255, opened(font), "mm")
+    ImageDraw.Draw(sheet).text((SHEET // 2, SHEET // 2), character, 255, load_font(font), "mm")
     ink = sheet.getbbox()
     if ink is not None:
         picture = sheet.crop(ink)

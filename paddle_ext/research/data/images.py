@@ -19,7 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .progress import Progress
+from ... import check
+from ..libraries import library
+from ..progress import Progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,7 +88,7 @@ class ImageArray:
     ) -> None:
         pixels = torch.as_tensor(images)
         if pixels.dtype != torch.uint8:
-            raise TypeError(f"images must be uint8, got {str(pixels.dtype).removeprefix('torch.')}")
+            raise TypeError(f"images must be uint8, got {check.plain(pixels.dtype)}")
         if pixels.dim() == 3:
             pixels = pixels.unsqueeze(-1)
         if pixels.dim() != 4 or 0 in pixels.shape or pixels.shape[-1] not in CHANNELS:
@@ -127,7 +129,7 @@ class Contents(Protocol):
         """Its bytes as encoded."""
 
 
-class Files:
+class ImageFiles:
     """Encoded images that are files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -167,7 +169,7 @@ class EncodedImages:
     Examples
     --------
     >>> paths = sorted(Path("owls").glob("*.jpg"))
-    >>> images = EncodedImages(Files(paths), [0] * len(paths), ["owl"])  # doctest: +SKIP
+    >>> images = EncodedImages(ImageFiles(paths), [0] * len(paths), ["owl"])  # doctest: +SKIP
     """
 
     def __init__(
@@ -270,12 +272,12 @@ def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.u
             picture = image.convert("RGBA")
         picture = picture.convert(CHANNELS[channels])
     if size is not None:
-        picture = squared(picture, size)
+        picture = square_crop(picture, size)
     pixels = np.asarray(picture, np.uint8)
     return pixels.reshape(*pixels.shape[:2], channels)
 
 
-def squared(picture: Image, size: int) -> Image:
+def square_crop(picture: Image, size: int) -> Image:
     """Scale the shorter side to `size`, and cut off what the longer one has too much."""
     from PIL.Image import Resampling
 
@@ -290,12 +292,7 @@ def squared(picture: Image, size: int) -> Image:
 
 
 def require_pillow() -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            "reading images needs Pillow, which is not installed: pip install 'paddle_ext[images]'"
-        ) from None
+    library("PIL.Image", "reading images", "'paddle_ext[images]'")
 
 
 def in_threads(work: Callable[[int], Result], numbers: Sequence[int]) -> Iterator[Result]:
@@ -318,7 +315,7 @@ def checked_labels(
     """[count] int64 in [0, classes)."""
     checked = torch.as_tensor(labels)
     if checked.is_floating_point() or checked.is_complex() or checked.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {str(checked.dtype).removeprefix('torch.')}")
+        raise TypeError(f"labels must be integers, got {check.plain(checked.dtype)}")
     if checked.shape != (count,):
         raise ValueError(
             f"labels must have one label for each image, shape [{count}], got {list(checked.shape)}"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ... import check
 from .arrays import image_arrays
-from .images import EncodedImages, Files, ImageSet
+from .images import EncodedImages, ImageFiles, ImageSet
 from .lists import is_image, read_list
 
 SPLITS = ("base", "val", "test")
@@ -56,7 +57,7 @@ def image_folder(
         labels += [label] * len(own)
     if not names:
         raise ValueError(f"{root} must have one folder for each class, got no folder")
-    return EncodedImages(Files(paths), labels, names, split, size=size, channels=channels)
+    return EncodedImages(ImageFiles(paths), labels, names, split, size=size, channels=channels)
 
 
 def image_list(
@@ -100,8 +101,8 @@ def image_list(
     paths = [root / row.filename for row in rows]
     if not paths[0].is_file():  # the others are looked for when they are read
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
-    labels = [number[row.label] for row in rows]
-    return EncodedImages(Files(paths), labels, class_names, split, size=size, channels=channels)
+    files, labels = ImageFiles(paths), [number[row.label] for row in rows]
+    return EncodedImages(files, labels, class_names, split, size=size, channels=channels)
 
 
 # --- the data sets of the paper ------------------------------------------------------------------
@@ -270,8 +271,11 @@ def folder_of_splits(root: str | Path, split: str, *, size: int | None = 84) -> 
     """
     split, root = known_split(split, SPLITS), existing_folder(root)
     others = [other for other, name in OTHER_NAMES.items() if name == split]
-    found = first_there([root / name for name in (split, *others)])
-    return image_folder(found, split=split, size=size)
+    folders = [root / name for name in (split, *others)]
+    for folder in folders:
+        if folder.is_dir():
+            return image_folder(folder, split=split, size=size)
+    raise ValueError(f"there must be a folder {' or '.join(map(str, folders))}, got none of them")
 
 
 LAYOUTS: dict[str, Callable[..., ImageSet]] = {
@@ -303,11 +307,8 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
     --------
     >>> base = open_images("mini", "mini_imagenet", "base")  # doctest: +SKIP
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
-    if size is None:
-        return LAYOUTS[layout](root, split)
-    return LAYOUTS[layout](root, split, size=size)
+    reader = LAYOUTS[check.choice("layout", layout, tuple(LAYOUTS))]
+    return reader(root, split) if size is None else reader(root, split, size=size)
 
 
 # --- where things are ----------------------------------------------------------------------------
@@ -315,10 +316,9 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
 
 def known_split(split: str, splits: Sequence[str]) -> str:
     """The name used here of a split, which may go by another one."""
-    name = OTHER_NAMES.get(split, split)
-    if name not in splits:
-        raise ValueError(f"split must be one of {', '.join(map(repr, splits))}, got {split!r}")
-    return name
+    if OTHER_NAMES.get(split) in splits:
+        return OTHER_NAMES[split]
+    return check.choice("split", split, splits)
 
 
 def public_name(split: str) -> str:
@@ -330,13 +330,6 @@ def existing_folder(root: str | Path) -> Path:
     if not Path(root).is_dir():
         raise ValueError(f"root must be a folder, got {root}")
     return Path(root)
-
-
-def first_there(folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if folder.is_dir():
-            return folder
-    raise ValueError(f"there must be a folder {' or '.join(map(str, folders))}, got none of them")
 
 
 def list_of(root: Path, lists: str | Path | None, split: str) -> Path:

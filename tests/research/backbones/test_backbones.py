@@ -21,7 +21,6 @@ from paddle_ext.research.backbones import (
     load_checkpoint,
 )
 from paddle_ext.research.backbones.augment import DRAWS, jittered, quarter_turns
-from paddle_ext.research.backbones.checkpoints import write_whole
 
 GREY = Transform(32, (0.2,), (0.3,))
 PLAIN = Transform(12, (0.0,) * 3, (1.0,) * 3)
@@ -270,20 +269,6 @@ def test_without_safetensors(
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install 'paddle_ext\[train\]'"):
         small.save(tmp_path / "a.safetensors")
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def interrupted(part: Path) -> None:
-        part.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(path, interrupted)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # --- transform -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from paddle_ext.research.backbones import (
 from paddle_ext.research.backbones import extraction as module
 from paddle_ext.research.backbones.extraction import Extractor
 from paddle_ext.research.data import FeatureBank
-from paddle_ext.research.data.images import EncodedImages, Files, ImageArray
+from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles
 
 GREY = Transform(16, (0.4,), (0.2,))
 IMAGES = pattern_images(5, 9)
@@ -99,7 +99,7 @@ def test_bad_arguments(network: Backbone) -> None:
         extract(network, pattern_images(2, 2, channels=3), transform=GREY)
     with pytest.raises(ValueError, match="base must have as many channels as the network, 1"):
         extract(network, IMAGES, base=pattern_images(2, 2, channels=3), transform=GREY)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"batch_size must be an integer in \[1, \d+\], got 0"):
         extract(network, IMAGES, transform=GREY, batch_size=0)
     with pytest.raises(ValueError, match="precision must be one of"):
         extract(network, IMAGES, transform=GREY, precision="half")
@@ -185,7 +185,7 @@ def test_files_count_by_their_bytes_alone(
     paths = [write_image(tmp_path / f"{n}.png", random_pixels(16, 16, seed=n)) for n in range(3)]
 
     def images() -> EncodedImages:
-        return EncodedImages(Files(paths), [0, 0, 1], ["a", "b"], size=16, channels=1)
+        return EncodedImages(ImageFiles(paths), [0, 0, 1], ["a", "b"], size=16, channels=1)
 
     cache = tmp_path / "cache"
     assert counting.during(network, images(), cache=cache)[0] == 3
@@ -240,7 +240,7 @@ def test_an_interrupted_extraction_leaves_nothing(
 def test_progress(
     network: Backbone, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddle_ext.research.data.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paddle_ext.research.progress.SECONDS_BETWEEN_LINES", 0.0)
     extract(network, IMAGES, transform=GREY, device="cpu", batch_size=20, progress=True)
     assert "features 40/45" in capsys.readouterr().err
     extract(network, IMAGES, transform=GREY, device="cpu")

@@ -156,7 +156,7 @@ def test_average_by_hand() -> None:
         for name in names:
             now = learner.classifier.state_dict()[name]
             expected[name] = decay * expected[name] + (1 - decay) * now
-    assert learner.judged is learner.average
+    assert learner.kept is learner.average
     for name in names:
         assert torch.allclose(learner.average.state_dict()[name], expected[name], atol=1e-6)
 
@@ -204,7 +204,7 @@ def test_warmup_and_cosine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"epochs": 0}, ValueError, r"epochs must be an integer in \[1, \d+\], got 0"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, got float"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be finite and > 0, got 0"),
         ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
@@ -229,7 +229,7 @@ def test_unknown_recipe() -> None:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> None:
     remaining = list(accuracies)
-    monkeypatch.setattr(run_module.Run, "validated", lambda *_: remaining.pop(0))
+    monkeypatch.setattr(run_module.Run, "validation_accuracy", lambda *_: remaining.pop(0))
 
 
 def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -342,10 +342,10 @@ COLOUR = pattern_images(3, 8, channels=3)
         ({"validation": pattern_images(3, 5)}, ValueError, "with more than 5 images each, got 3"),
         ({"validation": pattern_images(1, 9)}, ValueError, "at least 2 classes"),
         ({"base": pattern_images(1, 1)}, ValueError, "base must have at least 2 images, got 1"),
-        ({"device": "meta"}, ValueError, "device must be the CPU or a CUDA device, got meta"),
+        ({"device": "meta"}, ValueError, "device must be the CPU or a CUDA device, got 'meta'"),
         ({"precision": "float8"}, ValueError, "precision must be one of 'auto', 'float32'"),
         ({"precision": "float16"}, ValueError, "must be 'auto' or 'float32' on the CPU"),
-        ({"validate_every": 0}, ValueError, "validate_every must be at least 1, got 0"),
+        ({"validate_every": 0}, ValueError, r"validate_every must be .* in \[1, \d+\], got 0"),
         ({"validate_every": 1.0}, TypeError, "validate_every must be an integer, got float"),
         ({"teacher": Checkpoint(create("small"), Transform(16, (0.0,), (1.0,)))}, ValueError,
          "teacher must have a classifier of the classes of base"),
@@ -436,7 +436,7 @@ def test_accuracy_by_hand() -> None:
     """Two classes on a line; a third of the second lies with the first."""
     features = torch.tensor([[1.0, 0.0]] * 12 + [[0.0, 1.0]] * 8 + [[1.0, 0.0]] * 4)
     labels = torch.tensor([0] * 12 + [1] * 12)
-    options = {"ways": 2, "shots": 2, "queries": 10, "tasks": 400}
+    options = {"num_classes": 2, "shots": 2, "queries_per_class": 10, "n_tasks": 400}
     # The mean of two shots of class 1 is nearest to its queries at (0, 1) unless both are strays:
     # (4/12)(3/11) = 1/11 of the tasks, in which everything ties and the first class of a task wins.
     expected = (10 / 11) * (10 + 10 - 10 / 3) / 20 + (1 / 11) * 10 / 20
@@ -446,17 +446,17 @@ def test_accuracy_by_hand() -> None:
 def test_accuracy_of_noise_is_chance() -> None:
     features = torch.randn(400, 8, generator=generator(0))
     labels = torch.arange(20).repeat(20)
-    assert nearest_mean_accuracy(features, labels, ways=4) == pytest.approx(0.25, abs=0.03)
+    assert nearest_mean_accuracy(features, labels, num_classes=4) == pytest.approx(0.25, abs=0.03)
 
 
 def test_accuracy_depends_on_seed_and_centre() -> None:
     features = pattern_images(8, 20, size=8).images.flatten(1).float() + 300
     features += 120 * torch.randn(features.shape, generator=generator(0))
     labels = torch.arange(8).repeat_interleave(20)
-    first = nearest_mean_accuracy(features, labels, tasks=50)
-    assert first == nearest_mean_accuracy(features, labels, tasks=50)
-    assert first != nearest_mean_accuracy(features, labels, tasks=50, seed=1)
-    centred = nearest_mean_accuracy(features, labels, tasks=50, centre=features.mean(0))
+    first = nearest_mean_accuracy(features, labels, n_tasks=50)
+    assert first == nearest_mean_accuracy(features, labels, n_tasks=50)
+    assert first != nearest_mean_accuracy(features, labels, n_tasks=50, seed=1)
+    centred = nearest_mean_accuracy(features, labels, n_tasks=50, centre=features.mean(0))
     assert centred > first
 
 
@@ -465,20 +465,20 @@ def test_uneven_classes_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = torch.tensor([7, 30, 8])
     labels = torch.arange(3).repeat_interleave(counts) * 5  # and labels that are not 0, 1, 2
     features = torch.eye(11)[labels]
-    assert nearest_mean_accuracy(features, labels, ways=3, tasks=20) == 1.0
+    assert nearest_mean_accuracy(features, labels, num_classes=3, n_tasks=20) == 1.0
 
 
 def test_too_few_for_a_task() -> None:
     features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
     with pytest.raises(ValueError, match="at least 3 classes, got 2"):
-        nearest_mean_accuracy(features, labels, ways=3)
+        nearest_mean_accuracy(features, labels, num_classes=3)
     with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
-        nearest_mean_accuracy(features, labels, ways=2)
+        nearest_mean_accuracy(features, labels, num_classes=2)
 
 
 def test_pixels_alone_are_not_enough() -> None:
     """The toy classes need the network, or `test_it_learns` would prove nothing."""
     images = random_pixels(60, 16, 16, 1)
     labels = torch.arange(6).repeat_interleave(10)
-    chance = nearest_mean_accuracy(images.flatten(1).float(), labels, tasks=50)
+    chance = nearest_mean_accuracy(images.flatten(1).float(), labels, n_tasks=50)
     assert chance < 0.4

@@ -413,7 +413,7 @@ def test_paths(tmp_path: Path) -> None:
 
 
 def test_safetensors_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match="pip install safetensors"):
         make_bank().save(tmp_path / "bank.safetensors")
     with pytest.raises(ImportError, match="pip install safetensors"):

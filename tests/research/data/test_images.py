@@ -13,7 +13,7 @@ pytest.importorskip("PIL", reason="needs Pillow")
 from PIL import Image
 
 from paddle_ext.research.data import images as module
-from paddle_ext.research.data.images import EncodedImages, Files, ImageArray, in_memory
+from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles, in_memory
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 def encoded(paths: list[Path], **options: int | None) -> EncodedImages:
     labels = [number % 2 for number in range(len(paths))]
-    return EncodedImages(Files(paths), labels, ["even", "odd"], "val", **options)
+    return EncodedImages(ImageFiles(paths), labels, ["even", "odd"], "val", **options)
 
 
 # --- in memory -----------------------------------------------------------------------------------

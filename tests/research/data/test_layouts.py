@@ -253,7 +253,7 @@ def test_encoded_arrays_and_their_splits(tmp_path: Path) -> None:
         ({"labels": np.zeros(3)}, "'labels' as integers of rank 1, got float64"),
         ({"labels": np.array([0, 0, 1])}, r"must have labels in \[0, 1\)"),
         ({"filenames": np.array(["x"])}, "must have 3 filenames, got 1"),
-        ({"class_names": np.array([{}])}, "must be a readable .npz file"),
+        ({"class_names": np.array([{}])}, "must be a whole .npz file"),
     ],
 )
 def test_bad_arrays(tmp_path: Path, change: dict[str, np.ndarray | None], message: str) -> None:
@@ -277,7 +277,7 @@ def test_bad_offsets_and_files(tmp_path: Path) -> None:
     whole = (tmp_path / "a.npz").read_bytes()
     for content in (whole[:-40], b"", b"no file"):
         (tmp_path / "a.npz").write_bytes(content)
-        with pytest.raises(ValueError, match=r"a.npz must be a readable .npz file"):
+        with pytest.raises(ValueError, match=r"a.npz must be a whole .npz file"):
             layouts.image_arrays(tmp_path / "a.npz")
     with pytest.raises(ValueError, match="which is not there"):
         layouts.image_arrays(tmp_path / "b.npz")

@@ -1,0 +1,34 @@
+"""Libraries that only some data need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def library(module: str, needed_by: str, packages: str) -> Any:
+    """Import a library, or say in one sentence what is missing.
+
+    Parameters
+    ----------
+    module : str
+    needed_by : str
+        What the user asked for.
+    packages : str
+        What to install.
+
+    Examples
+    --------
+    >>> library("json", "a .json file", "python").dumps([1])
+    '[1]'
+    """
+    package = module.partition(".")[0]
+    try:
+        importlib.import_module(package)
+        return importlib.import_module(module)
+    except Exception as error:  # a library of another torch raises what it likes
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise ImportError(
+                f"{needed_by} needs {package}, which is not installed: pip install {packages}"
+            ) from None
+        raise ImportError(f"{needed_by} needs {module}, which is broken here: {error}") from error
