@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import check
 from ...batches import BatchSolver
-from ...research.data.progress import Progress
+from ...research.progress import Progress
 from .samples import Batch, Labelled, check_finite, rebatched
 
 BATCH = 300
@@ -114,43 +114,44 @@ def answer(
         size = max(1, min(size, MOST_ENTRIES // K))
     if temperature is not None:
         check.real("temperature", temperature, positive=True)
-    support = labelled.features.to(device, torch.float32)
-    labels = labelled.labels.to(device)
+    place = check.device(device)
+    support = labelled.features.to(place, torch.float32)
+    labels = labelled.labels.to(place)
     solve = BatchSolver(support, labels, K, temperature)
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
-    tops: list[tuple[Tensor, Tensor, Tensor]] = []
-    there = torch.zeros(K, dtype=torch.bool)
+    best: list[tuple[Tensor, Tensor, Tensor]] = []
+    present = torch.zeros(K, dtype=torch.bool)
     with Progress("classifying", total, show=progress and total > size) as shown:
         for part in rebatched(batches, size):
-            check_part(part, support.shape[1], labelled.source, source)
-            solution = solve(part.features.to(device, torch.float32)).solution
-            values, places = solution.probabilities.topk(2, dim=1)
-            tops.append((values.cpu(), places.cpu(), solution.doubt().cpu()))
-            there |= solution.present().cpu()
+            check_batch(part, support.shape[1], labelled.source, source)
+            solution = solve(part.features.to(place, torch.float32)).solution
+            values, classes = solution.probabilities.topk(2, dim=1)
+            best.append((values.cpu(), classes.cpu(), solution.doubt().cpu()))
+            present |= solution.present().cpu()
             names += part.names
             texts += part.texts
             truth += part.truth or []
             shown.advance(len(part.names))
-    if not tops:
+    if not best:
         raise ValueError(f"{source} must have at least one sample to classify, got none")
-    values, places, doubts = (torch.cat(column) for column in zip(*tops, strict=True))
+    values, classes, doubts = (torch.cat(column) for column in zip(*best, strict=True))
     return Answers(
         labelled.class_names,
         names,
         texts,
-        places[:, 0],
-        places[:, 1],
+        classes[:, 0],
+        classes[:, 1],
         values[:, 0],
         values[:, 1],
         doubts,
-        there,
+        present,
         truth or None,
     )
 
 
-def check_part(part: Batch, D: int, labelled: str, source: str) -> None:
+def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:
     if part.features.shape[1] != D:
         raise ValueError(
             f"{source} must have as many features as {labelled}, {D}, got {part.features.shape[1]}"

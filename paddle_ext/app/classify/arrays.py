@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import check
 from ...research.data import bank_files
+from ...research.files import UnmappableError, readable
 from .samples import Batch, Labelled, named_labels
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
@@ -28,10 +30,10 @@ def labelled_arrays(path: Path, labels: Path | None, label: str | None) -> Label
     label : str or None
         The array of labels; None: ``labels``.
     """
-    contents = read(path, (label,) if label else ())
+    contents = read(path, label)
     features = features_of(contents, path)
     if labels is not None:
-        values = labels_of_file(labels)
+        values = read_labels(labels)
     elif path.suffix == ".npy":
         raise ValueError(f"--labels must name a file of labels for {path}, got none")
     else:
@@ -66,7 +68,7 @@ class UnlabelledArrays:
     """
 
     def __init__(self, path: Path, truth: str | None, class_names: tuple[str, ...]) -> None:
-        contents = read(path, (truth,) if truth else ())
+        contents = read(path, truth)
         self.features = features_of(contents, path)
         self.truth: list[str] | None = None
         if truth is not None:
@@ -92,24 +94,23 @@ class UnlabelledArrays:
             )
 
 
-def read(path: Path, more: tuple[str, ...]) -> dict[str, Any]:
-    """Named contents, mapped where that is possible; `more` are names to read beside the usual."""
+def read(path: Path, other: str | None) -> dict[str, Any]:
+    """Named contents, mapped where that is possible; `other` is to be read beside the known."""
     if path.suffix == ".npy":
-        with bank_files.readable(path, "a whole .npy file of a plain array"):
+        with readable(path, "a whole .npy file of a plain array"):
             return {"features": np.load(path, mmap_mode="c", allow_pickle=False)}
     if path.suffix == ".safetensors":
         return bank_files.read_safetensors(path, mmap=True)
     try:
         contents = bank_files.read_npz(path, mmap=True)
-    except bank_files.UnmappableError:  # compressed
+    except UnmappableError:  # compressed
         contents = bank_files.read_npz(path, mmap=False)
-    for name in more:
-        if name in contents and contents[name] is None:
-            with (
-                bank_files.readable(path, "a whole .npz file of plain arrays"),
-                np.load(path, allow_pickle=False) as file,
-            ):
-                contents[name] = file[name]
+    if other in contents and contents[other] is None:
+        with (
+            readable(path, "a whole .npz file of plain arrays"),
+            np.load(path, allow_pickle=False) as file,
+        ):
+            contents[other] = file[other]
     return contents
 
 
@@ -119,10 +120,9 @@ def features_of(contents: dict[str, Any], path: Path) -> Tensor:
         bank_files.pick(contents, bank_files.FEATURES, path), "features", path
     )
     if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
-        kind = str(features.dtype).removeprefix("torch.")
         raise ValueError(
             f"{path} must have floating-point features of shape [N, D], "
-            f"got {kind} of shape {list(features.shape)}"
+            f"got {check.plain(features.dtype)} of shape {list(features.shape)}"
         )
     return features
 
@@ -134,7 +134,7 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
         raise ValueError(f"{path} must have labels of shape [N], got {list(array.shape)}")
     if array.dtype.kind in "US":
         return [str(value) for value in bank_files.as_names(array, "labels", path)]
-    numbers = bank_files.whole(bank_files.as_tensor(array, "labels", path))
+    numbers = bank_files.integer_labels(bank_files.as_tensor(array, "labels", path))
     if numbers.is_floating_point():
         raise ValueError(f"{path} must have labels that are whole numbers or names, got others")
     given = next((contents[name] for name in bank_files.CLASS_NAMES if name in contents), None)
@@ -147,11 +147,11 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
     return [names[number] if number >= 0 else "" for number in numbers.tolist()]
 
 
-def labels_of_file(path: Path) -> list[str]:
+def read_labels(path: Path) -> list[str]:
     """Labels from `.npy`, or one in each line of a text file."""
     if path.suffix == ".npy":
-        with bank_files.readable(path, "a whole .npy file of a plain array"):
+        with readable(path, "a whole .npy file of a plain array"):
             values = np.load(path, allow_pickle=False)
         return label_names(values, {}, path)
-    with bank_files.readable(path, "a text file with one label in each line"):
+    with readable(path, "a text file with one label in each line"):
         return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]

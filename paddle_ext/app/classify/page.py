@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 import torch
 
-from ...research.data.files import replacing
+from ...research.files import replacing
 from .answering import Answers
-from .samples import Labelled
+from .pictures import thumbnails
+from .samples import Source
 
 HERE = Path(__file__).parent
 DOUBTFUL = 0.5  # doubt from which a sample is marked
@@ -27,65 +27,32 @@ MOST_UNREADABLE = 200
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-@dataclass(frozen=True)
-class Story:
-    """What the page says beside the answers.
-
-    Parameters
-    ----------
-    title : str
-    kind : {"pictures", "texts", "rows"}
-    labelled : Labelled
-    seconds : float
-    notes : list of str
-    unreadable : dict of str to str
-        Files that could not be read, and why.
-    thumbnails : callable
-        Data URIs of pictures, from their paths.
-    """
-
-    title: str
-    kind: str
-    labelled: Labelled
-    seconds: float
-    thumbnails: Callable[[Sequence[str]], list[str]]
-    notes: list[str] = field(default_factory=list)
-    unreadable: dict[str, str] = field(default_factory=dict)
-
-
-def write_page(path: Path, answers: Answers, story: Story) -> None:
-    """Write the page; an older one is replaced only when the new one is whole.
-
-    Parameters
-    ----------
-    path : Path
-    answers : Answers
-    story : Story
-    """
+def write_page(path: Path, answers: Answers, source: Source, title: str, seconds: float) -> None:
+    """Write the page; an older one is replaced only when the new one is whole."""
     with replacing(path) as new:
-        new.write_text(page(answers, story), encoding="utf-8")
+        new.write_text(page(answers, source, title, seconds), encoding="utf-8")
 
 
-def page(answers: Answers, story: Story) -> str:
+def page(answers: Answers, source: Source, title: str, seconds: float) -> str:
     """The page as HTML."""
     counts = answers.counts().tolist()
     order = sorted((k for k, n in enumerate(counts) if n), key=lambda k: (-counts[k], k))
-    shown = chosen(answers, order[:MOST_CLASSES], story.kind)
-    known = examples(story, order[:MOST_CLASSES])
+    shown = most_doubtful(answers, order[:MOST_CLASSES], source.kind)
+    known = examples(source, order[:MOST_CLASSES])
     small: dict[str, str] = {}
-    if story.kind == "pictures":
+    if source.kind == "pictures":
         paths = [answers.texts[row] for rows in shown.values() for row in rows]
-        paths += [story.labelled.texts[row] for rows in known.values() for row in rows]
-        small = dict(zip(paths, story.thumbnails(paths), strict=True))
+        paths += [source.labelled.texts[row] for rows in known.values() for row in rows]
+        small = dict(zip(paths, thumbnails(paths), strict=True))
     sections = [
-        section(answers, story, k, number, shown[k], known.get(k, []), small)
+        section(answers, source, k, number, shown[k], known.get(k, []), small)
         for number, k in enumerate(order[:MOST_CLASSES])
     ]
-    parts = [head(answers, story, len(order)), bars(answers, order, counts)]
-    return "".join([*parts, "<h2>By class</h2>", NOTHING, *sections, foot(story)])
+    parts = [head(answers, source, title, len(order)), bars(answers, order, counts)]
+    return "".join([*parts, "<h2>By class</h2>", NO_MATCH, *sections, foot(source, seconds)])
 
 
-def chosen(answers: Answers, order: Sequence[int], kind: str) -> dict[int, list[int]]:
+def most_doubtful(answers: Answers, order: Sequence[int], kind: str) -> dict[int, list[int]]:
     """The rows shown of each class, the most doubtful first."""
     most = MOST_SHOWN[kind] // max(1, len(order))
     most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
@@ -97,31 +64,31 @@ def chosen(answers: Answers, order: Sequence[int], kind: str) -> dict[int, list[
     return rows
 
 
-def examples(story: Story, order: Sequence[int]) -> dict[int, list[int]]:
+def examples(source: Source, order: Sequence[int]) -> dict[int, list[int]]:
     """A few labelled samples of the classes."""
-    most = KNOWN_SHOWN[story.kind]
+    most = KNOWN_SHOWN[source.kind]
     rows: dict[int, list[int]] = {k: [] for k in list(order)[: MOST_KNOWN // max(1, most)]}
-    for row, k in enumerate(story.labelled.labels.tolist()):
+    for row, k in enumerate(source.labelled.labels.tolist()):
         if k in rows and len(rows[k]) < most:
             rows[k].append(row)
     return rows
 
 
-def head(answers: Answers, story: Story, present: int) -> str:
+def head(answers: Answers, source: Source, title: str, present: int) -> str:
     doubtful = int((answers.doubt >= DOUBTFUL).sum())
     figures = [
         (f"{len(answers):,}", "samples classified"),
-        (f"{present:,}", f"of {len(answers.class_names):,} classes found{unsure(answers)}"),
+        (f"{present:,}", f"of {len(answers.class_names):,} classes found{unsure_note(answers)}"),
         (f"{doubtful:,}", "doubtful: look at these"),
     ]
     accuracy = answers.accuracy()
     if accuracy is not None:
         figures.append((f"{100 * accuracy[0]:.1f} %", f"right, of {accuracy[1]:,} with a truth"))
-    if story.unreadable:
-        figures.append((f"{len(story.unreadable):,}", "not readable: listed below"))
+    if source.unreadable:
+        figures.append((f"{len(source.unreadable):,}", "not readable: listed below"))
     listed = "".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures)
-    title = escape(story.title)
-    style, S = (HERE / "page.css").read_text(encoding="utf-8"), len(story.labelled.labels)
+    title = escape(title)
+    style, S = (HERE / "page.css").read_text(encoding="utf-8"), len(source.labelled.labels)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -136,26 +103,28 @@ def head(answers: Answers, story: Story, present: int) -> str:
     )
 
 
-def unsure(answers: Answers) -> str:
+def unsure_note(answers: Answers) -> str:
     """How many of the classes found may not be there after all."""
     count = int(((answers.counts() > 0) & ~answers.present).sum())
     return f", {count:,} of them unsure" if count else ""
 
 
-UNSURE = ' class="unsure" title="too little to be sure that this class is there"'
-NOTHING = '<p id="nothing" class="note" hidden>Nothing here fits the search.</p>'
+UNSURE_ATTRIBUTES = ' class="unsure" title="too little to be sure that this class is there"'
+NO_MATCH = '<p id="nothing" class="note" hidden>Nothing here fits the search.</p>'
 
 
 def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
     """How many samples each class has."""
     longest = max(counts)
-    items = "".join(
-        f'<li{"" if answers.present[k] else UNSURE}><a href="#class-{number}"><span class="name" '
-        f'title="{escape(answers.class_names[k])}">{escape(answers.class_names[k])}</span>'
-        f'<span class="track"><i style="width:{100 * counts[k] / longest:.1f}%"></i></span>'
-        f'<span class="count">{counts[k]:,}</span></a></li>'
-        for number, k in enumerate(order[:MOST_CLASSES])
-    )
+    items = ""
+    for number, k in enumerate(order[:MOST_CLASSES]):
+        name = escape(answers.class_names[k])
+        items += (
+            f'<li{"" if answers.present[k] else UNSURE_ATTRIBUTES}><a href="#class-{number}">'
+            f'<span class="name" title="{name}">{name}</span>'
+            f'<span class="track"><i style="width:{100 * counts[k] / longest:.1f}%"></i></span>'
+            f'<span class="count">{counts[k]:,}</span></a></li>'
+        )
     if len(order) > MOST_CLASSES:
         items += f"<li>{len(order) - MOST_CLASSES:,} smaller ones are in answers.csv</li>"
     found = set(order)
@@ -172,7 +141,7 @@ def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
 
 def section(
     answers: Answers,
-    story: Story,
+    source: Source,
     k: int,
     number: int,
     rows: Sequence[int],
@@ -182,21 +151,21 @@ def section(
     """One class: what it looks like, then its samples."""
     name = escape(answers.class_names[k])
     total = int((answers.labels == k).sum())
-    samples = "".join(sample(answers, story, row, small) for row in rows)
+    samples = "".join(sample(answers, source, row, small) for row in rows)
     note = ""
     if total > len(rows):
         note = f'<p class="note">{total - len(rows):,} less doubtful ones are in answers.csv.</p>'
     return (
         f'<section class="class" id="class-{number}" data-name="{name}"><h2>{name}'
         f"<small>{total:,} sample{'s' * (total != 1)}</small></h2>"
-        f"{known_part(story, known, small, name)}"
-        f'<ul class="samples {story.kind}">{samples}</ul>{note}</section>'
+        f"{labelled_examples(source, known, small, name)}"
+        f'<ul class="samples {source.kind}">{samples}</ul>{note}</section>'
     )
 
 
-def known_part(story: Story, rows: Sequence[int], small: dict[str, str], name: str) -> str:
-    texts = [story.labelled.texts[row] for row in rows]
-    if story.kind == "pictures":
+def labelled_examples(source: Source, rows: Sequence[int], small: dict[str, str], name: str) -> str:
+    texts = [source.labelled.texts[row] for row in rows]
+    if source.kind == "pictures":
         shown = "".join(
             f'<img src="{small[text]}" alt="a labelled {name}" loading="lazy">'
             for text in texts
@@ -207,15 +176,15 @@ def known_part(story: Story, rows: Sequence[int], small: dict[str, str], name: s
     return f'<div class="known">labelled: {shown}</div>' if shown else ""
 
 
-def sample(answers: Answers, story: Story, row: int, small: dict[str, str]) -> str:
+def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) -> str:
     """One sample: what it is, how sure the answer is, what else it may be."""
     name, text = answers.names[row], answers.texts[row]
     sure, doubt = float(answers.probability[row]), float(answers.doubt[row])
     image = ""
-    caption = escape(f"row {name}" if story.kind == "rows" else name)
-    if story.kind == "pictures" and small[text]:
+    caption = escape(f"row {name}" if source.kind == "rows" else name)
+    if source.kind == "pictures" and small[text]:
         image = f'<img src="{small[text]}" alt="{escape(name)}" loading="lazy">'
-    elif story.kind == "texts":
+    elif source.kind == "texts":
         caption = escape(shortened(text))
     other = ""
     if float(answers.second_probability[row]) >= 0.05:
@@ -236,22 +205,22 @@ def sample(answers: Answers, story: Story, row: int, small: dict[str, str]) -> s
     )
 
 
-def foot(story: Story) -> str:
+def foot(source: Source, seconds: float) -> str:
     parts = []
-    if story.unreadable:
+    if source.unreadable:
         listed = "".join(
             f"<li>{escape(name)}: {escape(why)}</li>"
-            for name, why in list(story.unreadable.items())[:MOST_UNREADABLE]
+            for name, why in list(source.unreadable.items())[:MOST_UNREADABLE]
         )
         parts.append(
-            f"<details open><summary>{len(story.unreadable):,} files could not be read</summary>"
+            f"<details open><summary>{len(source.unreadable):,} files could not be read</summary>"
             f"<ul>{listed}</ul></details>"
         )
-    parts += [f'<p class="note">{escape(note)}</p>' for note in story.notes]
+    parts += [f'<p class="note">{escape(note)}</p>' for note in source.notes]
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
         f"</main><footer>{''.join(parts)}<p>All answers are in answers.csv. "
-        f"Made by paddle-ext classify in {story.seconds:.1f} s.</p></footer>"
+        f"Made by paddle-ext classify in {seconds:.1f} s.</p></footer>"
         f"<script>{script}</script></body></html>\n"
     )
 

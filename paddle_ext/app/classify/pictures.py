@@ -15,17 +15,18 @@ from torch import Tensor
 
 from ...research.data.images import in_threads
 from ...research.data.lists import is_image
-from ...research.data.progress import Progress
+from ...research.files import first_line
+from ...research.progress import Progress
 from .cache import FeatureCache, digest
 from .networks import Network
-from .samples import Batch, Labelled, Unreadable, named_labels
+from .samples import Batch, Labelled, named_labels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 READ_AT_ONCE = 64  # pictures
 THUMBNAIL = 112  # pixels
-BLACK_AND_WHITE_16 = ("I;16", "I;16B", "I;16L", "I;16N")
+GREY_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
 class PictureReader:
@@ -36,11 +37,11 @@ class PictureReader:
     network : Network
     cache : Path or None
         A folder to keep features in.
-    unreadable : Unreadable
-        Gets the damaged files.
+    unreadable : dict of str to str
+        Gets the damaged files, and why they could not be read.
     """
 
-    def __init__(self, network: Network, cache: Path | None, unreadable: Unreadable) -> None:
+    def __init__(self, network: Network, cache: Path | None, unreadable: dict[str, str]) -> None:
         self.network, self.unreadable = network, unreadable
         self.cache = FeatureCache(cache, network.key)
 
@@ -57,14 +58,14 @@ class PictureReader:
                     yield [start + number for number in numbers], features
 
     def batch(self, paths: Sequence[Path]) -> tuple[list[int], Tensor]:
-        digests = list(in_threads(lambda number: digest_of(paths[number]), range(len(paths))))
+        digests = list(in_threads(lambda number: file_digest(paths[number]), range(len(paths))))
         known = self.cache.get([one for one in digests if one])
         todo = [number for number, one in enumerate(digests) if one not in known]
         decoded = list(in_threads(lambda number: self.decode(paths[number]), todo))
         fresh: dict[bytes, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = {}
         for number, result in zip(todo, decoded, strict=True):
             if isinstance(result, str):
-                self.unreadable.add(str(paths[number]), result)
+                self.unreadable[str(paths[number])] = result
             else:
                 fresh[digests[number]] = result
         if fresh:
@@ -80,14 +81,14 @@ class PictureReader:
     def decode(self, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | str:
         """Pixels [H, W, C], or why there are none."""
         try:
-            picture = self.network.square(opened(path))
+            picture = self.network.square(load_picture(path))
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise what they like
-            return reason(error)
+            return why_unreadable(error)
         pixels = np.asarray(picture.convert("L" if self.network.channels == 1 else "RGB"))
         return pixels.reshape(*pixels.shape[:2], self.network.channels)
 
 
-def digest_of(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
     """Of the bytes of a file; of nothing if it cannot be read, which decoding will then tell."""
     try:
         return digest(path.read_bytes())
@@ -95,22 +96,22 @@ def digest_of(path: Path) -> bytes:
         return b""
 
 
-def reason(error: Exception) -> str:
+def why_unreadable(error: Exception) -> str:
     if type(error).__name__ == "UnidentifiedImageError":
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
+    return first_line(error)
 
 
-def opened(path: Path) -> Image:
+def load_picture(path: Path) -> Image:
     """A picture in RGB, upright, on white where it is transparent."""
     from PIL import Image, ImageOps
 
     with Image.open(path) as file:
         picture: Image.Image = ImageOps.exif_transpose(file)
         picture.load()
-    if picture.mode in BLACK_AND_WHITE_16:
+    if picture.mode in GREY_16_BIT:
         grey = np.asarray(picture).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if picture.mode in ("I", "F"):
@@ -209,7 +210,7 @@ def thumbnails(paths: Sequence[str]) -> list[str]:
 
     def one(number: int) -> str:
         try:
-            picture = opened(Path(paths[number]))
+            picture = load_picture(Path(paths[number]))
         except Exception:  # noqa: BLE001 - it could be read before; the page shows its name alone
             return ""
         picture.thumbnail((THUMBNAIL, THUMBNAIL))

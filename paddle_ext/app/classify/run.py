@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from ...research.backbones.feeding import known_device
-from ...research.data.files import usual_cache
+from ... import check
 from ...research.data.images import require_pillow
+from ...research.files import user_cache
 from . import arrays, tables
 from .answering import Answers, answer
 from .networks import DEFAULT, open_network
 from .output import write_table
-from .page import Story, write_page
-from .pictures import PictureReader, UnlabelledFolder, labelled_folder, thumbnails
-from .samples import Batch, Labelled, Unreadable
+from .page import write_page
+from .pictures import PictureReader, UnlabelledFolder, labelled_folder
+from .samples import Source
 from .tables import Columns, Table, TableSamples
 from .texts import TextEmbedder
 
@@ -54,7 +53,7 @@ class Settings:
     batch: int | None = None
     temperature: float | None = None
     device: str | None = None
-    cache: Path | None = field(default_factory=lambda: usual_cache("classify"))
+    cache: Path | None = field(default_factory=lambda: user_cache("classify"))
     progress: bool = False
 
 
@@ -80,19 +79,6 @@ class Report:
     notes: list[str]
     unreadable: dict[str, str]
     seconds: float
-
-
-@dataclass
-class Source:
-    """Opened data."""
-
-    labelled: Labelled
-    unlabelled: Iterable[Batch]
-    name: str
-    kind: str  # "pictures", "texts" or "rows"
-    total: int = 0
-    notes: list[str] = field(default_factory=list)
-    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 def classify(
@@ -130,10 +116,10 @@ def classify(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    first = existing(labelled)
-    second = None if unlabelled is None else existing(unlabelled)
-    device = known_device(settings.device)
-    source = opened(first, second, settings, device)
+    known = existing(labelled)
+    new = None if unlabelled is None else existing(unlabelled)
+    device = check.device(settings.device)
+    source = open_source(known, new, settings, device)
     answers = answer(
         source.labelled,
         source.unlabelled,
@@ -146,23 +132,14 @@ def classify(
     )
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    column = settings.columns.name or ("file" if source.kind == "pictures" else "row")
-    write_table(folder / "answers.csv", answers, column)
-    seconds = time.perf_counter() - began
-    unreadable = source.unreadable.reasons
-    story = Story(
-        f"What is in {(second or first).name}",
-        source.kind,
-        source.labelled,
-        seconds,
-        thumbnails,
-        source.notes,
-        unreadable,
+    table, page = folder / "answers.csv", folder / "answers.html"
+    write_table(
+        table, answers, settings.columns.name or ("file" if source.kind == "pictures" else "row")
     )
-    write_page(folder / "answers.html", answers, story)
+    title = f"What is in {(new or known).name}"
+    write_page(page, answers, source, title, time.perf_counter() - began)
     seconds = time.perf_counter() - began
-    files = folder / "answers.csv", folder / "answers.html"
-    return Report(answers, *files, source.notes, unreadable, seconds)
+    return Report(answers, table, page, source.notes, source.unreadable, seconds)
 
 
 def existing(path: str | Path) -> Path:
@@ -172,79 +149,90 @@ def existing(path: str | Path) -> Path:
     return found
 
 
-def opened(first: Path, second: Path | None, settings: Settings, device: torch.device) -> Source:
+def open_source(
+    labelled: Path, unlabelled: Path | None, settings: Settings, device: torch.device
+) -> Source:
     """Open the data, whatever it is."""
-    if second is None:
-        if first.suffix not in tables.SUFFIXES:
+    if unlabelled is None:
+        if labelled.suffix not in tables.SUFFIXES:
             raise ValueError(
                 f"a single argument must be a table ({', '.join(tables.SUFFIXES)}) with gaps in "
-                f"its column of labels, got {first}"
+                f"its column of labels, got {labelled}"
             )
-        return opened_table(first, settings, device)
-    if first.is_dir() != second.is_dir():
-        raise ValueError(f"both must be folders of pictures, or both files, got {first}, {second}")
-    if first.is_dir():
-        return opened_folders(first, second, settings, device)
-    for path in (first, second):
+        return open_table(labelled, settings, device)
+    if labelled.is_dir() != unlabelled.is_dir():
+        raise ValueError(
+            f"both must be folders of pictures, or both files, got {labelled}, {unlabelled}"
+        )
+    if labelled.is_dir():
+        return open_folders(labelled, unlabelled, settings, device)
+    for path in (labelled, unlabelled):
         if path.suffix not in (*arrays.SUFFIXES, *tables.SUFFIXES):
             known = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
             raise ValueError(f"{path} must end in one of {known}, or be a folder of pictures")
-    return opened_files(first, second, settings, device)
+    return open_files(labelled, unlabelled, settings, device)
 
 
-def opened_folders(first: Path, second: Path, settings: Settings, device: torch.device) -> Source:
+def open_folders(
+    labelled: Path, unlabelled: Path, settings: Settings, device: torch.device
+) -> Source:
     require_pillow()
-    if second.resolve().is_relative_to(first.resolve()):
+    if unlabelled.resolve().is_relative_to(labelled.resolve()):
         raise ValueError(
-            f"the pictures to classify must not lie in the labelled folder {first}, got {second}"
+            f"the pictures to classify must not lie in the labelled folder {labelled}, "
+            f"got {unlabelled}"
         )
-    unreadable, notes = Unreadable(), list[str]()
+    unreadable: dict[str, str] = {}
+    notes: list[str] = []
     reader = PictureReader(open_network(settings.backbone, device), settings.cache, unreadable)
     truth = settings.columns.truth is not None
-    rest = UnlabelledFolder(second, reader, truth=truth, progress=settings.progress)
-    known = labelled_folder(first, reader, notes, progress=settings.progress)
-    return Source(known, rest, str(second), "pictures", len(rest), notes, unreadable)
+    new = UnlabelledFolder(unlabelled, reader, truth=truth, progress=settings.progress)
+    known = labelled_folder(labelled, reader, notes, progress=settings.progress)
+    return Source(known, new, str(unlabelled), "pictures", len(new), notes, unreadable)
 
 
-def opened_files(first: Path, second: Path, settings: Settings, device: torch.device) -> Source:
+def open_files(
+    labelled: Path, unlabelled: Path, settings: Settings, device: torch.device
+) -> Source:
     """Two files of embeddings, or of texts; they may be of different formats."""
     columns, embedder, kind = settings.columns, None, "rows"
     features: list[str] = []
-    notes: list[str] = []
-    if first.suffix in tables.SUFFIXES:
-        table = Table(first)
+    if labelled.suffix in tables.SUFFIXES:
+        table = Table(labelled)
         label = table.label_column(columns.label)
         own = replace(columns, label=label, name=None, truth=None)
-        embedder, features, kind = means(table, replace(columns, label=label), settings, device)
-        notes += told(features)
-        known = tables.labelled_table(TableSamples(table, own, features, embedder, False))
+        embedder, features, kind = feature_source(
+            table, replace(columns, label=label), settings, device
+        )
+        known = tables.labelled_table(TableSamples(table, own, features, embedder, "labelled"))
     else:
-        known = arrays.labelled_arrays(first, settings.labels, columns.label)
-    if second.suffix in tables.SUFFIXES:
-        table = Table(second)
+        known = arrays.labelled_arrays(labelled, settings.labels, columns.label)
+    if unlabelled.suffix in tables.SUFFIXES:
+        table = Table(unlabelled)
         if not features and embedder is None:
             features = table.feature_columns(columns.features, columns.others())
-            notes += told(features)
         own = replace(columns, label=None)
-        rest = TableSamples(table, own, features, embedder, None)
-        return Source(known, rest, str(second), kind, 0, notes)
-    stored = arrays.UnlabelledArrays(second, columns.truth, known.class_names)
-    return Source(known, stored, str(second), kind, len(stored), notes)
+        new = TableSamples(table, own, features, embedder, "all")
+        return Source(known, new, str(unlabelled), kind, notes=column_notes(features))
+    stored = arrays.UnlabelledArrays(unlabelled, columns.truth, known.class_names)
+    return Source(
+        known, stored, str(unlabelled), kind, total=len(stored), notes=column_notes(features)
+    )
 
 
-def opened_table(path: Path, settings: Settings, device: torch.device) -> Source:
+def open_table(path: Path, settings: Settings, device: torch.device) -> Source:
     """One table with gaps in its column of labels."""
     table = Table(path)
     columns = replace(settings.columns, label=table.label_column(settings.columns.label))
-    embedder, features, kind = means(table, columns, settings, device)
-    known = tables.labelled_table(
-        TableSamples(table, replace(columns, truth=None), features, embedder, False)
-    )
-    rest = TableSamples(table, columns, features, embedder, True)
-    return Source(known, rest, f"{path} (rows without a label)", kind, 0, told(features))
+    embedder, features, kind = feature_source(table, columns, settings, device)
+    own = replace(columns, truth=None)
+    known = tables.labelled_table(TableSamples(table, own, features, embedder, "labelled"))
+    new = TableSamples(table, columns, features, embedder, "unlabelled")
+    name = f"{path} (rows without a label)"
+    return Source(known, new, name, kind, notes=column_notes(features))
 
 
-def means(
+def feature_source(
     table: Table, columns: Columns, settings: Settings, device: torch.device
 ) -> tuple[TextEmbedder | None, list[str], str]:
     """What makes the features of a table: a model for its texts, or columns; and their kind.
@@ -259,8 +247,8 @@ def means(
     return None, table.feature_columns(columns.features, columns.others()), kind
 
 
-def told(features: list[str]) -> list[str]:
-    """Say which columns were taken: a forgotten number would be one of them."""
+def column_notes(features: list[str]) -> list[str]:
+    """Which columns were taken: a number that is no feature could be among them."""
     if len(features) < 2:
         return []
     return [f"features: {len(features)} columns, {features[0]} to {features[-1]}"]

@@ -50,14 +50,31 @@ class Batch(NamedTuple):
     truth: list[str] | None  # names of the true classes, if the user wants to know the accuracy
 
 
-@dataclass
-class Unreadable:
-    """Samples that could not be read, with the reason."""
+@dataclass(frozen=True)
+class Source:
+    """Data to be classified, and what the user should know about them.
 
-    reasons: dict[str, str] = field(default_factory=dict)
+    Parameters
+    ----------
+    labelled : Labelled
+    unlabelled : iterable of Batch
+    name : str
+        What messages call the unlabelled data.
+    kind : {"pictures", "texts", "rows"}
+    total : int
+        Number of unlabelled samples; 0: unknown.
+    notes : list of str
+    unreadable : dict of str to str
+        Files that could not be read, and why; complete when all batches have been read.
+    """
 
-    def add(self, name: str, reason: str) -> None:
-        self.reasons[name] = reason
+    labelled: Labelled
+    unlabelled: Iterable[Batch]
+    name: str
+    kind: str
+    total: int = 0
+    notes: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
@@ -98,18 +115,18 @@ def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
         waiting.append(part)
         count += len(part.names)
         while count >= 2 * size:
-            whole = joined(waiting)
-            yield sliced(whole, 0, size)
-            waiting, count = [sliced(whole, size, count)], count - size
+            whole = concatenated(waiting)
+            yield part_of(whole, 0, size)
+            waiting, count = [part_of(whole, size, count)], count - size
     if count > size:
-        whole = joined(waiting)
-        yield sliced(whole, 0, count // 2)
-        yield sliced(whole, count // 2, count)
+        whole = concatenated(waiting)
+        yield part_of(whole, 0, count // 2)
+        yield part_of(whole, count // 2, count)
     elif count:
-        yield joined(waiting)
+        yield concatenated(waiting)
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def concatenated(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     truths = [part.truth for part in parts]
@@ -121,7 +138,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def sliced(batch: Batch, start: int, stop: int) -> Batch:
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
     return Batch(
         batch.names[start:stop],
         batch.features[start:stop],

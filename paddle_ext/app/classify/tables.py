@@ -7,21 +7,21 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...research.data import bank_files
-from .libraries import library
+from ...research.files import readable
+from ...research.libraries import library
 from .samples import Batch, Labelled, named_labels
 from .texts import TextEmbedder
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
 READ_AT_ONCE = 2048  # rows
-LOOK_AT = 100  # rows, to tell the columns of numbers of a CSV file
+SAMPLE_ROWS = 100  # to tell the columns of numbers of a CSV file
 
 Rows = dict[str, list[Any]]
 
@@ -62,20 +62,19 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.suffix == ".parquet":
-            parquet = parquet_library()
-            with bank_files.readable(path, "a whole .parquet file"), path.open("rb") as file:
-                schema = parquet.read_schema(file)
+            with readable(path, "a whole .parquet file"), path.open("rb") as file:
+                schema = parquet().read_schema(file)
             self.names: list[str] = schema.names
             self.numeric = [one.name for one in schema if is_number(one.type)]
         else:
-            first = next(self.parts([], LOOK_AT), {})
+            first = next(self.parts([], SAMPLE_ROWS), {})
             self.numeric = [name for name in self.names if all_numbers(first.get(name, []))]
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Rows]:
         """These columns of all rows, in parts; of a CSV file without names, all columns."""
         if self.path.suffix == ".parquet":
-            with bank_files.readable(self.path, "a whole .parquet file"):
-                file = parquet_library().ParquetFile(self.path)
+            with readable(self.path, "a whole .parquet file"):
+                file = parquet().ParquetFile(self.path)
                 for batch in file.iter_batches(size, columns=list(names)):
                     yield {name: batch.column(name).to_pylist() for name in names}
             return
@@ -159,8 +158,8 @@ class TableSamples:
         As the labelled table has them; not used with texts.
     embedder : TextEmbedder or None
         For texts.
-    gaps : bool or None
-        True: only rows without a label; False: only those with one; None: all, without looking.
+    rows : {"all", "labelled", "unlabelled"}
+        Which ones; for all of them the column of labels is not looked at.
     """
 
     def __init__(
@@ -169,15 +168,14 @@ class TableSamples:
         columns: Columns,
         feature_columns: Sequence[str],
         embedder: TextEmbedder | None,
-        gaps: bool | None,
+        rows: Literal["all", "labelled", "unlabelled"],
     ) -> None:
-        self.table, self.columns, self.embedder, self.gaps = table, columns, embedder, gaps
+        self.table, self.columns, self.embedder, self.rows = table, columns, embedder, rows
         self.features = [table.column(name, "--embedding") for name in feature_columns]
-        for option, name in (("--text", columns.text), ("--id", columns.name)):
+        options = {"--text": columns.text, "--id": columns.name, "--truth": columns.truth}
+        for option, name in options.items():
             if name is not None:
                 table.column(name, option)
-        if columns.truth is not None:
-            table.column(columns.truth, "--truth")
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in self.with_labels():
@@ -192,9 +190,9 @@ class TableSamples:
             count = len(next(iter(part.values())))
             rows = list(range(count))
             labels = [""] * count
-            if columns.label is not None and self.gaps is not None:
+            if columns.label is not None and self.rows != "all":
                 labels = [label_text(value) for value in part[columns.label]]
-                rows = [row for row in rows if (labels[row] == "") == self.gaps]
+                rows = [row for row in rows if bool(labels[row]) == (self.rows == "labelled")]
             if rows:
                 yield self.batch(part, rows, start), [labels[row] for row in rows]
             start += count
@@ -299,5 +297,5 @@ def is_number(kind: Any) -> bool:
     return text.startswith(("float", "double", "halffloat", "int", "uint", "decimal"))
 
 
-def parquet_library() -> Any:
+def parquet() -> Any:
     return library("pyarrow.parquet", "a .parquet file", "pyarrow")

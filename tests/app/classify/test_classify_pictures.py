@@ -16,7 +16,7 @@ from PIL import Image
 from paddle_ext.app.classify import Columns, Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
 from paddle_ext.app.classify.networks import ForeignNetwork, open_network
-from paddle_ext.app.classify.pictures import opened
+from paddle_ext.app.classify.pictures import load_picture
 from paddle_ext.research.backbones import Checkpoint, Transform, create
 
 
@@ -135,7 +135,7 @@ def test_modes(tmp_path: Path) -> None:
         "float.tif": (Image.fromarray(grey.astype(np.float32)), {}, None, 0),
     }
     for name, (image, options, expected, tolerance) in cases.items():
-        found = opened(saved(image, tmp_path / name, **options))
+        found = load_picture(saved(image, tmp_path / name, **options))
         assert found.mode == "RGB", name
         if expected is not None:
             pixels = np.asarray(found).astype(int)
