@@ -7,6 +7,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "common/check.h"
+
 namespace paddle_ext {
 
 inline void check_cuda(cudaError_t status, const char* what) {
@@ -38,14 +40,25 @@ class DeviceGuard {
     bool changed_ = false;
 };
 
+inline int device_attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+}
+
+inline unsigned grid_size(int64_t blocks) {
+    require(blocks < (int64_t(1) << 31), "the task is too large for one launch: ", blocks,
+            " blocks");
+    return static_cast<unsigned>(blocks);
+}
+
 // Lets a kernel ask for all the shared memory that a block of it can have. Always the same amount: the
 // setting is the kernel's, so a smaller one would fail the launch of another thread.
 template <typename Kernel>
 void allow_all_shared(Kernel* kernel) {
-    int device = 0, most = 0;
+    int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-               "cudaDeviceGetAttribute");
+    const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaFuncAttributes attributes;
     check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -62,5 +75,26 @@ template <typename A, typename B>
 __host__ __device__ constexpr auto round_up(A a, B b) {
     return ceil_div(a, b) * b;
 }
+
+// Cuts the memory of a block into arrays, each aligned to 16 bytes. Host and device lay it out by
+// the same code: with a null base it only counts.
+class SharedArena {
+  public:
+    __host__ __device__ explicit SharedArena(void* base)
+        : base_(static_cast<char*>(base)), at_(base_) {}
+
+    template <typename T>
+    __host__ __device__ T* take(int64_t count) {
+        char* const here = at_;
+        at_ += round_up(count * int64_t(sizeof(T)), int64_t(16));
+        return reinterpret_cast<T*>(here);
+    }
+
+    __host__ __device__ int64_t used() const { return at_ - base_; }
+
+  private:
+    char* base_;
+    char* at_;
+};
 
 }  // namespace paddle_ext

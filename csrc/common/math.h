@@ -11,7 +11,11 @@
 
 namespace paddle_ext {
 
-// scaling="auto": the nearest class leads the median one by this much in squared distance, ...
+template <typename Real>
+constexpr Real kLog2e = Real(1.4426950408889634);
+
+// scaling="auto": the nearest class leads the median one by this much in squared distance
+// (measured: docs/scaling.md), ...
 constexpr double kAutoGap = 13.0;
 // ... unless there is no lead: none at all, or no more of the distance than rounding makes.
 constexpr double kAutoMinGap = 1e-12;
@@ -39,6 +43,10 @@ struct Range<float> {
     static constexpr double kMinSpread = 1e-37;  // a smaller range of a feature counts as none
     static constexpr double kMinSquaredNorm = 1e-30;  // outside, squares lose bits or overflow
     static constexpr double kMaxSquaredNorm = 1e30;
+    static constexpr double kMinEpsilon = 1e-37;  // a smaller one would have no logarithm
+    // Beyond all that is computed, yet numbers: the difference of two is zero and not NaN.
+    static constexpr float kInfinity = 3e38f;
+    static constexpr float kMinusInfinity = -kInfinity;
 };
 template <>
 struct Range<double> {
@@ -50,6 +58,8 @@ struct Range<double> {
     static constexpr double kMinSpread = 1e-300;
     static constexpr double kMinSquaredNorm = 1e-250;
     static constexpr double kMaxSquaredNorm = 1e250;
+    static constexpr double kInfinity = 1.7e308;
+    static constexpr double kMinusInfinity = -kInfinity;
 };
 
 template <typename Real>
@@ -63,19 +73,21 @@ PADDLE_EXT_HD double dual_weight(double lam, double Q) {
     return fmin(lam / Q, Range<Real>::kMaxWeight);
 }
 
-// What of the assignments is too small to matter: what rounding of the logits hides anyway, and
+// What of the probabilities is too small to matter: what rounding of the logits hides anyway, and
 // less than epsilon, which decides what an empty class is.
 struct Thresholds {
     // A change below quiet + quiet_share * u is not applied yet; it counts once it has grown.
     double quiet, quiet_share;
-    // A class whose assignments are all below this leaves the softmax: its dual, fixed while it is
-    // away, is right to a tenth when it leaves. What it holds of a row stays in the row's sum.
+    // A class whose probabilities are all below this leaves the softmax: its dual, fixed while it
+    // is away, is right to a tenth when it leaves. What it holds of a row stays in the row's sum.
     double sleep;
     // All classes are back as soon as those that left would hold more than this of a row.
     double wake;
 };
 
-// The logits hold `weight` times the dual, so a heavier weight asks for a better dual.
+// The logits hold `weight` times the dual, so a heavier weight asks for a better dual. Rounding
+// of the logits hides 5e-7 of a probability in single precision. 2e-5 of a row, which may have an
+// old dual, is well below the promised 1e-4; in double precision both are below the promised 1e-10.
 PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, double weight,
                                     double K) {
     epsilon /= fmax(weight, 1.0);
@@ -100,7 +112,7 @@ PADDLE_EXT_HD Real prototype_shift(Real sum_du, Real sum_du_gdu, Real sum_du_m, 
 }
 
 // A class without support cannot be asked for with validation on; without it, it must not divide
-// by zero.
+// by zero. One support row weighs 1, so that no mass in use is near the bound.
 template <typename Real>
 PADDLE_EXT_HD Real safe_mass(Real mass) {
     return mass > Real(1e-12) ? mass : Real(1e-12);

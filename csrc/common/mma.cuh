@@ -27,6 +27,13 @@ __device__ inline HighLow split(float value) {
     return {high, __float2half_rn(value - __half2float(high))};
 }
 
+// Two neighbours of a group: their high parts, and a group further their low parts.
+__device__ inline void store_halves(__half* to, float first, float second) {
+    const HighLow x = split(first), y = split(second);
+    *reinterpret_cast<__half2*>(to) = __halves2half2(x.high, y.high);
+    *reinterpret_cast<__half2*>(to + kGroup) = __halves2half2(x.low, y.low);
+}
+
 // Where element `column` of a row of groups lies, in halves; its low part is 32 further.
 __host__ __device__ constexpr int64_t group_offset(int64_t column) {
     return column / kGroup * kGroupHalves + column % kGroup;

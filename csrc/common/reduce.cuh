@@ -16,6 +16,12 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
+__device__ inline double warp_sum(double value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+    return value;
+}
+
 __device__ inline int warp_sum(int value) { return __reduce_add_sync(kAllLanes, value); }
 
 __device__ inline float warp_max(float value) {
@@ -24,6 +30,24 @@ __device__ inline float warp_max(float value) {
         value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
     }
     return value;
+}
+
+// Over the four lanes of a quad.
+__device__ inline float quad_sum(float value) {
+    value += __shfl_xor_sync(kAllLanes, value, 1);
+    return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+
+__device__ inline float quad_max(float value) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+    return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+
+// Over the lanes of all quads that have the same place in theirs.
+__device__ inline float sum_over_quads(float value) {
+    value += __shfl_xor_sync(kAllLanes, value, 4);
+    value += __shfl_xor_sync(kAllLanes, value, 8);
+    return value + __shfl_xor_sync(kAllLanes, value, 16);
 }
 
 // The label of the largest value of the warp; of equal ones the smallest label.

@@ -1,4 +1,4 @@
-// Rows of features of three types on the device, and their norms.
+// Rows of features of three types on the device, their labels, their places in a bank, their norms.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,6 +13,20 @@
 #include "common/reduce.cuh"
 
 namespace paddle_ext {
+
+// The operators do not look at labels and indices, which may lie on a busy device. What is outside
+// its range must not be an address, so kernels load both through these two.
+
+// The class of a support row; -1, which is no class, for a label outside [0, K).
+__device__ inline int load_label(const int64_t* labels, int64_t row, int64_t K) {
+    const int64_t label = labels[row];
+    return label >= 0 && label < K ? int(label) : -1;
+}
+
+// A row of a bank of N rows; the nearest one for an index outside [0, N).
+__device__ inline int64_t load_index(const int64_t* index, int64_t row, int64_t N) {
+    return min(max(index[row], int64_t(0)), N - 1);
+}
 
 // 1 / ||row|| by one warp, and 0 for a zero row, which so stays zero.
 template <typename Feature>
@@ -39,7 +53,7 @@ __device__ inline float inverse_norm(const Feature* row, int64_t D, bool aligned
         const float c = ldexpf(x.z, -exponent), e = ldexpf(x.w, -exponent);
         sum += a * a + b * b + c * c + e * e;
     }
-    return fminf(ldexpf(1.0f / sqrtf(warp_sum(sum)), -exponent), 3e38f);
+    return fminf(ldexpf(1.0f / sqrtf(warp_sum(sum)), -exponent), Range<float>::kInfinity);
 }
 
 template <typename Feature>

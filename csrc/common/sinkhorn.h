@@ -1,9 +1,9 @@
 // Sinkhorn's iteration, as the CPU and the CUDA code both do it.
 //
-// Wanted is P = diag(a) exp(-reg cost) diag(b) with given row and column sums. In float32 the
+// Wanted is P = diag(a) exp(-sharpness cost) diag(b) with given row and column sums. In float32 the
 // exponential alone would lose what it needs already for moderate costs, so P is kept as
 //
-//   P_qk = total a_q M_qk b_k,    M_qk = exp(-reg c_qk + f_q + g_k)
+//   P_qk = total a_q M_qk b_k,    M_qk = exp(-sharpness c_qk + f_q + g_k)
 //
 // - Masses are divided by their total; P is multiplied with it in the end.
 // - c is the cost less the minimum of its row, and where needed less the minimum of its column.
@@ -15,19 +15,21 @@
 //   computed again. As an element of P is never far above the masses of its row and its column, M
 //   then has nothing far above 1, and what of it is flushed to zero (below 1e-38) is nothing to its
 //   row and its column, however small their masses are, until the next move.
-// - At the start f = g = 0, M = exp(-reg (cost - minimum of its row)) and b = 1. A column that is
-//   far from all rows may be lost in this M. So if the first column step makes a factor drift, the
-//   minima of the columns are taken off too, over the rows with mass, and the step is done again:
-//   now every row and column has an element of about 1. Differences are taken in double, so an
-//   offset of the cost, of any size, leaves no trace.
+// - At the start f = g = 0, M = exp(-sharpness (cost - minimum of its row)) and b = 1. A column that
+//   is far from all rows may be lost in this M. So if the first column step makes a factor drift,
+//   the minima of the columns are taken off too, over the rows with mass, and the step is done
+//   again: now every row and column has an element of about 1. Differences are taken in double, so
+//   an offset of the cost, of any size, leaves no trace.
 // - A row or column without mass has no elements in M: they would only count as drifting.
 #pragma once
 
+#include "common/math.h"
+
 namespace paddle_ext {
 
-constexpr double kSinkhornDrift = 20.0;
+constexpr double kSinkhornDrift = 20.0;         // two such factors leave room for M in a float
 constexpr double kSinkhornFar = 2.35385267e17;  // exp(2 kSinkhornDrift)
-constexpr double kSinkhornGone = -1e300;        // potential without mass
+constexpr double kSinkhornGone = -1e300;        // potential without mass; two of them have a sum
 
 // Bounds that no sound task reaches; within them nothing overflows, so nothing becomes NaN.
 template <typename Real>
@@ -37,8 +39,8 @@ struct SinkhornBounds<float> {
     static constexpr double kHighest = 60.0;  // logarithm of an element of M
     static constexpr float kLeast = 1e-30f;   // sum of a row or column
     static constexpr float kMost = 1e30f;
-    static constexpr float kTiny = 1.2e-38f;
-    static constexpr float kFinite = 3e38f;
+    static constexpr float kTiny = 1.2e-38f;  // the smallest normal number
+    static constexpr float kFinite = Range<float>::kInfinity;
 };
 template <>
 struct SinkhornBounds<double> {
@@ -46,7 +48,7 @@ struct SinkhornBounds<double> {
     static constexpr double kLeast = 1e-280;
     static constexpr double kMost = 1e280;
     static constexpr double kTiny = 2.3e-308;
-    static constexpr double kFinite = 1.7e308;
+    static constexpr double kFinite = Range<double>::kInfinity;
 };
 
 }  // namespace paddle_ext

@@ -15,32 +15,22 @@ namespace {
 // Memory that a call may use beyond its results, unless a single task needs more.
 constexpr int64_t kWorkspaceBytes = int64_t(768) << 20;
 
-struct Limits {
-    int multiprocessors;
-    int shared_bytes;  // that a block may ask for
-};
+// Products that one block makes in an iteration: a larger task is faster on the whole GPU.
+constexpr double kBlockProducts = 3e7;
+constexpr int kBlockWarps = 32;        // that a block may have
+constexpr int kReservedShared = 1024;  // bytes that the system takes for every block
 
-Limits device_limits(int device) {
-    Limits limits{};
-    check_cuda(
-        cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device),
-        "cudaDeviceGetAttribute");
-    check_cuda(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                      device),
-               "cudaDeviceGetAttribute");
-    return limits;
-}
-
-CudaPlan make_plan(const PaddleSizes& n, const Limits& limits) {
+CudaPlan make_plan(const PaddleSizes& n, int device) {
     CudaPlan plan{};
     plan.Qp = round_up(n.Q, int64_t(kRowsPerWarp));
     plan.Dp = round_up(n.D, int64_t(4));
-    // A block has at most 32 warps; beyond some products per iteration one block takes too long.
-    const bool small = n.Q <= 32 * kRowsPerWarp && double(n.Q) * double(n.Q) * double(n.K) <= 3e7;
+    const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const bool small = n.Q <= kBlockWarps * kRowsPerWarp &&
+                       double(n.Q) * double(n.Q) * double(n.K) <= kBlockProducts;
     // G in shared memory only if two blocks still fit a multiprocessor, to hide each other's waits.
-    plan.shared_gram = small && 2 * (block_shared_bytes(n, true) + 1024) <= limits.shared_bytes;
+    plan.shared_gram = small && 2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
     plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
-    plan.gram = small && plan.shared_bytes <= limits.shared_bytes;
+    plan.gram = small && plan.shared_bytes <= available;
     return plan;
 }
 
@@ -98,21 +88,24 @@ int64_t layout_bytes(Chunk c, int64_t tasks, bool prototypes) {
     return arena.used();
 }
 
+// The most tasks of a chunk: what one more of the smallest tasks takes is hidden in the rounding of
+// the arrays' sizes.
+constexpr int64_t kMostTasks = int64_t(1) << 20;
+
 // As many tasks as fit; all chunks but the last are of this size.
 int64_t chunk_tasks(const Chunk& c, bool prototypes) {
     const int64_t one = layout_bytes(c, 1, prototypes);
     const int64_t each = std::max<int64_t>(layout_bytes(c, 2, prototypes) - one, 1);
     const int64_t fitting = 1 + std::max<int64_t>(kWorkspaceBytes - one, 0) / each;
-    return std::min({fitting, c.call.size.B, int64_t(1) << 20});
+    return std::min({fitting, c.call.size.B, kMostTasks});
 }
 
 Chunk make_chunk(const PaddleParams& params, int device) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
-    const Limits limits = device_limits(device);
     Chunk c{};
     c.call = params;
-    c.plan = make_plan(params.size, limits);
-    c.multiprocessors = limits.multiprocessors;
+    c.plan = make_plan(params.size, device);
+    c.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     return c;
 }
 

@@ -112,8 +112,8 @@ __device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, floa
         share.x += power_of_two(fminf(value.x - reference.x, kHighestExponent));
         share.y += power_of_two(fminf(value.y - reference.y, kHighestExponent));
     }
-    asleep.x += quarter_sum(share.x);
-    asleep.y += quarter_sum(share.y);
+    asleep.x += quad_sum(share.x);
+    asleep.y += quad_sum(share.y);
     __syncthreads();  // the old list has been read by all
     if (b.warp == 0) gather_classes(b, tiles, full, b.s.live);
     tiles = left;
@@ -147,7 +147,7 @@ __device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& sof
                 const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
                 *reinterpret_cast<float2*>(b.u + at) = after;
             }
-            const float held = row_lanes_sum(after.x + after.y);
+            const float held = sum_over_quads(after.x + after.y);
             if (b.pair == 0) b.s.part[b.warp * kTile + place] = held;
         }
         __syncthreads();  // the sums of all warps are complete
@@ -214,14 +214,14 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
     return outcome;
 }
 
-// Labels and assignments, row-major, from the class-major u: four rows at a time, lanes over classes.
+// Labels and probabilities, row-major, from the class-major u: four rows at a time, lanes over classes.
 __device__ void write_rows(const Block& b, int64_t task) {
     const PaddleParams& p = b.c.call;
     for (int first = b.warp * kRowsPerWarp; first < min((b.warp + 1) * kRowsPerWarp, b.Q);
          first += 4) {
         float best[4] = {-1.0f, -1.0f, -1.0f, -1.0f};
         int label[4] = {};
-        float* const out = static_cast<float*>(p.assignments) + (task * b.Q + first) * b.K;
+        float* const out = static_cast<float*>(p.probabilities) + (task * b.Q + first) * b.K;
         for (int k = b.lane; k < b.K; k += 32) {
             const float4 four = *reinterpret_cast<const float4*>(b.u + int64_t(k) * b.Qp + first);
             const float value[4] = {four.x, four.y, four.z, four.w};
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
                 c.count + (p.size.support_shared ? 0 : at * K),
                 1.0f,
                 float(weight),
-                fmaxf(float(p.epsilon), 1e-37f),
+                fmaxf(float(p.epsilon), float(Range<float>::kMinEpsilon)),
                 float(limit.quiet),
                 float(limit.quiet_share),
                 float(limit.sleep),
@@ -318,7 +318,8 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
         __syncthreads();
 
         // 3) The iteration, then the result.
-        const Outcome outcome = iterate(b, float(fmin(p.tol / unit, 1e37)), p.max_iter);
+        const Outcome outcome =
+            iterate(b, float(fmin(p.tol / unit, double(Range<float>::kInfinity))), p.max_iter);
         __syncthreads();  // u of all threads is in place
         write_rows(b, task);
         for (int k = threadIdx.x; k < K; k += blockDim.x) {
@@ -328,7 +329,8 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
         }
         if (threadIdx.x == 0) {
             p.iterations[task] = outcome.iterations;
-            static_cast<float*>(p.criterion)[task] = float(fmin(outcome.criterion * unit, 3e38));
+            static_cast<float*>(p.criterion)[task] =
+                float(fmin(outcome.criterion * unit, double(Range<float>::kInfinity)));
         }
         __syncthreads();  // shared memory is free for the next task
     }

@@ -24,17 +24,19 @@ constexpr int kTile = 16;                // classes
 constexpr int kDeltaStride = kTile + 4;  // rows of du apart from each other's banks
 constexpr int kBatch = 4;                // tiles between two updates of classes
 constexpr int kFewTiles = 2;             // so many live tiles are applied without asking who moved
-constexpr float kLog2e = 1.44269504f;
 constexpr float kHighestExponent = 115.0f;  // two to this, times any share, is finite
 
-// Shared memory of a block. Host and device lay it out by the same code.
+// What the threads of a block tell each other.
+enum State { kTask, kWake, kMovedCount, kStates };
+
+// Shared memory of a block.
 struct Shared {
     double* norm;  // [K]  P_k
     float* gram;   // [Q, Qp] or none
     float* delta;  // [2, Qp, kDeltaStride]
     float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
     float* mass;   // [K]  N_k
-    float* held;   // [K]  sum of the assignments
+    float* held;   // [K]  sum of the probabilities
     float2* line;  // [K]  (slope, bias): logit = slope * M + bias, in units of log 2
     float* shift;  // [K]  ||dw_k|| of the moved classes
     int* live;     // [K, rounded up to tiles]  -1 beyond the end
@@ -42,35 +44,28 @@ struct Shared {
     // Bits of the classes of each live tile, by parity of the iteration:
     unsigned* loud;  // [2, tiles]  moved
     unsigned* full;  // [2, tiles]  holds something
-    int* state;      // [4]  see State
+    int* state;      // [kStates]
 
     __host__ __device__ Shared(void* base, int64_t Q, int64_t Qp, int64_t K, bool shared_gram,
                                int64_t* bytes) {
-        char* at = static_cast<char*>(base);
-        const auto take = [&](int64_t count, int64_t size) {
-            char* const here = at;
-            at += round_up(count * size, int64_t(16));
-            return here;
-        };
+        SharedArena arena(base);
         const int64_t padded = round_up(K, int64_t(kTile));
-        norm = reinterpret_cast<double*>(take(K, 8));
-        gram = reinterpret_cast<float*>(take(shared_gram ? Q * Qp : 0, 4));
-        delta = reinterpret_cast<float*>(take(2 * Qp * kDeltaStride, 4));
-        part = reinterpret_cast<float*>(take(4 * (Qp / kRowsPerWarp) * kBatch * kTile, 4));
-        mass = reinterpret_cast<float*>(take(K, 4));
-        held = reinterpret_cast<float*>(take(K, 4));
-        line = reinterpret_cast<float2*>(take(K, 8));
-        shift = reinterpret_cast<float*>(take(K, 4));
-        live = reinterpret_cast<int*>(take(padded, 4));
-        moved = reinterpret_cast<int*>(take(padded, 4));
-        loud = reinterpret_cast<unsigned*>(take(2 * (padded / kTile), 4));
-        full = reinterpret_cast<unsigned*>(take(2 * (padded / kTile), 4));
-        state = reinterpret_cast<int*>(take(4, 4));
-        if (bytes != nullptr) *bytes = at - static_cast<char*>(base);
+        norm = arena.take<double>(K);
+        gram = arena.take<float>(shared_gram ? Q * Qp : 0);
+        delta = arena.take<float>(2 * Qp * kDeltaStride);
+        part = arena.take<float>(4 * (Qp / kRowsPerWarp) * kBatch * kTile);
+        mass = arena.take<float>(K);
+        held = arena.take<float>(K);
+        line = arena.take<float2>(K);
+        shift = arena.take<float>(K);
+        live = arena.take<int>(padded);
+        moved = arena.take<int>(padded);
+        loud = arena.take<unsigned>(2 * (padded / kTile));
+        full = arena.take<unsigned>(2 * (padded / kTile));
+        state = arena.take<int>(kStates);
+        if (bytes != nullptr) *bytes = arena.used();
     }
 };
-
-enum State { kTask = 0, kWake = 1, kMovedCount = 2 };
 
 // One task in one block.
 struct Block {
@@ -96,8 +91,8 @@ __device__ inline float power_of_two(float x) {
 __device__ inline void set_logit(const Block& b, int k, float dual_term) {
     const float inverse = 1.0f / b.s.mass[k];
     const float half_norm = 0.5f * (float(b.s.norm[k]) * inverse) * inverse;
-    b.s.line[k] = make_float2(b.temperature * kLog2e * inverse,
-                              (dual_term - b.temperature * half_norm) * kLog2e);
+    b.s.line[k] = make_float2(b.temperature * kLog2e<float> * inverse,
+                              (dual_term - b.temperature * half_norm) * kLog2e<float>);
 }
 
 __device__ inline void wake_all(const Block& b) {
@@ -114,7 +109,7 @@ __device__ inline double auto_factor(const Block& b) {
     for (int q = b.warp; q < b.Q; q += b.warps) {
         float* const distance = b.u + int64_t(q) * b.K;
         const float own = b.gram[int64_t(q) * b.Qp + q];
-        float nearest = 3e38f;
+        float nearest = Range<float>::kInfinity;
         for (int k = b.lane; k < b.K; k += 32) {
             const float at = 1.0f / b.s.mass[k];
             const float inner = b.m[int64_t(k) * b.Qp + q];
@@ -160,25 +155,10 @@ __device__ inline Cell load_cell(const Block& b, int k) {
 }
 
 __device__ inline float2 logits(const Block& b, const Cell& cell) {
-    if (cell.k < 0) return make_float2(-1e37f, -1e37f);
+    constexpr float kNone = Range<float>::kMinusInfinity;
+    if (cell.k < 0) return make_float2(kNone, kNone);
     const float2 line = b.s.line[cell.k];
     return make_float2(cell.m.x * line.x + line.y, cell.m.y * line.x + line.y);
-}
-
-__device__ inline float quarter_max(float value) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-    return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-}
-
-__device__ inline float quarter_sum(float value) {
-    value += __shfl_xor_sync(kAllLanes, value, 1);
-    return value + __shfl_xor_sync(kAllLanes, value, 2);
-}
-
-__device__ inline float row_lanes_sum(float value) {
-    value += __shfl_xor_sync(kAllLanes, value, 4);
-    value += __shfl_xor_sync(kAllLanes, value, 8);
-    return value + __shfl_xor_sync(kAllLanes, value, 16);
 }
 
 // Maximum and inverse sum of the softmax of this thread's two rows, sleeping classes included.
@@ -189,7 +169,8 @@ struct RowSoftmax {
 
 __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 asleep,
                                          float2 reference) {
-    float2 best = make_float2(-1e37f, -1e37f), sum = make_float2(0, 0);
+    constexpr float kLow = Range<float>::kMinusInfinity;
+    float2 best = make_float2(kLow, kLow), sum = make_float2(0, 0);
 #pragma unroll 4
     for (int tile = 0; tile < tiles; ++tile) {
         const FourClasses four(b.s.live + tile * kTile, b.quarter);
@@ -210,16 +191,16 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 aslee
         }
         best = top;
     }
-    const float2 top = make_float2(quarter_max(best.x), quarter_max(best.y));
-    sum.x = quarter_sum(sum.x * power_of_two(best.x - top.x));
-    sum.y = quarter_sum(sum.y * power_of_two(best.y - top.y));
+    const float2 top = make_float2(quad_max(best.x), quad_max(best.y));
+    sum.x = quad_sum(sum.x * power_of_two(best.x - top.x));
+    sum.y = quad_sum(sum.y * power_of_two(best.y - top.y));
     const float extra_x = asleep.x * power_of_two(fminf(reference.x - top.x, kHighestExponent));
     const float extra_y = asleep.y * power_of_two(fminf(reference.y - top.y, kHighestExponent));
     const bool wake = (b.row < b.Q && extra_x > b.wake) || (b.row + 1 < b.Q && extra_y > b.wake);
     return {top, make_float2(1.0f / (sum.x + extra_x), 1.0f / (sum.y + extra_y)), wake};
 }
 
-// This thread's two queries and four classes of a tile: N z.w, assignments, and their change.
+// This thread's two queries and four classes of a tile: N z.w, probabilities, and their change.
 struct Changes {
     Cell cell[4];
     float2 before[4], change[4];
@@ -232,7 +213,7 @@ __device__ inline void load_changes(const Block& b, const int* classes, Changes&
     for (int i = 0; i < 4; ++i) {
         c.cell[i] = load_cell(b, four.k[i]);
         c.before[i] = make_float2(0, 0);
-        // A class that never held anything has no assignments to read.
+        // A class that never held anything has no probabilities to read.
         if (c.cell[i].k >= 0 && b.s.held[c.cell[i].k] > 0.0f) {
             const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
             c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
@@ -335,10 +316,10 @@ __device__ inline void apply_changes(const Block& b, const float* delta, const C
             *reinterpret_cast<float2*>(b.m + at) =
                 make_float2(m.x + product[i].x, m.y + product[i].y);
         }
-        const float held = row_lanes_sum(after.x + after.y);
-        const float sum_du = row_lanes_sum(d.x + d.y);
-        const float sum_gdu = row_lanes_sum(d.x * product[i].x + d.y * product[i].y);
-        const float sum_m = row_lanes_sum(d.x * m.x + d.y * m.y);
+        const float held = sum_over_quads(after.x + after.y);
+        const float sum_du = sum_over_quads(d.x + d.y);
+        const float sum_gdu = sum_over_quads(d.x * product[i].x + d.y * product[i].y);
+        const float sum_m = sum_over_quads(d.x * m.x + d.y * m.y);
         if (b.pair == 0) {
             float* const to = part + 4 * b.quarter + i;
             to[0] = held;

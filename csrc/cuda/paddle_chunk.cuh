@@ -48,7 +48,7 @@ struct Chunk {
     // Gram form
     float* gram;     // [T, Q, Qp]
     float* m;        // [T, K, Qp]  N_k z.w
-    float* u;        // [T, K, Qp]  assignments as applied to m
+    float* u;        // [T, K, Qp]  probabilities as applied to m
     float* norm;     // [T, K]      ||N_k w_k||^2 at the start
     int* next_task;  // [1]
     // direct form

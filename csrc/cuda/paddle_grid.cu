@@ -1,11 +1,11 @@
 // Large tasks: explicit prototypes, every step spread over the whole GPU, four launches an iteration.
 //
-//   logits  = slope Z W^T + bias     tiled product, written where the assignments will be
+//   logits  = slope Z W^T + bias     tiled product, written where the probabilities will be
 //   softmax of the rows, in place
 //   W       = (S + U^T Z) / N        tiled product; also the sums over queries, ||w||^2 and ||dw||^2
 //   finish  : dual, bias, criterion; a task that is done is skipped by all later launches
 //
-// Nothing larger than the assignments is kept. Sums are taken in a fixed order, without atomics.
+// Nothing larger than the probabilities is kept. Sums are taken in a fixed order, without atomics.
 
 #include "common/math.h"
 #include "common/reduce.cuh"
@@ -123,7 +123,7 @@ __device__ int64_t tile_column(int64_t first, int tx, int k) {
 // Sum over the block, in a fixed order; every thread gets it.
 __device__ double block_sum(double value) {
     __shared__ double part[kWarps];
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+    value = warp_sum(value);
     __syncthreads();  // an earlier sum has been read by all
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
     __syncthreads();
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(Chunk c) {
                  {c.w + at * n.K * Dp, Dp, column0, n.K, Dp, false}, result, unused);
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const float slope = c.slope[at];
-    float* const out = static_cast<float*>(c.call.assignments) + (c.first + at) * n.Q * n.K;
+    float* const out = static_cast<float*>(c.call.probabilities) + (c.first + at) * n.Q * n.K;
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
         const int64_t q = row0 + 8 * ty + r;
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(Chunk c) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= c.tasks * n.Q || c.done[row / n.Q]) return;
     const int lane = threadIdx.x % 32;
-    float* const x = static_cast<float*>(c.call.assignments) + (c.first * n.Q + row) * n.K;
-    float best = -3e38f, sum = 0.0f;
+    float* const x = static_cast<float*>(c.call.probabilities) + (c.first * n.Q + row) * n.K;
+    float best = Range<float>::kMinusInfinity, sum = 0.0f;
     for (int64_t k = lane; k < n.K; k += 32) best = fmaxf(best, x[k]);
     best = warp_max(best);
     for (int64_t k = lane; k < n.K; k += 32) {
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(kThreads) gap_kernel(Chunk c) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= c.tasks * n.Q) return;
     const int lane = threadIdx.x % 32;
-    float* const x = static_cast<float*>(c.call.assignments) + (c.first * n.Q + row) * n.K;
-    float best = -3e38f, own = 0.0f;
+    float* const x = static_cast<float*>(c.call.probabilities) + (c.first * n.Q + row) * n.K;
+    float best = Range<float>::kMinusInfinity, own = 0.0f;
     for (int64_t k = lane; k < n.K; k += 32) best = fmaxf(best, x[k]);
     best = warp_max(best);
     for (int64_t d = lane; d < c.plan.Dp; d += 32) {
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(Chunk c) {
     if (c.done[at]) return;
     const int64_t part = blockIdx.x % (row_tiles * column_tiles);
     const int64_t row0 = part / column_tiles * kGridTile, column0 = part % column_tiles * kGridTile;
-    const float* const u = static_cast<float*>(c.call.assignments) + (c.first + at) * n.Q * K;
+    const float* const u = static_cast<float*>(c.call.probabilities) + (c.first + at) * n.Q * K;
     float result[8][8] = {}, held[8] = {};
     tile_product(tile, {u, K, row0, K, n.Q, true},
                  {c.z + at * n.Q * Dp, Dp, column0, Dp, n.Q, true}, result, held);
@@ -302,6 +302,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration
     if (c.done[at]) return;
     const int64_t column_tiles = ceil_div(c.plan.Dp, int64_t(kGridTile));
     const float slope = c.slope[at], weight = float(dual_weight<float>(c.call.lam, double(n.Q)));
+    const float epsilon = fmaxf(float(c.call.epsilon), float(Range<float>::kMinEpsilon));
     double shift_sum = 0.0;
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
         float shift = 0.0f, norm = 0.0f;
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration
             norm += c.part_norm[(at * K + k) * column_tiles + i];
         }
         const float proportion = c.held[at * K + k] / float(n.Q);
-        const float dual = 1.0f + logf(proportion + fmaxf(float(c.call.epsilon), 1e-37f));
+        const float dual = 1.0f + logf(proportion + epsilon);
         c.bias[at * K + k] = weight * dual - 0.5f * slope * norm;
         static_cast<float*>(c.call.proportions)[task * K + k] = proportion;
         static_cast<float*>(c.call.dual)[task * K + k] = dual;
@@ -319,7 +320,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration
     const double criterion = block_sum(shift_sum) * c.unit[at] / double(K);
     if (threadIdx.x != 0) return;
     c.call.iterations[task] = iteration;
-    static_cast<float*>(c.call.criterion)[task] = float(fmin(criterion, 3e38));
+    static_cast<float*>(c.call.criterion)[task] =
+        float(fmin(criterion, double(Range<float>::kInfinity)));
     c.done[at] = c.call.tol > 0.0 && criterion <= c.call.tol;
 }
 
@@ -330,7 +332,7 @@ __global__ void __launch_bounds__(kThreads) labels_kernel(Chunk c) {
     if (row >= c.tasks * n.Q) return;
     const int lane = threadIdx.x % 32;
     const int64_t at = c.first * n.Q + row;
-    const float* const u = static_cast<const float*>(c.call.assignments) + at * n.K;
+    const float* const u = static_cast<const float*>(c.call.probabilities) + at * n.K;
     float best = -1.0f;
     int label = 0;
     for (int64_t k = lane; k < n.K; k += 32) {
@@ -347,29 +349,28 @@ __global__ void __launch_bounds__(kThreads) labels_kernel(Chunk c) {
 
 void launch_grid(const Chunk& c) {
     const PaddleSizes& n = c.call.size;
-    const auto blocks = [](int64_t count) { return static_cast<unsigned>(count); };
     const int64_t q_tiles = ceil_div(n.Q, int64_t(kGridTile));
     const int64_t k_tiles = ceil_div(n.K, int64_t(kGridTile));
     const int64_t d_tiles = ceil_div(c.plan.Dp, int64_t(kGridTile));
-    const unsigned products = blocks(c.tasks * q_tiles * k_tiles);
-    const unsigned updates = blocks(c.tasks * k_tiles * d_tiles);
-    const unsigned rows = blocks(ceil_div(c.tasks * n.Q, int64_t(kWarps)));
+    const unsigned products = grid_size(c.tasks * q_tiles * k_tiles);
+    const unsigned updates = grid_size(c.tasks * k_tiles * d_tiles);
+    const unsigned rows = grid_size(ceil_div(c.tasks * n.Q, int64_t(kWarps)));
 
-    start_kernel<<<blocks(c.tasks * n.K), kThreads, 0, c.stream>>>(c);
+    start_kernel<<<grid_size(c.tasks * n.K), kThreads, 0, c.stream>>>(c);
     check_launch("start_kernel");
     if (c.call.scaling == Scaling::kAuto) {
-        start_bias_kernel<<<blocks(c.tasks), kThreads, 0, c.stream>>>(c, true);
+        start_bias_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, true);
         logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
         gap_kernel<<<rows, kThreads, 0, c.stream>>>(c);
         check_launch("gap_kernel");
     }
-    start_bias_kernel<<<blocks(c.tasks), kThreads, 0, c.stream>>>(c, false);
+    start_bias_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, false);
     check_launch("start_bias_kernel");
     for (int iteration = 1; iteration <= c.call.max_iter; ++iteration) {
         logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
         softmax_kernel<<<rows, kThreads, 0, c.stream>>>(c);
         update_kernel<<<updates, kThreads, 0, c.stream>>>(c);
-        finish_kernel<<<blocks(c.tasks), kThreads, 0, c.stream>>>(c, iteration);
+        finish_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, iteration);
         check_launch("finish_kernel");
     }
     labels_kernel<<<rows, kThreads, 0, c.stream>>>(c);

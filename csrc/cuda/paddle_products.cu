@@ -108,9 +108,7 @@ __global__ void __launch_bounds__(kProductThreads) products_kernel(Chunk c) {
     if (column0 == 0) {
 #pragma unroll
         for (int i = 0; i < kRowLoads; ++i) {
-            float square = squares[i];
-            square += __shfl_xor_sync(kAllLanes, square, 1);
-            square += __shfl_xor_sync(kAllLanes, square, 2);
+            const float square = quad_sum(squares[i]);
             const int slot = threadIdx.x + i * kProductThreads;
             const int64_t r = row0 + slot / 4;
             if (slot % 4 == 0 && r < K) c.norm[at * K + r] = square;
@@ -135,7 +133,7 @@ void launch_products(const Chunk& c) {
     const PaddleSizes& n = c.call.size;
     const int64_t tiles =
         ceil_div(n.K + n.Q, int64_t(kTileRows)) * ceil_div(n.Q, int64_t(kTileColumns));
-    products_kernel<<<static_cast<unsigned>(c.tasks * tiles), kProductThreads, 0, c.stream>>>(c);
+    products_kernel<<<grid_size(c.tasks * tiles), kProductThreads, 0, c.stream>>>(c);
     check_launch("products_kernel");
 }
 

@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kThreads) scale_queries_kernel(Chunk c, bool a
 void launch_scale_queries(const Chunk& c) {
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
-        const auto blocks = static_cast<unsigned>(c.tasks);
-        scale_queries_kernel<Feature><<<blocks, kThreads, 0, c.stream>>>(c, rows_aligned(c));
+        scale_queries_kernel<Feature>
+            <<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, rows_aligned(c));
     });
     check_launch("scale_queries_kernel");
 }

@@ -15,9 +15,7 @@ struct DeviceRows {
 
     __device__ const Feature* operator()(int64_t i) const {
         if (index == nullptr) return base + i * D;
-        // Without validation a bad index must not read outside the bank.
-        const int64_t row = min(max(index[i], int64_t(0)), N - 1);
-        return base + row * D;
+        return base + load_index(index, i, N) * D;
     }
 };
 

@@ -40,11 +40,10 @@ __global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool s
     __syncwarp();
     const auto each_row = [&](const auto& body) {
         for (int64_t s = begin; s < end; s += 32) {
-            // A label outside the classes, possible only without validation, is in no group.
-            const int64_t label = s + lane < end ? labels[s + lane] : -1;
-            const bool valid = label >= 0 && label < K;
-            const unsigned peers = __match_any_sync(kAllLanes, valid ? int(label) : -1);
-            if (valid) body(s + lane, int(label), __popc(peers & ((1u << lane) - 1)));
+            const int label = s + lane < end ? load_label(labels, s + lane, K) : -1;
+            const bool valid = label >= 0;  // else the row is in no group
+            const unsigned peers = __match_any_sync(kAllLanes, label);
+            if (valid) body(s + lane, label, __popc(peers & ((1u << lane) - 1)));
             __syncwarp();  // all have read the count
             if (valid && (peers >> lane) == 1u) own[label] += __popc(peers);
             __syncwarp();
@@ -203,32 +202,38 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
     const int64_t own = n.support_shared ? 0 : at;
     const auto row = query_rows<Feature>(c.call, task);
-    const float* const u = static_cast<const float*>(c.call.assignments) + task * n.Q * n.K + k;
+    const float* const u = static_cast<const float*>(c.call.probabilities) + task * n.Q * n.K + k;
     const float* const shift = c.raw_shift + own * n.D;
     const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
     float* const out = static_cast<float*>(c.call.prototypes) + (task * n.K + k) * n.D;
     for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
         const int64_t d = d0 + threadIdx.x;
         const float from = d < n.D ? shift[d] : 0.0f;
-        float sum = d < n.D ? sums[d] : 0.0f, mass = c.raw_count[own * n.K + k];
+        // Thousands of queries may hold next to nothing each, and together something. Added to the
+        // support one by one they would be lost in rounding: sums of sums, and the support last.
+        float sum = 0.0f, mass = 0.0f;
         for (int64_t q0 = 0; q0 < n.Q; q0 += kThreads) {
             __syncthreads();  // the weights of the last round are used up
             weight[threadIdx.x] = q0 + threadIdx.x < n.Q ? u[(q0 + threadIdx.x) * n.K] : 0.0f;
             __syncthreads();
             const int count = int(min(n.Q - q0, int64_t(kThreads)));
+            float some = 0.0f, some_mass = 0.0f;
             for (int i = 0; i < count; ++i) {
-                mass += weight[i];
+                some_mass += weight[i];
                 if (weight[i] > 0.0f && d < n.D) {
-                    sum += weight[i] * (to_float(row(q0 + i)[d]) - from);
+                    some += weight[i] * (to_float(row(q0 + i)[d]) - from);
                 }
             }
+            sum += some;
+            mass += some_mass;
         }
-        if (d < n.D) out[d] = from + sum / safe_mass(mass);
+        mass += c.raw_count[own * n.K + k];
+        if (d < n.D) out[d] = from + (sum + sums[d]) / safe_mass(mass);
     }
 }
 
 void launch_groups(const Chunk& c) {
-    const auto tasks = static_cast<unsigned>(c.call.size.support_shared ? 1 : c.tasks);
+    const unsigned tasks = grid_size(c.call.size.support_shared ? 1 : c.tasks);
     const GroupPlan plan = group_plan(c.call.size);
     const int bytes = plan.shared ? int(plan.warps * c.call.size.K * int64_t(sizeof(int))) : 0;
     group_support_kernel<<<tasks, 32 * plan.warps, bytes, c.stream>>>(c, plan.shared);
@@ -243,7 +248,7 @@ void launch_sums(const Chunk& c, const SumsOut& out) {
     const int rounded = pieces <= 1 ? 1 : pieces <= 2 ? 2 : pieces <= 4 ? 4 : pieces <= 6 ? 6 : 8;
     const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * rounded));
     const int64_t warps = (n.support_shared ? 1 : c.tasks) * slices * n.K;
-    const auto blocks = static_cast<unsigned>(ceil_div(warps, int64_t(kWarps)));
+    const unsigned blocks = grid_size(ceil_div(warps, int64_t(kWarps)));
     switch (rounded) {
         case 1:
             class_sums_kernel<Feature, 1><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
@@ -288,7 +293,7 @@ void launch_class_sums(const Chunk& c) {
             launch_groups(c);
             launch_sums<Feature>(c, {c.shift, 0, nullptr, c.shared_sums, c.count, unit_norm});
         }
-        const auto blocks = static_cast<unsigned>(c.tasks * n.K);
+        const unsigned blocks = grid_size(c.tasks * n.K);
         move_sums_kernel<<<blocks, 128, 0, c.stream>>>(c);
         check_launch("move_sums_kernel");
     });
@@ -299,14 +304,14 @@ void launch_prototypes(const Chunk& c) {
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
         if (!n.support_shared || c.first == 0) {
-            const auto shifts = static_cast<unsigned>(n.support_shared ? 1 : c.tasks);
+            const unsigned shifts = grid_size(n.support_shared ? 1 : c.tasks);
             first_row_kernel<Feature><<<shifts, 32, 0, c.stream>>>(c, n.support_shared, false,
                                                                    rows_aligned(c), c.raw_shift);
             check_launch("first_row_kernel");
             const int64_t stride = n.support_shared ? 0 : n.D;
             launch_sums<Feature>(c, {c.raw_shift, stride, nullptr, c.raw_sums, c.raw_count, false});
         }
-        const auto blocks = static_cast<unsigned>(c.tasks * n.K);
+        const unsigned blocks = grid_size(c.tasks * n.K);
         prototypes_kernel<Feature><<<blocks, kThreads, 0, c.stream>>>(c);
     });
     check_launch("prototypes_kernel");

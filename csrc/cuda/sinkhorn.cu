@@ -42,12 +42,6 @@ struct LaunchPlan {
     int64_t bytes;           // of shared memory, or of workspace for each block
 };
 
-int attribute(cudaDeviceAttr which, int device) {
-    int value = 0;
-    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-    return value;
-}
-
 // The tile with the fewest registers, all warps together.
 LaunchPlan make_plan(const SinkhornParams& p, int device) {
     LaunchPlan plan{};
@@ -68,14 +62,16 @@ LaunchPlan make_plan(const SinkhornParams& p, int device) {
         return plan;
     }
     LargeTask(nullptr, p.Q, p.K, true, &plan.bytes);
-    plan.shared = plan.bytes + 1024 <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    constexpr int64_t kOther = 1024;  // bytes, more than what the kernel has besides
+    plan.shared =
+        plan.bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (!plan.shared) LargeTask(nullptr, p.Q, p.K, false, &plan.bytes);
     return plan;
 }
 
 // Of a large task that does not fit the shared memory.
 int64_t large_blocks(const SinkhornParams& p, int device) {
-    return std::min<int64_t>(p.B, attribute(cudaDevAttrMultiProcessorCount, device));
+    return std::min<int64_t>(p.B, device_attribute(cudaDevAttrMultiProcessorCount, device));
 }
 
 }  // namespace

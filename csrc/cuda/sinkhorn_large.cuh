@@ -9,8 +9,7 @@ namespace paddle_ext::sinkhorn {
 constexpr int kLargeThreads = 512;
 constexpr int64_t kTerms = 128;  // a long sum is one of sums of so many, or rounding would add up
 
-// The vectors of a task, in shared memory beside M or in the workspace. Host and device lay them
-// out by the same code.
+// The vectors of a task, in shared memory beside M or in the workspace.
 struct LargeTask {
     Potentials potentials;
     float* row_mass;  // [Q]  of a total of 1
@@ -22,25 +21,16 @@ struct LargeTask {
     float* m;         // [Q, K] or none
 
     __host__ __device__ LargeTask(void* base, int64_t Q, int64_t K, bool with_m, int64_t* bytes) {
-        char* at = static_cast<char*>(base);
-        const auto take = [&](int64_t count, int64_t size) {
-            char* const here = at;
-            at += round_up(count * size, int64_t(16));
-            return here;
-        };
-        const auto floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count, 4)); };
-        potentials.col_low = reinterpret_cast<double*>(take(K, 8));
-        potentials.row_log = reinterpret_cast<double*>(take(Q, 8));
-        potentials.col_log = reinterpret_cast<double*>(take(K, 8));
-        potentials.row_low = floats(Q);
-        row_mass = floats(Q);
-        col_mass = floats(K);
-        a = floats(Q);
-        b = floats(K);
-        row_sum = floats(Q);
-        part = floats(K > kLargeThreads ? K : kLargeThreads);
-        m = floats(with_m ? Q * K : 0);
-        if (bytes != nullptr) *bytes = round_up(at - static_cast<char*>(base), int64_t(256));
+        SharedArena arena(base);
+        potentials.take(arena, Q, K);
+        row_mass = arena.take<float>(Q);
+        col_mass = arena.take<float>(K);
+        a = arena.take<float>(Q);
+        b = arena.take<float>(K);
+        row_sum = arena.take<float>(Q);
+        part = arena.take<float>(K > kLargeThreads ? K : kLargeThreads);
+        m = arena.take<float>(with_m ? Q * K : 0);
+        if (bytes != nullptr) *bytes = round_up(arena.used(), int64_t(256));
     }
 };
 

@@ -13,15 +13,13 @@
 
 namespace paddle_ext::sinkhorn {
 
-constexpr double kLog2e = 1.4426950408889634;
-
 struct Task {
     const float* cost;  // [Q, K]
     const float* row_mass;
     const float* col_mass;
     float* plan;  // [Q, K]
     int Q, K;
-    double reg;  // in base 2
+    double sharpness;  // in base 2
     float row_total, col_total;
     float tol;
 
@@ -33,8 +31,7 @@ struct Task {
 __device__ inline float warp_total(const float* mass, int count) {
     double total = 0;
     for (int i = threadIdx.x % 32; i < count; i += 32) total += double(mass[i]);
-    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kAllLanes, total, step);
-    return float(total);
+    return float(warp_sum(total));
 }
 
 __device__ inline Task make_task(const SinkhornParams& p, int64_t task) {
@@ -45,7 +42,7 @@ __device__ inline Task make_task(const SinkhornParams& p, int64_t task) {
     t.plan = static_cast<float*>(p.plan) + task * p.Q * p.K;
     t.row_mass = static_cast<const float*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
     t.col_mass = static_cast<const float*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
-    t.reg = fmin(p.reg * kLog2e, SinkhornBounds<double>::kFinite);
+    t.sharpness = fmin(p.sharpness * kLog2e<double>, SinkhornBounds<double>::kFinite);
     t.row_total = warp_total(t.row_mass, t.Q);
     t.col_total = warp_total(t.col_mass, t.K);
     t.tol = float(fmin(p.tol, double(SinkhornBounds<float>::kFinite)));
@@ -58,6 +55,13 @@ struct Potentials {
     double* row_log;  // [Q]  f
     double* col_log;  // [K]  g
     float* row_low;   // [Q]  minimum of the cost
+
+    __host__ __device__ void take(SharedArena& arena, int64_t Q, int64_t K) {
+        col_low = arena.take<double>(K);
+        row_log = arena.take<double>(Q);
+        col_log = arena.take<double>(K);
+        row_low = arena.take<float>(Q);
+    }
 };
 
 // How many lanes look at one row: few for short rows, so that a warp has several.
@@ -124,10 +128,11 @@ __device__ inline void reduce_columns(const Task& t, const Potentials& s) {
 
 // An element of M from the potentials.
 __device__ inline float element(const Task& t, const Potentials& s, int q, int k, float cost) {
-    constexpr double kHighest = SinkhornBounds<float>::kHighest * kLog2e;
+    constexpr double kHighest = SinkhornBounds<float>::kHighest * kLog2e<double>;
+    constexpr double kLowest = -200.0;  // two to this is zero in float
     const double above = double(cost) - double(s.row_low[q]);
-    const double log = s.row_log[q] + s.col_log[k] - t.reg * (above - s.col_low[k]);
-    return exp2f(float(fmax(fmin(log, kHighest), -200.0)));
+    const double log = s.row_log[q] + s.col_log[k] - t.sharpness * (above - s.col_low[k]);
+    return exp2f(float(fmax(fmin(log, kHighest), kLowest)));
 }
 
 // Whether the factor mass / sum is too far from the root of the mass.

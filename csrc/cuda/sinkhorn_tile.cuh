@@ -16,7 +16,7 @@
 
 namespace paddle_ext::sinkhorn {
 
-constexpr int kMaxTileWarps = 12;
+constexpr int kMaxTileWarps = 12;  // of 168 registers a thread: all that a multiprocessor has
 
 // Bounds the registers of a thread: 168 for many elements of M, 128 for few, so that more tasks
 // are on a multiprocessor at a time.
@@ -60,7 +60,7 @@ __device__ __forceinline__ int reduced_item(int lane, bool& first) {
     }
 }
 
-// Shared memory of a block. Host and device lay it out by the same code.
+// Shared memory of a block.
 struct TileShared {
     Potentials potentials;
     float* part;  // [2, warps, 32 kTiles]  sums of a warp, by parity of the iteration
@@ -69,20 +69,12 @@ struct TileShared {
 
     __host__ __device__ TileShared(void* base, int Q, int K, int warps, int tiles, int held,
                                    int64_t* bytes) {
-        char* at = static_cast<char*>(base);
-        const auto take = [&](int64_t count, int64_t size) {
-            char* const here = at;
-            at += round_up(count * size, int64_t(16));
-            return here;
-        };
-        potentials.col_low = reinterpret_cast<double*>(take(K, 8));
-        potentials.row_log = reinterpret_cast<double*>(take(Q, 8));
-        potentials.col_log = reinterpret_cast<double*>(take(K, 8));
-        potentials.row_low = reinterpret_cast<float*>(take(Q, 4));
-        part = reinterpret_cast<float*>(take(warps > 1 ? 2 * warps * 32 * tiles : 0, 4));
-        y = reinterpret_cast<float*>(take(warps * held, 4));
-        note = reinterpret_cast<uint2*>(take(2 * warps, 8));
-        if (bytes != nullptr) *bytes = at - static_cast<char*>(base);
+        SharedArena arena(base);
+        potentials.take(arena, Q, K);
+        part = arena.take<float>(warps > 1 ? 2 * warps * 32 * tiles : 0);
+        y = arena.take<float>(warps * held);
+        note = arena.take<uint2>(2 * warps);
+        if (bytes != nullptr) *bytes = arena.used();
     }
 };
 

@@ -13,8 +13,10 @@ namespace paddle_ext {
 
 namespace {
 
-// Memory that a call may use beyond its results, unless a single task needs more.
+// Memory that a call may use beyond its results, unless a single task needs more: enough for
+// chunks that fill a large device.
 constexpr int64_t kWorkspaceBytes = int64_t(1408) << 20;
+constexpr int64_t kMostTasks = int64_t(1) << 14;  // of a chunk; bounds the search for its size
 
 // What p (slope - its mean) is at most, for an entropy of this order with weight 1: a probability
 // is at most Q times its mean, and small ones have the large slopes.
@@ -65,20 +67,18 @@ int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
     const int64_t one = layout_bytes(c, 1);
     const int64_t each = std::max<int64_t>(layout_bytes(c, 2) - one, 1);
     const int64_t fitting = 1 + std::max<int64_t>(bytes - one, 0) / each;
-    int64_t most = std::min(fitting, int64_t(1) << 14);
+    int64_t most = std::min(fitting, kMostTasks);
     while (most > 1 && layout_bytes(c, most) > bytes) --most;  // what rounding up to lines takes
     if (c.call.size.B <= most) return std::max<int64_t>(c.call.size.B, 1);
-    int multiprocessors = 1;
-    check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-               "cudaDeviceGetAttribute");
+    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int64_t blocks = c.plan.chunks * ceil_div(c.call.size.K, int64_t(c.plan.class_tile));
-    const int64_t resident = int64_t(multiprocessors) * kPrototypeBlocks;
+    const int64_t resident = multiprocessors * kPrototypeBlocks;
     int64_t best = most;
     double best_use = 0.0;
     for (int64_t tasks = most; tasks > most / 2; --tasks) {
         const int64_t rounds = ceil_div(tasks * blocks, resident);
         const double use = double(tasks * blocks) / double(rounds * resident);
-        if (use > best_use + 0.01) {
+        if (use > best_use + 0.01) {  // less is not worth a smaller chunk
             best = tasks;
             best_use = use;
         }
@@ -123,7 +123,8 @@ void set_weights(TimChunk& c) {
     c.slope_weight[1] = float(units.weight[2]);
     const double range = units.weight[1] * largest_slope(p.alpha[1], Q, K) +
                          units.weight[2] * largest_slope(p.alpha[2], Q, K);
-    c.query_range = float(std::min(std::max(range, 1e-6), 1e30));
+    // Weights are divided by it: not by zero, and not by what is no float.
+    c.query_range = float(std::min(std::max(range, 1e-6), Range<float>::kMaxWeight));
     c.plan.query_counts = range > 0.0;
 }
 
@@ -140,7 +141,7 @@ void iterate(const TimChunk& c) {
     start.support_weight = 1.0f;
     launch_tim_weights(start, it);
     launch_tim_prototypes(start, it);
-    for (it.number = 0; it.number < c.call.iterations; ++it.number) {
+    for (it.number = 0; it.number < c.call.max_iter; ++it.number) {
         it.bias1 = tim_bias(kAdamBeta1, it.number + 1);
         it.bias2 = tim_bias(kAdamBeta2, it.number + 1);
         it.stage = TimStage::kStep;

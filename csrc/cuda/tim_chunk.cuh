@@ -113,7 +113,7 @@ __device__ inline __half* weights_of(const TimChunk& c, int64_t task, int64_t nu
 }
 
 // exp(-infinity) is zero, so that a temperature beyond all bounds is a hard choice.
-__device__ inline float tim_exp(float exponent) { return exp2f(exponent * 1.44269504f); }
+__device__ inline float tim_exp(float exponent) { return exp2f(exponent * kLog2e<float>); }
 
 // The support's weights are stored as parts of this.
 __device__ inline float support_range(const TimChunk& c, int64_t task) {

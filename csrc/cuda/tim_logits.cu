@@ -3,6 +3,7 @@
 // queries' wait for each other.
 
 #include "common/reduce.cuh"
+#include "common/rows.cuh"
 #include "cuda/tim_chunk.cuh"
 #include "cuda/tim_tiles.cuh"
 
@@ -15,8 +16,7 @@ constexpr int kStages = 3;
 constexpr int kWarpsDown = 2, kWarpsAcross = 2;  // a warp has 32 rows and half of the classes
 constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
 constexpr int kRowTiles = kRows / kWarpsDown / 16;
-
-constexpr int kMostClasses = 160;
+constexpr int kMostClasses = 160;  // of a tile
 
 struct Tiling {
     int64_t class_tiles, support_tiles, query_tiles;
@@ -114,40 +114,34 @@ struct Exchange {
     float column[kWarpsDown][kMostClasses];
 };
 
-__device__ inline float quad_sum(float value) {
-    value += __shfl_xor_sync(kAllLanes, value, 1);
-    return value + __shfl_xor_sync(kAllLanes, value, 2);
+// What is known about the support rows of a lane: side by side, two of every tile.
+struct OwnRows {
+    int label[kRowTiles][2];  // -1 beyond the last row
+    int across;               // which half of the classes
+};
+
+__device__ inline int row_of_lane(int row0, int tile, int side) {
+    return row0 + tile * 16 + side * 8 + int(threadIdx.x % 32) / 4;
 }
 
-__device__ inline float quad_max(float value) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-    return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-}
-
-// 2) From scores to the weights of support rows; as support_row of tim_weights.cu, on a tile.
+// 2) From scores to exponentials, and their sums for the class of a row and for the others: apart,
+// because 1 - p would round what p has in common with 1.
 template <int Classes>
-__device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
-                              WarpSums<Classes>& score, Exchange& exchange) {
-    const TimSizes& n = c.call.size;
-    const int lane = threadIdx.x % 32, across = class0 * kWarpsAcross / Classes;
-    const float temperature = c.scale[task].temperature;
-    const bool alternating = c.call.solver == TimSolver::kAlternating;
-    const TimOrder<float> order(c.call.alpha[0]);
-    const int64_t* const labels = of_support(c.call.support_labels, n, c.first + task, n.S);
-    int label[kRowTiles][2];
+__device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float temperature, int row0,
+                                             int class0, const OwnRows& own_rows,
+                                             Exchange& exchange) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int row = row0 + tile * 16 + side * 8 + lane / 4;
-            label[tile][side] = first + row < n.S ? int(labels[first + row]) : -1;
-            float best = -3e38f;
+            float best = Range<float>::kMinusInfinity;
 #pragma unroll
             for (auto& block : score[tile]) {
                 best = fmaxf(best, fmaxf(block[2 * side], block[2 * side + 1]));
             }
             best = quad_max(best);
-            if (lane % 4 == 0) exchange.best[across][row] = best;
+            if (lane % 4 == 0) exchange.best[own_rows.across][row_of_lane(row0, tile, side)] = best;
         }
     }
     __syncthreads();  // the best of both halves of the classes is known
@@ -155,10 +149,9 @@ __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, in
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int row = row0 + tile * 16 + side * 8 + lane / 4;
+            const int row = row_of_lane(row0, tile, side);
             const float best = fmaxf(exchange.best[0][row], exchange.best[1][row]);
-            float own = 0.0f,
-                  others = 0.0f;  // apart: 1 - p would round what p has in common with 1
+            float own = 0.0f, others = 0.0f;
 #pragma unroll
             for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
 #pragma unroll
@@ -166,33 +159,44 @@ __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, in
                     const int k = class0 + i * 8 + lane % 4 * 2 + j;
                     float& value = score[tile][i][2 * side + j];
                     value = tim_exp(temperature * (value - best));
-                    (k == label[tile][side] ? own : others) += value;
+                    (k == own_rows.label[tile][side] ? own : others) += value;
                 }
             }
             own = quad_sum(own);
             others = quad_sum(others);
             if (lane % 4 == 0) {
-                exchange.own[across][row] = own;
-                exchange.others[across][row] = others;
+                exchange.own[own_rows.across][row] = own;
+                exchange.others[own_rows.across][row] = others;
             }
         }
     }
     __syncthreads();  // the sums of both halves are known
-    float column[Classes / kWarpsAcross / 8][2] = {};
+}
+
+// 3) From exponentials to the weights of the rows, and their sums over the rows of a lane.
+template <int Classes>
+__device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, int64_t first,
+                                              const WarpSums<Classes>& value, int row0, int class0,
+                                              const OwnRows& own_rows, Exchange& exchange,
+                                              float (&column)[Classes / kWarpsAcross / 8][2]) {
+    const int64_t S = c.call.size.S;
+    const int lane = threadIdx.x % 32;
+    const bool alternating = c.call.solver == TimSolver::kAlternating;
+    const TimOrder<float> order(c.call.alpha[0]);
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int row = row0 + tile * 16 + side * 8 + lane / 4;
+            const int row = row_of_lane(row0, tile, side);
             const float own = exchange.own[0][row] + exchange.own[1][row];
             const float others = exchange.others[0][row] + exchange.others[1][row];
             const float inverse = 1.0f / (own + others), p = own * inverse;
             const float factor = alternating ? -1.0f : tim_support_factor(p, order);
             const float stored = factor * inverse * kHalfRange;
-            if (c.call.losses != nullptr && across == 0 && lane % 4 == 0) {
-                exchange.loss[row] = first + row < n.S ? tim_cross_entropy(p, order) : 0.0f;
+            if (c.call.losses != nullptr && own_rows.across == 0 && lane % 4 == 0) {
+                exchange.loss[row] = first + row < S ? tim_cross_entropy(p, order) : 0.0f;
             }
-            if (first + row >= n.S) continue;
+            if (first + row >= S) continue;
             __half* const out = weights_of(c, task, first + row);
 #pragma unroll
             for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
@@ -201,30 +205,45 @@ __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, in
                 float weight[2];
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    const float value = score[tile][i][2 * side + j];
-                    weight[j] = stored * (k + j == label[tile][side] ? -others : value);
+                    const bool is_own = k + j == own_rows.label[tile][side];
+                    weight[j] = stored * (is_own ? -others : value[tile][i][2 * side + j]);
                     column[i][j] += weight[j];
                 }
-                const HighLow x = split(weight[0]), y = split(weight[1]);
-                __half* const to = out + group_offset(k);
-                *reinterpret_cast<__half2*>(to) = __halves2half2(x.high, y.high);
-                *reinterpret_cast<__half2*>(to + kGroup) = __halves2half2(x.low, y.low);
+                store_halves(out + group_offset(k), weight[0], weight[1]);
             }
         }
     }
+}
+
+// From scores to the weights of support rows; as support_row of tim_weights.cu, on a tile.
+template <int Classes>
+__device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
+                              WarpSums<Classes>& score, Exchange& exchange) {
+    const TimSizes& n = c.call.size;
+    const int lane = threadIdx.x % 32;
+    const int64_t* const labels = of_support(c.call.support_labels, n, c.first + task, n.S);
+    OwnRows own_rows;
+    own_rows.across = class0 * kWarpsAcross / Classes;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const int64_t row = first + row_of_lane(row0, tile, side);
+            own_rows.label[tile][side] = row < n.S ? load_label(labels, row, n.K) : -1;
+        }
+    }
+    exponentiate<Classes>(score, c.scale[task].temperature, row0, class0, own_rows, exchange);
+    float column[Classes / kWarpsAcross / 8][2] = {};
+    write_weights<Classes>(c, task, first, score, row0, class0, own_rows, exchange, column);
+
     // Sums over the rows: of those of a lane, of a warp, of the block.
 #pragma unroll
     for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-#pragma unroll
-            for (int other = 4; other < 32; other *= 2) {
-                column[i][j] += __shfl_xor_sync(kAllLanes, column[i][j], other);
-            }
-            if (lane < 4) {
-                exchange.column[row0 * kWarpsDown / kRows][class0 + i * 8 + lane * 2 + j] =
-                    column[i][j];
-            }
+            const float sum = sum_over_quads(column[i][j]);
+            const int k = class0 + i * 8 + lane * 2 + j;
+            if (lane < 4) exchange.column[row0 * kWarpsDown / kRows][k] = sum;
         }
     }
     __syncthreads();  // the sums of all warps are there, and the losses of all rows
@@ -326,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
         for (int64_t part = 0; k < n.K && part < c.plan.chunks; ++part) {
             norm += c.norm_parts[(task * c.plan.chunks + part) * n.K + k];
         }
-        half_norm[k] = k < n.K ? 0.5f * norm : 3e38f;  // beyond K: no class
+        half_norm[k] = k < n.K ? 0.5f * norm : Range<float>::kInfinity;  // no class
     }
     __syncthreads();
 #pragma unroll

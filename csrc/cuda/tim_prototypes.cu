@@ -1,6 +1,7 @@
 // The sums of the rows by their weights, [K, D] = A^T X, and with them the step of the prototypes: a
 // tile of up to 160 classes by 128 features per block, over all rows of a task.
 
+#include "common/reduce.cuh"
 #include "cuda/tim_chunk.cuh"
 #include "cuda/tim_tiles.cuh"
 
@@ -8,12 +9,13 @@ namespace paddle_ext {
 
 namespace {
 
+constexpr int kThreads = 256;
 constexpr int kRows = 32;  // of a stage
 constexpr int kStages = 3;
 constexpr int kWarpsDown = 2, kWarpsAcross = 4;  // a warp has half of the classes, 32 features
 constexpr int kFeatureGroups = kTimFeatures / kGroup;
 
-static_assert(kRows * kGroupPieces == kTileThreads, "eight threads have a row");
+static_assert(kRows * kGroupPieces == kThreads, "eight threads have a row");
 static_assert(kFeatureGroups == kWarpsAcross, "a warp has one group of features");
 
 template <int Classes>
@@ -62,7 +64,7 @@ template <int Classes>
 __device__ inline void prefetch_prototypes(const TimChunk& c, int64_t task, int64_t first_class,
                                            int64_t chunk) {
     constexpr int kPerClass = kFeatureGroups;  // lines of 128 bytes
-    for (int i = threadIdx.x; i < Classes * kPerClass; i += kTileThreads) {
+    for (int i = threadIdx.x; i < Classes * kPerClass; i += kThreads) {
         const int64_t k = first_class + i / kPerClass,
                       group = chunk * kFeatureGroups + i % kPerClass;
         if (k >= c.call.size.K || group >= c.plan.groups) continue;
@@ -74,11 +76,150 @@ __device__ inline void prefetch_prototypes(const TimChunk& c, int64_t task, int6
     }
 }
 
+// The tile of a block: some classes of a task by a chunk of its features.
+struct Tile {
+    int64_t task, first_class, chunk;
+};
+
+// Where a warp works in the tile of its block.
+struct WarpPlace {
+    int lane, class0, across;
+};
+
+// The sums of a warp: classes in tiles of 16, features in blocks of 8. A lane has of every block
+// the features 2 (lane % 4) and the next, of the classes lane / 4 and lane / 4 + 8.
 template <int Classes>
-__global__ void __launch_bounds__(kTileThreads, kPrototypeBlocks)
+using WarpSums = float[Classes / kWarpsDown / 16][4][4];
+
+// Where a lane's row of the first 8 x 8 matrix of each operand lies in a stage; the other pieces of
+// that row differ in the bits of the address that number the pieces.
+template <int Classes>
+struct LaneOffsets {
+    unsigned weights[Classes / kWarpsDown / 16], rows;
+
+    __device__ explicit LaneOffsets(const WarpPlace& place) {
+        constexpr int kClassGroups = Classes / kGroup;
+        const int block8 = place.lane / 8, within8 = place.lane % 8;  // which matrix, which row
+        rows = kRows * kClassGroups * 128 +
+               ((block8 % 2 * 8 + within8) * kFeatureGroups + place.across) * 128 +
+               piece_offset(within8, block8 / 2);
+#pragma unroll
+        for (int tile = 0; tile < Classes / kWarpsDown / 16; ++tile) {
+            const int at = place.class0 + tile * 16 + block8 % 2 * 8;
+            weights[tile] = ((block8 / 2 * 8 + within8) * kClassGroups + at / kGroup) * 128 +
+                            piece_offset(within8, at % kGroup / 8);
+        }
+    }
+};
+
+// 1) The products of one stage.
+template <int Classes>
+__device__ __forceinline__ void multiply_stage(WarpSums<Classes>& sum, unsigned stage,
+                                               const LaneOffsets<Classes>& lane) {
+#pragma unroll
+    for (int half = 0; half < kRows / 16; ++half) {
+        unsigned b[2][2][4];  // [high, low][pair of 8 features]
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+#pragma unroll
+            for (int pair = 0; pair < 2; ++pair) {
+                load_matrices_transposed(b[part][pair],
+                                         ((stage + lane.rows) ^ (part * 64 + pair * 32)) +
+                                             half * 16 * kFeatureGroups * 128);
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < Classes / kWarpsDown / 16; ++tile) {
+            unsigned a[2][4];
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                load_matrices_transposed(a[part], ((stage + lane.weights[tile]) ^ (part * 64)) +
+                                                      half * 16 * (Classes / kGroup) * 128);
+            }
+#pragma unroll
+            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
+                const int of_a = product == 0, of_b = product == 1;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    multiply_add(sum[tile][i], a[of_a], b[of_b][i / 2][i % 2 * 2],
+                                 b[of_b][i / 2][i % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+}
+
+template <int Classes>
+__device__ __forceinline__ void scale_sums(WarpSums<Classes>& sum, float factor) {
+#pragma unroll
+    for (auto& tile : sum) {
+#pragma unroll
+        for (auto& block : tile) {
+#pragma unroll
+            for (float& value : block) value *= factor;
+        }
+    }
+}
+
+// 2) The step of the prototypes, and the squares of what comes out.
+template <int Classes>
+__device__ __forceinline__ void step_prototypes(const TimChunk& c, const TimIteration& it,
+                                                const Tile& tile, const WarpPlace& place,
+                                                const TimScale& scale, const WarpSums<Classes>& sum,
+                                                float unit, const float* weight_sums,
+                                                float* norms) {
+    const int64_t K = c.call.size.K, groups = c.plan.groups;
+    const Step step(c, it, scale);
+    const bool adam = c.call.solver == TimSolver::kGradient, starts = it.stage == TimStage::kStart;
+    const int64_t group = tile.chunk * kFeatureGroups + place.across;
+#pragma unroll
+    for (int i16 = 0; i16 < Classes / kWarpsDown / 16; ++i16) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const int at = place.class0 + i16 * 16 + side * 8 + place.lane / 4;
+            const int64_t k = tile.first_class + at, row = (tile.task * K + k) * groups + group;
+            const int64_t first = row * kGroup + place.lane % 4 * 2;
+            float squares = 0.0f;
+            if (k < K && group < groups) {
+                // All is asked for before any of it is used: the memory is slow to answer.
+                float2 w[4] = {}, moment1[4] = {}, moment2[4] = {};
+#pragma unroll
+                for (int i = 0; i < 4 && !starts; ++i) {
+                    w[i] = *reinterpret_cast<const float2*>(c.w + first + i * 8);
+                    if (!adam) continue;
+                    moment1[i] = *reinterpret_cast<const float2*>(c.moment1 + first + i * 8);
+                    moment2[i] = *reinterpret_cast<const float2*>(c.moment2 + first + i * 8);
+                }
+                const float mass = adam || starts ? 0.0f : c.mass[tile.task * K + k];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    w[i].x = step(sum[i16][i][2 * side] * unit, weight_sums[at], mass, w[i].x,
+                                  moment1[i].x, moment2[i].x);
+                    w[i].y = step(sum[i16][i][2 * side + 1] * unit, weight_sums[at], mass, w[i].y,
+                                  moment1[i].y, moment2[i].y);
+                    squares += w[i].x * w[i].x + w[i].y * w[i].y;
+                    *reinterpret_cast<float2*>(c.w + first + i * 8) = w[i];
+                    if (adam) {
+                        *reinterpret_cast<float2*>(c.moment1 + first + i * 8) = moment1[i];
+                        *reinterpret_cast<float2*>(c.moment2 + first + i * 8) = moment2[i];
+                    }
+                    store_halves(c.w_halves + row * kGroupHalves + place.lane % 4 * 2 + i * 8,
+                                 w[i].x * scale.prototype, w[i].y * scale.prototype);
+                }
+                if (starts && group == 0 && place.lane % 4 == 0) {
+                    c.count[tile.task * K + k] = weight_sums[at];
+                }
+            }
+            squares = quad_sum(squares);
+            if (place.lane % 4 == 0) norms[place.across * Classes + at] = squares;
+        }
+    }
+}
+
+template <int Classes>
+__global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     prototypes_kernel(TimChunk c, TimIteration it, int64_t class_tiles) {
     constexpr int kClassGroups = Classes / kGroup;
-    constexpr int kClassTiles = Classes / kWarpsDown / 16;  // of 16 classes, per warp
     extern __shared__ __align__(128) unsigned char memory[];
     const TimSizes& n = c.call.size;
     const int64_t chunk = blockIdx.x % c.plan.chunks;
@@ -124,22 +265,11 @@ __global__ void __launch_bounds__(kTileThreads, kPrototypeBlocks)
         c.support_weight * support_range(c, task) / (kHalfRange * kHalfRange);
     const float query_unit = c.query_weight * c.query_range / (kHalfRange * scale.query);
 
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int block8 = lane / 8, within8 = lane % 8;  // which 8 x 8 matrix a lane addresses
-    const int class0 = warp % kWarpsDown * (Classes / kWarpsDown), across = warp / kWarpsDown;
-    // Where a lane's row of an 8 x 8 matrix lies; the other pieces of that row differ in the bits of
-    // the address that number the pieces.
-    const unsigned b_lane = kRows * kClassGroups * 128 +
-                            ((block8 % 2 * 8 + within8) * kFeatureGroups + across) * 128 +
-                            piece_offset(within8, block8 / 2);
-    unsigned a_lane[kClassTiles];
-#pragma unroll
-    for (int tile = 0; tile < kClassTiles; ++tile) {
-        const int at = class0 + tile * 16 + block8 % 2 * 8;
-        a_lane[tile] = ((block8 / 2 * 8 + within8) * kClassGroups + at / kGroup) * 128 +
-                       piece_offset(within8, at % kGroup / 8);
-    }
-    float sum[kClassTiles][4][4] = {};
+    const int warp = threadIdx.x / 32;
+    const WarpPlace place{int(threadIdx.x % 32), warp % kWarpsDown * (Classes / kWarpsDown),
+                          warp / kWarpsDown};
+    const LaneOffsets<Classes> lane(place);
+    WarpSums<Classes> sum = {};
     for (int step = 0; step < steps; ++step) {
         wait_copies<kStages - 2>();
         __syncthreads();  // these rows are there for all, and those before are read by all
@@ -147,49 +277,9 @@ __global__ void __launch_bounds__(kTileThreads, kPrototypeBlocks)
         if (step == steps - kAhead && it.stage == TimStage::kStep) {
             prefetch_prototypes<Classes>(c, task, first_class, chunk);
         }
-        if (step == support_steps) {
-#pragma unroll
-            for (auto& tile : sum) {
-#pragma unroll
-                for (auto& block : tile) {
-#pragma unroll
-                    for (float& value : block) value *= support_unit / query_unit;
-                }
-            }
-        }
+        if (step == support_steps) scale_sums<Classes>(sum, support_unit / query_unit);
         const unsigned at = base + unsigned(step % kStages) * kStageBytes<Classes>;
-#pragma unroll
-        for (int half = 0; half < kRows / 16; ++half) {
-            unsigned b[2][2][4];  // [high, low][pair of 8 features]
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-#pragma unroll
-                for (int pair = 0; pair < 2; ++pair) {
-                    load_matrices_transposed(b[part][pair],
-                                             ((at + b_lane) ^ (part * 64 + pair * 32)) +
-                                                 half * 16 * kFeatureGroups * 128);
-                }
-            }
-#pragma unroll
-            for (int tile = 0; tile < kClassTiles; ++tile) {
-                unsigned a[2][4];
-#pragma unroll
-                for (int part = 0; part < 2; ++part) {
-                    load_matrices_transposed(a[part], ((at + a_lane[tile]) ^ (part * 64)) +
-                                                          half * 16 * kClassGroups * 128);
-                }
-#pragma unroll
-                for (int product = 0; product < 3;
-                     ++product) {  // low x high, high x low, high x high
-                    const int of_a = product == 0, of_b = product == 1;
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        multiply_add(sum[tile][i], a[of_a], b[of_b][i / 2][i % 2 * 2],
-                                     b[of_b][i / 2][i % 2 * 2 + 1]);
-                    }
-                }
-            }
-        }
+        multiply_stage<Classes>(sum, at, lane);
     }
     const float unit = steps > support_steps ? query_unit : support_unit;
 
@@ -197,7 +287,7 @@ __global__ void __launch_bounds__(kTileThreads, kPrototypeBlocks)
     __syncthreads();  // the stages are read by all; their memory now holds sums
     float* const weight_sums = reinterpret_cast<float*>(memory);  // [Classes]
     float* const norms = weight_sums + Classes;                   // [kWarpsAcross][Classes]
-    for (int at = threadIdx.x; at < Classes && first_class + at < n.K; at += kTileThreads) {
+    for (int at = threadIdx.x; at < Classes && first_class + at < n.K; at += kThreads) {
         const int64_t parts = 1 + c.plan.row_blocks;
         const float* const part = c.weight_parts + task * parts * n.K + first_class + at;
         float weight_sum = 0.0f;
@@ -206,57 +296,10 @@ __global__ void __launch_bounds__(kTileThreads, kPrototypeBlocks)
         if (with_query) weight_sums[at] += c.query_weight * part[0];
     }
     __syncthreads();
-
-    const Step step(c, it, scale);
-    const bool adam = c.call.solver == TimSolver::kGradient, starts = it.stage == TimStage::kStart;
-    const int64_t group = chunk * kFeatureGroups + across;
-#pragma unroll
-    for (int tile = 0; tile < kClassTiles; ++tile) {
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const int at = class0 + tile * 16 + side * 8 + lane / 4;
-            const int64_t k = first_class + at, row = (task * n.K + k) * groups + group;
-            const int64_t first = row * kGroup + lane % 4 * 2;
-            float squares = 0.0f;
-            if (k < n.K && group < groups) {
-                // All is asked for before any of it is used: the memory is slow to answer.
-                float2 w[4] = {}, moment1[4] = {}, moment2[4] = {};
-#pragma unroll
-                for (int i = 0; i < 4 && !starts; ++i) {
-                    w[i] = *reinterpret_cast<const float2*>(c.w + first + i * 8);
-                    if (!adam) continue;
-                    moment1[i] = *reinterpret_cast<const float2*>(c.moment1 + first + i * 8);
-                    moment2[i] = *reinterpret_cast<const float2*>(c.moment2 + first + i * 8);
-                }
-                const float mass = adam || starts ? 0.0f : c.mass[task * n.K + k];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    w[i].x = step(sum[tile][i][2 * side] * unit, weight_sums[at], mass, w[i].x,
-                                  moment1[i].x, moment2[i].x);
-                    w[i].y = step(sum[tile][i][2 * side + 1] * unit, weight_sums[at], mass, w[i].y,
-                                  moment1[i].y, moment2[i].y);
-                    squares += w[i].x * w[i].x + w[i].y * w[i].y;
-                    *reinterpret_cast<float2*>(c.w + first + i * 8) = w[i];
-                    if (adam) {
-                        *reinterpret_cast<float2*>(c.moment1 + first + i * 8) = moment1[i];
-                        *reinterpret_cast<float2*>(c.moment2 + first + i * 8) = moment2[i];
-                    }
-                    const HighLow x = split(w[i].x * scale.prototype);
-                    const HighLow y = split(w[i].y * scale.prototype);
-                    __half* const to = c.w_halves + row * kGroupHalves + lane % 4 * 2 + i * 8;
-                    *reinterpret_cast<__half2*>(to) = __halves2half2(x.high, y.high);
-                    *reinterpret_cast<__half2*>(to + kGroup) = __halves2half2(x.low, y.low);
-                }
-                if (starts && group == 0 && lane % 4 == 0)
-                    c.count[task * n.K + k] = weight_sums[at];
-            }
-            squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-            squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-            if (lane % 4 == 0) norms[across * Classes + at] = squares;
-        }
-    }
+    step_prototypes<Classes>(c, it, {task, first_class, chunk}, place, scale, sum, unit,
+                             weight_sums, norms);
     __syncthreads();  // the squares of all warps are there
-    for (int at = threadIdx.x; at < Classes && first_class + at < n.K; at += kTileThreads) {
+    for (int at = threadIdx.x; at < Classes && first_class + at < n.K; at += kThreads) {
         float norm = 0.0f;
         for (int i = 0; i < kWarpsAcross; ++i) norm += norms[i * Classes + at];
         c.norm_parts[(task * c.plan.chunks + chunk) * n.K + first_class + at] = norm;
@@ -272,7 +315,7 @@ void launch_tim_prototypes(const TimChunk& c, const TimIteration& it) {
         constexpr int kBytes = kStages * kStageBytes<kClasses>;
         allow_shared(prototypes_kernel<kClasses>, kBytes);
         const unsigned blocks = grid_size(c.tasks * class_tiles * c.plan.chunks);
-        prototypes_kernel<kClasses><<<blocks, kTileThreads, kBytes, c.stream>>>(c, it, class_tiles);
+        prototypes_kernel<kClasses><<<blocks, kThreads, kBytes, c.stream>>>(c, it, class_tiles);
     });
     check_launch("prototypes_kernel");
 }

@@ -93,14 +93,14 @@ __global__ void scale_kernel(TimChunk c) {
     // Adam moves a coordinate by less than eight times its rate.
     double reach = Range<float>::kFarAway;
     if (p.solver == TimSolver::kGradient) {
-        reach = fmin(reach, 1.0 + 8.0 * units.rate * double(p.iterations));
+        reach = fmin(reach, 1.0 + 8.0 * units.rate * double(p.max_iter));
     } else {
-        // Means of rows, at most `rate` too far.
+        // Means of rows, at most `rate` too far on either side, and room to spare.
         reach = fmin(reach, fmax(1.0, query) * (1.0 + 2.0 * p.learning_rate) * 4.0);
     }
     TimScale scale;
     scale.unit = float(unit);
-    scale.query = float(kHalfRange / fmin(fmax(query, 1.0), 1e30));
+    scale.query = float(kHalfRange / fmin(fmax(query, 1.0), Range<float>::kMaxWeight));
     scale.prototype = float(kHalfRange / tim_unit<float>(reach, 0.0));
     scale.temperature = float(units.temperature);
     scale.rate = float(units.rate);

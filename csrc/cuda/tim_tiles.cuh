@@ -3,12 +3,9 @@
 
 #include <type_traits>
 
-#include "common/check.h"
 #include "common/device.cuh"
 
 namespace paddle_ext {
-
-constexpr int kTileThreads = 256;
 
 // Calls body with the tile as a constant.
 template <typename Body>
@@ -22,7 +19,8 @@ void with_class_tile(int tile, const Body& body) {
     }
 }
 
-// Few columns beyond K, but not by narrow tiles, which read the rows again and again.
+// Few columns beyond K, but not by narrow tiles, which read the rows again and again: that costs
+// about as much as 32 more columns.
 inline int choose_class_tile(int64_t K) {
     const auto cost = [&](int tile) { return ceil_div(K, int64_t(tile)) * (tile + 32); };
     int best = 32;
@@ -30,12 +28,6 @@ inline int choose_class_tile(int64_t K) {
         if (cost(tile) <= cost(best)) best = tile;
     }
     return best;
-}
-
-inline unsigned grid_size(int64_t blocks) {
-    require(blocks < (int64_t(1) << 31), "the task is too large for one launch: ", blocks,
-            " blocks");
-    return static_cast<unsigned>(blocks);
 }
 
 // `bytes` must be the same in every launch of a kernel, see allow_all_shared.

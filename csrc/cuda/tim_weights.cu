@@ -24,7 +24,7 @@ struct Row {
 
     // 1) How far every class is behind; returns the best score.
     __device__ float subtract_norms(const float* norm_parts, int64_t chunks) const {
-        float best = -3e38f;
+        float best = Range<float>::kMinusInfinity;
         for (int64_t k = lane; k < K; k += 32) {
             float norm = 0.0f;
             for (int64_t chunk = 0; chunk < chunks; ++chunk) norm += norm_parts[chunk * K + k];
@@ -168,7 +168,7 @@ __device__ float query_row(const Task& t, const Row& row, const float* column) {
 // Where the alternating solver wants a query, less where it is; scores become the former.
 __device__ void alternating_row(const Row& row, const TimAlternating<float>& adm,
                                 const float* column) {
-    float best = -3e38f;
+    float best = Range<float>::kMinusInfinity;
     for (int64_t k = row.lane; k < row.K; k += 32) {
         best = fmaxf(best, adm.sharpened(row.scores[k]) - adm.power * column[k]);
     }
@@ -201,32 +201,16 @@ __device__ void share_norms(Task& t) {
     t.chunks = 1;
 }
 
-// The weights of all queries of a task, and every warp's share of the loss.
-__device__ void step_queries(Task t, float* warp_loss) {
-    if (t.query_scores != nullptr) share_norms(t);
+// What the rows of a class share, from the queries' probabilities (or their logarithms) `all`, [Q,
+// classes]; returns the thread's share of the marginal entropy.
+__device__ float couple_queries(const Task& t, const TimAlternating<float>& adm, const float* all,
+                                float* column, float* weight_sum) {
     const TimSizes& n = t.c.call.size;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t classes = t.c.plan.classes;
-    float* const column = t.c.column + t.number * n.K;
-    // [Q, classes], in shared memory if that holds it
-    float* const all = t.query_scores != nullptr ? t.query_scores : products_of(t.c, t.number, n.S);
-    const auto query = [&](int64_t q) {
-        Row row = row_of(t.c, t.number, n.S + q);
-        row.scores = all + q * classes;
-        return row;
-    };
-    float* const weight_sum = t.c.weight_parts + t.number * (1 + t.c.plan.row_blocks) * n.K;
-    const TimAlternating<float> adm(t.c.call.weight, t.c.call.learning_rate, double(n.S),
-                                    double(n.Q));
-    for (int64_t q = warp; q < n.Q; q += kWarps) {
-        query_softmax(t, query(q), t.alternating);
-    }
-    __syncthreads();  // all rows are there for the columns
-
     float marginal_entropy = 0.0f;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
         if (t.alternating) {
-            float best = -3e38f, sum = 0.0f, held = 0.0f;
+            float best = Range<float>::kMinusInfinity, sum = 0.0f, held = 0.0f;
             for (int64_t q = 0; q < n.Q; ++q) {
                 best = fmaxf(best, adm.sharpened(all[q * classes + k]));
             }
@@ -248,6 +232,31 @@ __device__ void step_queries(Task t, float* warp_loss) {
             marginal_entropy += tim_entropy(mean, log, t.order[1]);
         }
     }
+    return marginal_entropy;
+}
+
+// The weights of all queries of a task, and every warp's share of the loss.
+__device__ void step_queries(Task t, float* warp_loss) {
+    if (t.query_scores != nullptr) share_norms(t);
+    const TimSizes& n = t.c.call.size;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t classes = t.c.plan.classes;
+    float* const column = t.c.column + t.number * n.K;
+    // [Q, classes], in shared memory if that holds it
+    float* const all = t.query_scores != nullptr ? t.query_scores : products_of(t.c, t.number, n.S);
+    const auto query = [&](int64_t q) {
+        Row row = row_of(t.c, t.number, n.S + q);
+        row.scores = all + q * classes;
+        return row;
+    };
+    float* const weight_sum = t.c.weight_parts + t.number * (1 + t.c.plan.row_blocks) * n.K;
+    const TimAlternating<float> adm(t.c.call.weight, t.c.call.learning_rate, double(n.S),
+                                    double(n.Q));
+    for (int64_t q = warp; q < n.Q; q += kWarps) {
+        query_softmax(t, query(q), t.alternating);
+    }
+    __syncthreads();  // all rows are there for the columns
+    float marginal_entropy = couple_queries(t, adm, all, column, weight_sum);
     __syncthreads();  // the columns are there for the rows
 
     float entropy = 0.0f;
@@ -296,7 +305,7 @@ __device__ void finish_queries(const Task& t) {
         // The label is taken from the scores: probabilities may be equal where scores are not.
         const float best = row.subtract_norms(t.norm_parts, t.chunks);
         float sum = 0.0f;
-        int label = 0x7fffffff;
+        int label = INT32_MAX;
         for (int64_t k = row.lane; k < n.K; k += 32) {
             sum += tim_exp(t.temperature * (row.scores[k] - best));
             if (row.scores[k] == best) label = min(label, int(k));
@@ -314,6 +323,7 @@ __device__ void finish_queries(const Task& t) {
 __device__ void step_support(const Task& t, int64_t part, float* warp_loss) {
     const TimSizes& n = t.c.call.size;
     const int64_t first = part * kTimRows, last = min(first + kTimRows, n.S);
+    // Only compared with classes, so that a label outside their range is in none (load_label).
     const int64_t* const labels = of_support(t.c.call.support_labels, n, t.c.first + t.number, n.S);
     float loss = 0.0f;
     for (int64_t s = first + threadIdx.x / 32; s < last; s += kWarps) {
