@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -44,11 +44,4 @@ class Baseline(Method):
         check_options(FIT, self.temperature, self.learning_rate, self.max_iter, self.normalize)
 
     def solve(self, task: Task) -> Tensor:
-        return probabilities(
-            task,
-            weights=FIT,
-            temperature=self.temperature,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            normalize=self.normalize,
-        )
+        return probabilities(task, weights=FIT, **asdict(self))

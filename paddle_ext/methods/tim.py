@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -15,30 +15,10 @@ from .task import Task
 Triple = tuple[float, float, float]
 
 
-def probabilities(
-    task: Task,
-    *,
-    solver: str = "gd",
-    weights: Triple,
-    alphas: Triple = (1.0, 1.0, 1.0),
-    temperature: float,
-    learning_rate: float,
-    max_iter: int,
-    normalize: bool,
-) -> Tensor:
+def probabilities(task: Task, **options: Any) -> Tensor:
     """[B, Q, K], of a task that has been checked."""
-    return tim(
-        *task.inputs(),
-        num_classes=task.num_classes,
-        solver=solver,
-        weights=weights,
-        alphas=alphas,
-        temperature=temperature,
-        learning_rate=learning_rate,
-        max_iter=max_iter,
-        normalize=normalize,
-        validate=False,
-    ).probabilities
+    found = tim(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
+    return found.probabilities
 
 
 @register
@@ -78,14 +58,7 @@ class Tim(Method):
         )
 
     def solve(self, task: Task) -> Tensor:
-        return probabilities(
-            task,
-            weights=self.weights,
-            temperature=self.temperature,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            normalize=self.normalize,
-        )
+        return probabilities(task, **asdict(self))
 
 
 @register
@@ -128,15 +101,7 @@ class AlphaTim(Method):
         triple("alphas", self.alphas, positive=True)
 
     def solve(self, task: Task) -> Tensor:
-        return probabilities(
-            task,
-            weights=self.weights,
-            alphas=self.alphas,
-            temperature=self.temperature,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            normalize=self.normalize,
-        )
+        return probabilities(task, **asdict(self))
 
 
 @register
@@ -172,15 +137,7 @@ class TimAdm(Method):
         )
 
     def solve(self, task: Task) -> Tensor:
-        return probabilities(
-            task,
-            solver="adm",
-            weights=self.weights,
-            temperature=self.temperature,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            normalize=self.normalize,
-        )
+        return probabilities(task, solver="adm", **asdict(self))
 
 
 def check_options(
