@@ -7,6 +7,7 @@ compute-sanitizer --tool racecheck python tests/sanitize.py
 import sys
 
 import torch
+from torch import Tensor
 
 import paddle_ext
 
@@ -23,8 +24,22 @@ def run_sinkhorn(device: str) -> None:
         masses = torch.ones(Q, device=device), torch.full((K,), Q / K, device=device)
         cost = torch.rand(2, Q, K, device=device)
         cost[1, :, 0] += 100.0  # a far column, and factors that drift
-        for reg in (1.0, 50.0):
+        for reg in (1.0, 0.02):
             paddle_ext.sinkhorn(cost, *masses, reg=reg, max_iter=6, tol=0.0)
+
+
+def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
+    """Labels and indices that nobody validated are not followed out of bounds."""
+    support, options = bank[: len(labels)], {"num_classes": K, "validate": False, "max_iter": 2}
+    rows = torch.arange(len(bank), device=bank.device)
+    for wrong in (-1, K, len(bank), 2**40, -(2**40)):
+        bad, index = labels.clone(), rows.clone()
+        bad[::2], index[::2] = wrong, wrong
+        paddle_ext.solve_indexed(
+            bank, index[: len(labels)], bad, index[None], return_prototypes=True, **options
+        )
+        paddle_ext.tim(support, bad, query.half(), **options)
+        paddle_ext.tim(support, bad, query.half(), alphas=(2.0, 7.0, 5.0), **options)
 
 
 def run(device: str) -> None:
@@ -47,8 +62,9 @@ def run(device: str) -> None:
         )
         half = support.half(), labels, query.half()
         for options in ({}, {"alphas": (2.0, 7.0, 5.0)}, {"solver": "adm", "learning_rate": 1.0}):
-            paddle_ext.tim(*own, query, iterations=3, return_losses=True, **options)
-            paddle_ext.tim(*half, num_classes=K, iterations=2, validate=False, **options)
+            paddle_ext.tim(*own, query, max_iter=3, return_losses=True, **options)
+            paddle_ext.tim(*half, num_classes=K, max_iter=2, validate=False, **options)
+        run_out_of_range(bank, labels, query, K)
 
 
 if __name__ == "__main__":

@@ -100,8 +100,7 @@ void sinkhorn_cuda(const SinkhornParams& p, int device, void* stream) {
         check_launch("sinkhorn_large_kernel in shared memory");
     } else {
         const int64_t blocks = large_blocks(p, device);
-        require(p.workspace_bytes >= blocks * plan.bytes, "workspace of ", p.workspace_bytes,
-                " bytes, expected ", blocks * plan.bytes);
+        require_workspace(p.workspace_bytes, blocks * plan.bytes);
         sinkhorn_large_kernel<false>
             <<<static_cast<unsigned>(blocks), kLargeThreads, 0, on>>>(p, plan.bytes);
         check_launch("sinkhorn_large_kernel");

@@ -178,8 +178,7 @@ void tim_cuda(const TimParams& params, int device, void* stream) {
     const int64_t step = chunk_tasks(c, params.workspace_bytes, device);
     Arena arena(params.workspace);
     lay_out(arena, c, step);
-    require(arena.used() <= params.workspace_bytes, "workspace of ", params.workspace_bytes,
-            " bytes, expected ", arena.used());
+    require_workspace(params.workspace_bytes, arena.used());
     for (c.first = 0; c.first < params.size.B; c.first += step) {
         c.tasks = std::min(step, params.size.B - c.first);
         iterate(c);

@@ -1,0 +1,194 @@
+"""What only CUDA has: streams, graphs, devices, and tasks too large for a CPU to test on.
+
+The comparisons with the reference are in test_paddle.py, for every device.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from problems import TOLERANCE, assert_agrees, assert_same, largest, make_problem
+
+import paddle_ext
+from paddle_ext import Solution, reference
+
+pytestmark = pytest.mark.cuda
+
+SHAPES = [(12, 4, 6), (75, 160, 64), (75, 227, 33), (300, 40, 64), (700, 300, 64)]
+LONG = 200_000_000  # clock ticks of a kernel that does nothing: about a tenth of a second
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_runs_behind_the_work_of_a_side_stream(shape: tuple[int, int, int]) -> None:
+    Q, K, D = shape
+    problem = make_problem(B=2, Q=Q, K=K, D=D, seed=1).to("cuda")
+    want = problem.solve()
+    late = [torch.zeros_like(x) for x in problem.inputs()]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        problem.solve()  # memory may be asked of the driver here, which may wait
+        torch.cuda.synchronize()
+        torch.cuda._sleep(LONG)
+        for empty, full in zip(late, problem.inputs(), strict=True):
+            empty.copy_(full)  # so before this the inputs are wrong
+        got = paddle_ext.solve(*late, num_classes=K, validate=False)
+        pending = not stream.query()
+    stream.synchronize()
+    assert pending, "the call waited for the device"
+    assert_same(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_does_not_synchronise_without_validation(shape: tuple[int, int, int]) -> None:
+    Q, K, D = shape
+    problem = make_problem(B=2, Q=Q, K=K, D=D).to("cuda")
+    problem.solve(return_prototypes=True)  # memory may be asked of the driver here
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")  # torch raises where it waits
+    try:
+        torch.cuda._sleep(LONG)
+        problem.solve(validate=False, return_prototypes=True)
+        pending = not torch.cuda.current_stream().query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert pending, "the call waited for the device"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_graph(shape: tuple[int, int, int]) -> None:
+    Q, K, D = shape
+    first = make_problem(B=3, Q=Q, K=K, D=D, seed=2).to("cuda")
+    second = make_problem(B=3, Q=Q, K=K, D=D, seed=3).to("cuda")
+    options = {"num_classes": K, "validate": False, "return_prototypes": True}
+    held = [x.clone() for x in first.inputs()]
+    warm_up(lambda: paddle_ext.solve(*held, **options))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = paddle_ext.solve(*held, **options)
+    for problem in (second, first, second):
+        for x, new in zip(held, problem.inputs(), strict=True):
+            x.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same(result, problem.solve(return_prototypes=True))
+
+
+def test_graph_of_indexed() -> None:
+    bank = torch.randn(100, 32, device="cuda")
+    support = torch.arange(20, device="cuda")
+    tasks = torch.randint(20, 100, (3, 4, 15), device="cuda")
+    labels = support.remainder(5)
+    query = tasks[0].clone()
+
+    def solve(index: torch.Tensor) -> Solution:
+        return paddle_ext.solve_indexed(bank, support, labels, index, num_classes=5, validate=False)
+
+    warm_up(lambda: solve(query))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = solve(query)
+    for index in tasks:
+        query.copy_(index)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same(result, solve(index))
+
+
+def warm_up(call: Callable[[], object]) -> None:
+    """Run once on a side stream, as torch wants it before a capture."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_very_large_task(dtype: torch.dtype) -> None:
+    Q, K, D = 5000, 2000, 768
+    problem = make_problem(Q=Q, K=K, D=D, shots=(1, 1), seed=4).to(dtype).to("cuda")
+    options = {"tol": 0.0, "max_iter": 4, "return_prototypes": True}
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    got = problem.solve(**options)
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before
+    exact = problem.to(torch.float64)
+    want = reference.solve(*exact.inputs(), num_classes=K, **options)
+    assert_agrees(got, Solution(*(x if x is None else x.cpu() for x in want)))
+    size = float(problem.query.abs().max())
+    assert largest(got.prototypes - want.prototypes) < TOLERANCE[torch.float32] * size
+    # Nothing larger than the probabilities, apart from the features and prototypes themselves.
+    assert extra < 4 * (4 * Q * K + 3 * (Q + K) * D) + 2**24
+    assert_same(problem.solve(**options), got)
+
+
+def test_rows_of_a_bank_are_not_gathered() -> None:
+    B, Q, K, D, shots = 2000, 75, 160, 512, 5
+    bank = torch.randn(K * 40, D, device="cuda")
+    labels = torch.arange(K * shots, device="cuda").remainder(K).repeat(B, 1)
+    support = labels * 40 + torch.randint(40, labels.shape, device="cuda")
+    query = torch.randint(K * 40, (B, Q), device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    got = paddle_ext.solve_indexed(bank, support, labels, query, num_classes=K, max_iter=5)
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra < 4 * B * K * shots * D / 2  # the gathered support would be twice this
+    few = paddle_ext.solve_indexed(
+        bank, support[-3:], labels[-3:], query[-3:], num_classes=K, max_iter=5
+    )
+    assert_same(Solution(*(x if x is None else x[-3:] for x in got)), few)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_runs_are_equal(shape: tuple[int, int, int]) -> None:
+    Q, K, D = shape
+    problem = make_problem(B=20, Q=Q, K=K, D=D, lead=5.0, shots=(1, 3), seed=5).to("cuda")
+    for dtype in (torch.float32, torch.bfloat16):
+        there = problem.to(dtype)
+        first = there.solve(return_prototypes=True)
+        for _ in range(3):
+            assert_same(there.solve(return_prototypes=True), first)
+
+
+def test_double_precision_is_the_reference() -> None:
+    problem = make_problem(B=2, Q=10, K=4, D=6).to(torch.float64).to("cuda")
+    got = problem.solve(return_prototypes=True)
+    assert got.probabilities.is_cuda
+    assert got.prototypes.dtype == torch.float64
+    assert_agrees(got, problem.truth())
+    with pytest.raises(ValueError, match="float64"):
+        problem.solve(backend="native")
+
+
+def test_reference_and_pgd_run_on_the_device() -> None:
+    problem = make_problem(B=2, Q=10, K=4, D=6).to("cuda")
+    for method in (reference.solve, reference.pgd):
+        got = method(*problem.inputs(), trace=True, max_iter=5, return_prototypes=True)
+        assert all(x.is_cuda for x in (*got[:7], *got.trace[:2]))
+        assert (got.trace.seconds.diff() > 0).all()
+
+
+def test_other_device_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    problem = make_problem(B=2, Q=10, K=4, D=6)
+    want = problem.to("cuda:0").solve()
+    assert torch.cuda.current_device() == 0
+    assert_same(problem.to("cuda:1").solve(), want)
+    assert torch.cuda.current_device() == 0
+
+
+def test_memory_is_given_back() -> None:
+    problem = make_problem(B=50, Q=75, K=20, D=64).to("cuda")
+    problem.solve()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(5):
+        problem.solve(return_prototypes=True)
+    assert torch.cuda.memory_allocated() == before
