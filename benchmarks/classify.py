@@ -21,6 +21,7 @@ import torch
 
 from paddle_ext import FeatureBank, TaskSampler, solve
 from paddle_ext.batches import BatchSolver
+from paddle_ext.rows import class_means, squared_distances, unit_rows
 
 
 def main() -> None:
@@ -31,9 +32,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--k-eff", type=int, help="classes of a task's queries")
-    parser.add_argument("--tasks", type=int, default=20)
-    parser.add_argument("--queries", type=int, default=75, help="of a task")
-    parser.add_argument("--classes", type=int, help="candidate classes of a task; default: all")
+    parser.add_argument("--n-tasks", type=int, default=20)
+    parser.add_argument("--n-query", type=int, default=75, help="queries of a task")
+    parser.add_argument("--num-classes", type=int, help="candidates of a task; default: all")
     parser.add_argument("--keep", type=Path, help="folder for the files, instead of a temporary")
     arguments = parser.parse_args()
     bank = FeatureBank.load(arguments.bank)
@@ -52,26 +53,25 @@ def run_tasks(bank: FeatureBank, arguments: argparse.Namespace) -> None:
     sampler = TaskSampler(
         bank.labels,
         shots=arguments.labelled,
-        n_query=arguments.queries,
+        n_query=arguments.n_query,
         k_eff=arguments.k_eff,
-        num_classes=arguments.classes,
+        num_classes=arguments.num_classes,
         seed=arguments.seed,
     )
     features, K = bank.features.float(), sampler.num_classes
     right = {"nearest class mean": 0, "solve": 0, "classify": 0}
-    for task in zip(*sampler.batch(0, arguments.tasks), strict=True):
+    for task in zip(*sampler.batch(0, arguments.n_tasks), strict=True):
         support_index, labels, query_index, truth = task
         support, query = features[support_index], features[query_index]
         rule = BatchSolver(support, labels, K)
-        unit = torch.nn.functional.normalize(query, dim=1)
         found = {
-            "nearest class mean": torch.cdist(unit, rule.means).argmin(1),
+            "nearest class mean": squared_distances(unit_rows(query), rule.means).argmin(1),
             "solve": solve(support, labels, query, num_classes=K).labels,
             "classify": rule(query).solution.labels,
         }
         for name, answers in found.items():
             right[name] += int((answers == truth).sum())
-    count = arguments.tasks * arguments.queries
+    count = arguments.n_tasks * arguments.n_query
     print(", ".join(f"{name} {100 * number / count:.1f} %" for name, number in right.items()))
 
 
@@ -98,11 +98,9 @@ def split(bank: FeatureBank, folder: Path, arguments: argparse.Namespace) -> Non
 
 def show_nearest(bank: FeatureBank, labelled: torch.Tensor, rest: torch.Tensor) -> None:
     """What the nearest class mean alone would reach."""
-    rows = torch.nn.functional.normalize(bank.features.float(), dim=1)
-    sums = torch.zeros(bank.num_classes, rows.shape[1])
-    sums.index_add_(0, bank.labels[labelled], rows[labelled])
-    means = sums / torch.bincount(bank.labels[labelled]).unsqueeze(1)
-    right = torch.cdist(rows[rest], means).argmin(1) == bank.labels[rest]
+    rows = unit_rows(bank.features.float())
+    means = class_means(rows[labelled], bank.labels[labelled], bank.num_classes)
+    right = squared_distances(rows[rest], means).argmin(1) == bank.labels[rest]
     print(f"nearest class mean {100 * right.double().mean():.2f} %")
 
 
@@ -114,19 +112,18 @@ def run(folder: Path, more: list[str]) -> None:
         [*command, "--output", str(folder), *more], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    told = child.stdout.read()
+    printed = child.stdout.read()
     _, status, usage = os.wait4(child.pid, 0)
     seconds = time.perf_counter() - began
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(child.returncode)
-    (accuracy,) = re.findall(r"^accuracy: (.*)$", told, re.MULTILINE)
-    sizes = [f"{name} {(folder / name).stat().st_size / 1e6:.1f} MB" for name in WRITTEN]
+    (accuracy,) = re.findall(r"^accuracy: (.*)$", printed, re.MULTILINE)
+    written = ("answers.csv", "answers.html")
+    sizes = [f"{name} {(folder / name).stat().st_size / 1e6:.1f} MB" for name in written]
     print(f"accuracy {accuracy}")
     print(f"{seconds:.1f} s, {usage.ru_maxrss / 2**20:.2f} GiB, {', '.join(sizes)}")
 
-
-WRITTEN = ("answers.csv", "answers.html")
 
 if __name__ == "__main__":
     main()

@@ -222,7 +222,7 @@ class TableSamples:
                 return torch.from_numpy(np.array([as_list(cell) for cell in cells[0]], np.float32))
             return torch.from_numpy(np.array(cells, np.float32).T.copy())
         except (ValueError, TypeError):
-            row, name = first_bad(cells, self.features)
+            row, name = first_non_number(cells, self.features)
             raise ValueError(
                 f"{self.table.path} must have a number, or as many numbers as in the other rows, "
                 f"in each feature, got another cell in row {start + rows[row]}, column {name!r}"
@@ -281,7 +281,7 @@ def as_list(value: object) -> list[float]:
     return [float(word) for word in text.strip("[]").split()]
 
 
-def first_bad(cells: Sequence[Sequence[object]], names: Sequence[str]) -> tuple[int, str]:
+def first_non_number(cells: Sequence[Sequence[object]], names: Sequence[str]) -> tuple[int, str]:
     """Row and column of the first cell that is no number."""
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):

@@ -91,9 +91,7 @@ class Checkpoint:
             module.save_file(tensors, new, metadata)
 
 
-def load_checkpoint(
-    path: str | Path, *, architecture: str | None = None, transform: Transform | None = None
-) -> Checkpoint:
+def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> Checkpoint:
     """Read a network from a file.
 
     Parameters
@@ -101,8 +99,6 @@ def load_checkpoint(
     path : path
         ``.safetensors`` as `Checkpoint.save` writes it; any other name is taken for a checkpoint of
         the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of theirs.
-    architecture : str or None
-        What the file must have; None: whatever it has.
     transform : Transform or None
         In place of the file's; the public files have none and get theirs: 96x96, cropped to 84x84.
 
@@ -121,9 +117,6 @@ def load_checkpoint(
     if not path.is_file():
         raise ValueError(f"path must be a checkpoint, got {path}, which is not there")
     loaded = read_own(path) if path.suffix == ".safetensors" else read_public(path)
-    found = loaded.backbone.architecture
-    if architecture is not None and known_architecture(architecture) != found:
-        raise ValueError(f"{path} must hold a network {architecture!r}, got {found!r}")
     if transform is not None:
         loaded = replace(loaded, transform=transform)
     loaded.backbone.eval()

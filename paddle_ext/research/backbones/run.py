@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ... import check
 from ..data.images import ImageSet, in_batches
 from ..files import replacing
 from ..progress import Progress
@@ -72,7 +73,7 @@ class Run:
             head = nn.Linear(backbone.dimension, len(base.class_names))
             classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
         check_arguments(backbone, base, validation, start, teacher)
-        self.transform = transform or usual_transform(backbone, base, recipe.mirror_features)
+        self.transform = transform or default_transform(backbone, base, recipe.mirror_features)
         if start is not None:
             backbone.load_state_dict(start.backbone.state_dict())
             if start.head is not None and start.class_names == base.class_names:
@@ -225,14 +226,16 @@ class Run:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             settings = dict(state["settings"])
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} must be the state of a run (or pass resume=False): {error}"
+            raise check.ArgumentValueError(
+                str(path), f"must be the state of a run, got {error}", or_pass="resume=False"
             ) from error
         for name, value in self.settings.items():
             if settings.get(name) != value:
-                raise ValueError(
-                    f"{path} must be of a run with the same {name} (or pass resume=False), "
-                    f"expected {value}, got {settings.get(name)}"
+                raise check.ArgumentValueError(
+                    str(path),
+                    f"must be of a run with the same {name}, expected {value}, "
+                    f"got {settings.get(name)}",
+                    or_pass="resume=False",
                 )
         self.learner.load(state["learner"])
         self.history = [Epoch(*epoch) for epoch in state["history"]]
@@ -277,7 +280,7 @@ def check_arguments(
         raise ValueError("teacher must have a classifier of the classes of base, got another one")
 
 
-def usual_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Transform:
+def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Transform:
     """Inputs of the network's size, or the images' if they are smaller."""
     size = min(backbone.input_size, *base.shape[:2])
     if base.shape[2] == 3:

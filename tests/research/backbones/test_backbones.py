@@ -1,8 +1,10 @@
 """Networks, their files, and what they see: transform and augmentation."""
 
+import copy
 import pickle
 import sys
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("safetensors", reason="needs safetensors")
 
 from paddle_ext.research.backbones import (
     Augmentation,
+    Backbone,
     Checkpoint,
     Transform,
     create,
@@ -70,19 +73,26 @@ def test_no_early_pooling() -> None:
     ]  # fmt: skip
 
 
+@cache
+def made(name: str) -> Backbone:
+    """A network of each kind is enough, for millions of random weights take their time."""
+    torch.manual_seed(2)
+    return create(name).eval()
+
+
 def test_features_are_not_negative_and_not_constant() -> None:
     torch.manual_seed(0)
     for name, channels, size in (("resnet18", 3, 20), ("small", 1, 32)):
-        features = create(name)(torch.randn(4, channels, size, size))
+        network = copy.deepcopy(made(name)).train()
+        features = network(torch.randn(4, channels, size, size))
         assert (features >= 0).all()
         assert features.std(0).mean() > 0.01
 
 
 @pytest.mark.parametrize("name", ["resnet18", "small"])
 def test_an_image_does_not_depend_on_its_batch(name: str) -> None:
-    torch.manual_seed(0)
-    network = create(name).eval()
-    images = torch.randn(5, network.channels, 32, 32)
+    network = made(name)
+    images = torch.randn(5, network.channels, 32, 32, generator=generator(0))
     with torch.no_grad():
         assert torch.allclose(network(images)[2:3], network(images[2:3]), atol=1e-5)
 
@@ -108,7 +118,7 @@ def small() -> Checkpoint:
 def test_round_trip(small: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "new" / "network.safetensors"
     small.save(path)
-    loaded = load_checkpoint(path, architecture="small")
+    loaded = load_checkpoint(path)
     assert loaded.backbone.architecture == "small"
     assert not loaded.backbone.training
     assert (loaded.transform, loaded.class_names) == (GREY, ("a", "é"))
@@ -138,8 +148,7 @@ def shapes_of(name: str) -> dict[str, torch.Tensor]:
 
 def public(prefix: str, head: str) -> tuple[nn.Module, OrderedDict]:
     """A ResNet-18 under the names of the public code."""
-    torch.manual_seed(2)
-    network = create("resnet18").eval()
+    network = made("resnet18")
     names = OrderedDict((prefix + name, x) for name, x in network.state_dict().items())
     names |= {
         f"{prefix}{head}.weight": torch.randn(64, 512),
@@ -169,7 +178,7 @@ def test_public_wide_network(tmp_path: Path) -> None:
     weights["module.linear.weight"] = torch.zeros(64, 640)
     weights["module.linear.bias"] = torch.zeros(64)
     torch.save({"state_dict": weights}, tmp_path / "wrn.pth.tar")
-    loaded = load_checkpoint(tmp_path / "wrn.pth.tar", architecture="wideres")
+    loaded = load_checkpoint(tmp_path / "wrn.pth.tar")
     assert loaded.backbone.architecture == "wrn28_10"
     assert loaded.head.out_features == 64
     assert {
@@ -248,8 +257,6 @@ def test_bad_files(small: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which is not there"):
         load_checkpoint(path)
     small.save(path)
-    with pytest.raises(ValueError, match="must hold a network 'resnet18', got 'small'"):
-        load_checkpoint(path, architecture="resnet18")
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"x" * 200):
         path.write_bytes(content)

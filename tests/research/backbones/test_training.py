@@ -40,12 +40,13 @@ QUICK = Recipe(
     augmentation=Augmentation(area=(0.6, 1.0), mirror=False, jitter=0.0),
 )
 BASE = pattern_images(8, 16)
+FEW = pattern_images(4, 8)  # where it does not matter what is learnt: two steps an epoch
 VALIDATION = pattern_images(5, 10, own=0.4, seed=50)
 
 
-def trained(settings: Recipe = QUICK, **options) -> Trained:
-    options = {"device": "cpu", "progress": False} | options
-    return train("small", BASE, VALIDATION, recipe=settings, **options)
+def trained(settings: Recipe = QUICK, base: ImageArray = FEW, **options) -> Trained:
+    options = {"validation": VALIDATION, "device": "cpu", "progress": False} | options
+    return train("small", base, recipe=settings, **options)
 
 
 def assert_same_network(a: Checkpoint, b: Checkpoint) -> None:
@@ -56,7 +57,7 @@ def assert_same_network(a: Checkpoint, b: Checkpoint) -> None:
 
 @pytest.fixture(scope="module")
 def quick() -> Trained:
-    return trained()
+    return trained(base=BASE)
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -74,19 +75,20 @@ def test_it_learns(quick: Trained) -> None:
     assert not quick.checkpoint.backbone.training
 
 
-def test_the_same_each_time(quick: Trained) -> None:
+def test_the_same_each_time() -> None:
+    once = trained()
     torch.manual_seed(99)  # whatever the caller did
     expected = torch.rand(2)
     torch.manual_seed(99)
     again = trained()
     assert torch.equal(torch.rand(2), expected)
-    assert_same_network(again.checkpoint, quick.checkpoint)
-    assert [e[:4] for e in again.history] == [e[:4] for e in quick.history]
+    assert_same_network(again.checkpoint, once.checkpoint)
+    assert [e[:4] for e in again.history] == [e[:4] for e in once.history]
     other = trained(seed=1)
-    assert not torch.equal(other.checkpoint.head.weight, quick.checkpoint.head.weight)
+    assert not torch.equal(other.checkpoint.head.weight, once.checkpoint.head.weight)
 
 
-def test_usual_transform(quick: Trained) -> None:
+def test_default_transform(quick: Trained) -> None:
     """Grey images: their own size, mean and deviation."""
     transform = quick.checkpoint.transform
     pixels = BASE.images.float() / 255
@@ -100,7 +102,7 @@ def test_usual_transform(quick: Trained) -> None:
 
 
 def test_start_from_other_weights(quick: Trained) -> None:
-    on = trained(replace(QUICK, epochs=1, learning_rate=1e-4), start=quick.checkpoint)
+    on = trained(replace(QUICK, epochs=1, learning_rate=1e-4), BASE, start=quick.checkpoint)
     assert on.history[0].loss < 1.3 * quick.history[-1].loss
     assert on.history[0].accuracy > 0.8
 
@@ -109,7 +111,7 @@ def test_start_from_other_weights(quick: Trained) -> None:
 @pytest.mark.parametrize("precision", ["float32", "auto", "float16"])
 def test_on_cuda(precision: str) -> None:
     settings = replace(QUICK, average=0.5, augmentation=Augmentation(turned=0.5, mirror=False))
-    runs = [trained(settings, device="cuda", precision=precision) for _ in range(2)]
+    runs = [trained(settings, BASE, device="cuda", precision=precision) for _ in range(2)]
     assert_same_network(runs[0].checkpoint, runs[1].checkpoint)
     assert runs[0].history[-1].loss < runs[0].history[0].loss
     assert next(runs[0].checkpoint.backbone.parameters()).device.type == "cpu"
@@ -240,8 +242,7 @@ def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (best.notes["epoch"], last.notes["epoch"]) == ("2", "3")
     assert best.notes["validation, 5-way 5-shot"] == "0.9000"
     assert_same_network(best, run.checkpoint)
-    without = train("small", BASE, recipe=QUICK, device="cpu", progress=False)
-    assert_same_network(last, without.checkpoint)
+    assert_same_network(last, trained(validation=None).checkpoint)
 
 
 def test_validation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +253,7 @@ def test_validation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_validation() -> None:
-    options = {"recipe": replace(QUICK, epochs=2), "device": "cpu", "progress": False}
-    run = train("small", BASE, **options)
+    run = trained(replace(QUICK, epochs=2), validation=None)
     assert [epoch.validation for epoch in run.history] == [None, None]
     assert run.checkpoint.notes["epoch"] == "2"
 
@@ -302,7 +302,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="with the same recipe"):
         trained(replace(settings, momentum=0.8), output=tmp_path)
     with pytest.raises(ValueError, match="with the same base"):
-        train("small", VALIDATION, recipe=settings, output=tmp_path, device="cpu", progress=False)
+        trained(settings, VALIDATION, output=tmp_path)
     (tmp_path / "state.pt").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"state.pt must be the state of a run"):
         trained(settings, output=tmp_path)
@@ -419,14 +419,14 @@ def test_leaving_early_reads_little() -> None:
     assert lazy.reads <= 3
 
 
-def test_images_too_large_for_the_memory(quick: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read batch by batch, with the same result."""
+    expected = trained()
     monkeypatch.setattr("paddle_ext.research.backbones.feeding.host_memory", lambda: 1000)
-    lazy = Lazy(BASE)
-    options = {"recipe": QUICK, "device": "cpu", "progress": False}
-    run = train("small", lazy, VALIDATION, **options)
-    assert lazy.reads >= 3 * 8
-    assert_same_network(run.checkpoint, quick.checkpoint)
+    lazy = Lazy(FEW)
+    run = trained(base=lazy)
+    assert lazy.reads >= 3 * 2
+    assert_same_network(run.checkpoint, expected.checkpoint)
 
 
 # --- few-shot accuracy ---------------------------------------------------------------------------
