@@ -38,6 +38,24 @@ def pattern_images(
     return ImageArray(pixels.to(torch.uint8).flatten(0, 1), labels, names, "base")
 
 
+class LazyImages:
+    """Images that are read each time."""
+
+    def __init__(self, images: ImageArray, broken: int = -1) -> None:
+        self.images, self.broken, self.reads = images, broken, 0
+        self.labels, self.class_names, self.split = images.labels, images.class_names, "base"
+        self.shape, self.content = images.shape, images.content
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: Tensor) -> Tensor:
+        self.reads += 1
+        if self.broken in torch.as_tensor(index).tolist():
+            raise ValueError("image 7 must be an image")
+        return self.images.read(index)
+
+
 def random_pixels(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator(seed))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from toy_images import generator, one_thread, pattern_images, random_pixels  # noqa: F401
+from toy_images import LazyImages, one_thread, pattern_images  # noqa: F401
 
 pytest.importorskip("safetensors", reason="needs safetensors")
 
@@ -21,12 +21,9 @@ from paddle_ext.research.backbones import (
     Transform,
     create,
     load_checkpoint,
-    nearest_mean_accuracy,
-    recipe,
     train,
 )
 from paddle_ext.research.backbones import run as run_module
-from paddle_ext.research.backbones.feeding import Feeder
 from paddle_ext.research.backbones.learner import Classifier, Learner
 from paddle_ext.research.data.images import ImageArray
 
@@ -177,55 +174,6 @@ def test_step_is_sgd() -> None:
     assert torch.allclose(learner.classifier.head.weight, before - 0.5 * gradient, atol=1e-6)
 
 
-# --- recipes -------------------------------------------------------------------------------------
-
-
-def test_the_paper() -> None:
-    paper, steps = recipe("paper"), 150 * 90
-    rates = [paper.rate(epoch * 150 + 149, steps) for epoch in range(90)]
-    assert rates == pytest.approx([0.1] * 45 + [0.01] * 21 + [0.001] * 24)
-    assert (paper.label_smoothing, paper.momentum, paper.weight_decay) == (0.1, 0.9, 1e-4)
-    assert (paper.batch_size, recipe("paper", "wideres").batch_size) == (256, 128)
-    short = replace(paper, epochs=10)
-    assert [short.rate(epoch, 10) for epoch in (4, 5, 7, 8)] == pytest.approx(
-        [0.1, 0.01, 0.01, 0.001]
-    )
-
-
-def test_warmup_and_cosine() -> None:
-    settings = Recipe(schedule="cosine", warmup=0.1, learning_rate=0.2)
-    rates = [settings.rate(step, 1000) for step in range(1000)]
-    assert rates[0] < 0.003
-    assert max(rates) == rates[100] == pytest.approx(0.2)
-    assert rates[550] == pytest.approx(0.1)
-    assert rates[-1] < 1e-5
-    assert rates[:101] == sorted(rates[:101])
-    assert rates[100:] == sorted(rates[100:], reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"epochs": 0}, ValueError, r"epochs must be an integer in \[1, \d+\], got 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, got float"),
-        ({"learning_rate": 0.0}, ValueError, "learning_rate must be finite and > 0, got 0"),
-        ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
-        ({"schedule": "linear"}, ValueError, "schedule must be one of 'steps', 'cosine'"),
-        ({"distillation": 2}, ValueError, r"distillation must be in \[0, 1\]"),
-        ({"weight_decay": math.inf}, ValueError, "weight_decay must be finite and >= 0"),
-        ({"momentum": 0.0, "nesterov": True}, ValueError, "momentum must be > 0 with nesterov"),
-    ],
-)
-def test_bad_recipes(arguments: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Recipe(**arguments)
-
-
-def test_unknown_recipe() -> None:
-    with pytest.raises(ValueError, match="name must be one of 'paper', 'strong', 'small', got 'x'"):
-        recipe("x")
-
-
 # --- the best, the disk, and going on -------------------------------------------------------------
 
 
@@ -315,6 +263,16 @@ def test_beginning_again(tmp_path: Path) -> None:
     assert_same_network(load_checkpoint(tmp_path / "best.safetensors"), other.checkpoint)
 
 
+def test_images_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read batch by batch, with the same result."""
+    expected = trained()
+    monkeypatch.setattr("paddle_ext.research.backbones.feeding.host_memory", lambda: 1000)
+    lazy = LazyImages(FEW)
+    run = trained(base=lazy)
+    assert lazy.reads >= 3 * 2
+    assert_same_network(run.checkpoint, expected.checkpoint)
+
+
 def test_a_diverging_run_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"the loss must stay finite, got .* in epoch 1"):
         trained(replace(QUICK, learning_rate=1e18))
@@ -367,118 +325,3 @@ def test_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run_module.Run, "learn", lambda *_: pytest.fail("it began"))
     with pytest.raises(ImportError, match=r"pip install 'paddle_ext\[train\]'"):
         trained(output=tmp_path)
-
-
-# --- feeding -------------------------------------------------------------------------------------
-
-
-class Lazy:
-    """Images that are read each time."""
-
-    def __init__(self, images: ImageArray, broken: int = -1) -> None:
-        self.images, self.broken, self.reads = images, broken, 0
-        self.labels, self.class_names, self.split = images.labels, images.class_names, "base"
-        self.shape, self.content = images.shape, images.content
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: torch.Tensor) -> torch.Tensor:
-        self.reads += 1
-        if self.broken in torch.as_tensor(index).tolist():
-            raise ValueError("image 7 must be an image")
-        return self.images.read(index)
-
-
-ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch.tensor([2])] * 3
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_batches_in_order(keep: bool) -> None:
-    feeder = Feeder(Lazy(BASE), torch.device("cpu"), keep=keep)
-    assert (feeder.resident is not None) == keep
-    batches = list(feeder.batches(ORDER))
-    assert len(batches) == 12
-    for index, batch in zip(ORDER, batches, strict=True):
-        assert torch.equal(batch, BASE.images[index])
-
-
-def test_a_broken_image_ends_the_batches() -> None:
-    lazy = Lazy(BASE, broken=7)
-    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
-    assert len(next(batches)) == 2
-    with pytest.raises(ValueError, match="image 7 must be an image"):
-        next(batches)
-
-
-def test_leaving_early_reads_little() -> None:
-    lazy = Lazy(BASE)
-    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
-    next(batches)
-    batches.close()
-    assert lazy.reads <= 3
-
-
-def test_images_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read batch by batch, with the same result."""
-    expected = trained()
-    monkeypatch.setattr("paddle_ext.research.backbones.feeding.host_memory", lambda: 1000)
-    lazy = Lazy(FEW)
-    run = trained(base=lazy)
-    assert lazy.reads >= 3 * 2
-    assert_same_network(run.checkpoint, expected.checkpoint)
-
-
-# --- few-shot accuracy ---------------------------------------------------------------------------
-
-
-def test_accuracy_by_hand() -> None:
-    """Two classes on a line; a third of the second lies with the first."""
-    features = torch.tensor([[1.0, 0.0]] * 12 + [[0.0, 1.0]] * 8 + [[1.0, 0.0]] * 4)
-    labels = torch.tensor([0] * 12 + [1] * 12)
-    options = {"num_classes": 2, "shots": 2, "queries_per_class": 10, "n_tasks": 400}
-    # The mean of two shots of class 1 is nearest to its queries at (0, 1) unless both are strays:
-    # (4/12)(3/11) = 1/11 of the tasks, in which everything ties and the first class of a task wins.
-    expected = (10 / 11) * (10 + 10 - 10 / 3) / 20 + (1 / 11) * 10 / 20
-    assert nearest_mean_accuracy(features, labels, **options) == pytest.approx(expected, abs=0.03)
-
-
-def test_accuracy_of_noise_is_chance() -> None:
-    features = torch.randn(400, 8, generator=generator(0))
-    labels = torch.arange(20).repeat(20)
-    assert nearest_mean_accuracy(features, labels, num_classes=4) == pytest.approx(0.25, abs=0.03)
-
-
-def test_accuracy_depends_on_seed_and_centre() -> None:
-    features = pattern_images(8, 20, size=8).images.flatten(1).float() + 300
-    features += 120 * torch.randn(features.shape, generator=generator(0))
-    labels = torch.arange(8).repeat_interleave(20)
-    first = nearest_mean_accuracy(features, labels, n_tasks=50)
-    assert first == nearest_mean_accuracy(features, labels, n_tasks=50)
-    assert first != nearest_mean_accuracy(features, labels, n_tasks=50, seed=1)
-    centred = nearest_mean_accuracy(features, labels, n_tasks=50, centre=features.mean(0))
-    assert centred > first
-
-
-def test_uneven_classes_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.research.backbones.validation.MOST_PER_CLASS", 9)
-    counts = torch.tensor([7, 30, 8])
-    labels = torch.arange(3).repeat_interleave(counts) * 5  # and labels that are not 0, 1, 2
-    features = torch.eye(11)[labels]
-    assert nearest_mean_accuracy(features, labels, num_classes=3, n_tasks=20) == 1.0
-
-
-def test_too_few_for_a_task() -> None:
-    features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
-    with pytest.raises(ValueError, match="at least 3 classes, got 2"):
-        nearest_mean_accuracy(features, labels, num_classes=3)
-    with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
-        nearest_mean_accuracy(features, labels, num_classes=2)
-
-
-def test_pixels_alone_are_not_enough() -> None:
-    """The toy classes need the network, or `test_it_learns` would prove nothing."""
-    images = random_pixels(60, 16, 16, 1)
-    labels = torch.arange(6).repeat_interleave(10)
-    chance = nearest_mean_accuracy(images.flatten(1).float(), labels, n_tasks=50)
-    assert chance < 0.4
