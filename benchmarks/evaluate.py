@@ -2,7 +2,8 @@
 
 K = 20 classes, 5 shots, 75 queries of 5 classes, 512 features: those of a synthetic bank, or of a
 file. The first evaluation is repeated with a tenth of the tasks, which must take the same memory.
-With --reference, PADDLE must be as accurate as the float64 reference on the same tasks.
+With --reference, PADDLE must be as accurate as the float64 reference on the same tasks. Methods
+have the options of the paper.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import harness
 import torch
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, reference
-from paddle_ext.evaluation.arguments import chosen_methods
+from paddle_ext.research.evaluation.arguments import PAPER_ORDER
 
 EXAMPLES = """\
   python benchmarks/evaluate.py --threads 2
@@ -62,6 +63,7 @@ def run(
         shots=chosen.shots,
         k_eff=chosen.k_eff,
         n_tasks=tasks,
+        preset="paper",
         seed=chosen.seed,
         device=device,
         memory=chosen.memory,
@@ -133,8 +135,7 @@ def main() -> None:
     bank = FeatureBank.load(chosen.bank) if chosen.bank else synthetic_bank(chosen.seed)
     bank = bank.take_classes().to(device)
     print(bank)
-    wanted = "all" if chosen.methods == "all" else chosen.methods.split(",")
-    names = list(chosen_methods(wanted))
+    names = PAPER_ORDER if chosen.methods == "all" else chosen.methods.split(",")
     table = [measure(bank, name, chosen, device) for name in names]
     title = f"{chosen.shots} shots, {chosen.k_eff} effective classes, sampling included"
     harness.print_table(title, table)

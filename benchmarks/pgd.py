@@ -3,7 +3,8 @@
 The figure of the paper: mean_k ||w_k - w_k_previous|| against elapsed time on one task with K = 160
 classes, 20 shots and 5 classes present; the time until it is at most 1e-6; and the accuracy.
 PADDLE runs native and as the reference, PGD (Adam on probabilities and prototypes, projection onto
-the simplex) as the reference. `paddle-ext reproduce convergence` does the same on a feature bank.
+the simplex) as the method `paddle_pgd`. `paddle-ext reproduce convergence` does the same on a
+feature bank.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from peers import Settings, agreement, solve_in_double
 from tasks import SHAPES, sample_tasks
 
 import paddle_ext
-from paddle_ext import reference
-from paddle_ext.research.evaluation.experiments.convergence import OneTask, native_curve, traced
+from paddle_ext.methods import PaddlePgd
+from paddle_ext.research.evaluation.experiments.convergence import OneTask, paddle_curve, pgd_curve
 from paddle_ext.research.evaluation.figures import Curve, criterion_against_time
 
 EXAMPLES = """\
@@ -42,16 +43,15 @@ def options() -> argparse.Namespace:
 
 def measure(options: argparse.Namespace, one: OneTask) -> list[Curve]:
     shared: dict[str, Any] = {"scaling": options.scaling, "tol": options.tol}
-    paddle = {"max_iter": options.max_iter, **shared}
+    paddle = {"max_iter": options.max_iter, "repeats": options.rounds, **shared}
     curves = [
-        native_curve(one, repeats=options.rounds, **paddle),
-        traced("paddle", "PADDLE, reference", one, reference.solve, **paddle),
+        paddle_curve(one, "PADDLE, native", "native", **paddle),
+        paddle_curve(one, "PADDLE, reference", "reference", **paddle),
     ]
     for rate in options.learning_rate.split(","):
         harness.progress(f"PGD, {options.pgd_max_iter} iterations, learning rate {rate}")
-        gradient = {"max_iter": options.pgd_max_iter, "learning_rate": float(rate), **shared}
-        title = f"PGD, reference, learning rate {rate}"
-        curves.append(traced("paddle_pgd", title, one, reference.pgd, **gradient))
+        method = PaddlePgd(max_iter=options.pgd_max_iter, learning_rate=float(rate), **shared)
+        curves.append(pgd_curve(one, f"PGD, learning rate {rate}", method))
     harness.progress("")
     return curves
 

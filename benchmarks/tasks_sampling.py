@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import harness
 import torch
 
-from paddle_ext.tasks import TaskBatch, TaskSampler
+from paddle_ext.research.tasks import TaskBatch, TaskSampler
 
 EXAMPLES = """\
   python benchmarks/tasks_sampling.py
@@ -33,7 +33,7 @@ CASES = (
     Case("tiered, 5-shot", 160, 1300, {"shots": 5}),
     Case("mini, 5-shot", 20, 600, {"shots": 5}),
     Case("mini, 5-shot, balanced", 20, 600, {"shots": 5, "sampling": "balanced"}),
-    Case("5 ways of 1000, 1-shot", 1000, 100, {"shots": 1, "n_ways": 5}),
+    Case("5 classes of 1000, 1-shot", 1000, 100, {"shots": 1, "num_classes": 5}),
 )
 
 
@@ -46,11 +46,11 @@ def options() -> argparse.Namespace:
 
 def proper(sampler: TaskSampler, batch: TaskBatch, shots: int) -> bool:
     rows = torch.cat([batch.support_index, batch.query_index], 1).sort(1).values
-    ways = torch.arange(sampler.num_classes).repeat_interleave(shots)
+    classes = torch.arange(sampler.num_classes).repeat_interleave(shots)
     again = [sampler.batch(start, 1) for start in range(len(rows))]
     return (
         bool((rows.diff(dim=1) > 0).all())
-        and torch.equal(batch.support_labels, ways.expand(len(rows), -1))
+        and torch.equal(batch.support_labels, classes.expand(len(rows), -1))
         and all(len(task.unique()) <= sampler.k_eff for task in batch.query_labels)
         and torch.equal(batch.query_index, torch.cat([task.query_index for task in again]))
     )

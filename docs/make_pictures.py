@@ -12,10 +12,10 @@ from paddle_ext.coordinates import class_sums, coordinates, counts, prototypes
 from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, solve
-from paddle_ext.research.files import user_cache
 from paddle_ext.research.data.glyphs import glyph_images
 from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import FULL, features
+from paddle_ext.research.evaluation import RunSettings
 from paddle_ext.research.evaluation.drawing import (
     INK,
     SMALL,
@@ -24,6 +24,7 @@ from paddle_ext.research.evaluation.drawing import (
     head,
     name_panel,
 )
+from paddle_ext.research.files import user_cache
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +63,7 @@ class Story(NamedTuple):
 def tell(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int, ...]) -> Story:
     """Solve one task, stopped after each number of iterations that is to be seen."""
     sampler = TaskSampler(
-        bank.labels, shots=SHOTS, n_query=QUERIES, k_eff=PRESENT, n_ways=CLASSES, seed=0
+        bank.labels, shots=SHOTS, n_query=QUERIES, k_eff=PRESENT, num_classes=CLASSES, seed=0
     )
     rows, labels, query_rows, truth = (x.squeeze(0) for x in sampler.batch(task, 1))
     support, query = bank.features[rows], bank.features[query_rows]
@@ -201,7 +202,7 @@ def reduce_colours(path: Path) -> None:
 
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
-    bank = features(novel, FULL, 0, user_cache("demo"), False, None, True, lambda text: None)
+    bank = features(novel, FULL, user_cache("demo"), False, RunSettings(), lambda text: None)
     draw(tell(bank, novel, TASK, SHOWN), HERE / "pictures" / "method.png")
 
 

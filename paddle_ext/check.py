@@ -60,11 +60,11 @@ class ArgumentError(Exception):
         return self.sentence({})
 
 
-class BadType(ArgumentError, TypeError):
+class ArgumentTypeError(ArgumentError, TypeError):
     """An argument of a wrong type."""
 
 
-class BadValue(ArgumentError, ValueError):
+class ArgumentValueError(ArgumentError, ValueError):
     """An argument with a wrong value."""
 
 
@@ -81,11 +81,11 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
         except OverflowError:
             number = math.inf
     else:
-        raise BadType(name, f"must be a number, got {kind(value)}")
+        raise ArgumentTypeError(name, f"must be a number, got {kind(value)}")
     if not (0.0 <= number <= most) or (positive and number == 0.0):
         least = "> 0" if positive else ">= 0"
         expected = f"finite and {least}" if most == LARGEST else f"{least} and at most {most:g}"
-        raise BadValue(name, f"must be {expected}, got {value}")
+        raise ArgumentValueError(name, f"must be {expected}, got {value}")
     return number
 
 
@@ -96,9 +96,9 @@ def integer(name: str, value: object, *, least: int = 1) -> int:
     elif not isinstance(value, bool) and isinstance(value, numbers.Integral):
         number = int(value)
     else:
-        raise BadType(name, f"must be an integer, got {kind(value)}")
+        raise ArgumentTypeError(name, f"must be an integer, got {kind(value)}")
     if not (least <= number <= MOST):
-        raise BadValue(name, f"must be an integer in [{least}, {MOST}], got {value}")
+        raise ArgumentValueError(name, f"must be an integer in [{least}, {MOST}], got {value}")
     return number
 
 
@@ -110,7 +110,7 @@ def choice(name: str, value: object, choices: Sequence[str]) -> str:
 
 def flag(name: str, value: object) -> bool:
     if value is not True and value is not False:
-        raise BadType(name, f"must be True or False, got {kind(value)}")
+        raise ArgumentTypeError(name, f"must be True or False, got {kind(value)}")
     return value
 
 
@@ -119,15 +119,17 @@ def device(value: object) -> torch.device:
     if value is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(value, str | torch.device):
-        raise BadType("device", f"must be a string or a torch.device, got {kind(value)}")
+        raise ArgumentTypeError("device", f"must be a string or a torch.device, got {kind(value)}")
     try:
         found = torch.device(value)
     except RuntimeError:  # torch knows no such name
         found = torch.device("meta")
     if found.type not in ("cpu", "cuda"):
-        raise BadValue("device", f"must be the CPU or a CUDA device, got {str(value)!r}")
+        raise ArgumentValueError("device", f"must be the CPU or a CUDA device, got {str(value)!r}")
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise BadValue("device", f"must be 'cpu', for torch finds no usable GPU, got {value}")
+        raise ArgumentValueError(
+            "device", f"must be 'cpu', for torch finds no usable GPU, got {value}"
+        )
     return found
 
 
@@ -170,8 +172,8 @@ def options(
 
 def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str):
-        raise BadType(name, f"must be a string, got {kind(value)}")
-    raise BadValue(name, f"must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ArgumentTypeError(name, f"must be a string, got {kind(value)}")
+    raise ArgumentValueError(name, f"must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 # --- tensors, without looking at their values ---------------------------------------------------

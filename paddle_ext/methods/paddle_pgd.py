@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,6 +73,12 @@ class PaddlePgd(Method):
         return in_chunks(self.solve_chunk, task, 8 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
+        for u, _ in self.steps(task):
+            pass
+        return u
+
+    def steps(self, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
+        """The probabilities [B, Q, K] after each iteration, and the criterion of each task, [B]."""
         dtype, Q = task.query.dtype, task.query.shape[1]
         query, means = scaled_tasks(
             task.support.double(),
@@ -106,13 +113,13 @@ class PaddlePgd(Method):
 
             # The probabilities of a task that has stopped stay as they are.
             u = torch.where(running.view(-1, 1, 1), u_next, u)
+            moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
+            yield u, moved
             if self.tol > 0:
-                moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
                 running = running & (moved > self.tol)
                 if not running.any():
                     break
             w = w_next
-        return u
 
 
 def simplex_project(x: Tensor) -> Tensor:

@@ -1,0 +1,116 @@
+"""The commands together, and what is the same for all: spelling, errors, exit codes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ...research.ranks import is_first_rank
+from . import classify, demo, evaluating, info, pictures, reproduce
+from .arguments import normalised
+
+FAILED, INTERRUPTED = 1, 130
+NOTHING_KEPT = "interrupted: nothing was kept, the same command begins again"
+# Options of the commands whose arguments in Python have other names; the others are the same.
+OTHER_ARGUMENTS = {
+    "fresh": ("resume", "resume=False"),
+    "recipe": ("name",),
+    "method": ("name",),
+    "arch": ("architecture",),
+}
+
+
+class Commands(TyperGroup):
+    """Understands other spellings; tells errors in one sentence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # The flag belongs to all commands, so it may stand anywhere.
+        anywhere = "--traceback"
+        rest = [item for item in args if item != anywhere]
+        return super().parse_args(ctx, [anywhere] * (len(rest) < len(args)) + normalised(rest))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt as error:
+            complain(str(error) or NOTHING_KEPT)
+            raise typer.Exit(INTERRUPTED) from None
+        except (TypeError, ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+            if ctx.params["traceback"]:
+                raise
+            names = option_names(self.commands[ctx.invoked_subcommand])
+            complain(f"error: {error_sentence(error, names)}")
+            raise typer.Exit(FAILED) from None
+
+
+def option_names(command: Any) -> dict[str, str]:
+    """What a command calls the arguments of Python functions."""
+    found: dict[str, str] = {}
+    for param in command.params:
+        shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
+        found |= dict.fromkeys((param.name, *OTHER_ARGUMENTS.get(param.name, ())), shown)
+    return found
+
+
+def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
+    """What went wrong, in one line, with the names of the command line."""
+    from ...check import ArgumentError
+
+    message = error.sentence(names) if isinstance(error, ArgumentError) else str(error)
+    text = " ".join(message.split()) or type(error).__name__
+    if "OutOfMemory" in type(error).__name__ or isinstance(error, MemoryError):
+        return f"there is not enough memory (--memory or --batch-size may help): {text}"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return text
+
+
+def complain(text: str) -> None:
+    """A line on stderr, which says which process of torchrun it is from."""
+    rank = "" if is_first_rank() else f" (rank {os.environ['RANK']})"
+    typer.secho(f"paddle-ext{rank}: {text}", fg=typer.colors.RED, err=True)
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from ...version import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
+@app.callback(epilog="Each command has examples: paddle-ext evaluate --help")
+def common(
+    traceback: Annotated[
+        bool,
+        typer.Option(
+            "--traceback",
+            envvar="PADDLE_EXT_TRACEBACK",
+            help="Show where an error comes from; may stand anywhere.",
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    """Few-shot classification of a whole batch: many candidate classes, few of them present."""
+
+
+for module in (demo, classify, info, pictures, evaluating, reproduce):
+    module.register(app)

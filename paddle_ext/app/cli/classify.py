@@ -1,0 +1,146 @@
+"""``paddle-ext classify``: the user's own data, from a few labels to all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import show
+
+if TYPE_CHECKING:
+    from ..classify import Report
+
+EXAMPLES = """Examples:
+
+paddle-ext classify labelled.npz unlabelled.npz
+
+paddle-ext classify photos/labelled photos/new --output answers
+
+paddle-ext classify table.csv --label intent --text sentence
+
+paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
+"""
+MOST_CLASSES = 25  # in the terminal
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(classify)
+
+
+def classify(
+    labelled: Annotated[
+        Path,
+        typer.Argument(
+            help="Embeddings (.npz, .npy, .safetensors, .csv, .tsv, .parquet), a folder with one "
+            "folder of pictures for each class, or a table with gaps in its labels."
+        ),
+    ],
+    unlabelled: Annotated[
+        Path | None, typer.Argument(help="Embeddings or pictures to classify.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for answers.csv and answers.html.")] = Path(),
+    label: Annotated[
+        str | None, typer.Option(help="Column, or array, of classes; default: label.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="File of labels for a .npy: .npy, or one in each line.")
+    ] = None,
+    embedding: Annotated[
+        str | None,
+        typer.Option(
+            "--embedding",
+            "--features",
+            help="Columns of numbers: FIRST:LAST, A,B,C, the beginning of their names, or one "
+            "with lists; default: all.",
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Column of texts to embed.")] = None,
+    row_names: Annotated[
+        str | None, typer.Option("--id", help="Column that names the rows; default: numbers.")
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            help="Column or array of true classes, to tell the accuracy; for pictures: folder."
+        ),
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="For pictures: efficientnet_lite0, timm:NAME, or a checkpoint.")
+    ] = "efficientnet_lite0",
+    encoder: Annotated[
+        str | None, typer.Option(help="For texts: a model of sentence-transformers.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples classified together; default: 300.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the solver; default: chosen for each batch.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder to keep features in; default: the user's.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no features.")] = False,
+) -> None:
+    """Classify your own data from a few labels: writes a table and a page to look at."""
+    from ...research.files import user_cache
+    from ..classify import Columns, Settings
+    from ..classify import classify as run
+
+    report = run(
+        labelled,
+        unlabelled,
+        output,
+        Settings(
+            columns=Columns(embedding, text, label, row_names, truth),
+            labels=labels,
+            backbone=backbone,
+            encoder=encoder,
+            batch=batch,
+            temperature=temperature,
+            device=device,
+            cache=None if no_cache else cache or user_cache("classify"),
+            progress=True,
+        ),
+    )
+    show_report(report)
+
+
+def show_report(report: Report) -> None:
+    from ..classify.page import unsure_note
+
+    answers = report.answers
+    counts = answers.counts()
+    order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
+    cells = []
+    for k in order[:MOST_CLASSES]:
+        sure = answers.probability[answers.labels == k].mean()
+        share = float(counts[k]) / len(answers)
+        cells.append(
+            [answers.class_names[k], f"{counts[k]}", f"{100 * share:.1f} %", f"{sure:.2f}"]
+        )
+    title = (
+        f"{len(answers)} samples, {len(order)} of {len(answers.class_names)} classes found"
+        f"{unsure_note(answers)}, "
+        f"{report.seconds:.1f} s"
+    )
+    show.table(["class", "samples", "share", "mean probability"], cells, title=title)
+    if len(order) > MOST_CLASSES:
+        show.say(f"and {len(order) - MOST_CLASSES} other classes")
+    for note in report.notes:
+        show.say(f"note: {note}")
+    for path, why in list(report.unreadable.items())[:5]:
+        show.say(f"not read: {path}: {why}")
+    if len(report.unreadable) > 5:
+        show.say(f"not read: {len(report.unreadable) - 5} others, listed in the page")
+    accuracy = answers.accuracy()
+    if accuracy is not None:
+        right, known, foreign = accuracy
+        more = f", {foreign} of them of no known class" if foreign else ""
+        show.say(f"accuracy: {100 * right:.2f} % of {known} samples with a truth{more}")
+    show.say(f"written: {report.table}, {report.page}")

@@ -1,0 +1,140 @@
+"""``paddle-ext info``: what is installed, what a bank holds, what the options of a method are."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import show
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXAMPLES = """Examples:
+
+paddle-ext info
+
+paddle-ext info bank.npz
+
+paddle-ext info --method tim
+"""
+
+# What each library is for, and the extra that brings it.
+LIBRARIES = {
+    "rich": ("progress bars and tables", "cli"),
+    "matplotlib": ("pictures, and the characters of the demo", "cli"),
+    "PIL": ("decoding and drawing of images", "images"),
+    "safetensors": ("networks, and banks in .safetensors", "data"),
+    "sklearn": ("PaddleClassifier", "sklearn"),
+    "easyfsl": ("the adapter to easyfsl", "easyfsl"),
+    "pyarrow": ("tables in .parquet", "classify"),
+    "efficientnet_lite_pytorch": ("the default network of paddle-ext classify", "classify"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(info)
+
+
+def info(
+    bank: Annotated[Path | None, typer.Argument(help="Describe this feature bank.")] = None,
+    method: Annotated[str | None, typer.Option(help="List the options of this method.")] = None,
+) -> None:
+    """What is installed; what a feature bank holds; what the options of a method are."""
+    if bank is not None:
+        describe_bank(bank)
+    if method is not None:
+        describe_method(method)
+    if bank is None and method is None:
+        describe_installation()
+
+
+def describe_installation() -> None:
+    import torch
+
+    from ... import methods
+    from ...ops.native import build_info
+    from ...research.evaluation.tables import TITLES
+
+    about = build_info()
+    cuda = f"CUDA {about['cuda_version']}" if about["cuda"] else "without CUDA"
+    rows = [
+        ("paddle_ext", f"{about['version']}, {cuda}, SIMD level {about['simd']}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("Python", f"{platform.python_version()}, {platform.machine()}"),
+        ("device", "cpu"),
+    ]
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            found = torch.cuda.get_device_properties(number)
+            rows.append(
+                ("device", f"cuda:{number}, {found.name}, {found.total_memory / 2**30:.0f} GiB")
+            )
+    for name, (purpose, extra) in LIBRARIES.items():
+        there = importlib.util.find_spec(name) is not None
+        state = "installed" if there else f"missing: pip install 'paddle_ext[{extra}]'"
+        rows.append((name, f"{state} ({purpose})"))
+    show.pairs(rows)
+    cells = [[name, TITLES.get(name, name), summary(name)] for name in methods.available()]
+    show.table(["method", "", ""], cells, text_columns=(0, 1, 2))
+
+
+def summary(method: str) -> str:
+    """The first sentence of what a method says of itself."""
+    from ...methods import create
+
+    return (inspect.getdoc(type(create(method))) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def describe_method(name: str) -> None:
+    from ... import methods
+
+    options = methods.describe(name)
+    show.say(f"{name}: {summary(name)}")
+    cells = [[one.name, one.type, repr(one.default), one.help] for one in options]
+    show.table(["option", "type", "default", ""], cells, text_columns=(0, 1, 2, 3))
+    presets = type(methods.create(name)).presets
+    for preset, changed in presets.items():
+        if changed:
+            listed = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+            show.say(f"--preset {preset}: {listed}")
+
+
+def describe_bank(path: Path) -> None:
+    from ...research.data import FeatureBank
+
+    bank = FeatureBank.load(path).check_finite()
+    N, D = bank.features.shape
+    counts = bank.counts()
+    there = counts[counts > 0]
+    norms = bank.features.double().norm(dim=1)
+    of_no_class = int((bank.labels < 0).sum())
+    rows = [
+        ("rows", f"{N}" + (f", {of_no_class} of no class" if of_no_class else "")),
+        ("features", f"{D}, {str(bank.features.dtype).removeprefix('torch.')}"),
+        ("classes", f"{len(there)} with rows, of {bank.num_classes}"),
+        ("rows of a class", range_text(there.double(), "{:.0f}")),
+        ("norm of a row", range_text(norms, "{:.4g}")),
+        ("base mean", "none" if bank.base_mean is None else f"norm {bank.base_mean.norm():.4g}"),
+    ]
+    if bank.class_names is not None:
+        first = ", ".join(bank.class_names[:3])
+        rows.append(("class names", first + (", ..." if len(bank.class_names) > 3 else "")))
+    for name in bank.splits:
+        own = bank.subset(split=name)
+        classes = int((own.counts() > 0).sum())
+        rows.append((f"split {name}", f"{len(own)} rows, {classes} classes"))
+    show.pairs(rows, title=str(path))
+
+
+def range_text(values: Tensor, form: str) -> str:
+    """Smallest, median and largest value."""
+    numbers = (values.min(), values.median(), values.max())
+    least, middle, most = (form.format(float(number)) for number in numbers)
+    return f"{least} to {most}, median {middle}"

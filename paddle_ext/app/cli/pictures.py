@@ -1,0 +1,271 @@
+"""``paddle-ext train`` and ``paddle-ext extract``: from pictures to a feature bank."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import show
+from .arguments import comma_separated
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...research.backbones import Checkpoint, Epoch, Recipe
+    from ...research.data import FeatureBank
+    from ...research.data.images import ImageSet
+
+TRAIN_EXAMPLES = """Examples:
+
+paddle-ext train data/mini --layout mini --arch resnet18 --output runs/mini
+
+paddle-ext train data/mini --layout mini --recipe strong --compile --output runs/a
+
+paddle-ext train --layout glyphs --arch small --output runs/glyphs
+"""
+EXTRACT_EXAMPLES = """Examples:
+
+paddle-ext extract runs/mini/best.safetensors data/mini --layout mini
+
+paddle-ext extract runs/mini/best.safetensors data/mini --layout mini --base-split base
+
+paddle-ext extract model_best.pth.tar data/inat --layout inatural --split repr,query
+"""
+
+Root = Annotated[Path | None, typer.Argument(help="The images; glyphs have none.")]
+Layout = Annotated[
+    str, typer.Option(help="mini, tiered, inatural, folder, npz or glyphs (drawn on the spot).")
+]
+Size = Annotated[int | None, typer.Option(help="Bring images to so many pixels squared.")]
+Samples = Annotated[int, typer.Option(help="Images of each class, for the layout glyphs.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")]
+Architecture = Annotated[str, typer.Option(help="resnet18, wrn28_10 or small.")]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(help="paper, strong or small; default: paper, or small for the small one."),
+]
+RunFolder = Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/ARCH.")]
+InPlaceOfRecipe = Annotated[int | None, typer.Option(help="In place of the recipe's.")]
+Deterministic = Annotated[
+    bool, typer.Option(help="On CUDA: the same result each time, somewhat slower.")
+]
+Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog=TRAIN_EXAMPLES)(train)
+    app.command(epilog=EXTRACT_EXAMPLES)(extract)
+
+
+# --- train --------------------------------------------------------------------------------------
+
+
+def train(
+    root: Root = None,
+    layout: Layout = "folder",
+    arch: Architecture = "resnet18",
+    recipe: RecipeName = None,
+    output: RunFolder = None,
+    epochs: InPlaceOfRecipe = None,
+    batch_size: InPlaceOfRecipe = None,
+    base_split: Annotated[str, typer.Option(help="What it learns from.")] = "base",
+    val_split: Annotated[str, typer.Option(help="What decides on the best epoch.")] = "val",
+    validation: Annotated[bool, typer.Option(help="Keep the best epoch, or the last.")] = True,
+    validate_every: Annotated[int, typer.Option(help="Epochs between validations.")] = 1,
+    start: Annotated[Path | None, typer.Option(help="Checkpoint to begin with.")] = None,
+    teacher: Annotated[Path | None, typer.Option(help="Checkpoint to distil.")] = None,
+    size: Size = None,
+    samples: Samples = 40,
+    compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    deterministic: Deterministic = True,
+    precision: Precision = "auto",
+    device: Device = None,
+    seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
+    fresh: Fresh = False,
+) -> None:
+    """Train a network on the base classes; the same command goes on after an interruption."""
+    from ...research.backbones import train as run
+
+    folder = output or Path("runs") / arch
+    chosen = chosen_recipe(recipe, arch, epochs, batch_size)
+    start_network, teacher_network = load_network(start), load_network(teacher)
+    base = open_split(layout, root, base_split, size, samples)
+    val = open_split(layout, root, val_split, size, samples) if validation else None
+    show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
+    began = time.perf_counter()
+    with show.go_on_with("interrupted: the same command goes on after the last whole epoch"):
+        trained = run(
+            arch,
+            base,
+            val,
+            recipe=chosen,
+            output=folder,
+            resume=not fresh,
+            start=start_network,
+            teacher=teacher_network,
+            device=device,
+            precision=precision,
+            compiled=compiled,
+            deterministic=deterministic,
+            validate_every=validate_every,
+            seed=seed,
+        )
+    show_training(trained.history, folder, time.perf_counter() - began)
+    show.say(f"next: {next_command(folder, layout, root, base_split)}")
+
+
+def next_command(folder: Path, layout: str, root: Path | None, base_split: str) -> str:
+    """How to get features from the network just trained."""
+    where = [] if root is None else [root]
+    split = "repr,query" if layout == "inatural" else "test"
+    return show.command_line(
+        *("paddle-ext", "extract", folder / "best.safetensors", *where),
+        *("--layout", layout, "--base-split", base_split),
+        *("--split", split, "--output", folder / "test.npz"),
+    )
+
+
+def chosen_recipe(
+    name: str | None, architecture: str, epochs: int | None, batch_size: int | None
+) -> Recipe:
+    from ...research.backbones import recipe
+
+    found = recipe(name or ("small" if architecture == "small" else "paper"), architecture)
+    if epochs is not None:
+        found = replace(found, epochs=epochs)
+    if batch_size is not None:
+        found = replace(found, batch_size=batch_size)
+    return found
+
+
+def load_network(path: Path | None) -> Checkpoint | None:
+    from ...research.backbones import load_checkpoint
+
+    return None if path is None else load_checkpoint(path)
+
+
+def open_split(
+    layout: str, root: Path | None, split: str, size: int | None, samples: int
+) -> ImageSet:
+    """One split of a data set."""
+    from ...research.data import glyph_images, open_images
+
+    if layout == "glyphs":
+        if root is not None:
+            raise typer.BadParameter(f"ROOT must not be given with --layout glyphs, got {root}")
+        return glyph_images(split, samples=samples, size=32 if size is None else size)
+    if root is None:
+        raise typer.BadParameter(f"ROOT, the images, must be given with --layout {layout}")
+    return open_images(layout, root, split, size=size)
+
+
+def show_training(history: list[Epoch], folder: Path, seconds: float) -> None:
+    judged = [epoch for epoch in history if epoch.validation is not None]
+    best = max(judged, key=lambda epoch: epoch.validation or 0.0) if judged else history[-1]
+    rows = [("best epoch", f"{best.number} of {len(history)}")]
+    if best.validation is not None:
+        rows.append(("validation, 5-way 5-shot", f"{100 * best.validation:.1f} %"))
+    rows.append(("base accuracy, last epoch", f"{100 * history[-1].accuracy:.1f} %"))
+    rows.append(("seconds, this run", f"{seconds:.1f}"))
+    rows.append(("seconds, all epochs", f"{sum(epoch.seconds for epoch in history):.1f}"))
+    for name in ("best.safetensors", "last.safetensors", "state.pt"):
+        size = (folder / name).stat().st_size / 2**20
+        rows.append(("file", f"{folder / name} ({size:.1f} MiB)"))
+    show.pairs(rows)
+
+
+# --- extract ------------------------------------------------------------------------------------
+
+
+def extract(
+    checkpoint: Annotated[Path, typer.Argument(help="best.safetensors, or a public .pth.tar.")],
+    root: Root = None,
+    layout: Layout = "folder",
+    split: Annotated[str, typer.Option(help="One, or several: repr,query.")] = "test",
+    output: Annotated[Path, typer.Option(help="The bank: .npz or .safetensors.")] = Path(
+        "bank.npz"
+    ),
+    base_split: Annotated[
+        str | None,
+        typer.Option(help="Keep this split's mean feature, for methods that centre."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of features; found again by content.")
+    ] = None,
+    size: Size = None,
+    samples: Samples = 40,
+    batch_size: Annotated[int, typer.Option(help="Images at once.")] = 256,
+    precision: Precision = "float32",
+    device: Device = None,
+) -> None:
+    """Compute the features of images, as a feature bank."""
+    from ...research.backbones import extract as run
+    from ...research.backbones import load_checkpoint
+
+    if output.suffix not in (".npz", ".safetensors"):
+        raise typer.BadParameter(f"--output must end in .npz or .safetensors, got {output}")
+    splits = comma_separated([split])
+    if not splits:
+        raise typer.BadParameter("--split must be at least one, got none")
+    network = load_checkpoint(checkpoint)
+    sets = [open_split(layout, root, name, size, samples) for name in splits]
+    base = None if base_split is None else open_split(layout, root, base_split, size, samples)
+    settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "progress": True}
+    settings |= {"precision": precision, "cache": cache}
+    kept = "interrupted: the same command begins again"
+    if cache is not None:
+        kept += f", except for what is whole in {cache}"
+    with show.go_on_with(kept):
+        banks = [run(network, sets[0], base=base, **settings)]
+        banks += [run(network, each, **settings) for each in sets[1:]]
+    bank = merge_banks(banks)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    bank.save(output)
+    show.say(f"{output}: {bank!r}")
+    for shots in (1, 5):
+        show.say(soundness(bank, shots))
+    show.say(f"next: {show.command_line('paddle-ext', 'evaluate', output)}")
+
+
+def merge_banks(banks: list[FeatureBank]) -> FeatureBank:
+    """One bank of several splits; a class that two of them have is one class."""
+    import numpy as np
+    import torch
+
+    from ...research.data import FeatureBank
+
+    names = list(dict.fromkeys(name for bank in banks for name in bank.class_names or ()))
+    number = {name: label for label, name in enumerate(names)}
+
+    def labels(bank: FeatureBank) -> torch.Tensor:
+        own = torch.tensor([number[name] for name in bank.class_names or ()])
+        return own[bank.labels]
+
+    return FeatureBank(
+        torch.cat([bank.features for bank in banks]),
+        torch.cat([labels(bank) for bank in banks]),
+        names,
+        np.concatenate([bank.split for bank in banks if bank.split is not None]),
+        banks[0].base_mean,
+    )
+
+
+def soundness(bank: FeatureBank, shots: int, ways: int = 5) -> str:
+    """Nearest-mean accuracy: whether the features are worth evaluating."""
+    from ...research.backbones import nearest_mean_accuracy
+
+    title = f"{ways}-way {shots}-shot by the nearest class mean"
+    counts = bank.counts()
+    counts = counts[counts > 0]
+    if len(counts) < ways or int(counts.min()) <= shots:
+        return f"{title}: too few classes, or images of a class, to tell"
+    accuracy = nearest_mean_accuracy(
+        bank.features, bank.labels, num_classes=ways, shots=shots, centre=bank.base_mean
+    )
+    return f"{title}: {100 * accuracy:.1f} %"

@@ -1,0 +1,157 @@
+"""``paddle-ext reproduce``: the experiments of the paper, its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...research.ranks import is_first_rank
+from . import show
+from .arguments import comma_separated, numbers
+
+if TYPE_CHECKING:
+    from ...research.evaluation.experiments import ExperimentResult
+
+EXAMPLES = """Examples:
+
+paddle-ext reproduce --list
+
+paddle-ext reproduce table1 --bank mini-test.npz --output results/table1
+
+paddle-ext reproduce table1 --bank tiered-test.npz --dataset tiered --methods all
+
+paddle-ext reproduce keff --bank mini-test.npz --methods paddle,tim --n-tasks 500
+
+paddle-ext reproduce label-cost
+"""
+PARAMETERS = {"tuned": "options"}  # of the experiments, where an option has another name
+NONE: list[str] = []  # default of options that may be repeated
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(reproduce)
+
+
+def reproduce(
+    experiment: Annotated[str | None, typer.Argument(help="One of --list.")] = None,
+    bank: Annotated[Path | None, typer.Option(help="Feature bank of the test classes.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Whose numbers stand beside: mini, tiered, inat; or none.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="resnet18 or wrn28_10.")] = None,
+    methods: Annotated[
+        list[str], typer.Option(help="paper, all, or names as in paddle,tim.")
+    ] = NONE,
+    shots: Annotated[list[str], typer.Option(help="As in 5,10,20.")] = NONE,
+    k_eff: Annotated[list[str], typer.Option(help="As in 2,5,10.")] = NONE,
+    n_tasks: Annotated[int | None, typer.Option(help="Tasks of each setting.")] = None,
+    n_query: Annotated[int | None, typer.Option(help="Queries of a task.")] = None,
+    scaling: Annotated[str | None, typer.Option(help="minmax, auto or none.")] = None,
+    support: Annotated[str | None, typer.Option(help="Split to draw the support from.")] = None,
+    query: Annotated[str | None, typer.Option(help="Split to draw the queries from.")] = None,
+    tuned: Annotated[Path | None, typer.Option(help="tuning.json of paddle-ext tune.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the tasks.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; default: a GPU if any.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB that a batch of tasks may take.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of results; default: results/EXPERIMENT.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")] = (
+        False
+    ),
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+) -> None:
+    """Run an experiment of the paper; its numbers stand beside ours."""
+    if listed or experiment is None:
+        list_experiments()
+        return
+    given: dict[str, object] = {
+        "dataset": dataset,
+        "backbone": backbone,
+        "methods": method_names(methods),
+        "shots": one_or_more("--shots", shots),
+        "k_eff": one_or_more("--k-eff", k_eff),
+        "n_tasks": n_tasks,
+        "n_query": n_query,
+        "scaling": scaling,
+        "support": support,
+        "query": query,
+        "tuned": tuned,
+        "seed": seed,
+        "device": device,
+        "memory": memory,
+    }
+    folder = output or Path("results") / experiment
+    with show.go_on_with(f"interrupted: the same command goes on from {folder}"):
+        result = run(experiment, bank, given, folder, fresh)
+    if is_first_rank():
+        show_result(result, folder)
+
+
+def list_experiments() -> None:
+    from ...research.evaluation.experiments import EXPERIMENTS
+
+    cells = [[one.name, one.description] for one in EXPERIMENTS.values()]
+    show.table(["experiment", ""], cells, text_columns=(0, 1))
+
+
+def method_names(given: list[str]) -> str | list[str] | None:
+    names = comma_separated(given)
+    if len(names) == 1:
+        return names[0]
+    return names or None
+
+
+def one_or_more(option: str, given: list[str]) -> int | list[int] | None:
+    if not given:
+        return None
+    found = numbers(option, given)
+    return found[0] if len(found) == 1 else found
+
+
+def run(
+    name: str, bank: Path | None, given: Mapping[str, object], folder: Path, fresh: bool
+) -> ExperimentResult:
+    """Run an experiment with what was given and it takes."""
+    from ...research.data import FeatureBank
+    from ...research.evaluation.experiments import EXPERIMENTS
+
+    if name not in EXPERIMENTS:
+        raise typer.BadParameter(
+            f"EXPERIMENT must be one of {', '.join(EXPERIMENTS)}, got {name!r}"
+        )
+    experiment = EXPERIMENTS[name]
+    if experiment.needs_bank and bank is None:
+        raise typer.BadParameter(f"--bank must be given for {name}")
+    arguments: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    for key in arguments:
+        if PARAMETERS.get(key, key) not in experiment.parameters:
+            raise typer.BadParameter(
+                f"--{key.replace('_', '-')} must not be given for {name}, which has no such option"
+            )
+    if arguments.get("dataset") == "none":
+        arguments["dataset"] = None
+    if "tuned" in arguments:
+        from ...research.evaluation.tuning import Tuning
+
+        arguments[PARAMETERS["tuned"]] = Tuning.load(arguments.pop("tuned")).options
+    arguments |= {"output": folder, "resume": not fresh}
+    if bank is None or not experiment.needs_bank:
+        return experiment.run(**arguments)
+    return experiment.run(FeatureBank.load(bank), name=bank.stem, **arguments)
+
+
+def show_result(result: ExperimentResult, folder: Path) -> None:
+    show.say(result.title)
+    show.say(result.summary())
+    for each in result.tables():
+        strong = [number for number, row in enumerate(each.rows) if row[0].startswith("PADDLE")]
+        show.table(each.header, each.rows, title=each.title, emphasised=strong)
+    for path in sorted(folder.glob(f"{result.experiment}*.*")):
+        show.say(f"written: {path}")

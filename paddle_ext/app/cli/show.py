@@ -1,0 +1,81 @@
+"""What the commands print: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ...research.ranks import is_first_rank
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_WIDTH = 140  # of a table that goes to a file or a pipe
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with a sentence on how to go on."""
+
+
+@contextmanager
+def go_on_with(sentence: str) -> Iterator[None]:
+    """Let an interruption of the block say how to go on."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(sentence) from None
+
+
+def console() -> Console:
+    """Where results are printed."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else PLAIN_WIDTH
+    return Console(width=wide, highlight=False, quiet=not is_first_rank())
+
+
+def say(text: str) -> None:
+    """Print a line, as it is."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def command_line(*words: object) -> str:
+    """A command to be copied."""
+    return shlex.join(str(word) for word in words)
+
+
+def table(
+    header: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    emphasised: Sequence[int] = (),
+    text_columns: Sequence[int] = (0,),
+) -> None:
+    """Print a table; numbers stand right, the rows `emphasised` in bold."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, show_header=any(header))
+    for number, name in enumerate(header):
+        if number in text_columns:
+            made.add_column(Text(name), justify="left", overflow="fold")
+        else:
+            made.add_column(Text(name), justify="right", no_wrap=True)
+    for number, row in enumerate(cells):
+        style = "bold green" if number in emphasised else None
+        made.add_row(*(Text(cell) for cell in row), style=style)
+    if title:
+        console().print(Text(title), style="bold", soft_wrap=True)
+    console().print(made)
+
+
+def pairs(rows: Sequence[tuple[str, str]], *, title: str = "") -> None:
+    """Print names and what they stand for, in two columns."""
+    table(["", ""], rows, title=title, text_columns=(0, 1))

@@ -1,0 +1,345 @@
+"""The demo: every step from pictures to a table, on characters drawn on the spot.
+
+A small network learns 480 characters. Tasks are then made of 240 others: 60 candidate classes with
+five labelled images each, and a batch of 75 unlabelled images of only five of these classes. Every
+method classifies the same batches. ``paddle-ext demo`` runs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..methods import Method, create
+from ..version import version
+from .backbones import Recipe, extract, recipe, train
+from .data.bank import FeatureBank
+from .data.glyphs import glyph_images
+from .data.images import ImageArray
+from .evaluation import Evaluation, RunSettings, evaluate
+from .evaluation.arguments import PAPER_ORDER
+from .files import user_cache
+from .tasks import TaskSampler
+
+N_QUERY = 75
+NAME = "drawn characters"
+AUTO = "paddle (auto)"
+# On a CPU these take from 10 to 2000 times as long for a task as the others, so that they get only
+# one in so many tasks.
+ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 5, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
+LEAST_TASKS = 3
+# What a quick demo leaves out of the slowest ones.
+FEWER = {
+    "ici": {"max_iter": 5},
+    "tim": {"max_iter": 100},
+    "alpha_tim": {"max_iter": 100},
+    "paddle_pgd": {"max_iter": 20},
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is drawn and learnt."""
+
+    recipe: Recipe
+    base: int  # images of each class
+    val: int
+    novel: int
+
+
+FULL = Scale(replace(recipe("small"), epochs=3), base=30, val=20, novel=60)
+QUICK = Scale(replace(recipe("small"), epochs=1), base=4, val=6, novel=30)
+
+
+class Batch(NamedTuple):
+    """One task as a person sees it, and what PADDLE and the nearest mean make of it."""
+
+    support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
+    query: Tensor  # [Q, H, W] uint8
+    truth: Tensor  # [Q]
+    labels: Tensor  # [Q]: PADDLE's
+    nearest: Tensor  # [Q]: SimpleShot's
+    names: tuple[str, ...]  # [K]: of the candidate classes
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found."""
+
+    bank: FeatureBank  # features of the novel characters
+    evaluation: Evaluation
+    batch: Batch
+
+
+def run(
+    *,
+    n_tasks: int = 300,
+    num_classes: int = 60,
+    k_eff: int = 5,
+    shots: int = 5,
+    seed: int = 0,
+    quick: bool = False,
+    cache: str | Path | None = None,
+    fresh: bool = False,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> Demo:
+    """Draw, train, extract, evaluate.
+
+    Parameters
+    ----------
+    n_tasks : int
+        Tasks that the fast methods get; slow ones get fewer, see `task_counts`.
+    num_classes, k_eff, shots : int
+        Candidate classes of a task, classes present in its queries, labelled images per class.
+    seed : int
+        Of the drawings, the network and the tasks.
+    quick : bool
+        Draw, learn and iterate a little only: to see that all works.
+    cache : path, optional
+        Where the network and the features are kept; by default a folder of the user's cache.
+    fresh : bool
+        Train again, even if the cache has the network.
+    device : device, optional
+    progress : bool
+        Say on stderr how far it is.
+    say : function of str
+        Told what is being done.
+
+    Returns
+    -------
+    Demo
+
+    Examples
+    --------
+    >>> from paddle_ext.research import demo
+    >>> found = demo.run(quick=True, n_tasks=10)  # doctest: +SKIP
+    >>> demo.draw(found, "demo.png")  # doctest: +SKIP
+    """
+    settings = RunSettings(seed=seed, name=NAME, device=device, progress=progress)
+    check.integer("n_tasks", n_tasks)
+    folder = Path(user_cache("demo") if cache is None else cache)
+    scale = QUICK if quick else FULL
+    novel = glyph_images("test", samples=scale.novel, seed=seed)
+    # Refused here, not after the training.
+    sampler = TaskSampler(
+        novel.labels, shots=shots, n_query=N_QUERY, k_eff=k_eff, num_classes=num_classes, seed=seed
+    )
+    bank = features(novel, scale, folder, fresh, settings, say)
+    say(
+        f"{n_tasks} tasks: {num_classes} candidate classes with {shots} labelled images each, "
+        f"{N_QUERY} queries from only {k_eff} of them"
+    )
+    evaluation = compare(bank, sampler, n_tasks, quick, settings)
+    return Demo(bank, evaluation, one_batch(bank, novel, sampler))
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+def features(
+    novel: ImageArray,
+    scale: Scale,
+    folder: Path,
+    fresh: bool,
+    settings: RunSettings,
+    say: Callable[[str], None],
+) -> FeatureBank:
+    """Features of the novel characters, by a network that has learnt others."""
+    seed, device, progress = settings.seed, settings.device, settings.progress
+    base = glyph_images("base", samples=scale.base, seed=seed)
+    val = glyph_images("val", samples=scale.val, seed=seed)
+    key = hashlib.blake2b(repr((version(), scale, seed)).encode(), digest_size=10).hexdigest()
+    output = folder / f"network-{key}"
+    known = (output / "last.safetensors").is_file() and not fresh
+    learnt = f"{len(base.class_names)} characters ({len(base)} images)"
+    say(f"a small network that knows {learnt}: {output if known else 'training'}")
+    trained = train(
+        "small",
+        base,
+        val,
+        recipe=scale.recipe,
+        output=output,
+        resume=not fresh,
+        device=device,
+        seed=seed,
+        progress=progress,
+    )
+    say(f"its features of {len(novel.class_names)} other characters ({len(novel)} images)")
+    kept = folder / "features"
+    return extract(
+        trained.checkpoint, novel, base=base, cache=kept, device=device, progress=progress
+    )
+
+
+# --- methods ------------------------------------------------------------------------------------
+
+
+def contenders(quick: bool = False) -> dict[str, Method]:
+    """All methods as the paper has them, in its order; PADDLE also with the scaling "auto"."""
+    fewer = FEWER if quick else {}
+    found = {name: create(name, "paper", **fewer.get(name, {})) for name in PAPER_ORDER}
+    return found | {AUTO: create("paddle")}
+
+
+def task_counts(n_tasks: int) -> dict[str, int]:
+    """How many of the tasks each method gets: the first ones.
+
+    Examples
+    --------
+    >>> counts = task_counts(300)
+    >>> counts["paddle"], counts["tim_adm"], counts["tim"], counts["paddle_pgd"]
+    (300, 60, 25, 4)
+    """
+    least = min(n_tasks, LEAST_TASKS)
+    return {name: max(least, n_tasks // ONE_IN.get(name, 1)) for name in contenders()}
+
+
+def compare(
+    bank: FeatureBank, sampler: TaskSampler, n_tasks: int, quick: bool, settings: RunSettings
+) -> Evaluation:
+    """All methods on the same tasks, as far as each gets."""
+    chosen, counts = contenders(quick), task_counts(n_tasks)
+    parts = [
+        evaluate(
+            bank,
+            {name: method for name, method in chosen.items() if counts[name] == count},
+            shots=sampler.shots,
+            k_eff=sampler.k_eff,
+            n_tasks=count,
+            n_query=sampler.n_query,
+            num_classes=sampler.num_classes,
+            **vars(settings),
+        )
+        for count in sorted(set(counts.values()), reverse=True)
+    ]
+    results = {result.method: result for part in parts for result in part}
+    return replace(parts[0], results=tuple(results[name] for name in chosen))
+
+
+def one_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Batch:
+    """The first task, with its pictures."""
+    support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(0, 1))
+    K = sampler.num_classes
+    tensors = bank.features, support, labels, query
+    paddle = create("paddle", "paper").predict_indexed(*tensors, num_classes=K)
+    nearest = create("simpleshot").predict_indexed(
+        *tensors, num_classes=K, base_mean=bank.base_mean
+    )
+    shown = torch.stack([support[labels == k][0] for k in range(K)])
+    return Batch(
+        support=images.read(shown).squeeze(-1),
+        query=images.read(query).squeeze(-1),
+        truth=truth,
+        labels=paddle.labels,
+        nearest=nearest.labels,
+        names=tuple(images.class_names[int(images.labels[row])] for row in shown),
+    )
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+GAP = 4  # pixels between thumbnails
+COLUMNS = 20
+MOST_GROUPS = 9
+GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
+
+
+def draw(found: Demo, path: str | Path) -> None:
+    """Write the picture: accuracies on the left, one batch and what becomes of it on the right."""
+    from .evaluation import figures
+    from .evaluation.drawing import figure_class, finish, head, name_panel, prepare, settings_line
+
+    batch, evaluation = found.batch, found.evaluation
+    K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))
+    sheets = {
+        f"{K} candidate classes, one labelled image of each; {present} are present": (
+            candidate_sheet(batch)
+        ),
+    }
+    for name, labels in ((f"{Q} images by PADDLE", batch.labels), ("by SimpleShot", batch.nearest)):
+        sheets[f"{name}: {grouping_text(batch, labels)}"] = group_sheet(batch, labels)
+    counts = {result.n_tasks for result in evaluation}
+    heights = [len(each) for each in sheets.values()]
+    lines = sum(heights) / (batch.support.shape[-1] + 2 * GAP)
+    size = (15, max(7.6, 2.4 + 0.46 * lines))  # inches
+    figure = figure_class()(figsize=size, dpi=160, layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[0.8, 1.2], squeeze=False)[0]
+    bars = left.subplots()
+    prepare(bars)
+    figures.accuracy_bars(evaluation, axes=bars)
+    bars.set_xlim(0, 110)
+    note = "; slow methods on the first few tasks only" if len(counts) > 1 else ""
+    name_panel(bars, "Accuracy of all methods", x=f"accuracy (%){note}")
+    panels = right.subplots(len(sheets), 1, gridspec_kw={"height_ratios": heights})
+    for axes, (text, each) in zip(panels, sheets.items(), strict=True):
+        axes.imshow(each.numpy())
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+        axes.set_anchor("NW")
+        name_panel(axes, text)
+    legend = "first column: a labelled image of the class, green if present; red: wrong class"
+    panels[-1].set_xlabel(legend, fontsize=10.5, loc="left")
+    head(
+        figure,
+        "Many candidate classes, few of them present",
+        settings_line(evaluation, evaluation.bank),
+    )
+    finish(figure, path)
+
+
+def grouping_text(batch: Batch, labels: Tensor) -> str:
+    """What a method makes of a batch, in words."""
+    right = 100 * (labels == batch.truth).double().mean()
+    return f"{len(torch.unique(labels))} classes, {right:.0f} % right"
+
+
+def candidate_sheet(batch: Batch) -> Tensor:
+    """One image of each candidate class, those present framed: [H, W, 3]."""
+    present = set(batch.truth.tolist())
+    frames = [GREEN if k in present else None for k in range(len(batch.support))]
+    return sheet([list(zip(batch.support, frames, strict=True))])
+
+
+def group_sheet(batch: Batch, labels: Tensor) -> Tensor:
+    """The queries of each class found, the largest ones, beside a labelled image: [H, W, 3]."""
+    classes, sizes = torch.unique(labels, return_counts=True)
+    order = sizes.argsort(descending=True, stable=True)[:MOST_GROUPS]
+    lines = []
+    for k in classes[order].tolist():
+        own = (labels == k).nonzero().flatten()
+        own = own[(batch.truth[own] != k).int().argsort(stable=True)]  # wrong ones last
+        frames = [None if batch.truth[i] == k else RED for i in own]
+        mine = list(zip(batch.query[own], frames, strict=True))
+        first = (batch.support[k], GREEN if k in batch.truth else GREY)
+        for start in range(0, len(mine), COLUMNS - 1):
+            lines.append([first, *mine[start : start + COLUMNS - 1]])
+    return sheet(lines)
+
+
+Thumbnail = tuple[Tensor, tuple[float, float, float] | None]  # [H, W] uint8, colour of a frame
+
+
+def sheet(lines: list[list[Thumbnail]]) -> Tensor:
+    """Thumbnails, dark on white, each line wrapped: [H, W, 3] in [0, 1]."""
+    wrapped = [
+        line[start : start + COLUMNS] for line in lines for start in range(0, len(line), COLUMNS)
+    ]
+    step = lines[0][0][0].shape[0] + 2 * GAP
+    paper = torch.ones(step * len(wrapped), step * COLUMNS, 3)
+    for row, line in enumerate(wrapped):
+        for column, (image, frame) in enumerate(line):
+            cell = paper[row * step : (row + 1) * step, column * step : (column + 1) * step]
+            if frame is not None:
+                cell[1:-1, 1:-1] = torch.tensor(frame)
+            cell[GAP:-GAP, GAP:-GAP] = (1 - image / 255).unsqueeze(-1)
+    return paper

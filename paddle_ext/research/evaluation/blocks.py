@@ -1,0 +1,124 @@
+"""The work of an evaluation: blocks of numbered tasks, cut into batches that fit the memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...methods import Method
+from ..data.bank import FeatureBank
+from ..tasks import TaskSampler
+
+# Tasks of a block, wherever and with whatever memory it is computed: what one rank takes at a time,
+# and what an interrupted run loses at most. A GPU is busy with fewer.
+BLOCK = 500
+# GiB that a batch takes. The CPU gains nothing from more, and a slow method says more often how far
+# it is; methods have a budget of their own for what they compute from the rows.
+MEMORY = {"cpu": 1 / 32, "cuda": 2.0}
+
+
+class Count(NamedTuple):
+    """Right answers of some tasks, and the seconds they took."""
+
+    correct: int
+    squares: int  # of the right answers of each task, summed
+    seconds: float
+
+
+def block_sizes(n_tasks: int) -> list[int]:
+    """Tasks of each block; the last one may be shorter."""
+    return [min(BLOCK, n_tasks - start) for start in range(0, n_tasks, BLOCK)]
+
+
+class DeviceBank:
+    """The features where they are computed with, and how much memory a batch may take.
+
+    Parameters
+    ----------
+    bank : FeatureBank
+        A GPU keeps the dtype of its features. The CPU computes in single or double precision, and
+        would convert half precision in every call.
+    device : torch.device
+    memory : float or None
+        GiB; None: `MEMORY` of the device.
+    """
+
+    def __init__(self, bank: FeatureBank, device: torch.device, memory: float | None) -> None:
+        self.device = device
+        half_on_cpu = device.type == "cpu" and bank.features.itemsize < 4
+        features = bank.features.to(device, torch.float32 if half_on_cpu else None)
+        self.features = features.contiguous()
+        self.base_mean = bank.base_mean
+        if bank.base_mean is not None:
+            # Methods want a mean that is as precise as the features, or both single and half.
+            double = torch.float64 in (features.dtype, bank.base_mean.dtype)
+            self.base_mean = bank.base_mean.to(device, features.dtype if double else None)
+        self.bytes = int(2**30 * (MEMORY[device.type] if memory is None else memory))
+
+    def batch_size(self, sampler: TaskSampler, method: Method) -> int:
+        """How many tasks fit the memory: their indices and results, and rows if it gathers them."""
+        K, Q = sampler.num_classes, sampler.n_query
+        rows = Q if sampler.shots is None else Q + K * sampler.shots
+        size = 16 * rows + 12 * Q * K
+        if gathers(method):
+            itemsize = self.features.itemsize
+            single_copy = 4 if itemsize < 4 else 0
+            size += rows * self.features.shape[1] * (itemsize + single_copy)
+        return max(1, min(BLOCK, self.bytes // size))
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def gathers(method: Method) -> bool:
+    """Whether a method copies the rows of its tasks out of the bank."""
+    return type(method).solve_indexed is Method.solve_indexed
+
+
+class Block:
+    """Some tasks of a setting, drawn once for all methods."""
+
+    def __init__(self, bank: DeviceBank, sampler: TaskSampler, start: int, count: int) -> None:
+        self.bank, self.sampler = bank, sampler
+        self.tasks = sampler.batch(start, count).to(bank.device)
+
+    def count(self, method: Method, advance: Callable[[int], None] | None = None) -> Count:
+        """Right answers of a method, and its seconds from indices to labels.
+
+        `advance` is told how many tasks are done after each batch.
+        """
+        correct = squares = 0
+        seconds = 0.0
+        B, step = len(self.tasks.query_index), self.bank.batch_size(self.sampler, method)
+        for start in range(0, B, step):
+            part = slice(start, min(start + step, B))
+            right, taken = self.right_answers(method, part)
+            total = torch.stack([right.sum(), right.square().sum()]).tolist()
+            correct, squares, seconds = correct + total[0], squares + total[1], seconds + taken
+            if advance is not None:
+                advance(part.stop - part.start)
+        return Count(correct, squares, seconds)
+
+    def right_answers(self, method: Method, part: slice) -> tuple[Tensor, float]:
+        """The number of right answers of each task, [b] int64, and the seconds."""
+        bank, tasks = self.bank, self.tasks
+        shared = self.sampler.shots is None
+        bank.wait()
+        begin = time.perf_counter()
+        found = method.predict_indexed(
+            bank.features,
+            tasks.support_index if shared else tasks.support_index[part],
+            tasks.support_labels if shared else tasks.support_labels[part],
+            tasks.query_index[part],
+            num_classes=self.sampler.num_classes,
+            base_mean=bank.base_mean,
+            validate=False,  # the bank was checked, and the sampler draws what is there
+        )
+        bank.wait()
+        seconds = time.perf_counter() - begin
+        return (found.labels == tasks.query_labels[part]).sum(1), seconds

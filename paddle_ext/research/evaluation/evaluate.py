@@ -1,0 +1,303 @@
+"""Methods on many tasks of a feature bank: accuracy with its confidence interval, and seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...methods import Method
+from ...version import version
+from ..data.bank import FeatureBank
+from ..progress import Progress
+from ..ranks import Ranks, join_ranks
+from ..tasks import TaskSampler
+from .arguments import chosen_methods, options_of
+from .blocks import BLOCK, Block, Count, DeviceBank, block_sizes
+from .journal import Journal, Key, digest
+from .plan import TaskPlan, check_features, plan_tasks
+from .results import Evaluation, Result
+from .settings import RunSettings
+
+FILE = "evaluation.json"
+
+
+def evaluate(
+    bank: FeatureBank,
+    methods: str | Method | Sequence[str | Method] | Mapping[str, Method] = "all",
+    *,
+    shots: int | Sequence[int] | None = (5, 10, 20),
+    k_eff: int | Sequence[int] = 5,
+    n_tasks: int = 10_000,
+    n_query: int = 75,
+    num_classes: int | None = None,
+    sampling: str = "uniform",
+    alpha: float = 1.0,
+    support: str | Tensor | None = None,
+    query: str | Tensor | None = None,
+    preset: str | None = None,
+    seed: int = 0,
+    name: str = "",
+    device: str | torch.device | None = None,
+    memory: float | None = None,
+    output: str | Path | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Evaluation:
+    """Evaluate methods on the same few-shot tasks.
+
+    Parameters
+    ----------
+    bank : FeatureBank
+        Rows of no class, label -1, are not drawn. Classes without rows do not count: the others
+        are then numbered anew, in their order.
+    methods : str, Method, or a sequence of them, or a mapping of labels to methods
+        A name of `methods.available()`, or ``"all"``, in the order of the paper's tables. A mapping
+        gives the methods labels of your own, so that one of them may come with several options.
+    shots : int, sequence of int, or None
+        Support rows of each class. None: all rows of `support`, shared by all tasks.
+    k_eff : int or sequence of int
+        Classes that the queries of a task come from. Each number of shots is combined with each
+        of them.
+    n_tasks, n_query : int
+        Tasks of each combination, and queries of a task.
+    num_classes : int, optional
+        Candidate classes of a task; by default all.
+    sampling, alpha
+        As in `TaskSampler`.
+    support, query : str or Tensor [n], optional
+        What to draw them from: a split of the bank, or rows. One of them given, the other is all
+        remaining rows.
+    preset : {"paper", "mini", "tiered", "inat"}, optional
+        For methods given by name: options as the paper has them, see `methods.create`.
+    seed : int
+        Of the tasks, in [0, 2**64).
+    name : str
+        What the features are called in the result.
+    device : device, optional
+        Default: where the bank is if that is a GPU, else a GPU if there is one. Under torchrun each
+        rank takes the GPU of its number on the machine.
+    memory : float, optional
+        GiB that a batch of tasks may take.
+    output : path, optional
+        A folder for the journal and, at the end, ``evaluation.json``.
+    resume : bool
+        Go on from the journal in `output`; False starts anew.
+    progress : bool
+        Say on stderr how far it is.
+
+    Returns
+    -------
+    Evaluation
+        Results for each combination of shots and k_eff, in it for each method. It does not depend
+        on the number of ranks or on interruptions, except for the seconds.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a bad argument, before any work, in one sentence.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> labels = torch.arange(20).repeat_interleave(60)
+    >>> bank = paddle_ext.FeatureBank(4 * torch.eye(20)[labels] + torch.rand(1200, 20), labels)
+    >>> methods = ["simpleshot", "paddle"]
+    >>> found = paddle_ext.evaluate(bank, methods, shots=5, n_tasks=20, progress=False)
+    >>> [(result.method, result.accuracy) for result in found]
+    [('simpleshot', 100.0), ('paddle', 100.0)]
+    """
+    settings = RunSettings(
+        seed=seed,
+        name=name,
+        device=device,
+        memory=memory,
+        output=output,
+        resume=resume,
+        progress=progress,
+    )
+    chosen = chosen_methods(methods, preset)
+    plan = plan_tasks(
+        bank,
+        shots=shots,
+        k_eff=k_eff,
+        n_query=n_query,
+        n_tasks=n_tasks,
+        num_classes=num_classes,
+        sampling=sampling,
+        alpha=alpha,
+        seed=seed,
+        support=support,
+        query=query,
+    )
+    return evaluate_plan(bank, chosen, plan, settings)
+
+
+def evaluate_plan(
+    bank: FeatureBank, methods: Mapping[str, Method], plan: TaskPlan, settings: RunSettings
+) -> Evaluation:
+    """Evaluate methods, by their labels, on planned tasks."""
+    check_features(bank)
+    with join_ranks() as ranks:
+        device = settings.device_for(bank, ranks.local)
+        on_device = DeviceBank(bank, device, settings.memory)
+        show = settings.progress and ranks.rank == 0
+        work = Work(methods, plan, on_device, ranks, show)
+        journal = None
+        if settings.folder is not None:
+            journal = Journal(settings.folder, journal_header(bank, plan), ranks.rank)
+        results = work.results(work.run(journal, settings.resume))
+        machine = ranks.gather(machine_line(device))[0]
+        notes = {"version": version(), "base_mean": bank.base_mean is not None}
+        sampler = plan.samplers[0]
+        found = Evaluation(
+            results, settings.name, sampler.sampling, sampler.alpha, sampler.seed, machine, notes
+        )
+        if settings.folder is not None and ranks.rank == 0:
+            found.save(settings.folder / FILE)
+    return found
+
+
+def journal_header(bank: FeatureBank, plan: TaskPlan) -> dict[str, object]:
+    """What the counts of a journal depend on: all but shots, k_eff and methods."""
+    sampler = plan.samplers[0]
+    return {
+        "version": version(),
+        "block": BLOCK,
+        "features": digest(bank.features, bank.base_mean),
+        "rows": digest(plan.labels, plan.support, plan.query),
+        "sampling": sampler.sampling,
+        "alpha": sampler.alpha,
+        "seed": sampler.seed,
+        "n_query": sampler.n_query,
+        "num_classes": sampler.num_classes,
+    }
+
+
+def machine_line(device: torch.device) -> str:
+    """What the seconds were measured on."""
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+    else:
+        where = f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
+    return f"{where}, torch {torch.__version__}"
+
+
+# --- work ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done: settings, in each its blocks of tasks, for each block all methods.
+
+    So a block is drawn once for all methods, and all of them have a first result early.
+    """
+
+    methods: Mapping[str, Method]
+    plan: TaskPlan
+    bank: DeviceBank
+    ranks: Ranks
+    show: bool
+
+    def keys(self) -> Iterator[tuple[Key, TaskSampler, str]]:
+        """All steps in their order, each with its setting and the label of its method."""
+        names = {
+            label: f"{method.name} {digest(type(method).__qualname__, options_of(method))}"
+            for label, method in self.methods.items()
+        }
+        for sampler in self.plan.samplers:
+            for number, size in enumerate(block_sizes(self.plan.n_tasks)):
+                for label, name in names.items():
+                    yield Key(sampler.shots, sampler.k_eff, name, number, size), sampler, label
+
+    def run(self, journal: Journal | None, resume: bool) -> dict[Key, Count]:
+        """The counts of all steps; those of the journal are not computed again."""
+        done: dict[Key, Count] = {}
+        if journal is not None:
+            if not resume:
+                self.ranks.call_on_all(journal.clear)
+            for read in self.ranks.call_on_all(journal.read):
+                done |= read
+            self.ranks.call_on_all(journal.open)
+        mine: dict[Key, Count] = {}
+        try:
+            for key, count in self.steps(done):
+                mine[key] = count
+                if journal is not None:
+                    journal.add(key, count)
+        finally:
+            if journal is not None:
+                journal.close()
+        for others in self.ranks.gather(mine):
+            done |= others
+        return done
+
+    def steps(self, done: Mapping[Key, Count]) -> Iterator[tuple[Key, Count]]:
+        """Compute what this rank has to."""
+        todo = {
+            key: (sampler, label)
+            for key, sampler, label in self.keys()
+            if key.block % self.ranks.world == self.ranks.rank and key not in done
+        }
+        total = sum(key.n_tasks for key in todo)
+        device = self.bank.device
+        on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+        with on_device, Progress("evaluating", total, show=self.show) as shown:
+            self.warm_up(dict.fromkeys(label for _, label in todo.values()))
+            sums: dict[tuple[TaskSampler, str], tuple[int, int]] = {}
+            block, drawn = None, None
+            for key, (sampler, label) in todo.items():
+                if block is None or drawn != (sampler, key.block):
+                    block, drawn = None, (sampler, key.block)  # the old one's memory is free first
+                    block = Block(self.bank, sampler, key.block * BLOCK, key.n_tasks)
+                right, answers = sums.get((sampler, label), (0, 0))
+                note = progress_note(sampler, label, right, answers)
+                count = block.count(self.methods[label], partial(shown.advance, note=note))
+                answers += key.n_tasks * sampler.n_query
+                sums[sampler, label] = right + count.correct, answers
+                yield key, count
+
+    def warm_up(self, labels: Mapping[str, None]) -> None:
+        """Let each method see a task before the clock runs; what it cannot take is told early."""
+        if not labels:
+            return
+        block = Block(self.bank, self.plan.samplers[0], 0, 1)
+        for label in labels:
+            try:
+                block.count(self.methods[label])
+            except ValueError as error:
+                raise ValueError(f"methods: {label!r} refuses these tasks: {error}") from error
+
+    def results(self, counts: Mapping[Key, Count]) -> tuple[Result, ...]:
+        found: dict[tuple[TaskSampler, str], list[Count]] = {}
+        for key, sampler, label in self.keys():
+            found.setdefault((sampler, label), []).append(counts[key])
+        return tuple(
+            Result(
+                method=label,
+                options=options_of(self.methods[label]),
+                shots=sampler.shots,
+                k_eff=sampler.k_eff,
+                num_classes=sampler.num_classes,
+                n_query=sampler.n_query,
+                n_tasks=self.plan.n_tasks,
+                correct=sum(count.correct for count in blocks),
+                squares=sum(count.squares for count in blocks),
+                seconds=sum(count.seconds for count in blocks),
+            )
+            for (sampler, label), blocks in found.items()
+        )
+
+
+def progress_note(sampler: TaskSampler, label: str, right: int, answers: int) -> str:
+    """What is being computed, and how accurate it has been so far."""
+    shots = "" if sampler.shots is None else f"{sampler.shots} shots, "
+    accuracy = f": {100 * right / answers:.1f} %" if answers else ""
+    return f"{label}, {shots}{sampler.k_eff} effective classes{accuracy}"

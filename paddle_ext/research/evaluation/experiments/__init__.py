@@ -1,0 +1,115 @@
+"""The paper's experiments: a function `run` for each, and a result that can be saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from .. import paper
+from ..results import contents_of
+from ..settings import RunSettings
+from . import accuracy, convergence, label_cost, lambda_
+from .base import ExperimentResult, Table
+
+__all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment that can be run by its name; `run` of its module documents the arguments."""
+
+    name: str
+    description: str
+    run: Callable[..., ExperimentResult]
+    result: type[ExperimentResult]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of what `run` takes, those of `RunSettings` among them."""
+        own = inspect.signature(self.run).parameters.values()
+        named = [each.name for each in own if each.kind is not each.VAR_KEYWORD]
+        return (*named, *(field.name for field in dataclasses.fields(RunSettings)))
+
+    @property
+    def needs_bank(self) -> bool:
+        return "bank" in self.parameters
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "table1",
+            "all methods at 5, 10 and 20 shots, 5 classes present",
+            partial(accuracy.run, "table1"),
+            accuracy.AccuracyTable,
+        ),
+        Experiment(
+            "table2",
+            "i-Nat: one support for all tasks, 5 classes present",
+            partial(
+                accuracy.run,
+                "table2",
+                dataset="inat",
+                shots=None,
+                support="repr",
+                query="query",
+            ),
+            accuracy.AccuracyTable,
+        ),
+        Experiment(
+            "ablation",
+            "PADDLE without and with the partition complexity",
+            partial(accuracy.run, "ablation"),
+            accuracy.AccuracyTable,
+        ),
+        Experiment(
+            "keff",
+            "accuracy against the number of classes present, 2 to 10",
+            partial(accuracy.run, "keff", k_eff=paper.K_EFFS, n_tasks=1000),
+            accuracy.AccuracyCurves,
+        ),
+        Experiment(
+            "convergence",
+            "PADDLE against projected gradient descent on one task: criterion against seconds",
+            convergence.run,
+            convergence.Convergence,
+        ),
+        Experiment(
+            "lambda",
+            "PADDLE's accuracy against lambda, and the best lambda against the number of queries",
+            lambda_.run,
+            lambda_.Lambda,
+        ),
+        Experiment(
+            "label-cost",
+            "the label cost and its relaxation for two classes; needs no bank",
+            label_cost.run,
+            label_cost.LabelCost,
+        ),
+    )
+}
+
+
+def load(path: str | Path) -> ExperimentResult:
+    """Read a result that was saved, to show or draw it again.
+
+    Parameters
+    ----------
+    path : path
+        The JSON file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = EXPERIMENTS["label-cost"].run(output=folder)
+    ...     load(f"{folder}/label-cost.json") == written
+    True
+    """
+    with contents_of(Path(path), "the result of an experiment") as contents:
+        return EXPERIMENTS[contents["experiment"]].result.from_data(contents)

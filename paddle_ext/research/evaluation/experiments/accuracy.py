@@ -1,0 +1,203 @@
+"""Methods beside the paper: Table 1, Table 2, the ablation, and accuracy against K_eff.
+
+All four are one experiment: methods on the tasks of a bank, beside what was published of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .... import check
+from ...data.bank import FeatureBank
+from .. import figures as pictures
+from .. import paper
+from ..drawing import distinct, settings_line, shots_title
+from ..evaluate import evaluate_plan
+from ..results import Evaluation
+from ..settings import RunSettings
+from ..tables import MISSING, accuracy_text, published_cells, rows, title_of
+from .base import (
+    ExperimentResult,
+    Table,
+    check_data_set,
+    features_title,
+    methods_by_name,
+    plan_experiment,
+    save_on_first_rank,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from typing_extensions import Self
+
+TITLES = {
+    "table1": "Table 1: accuracy of the methods",
+    "table2": "Table 2: accuracy with one support for all tasks",
+    "ablation": "Ablation: without and with the partition complexity",
+    "keff": "Accuracy against the number of classes present",
+}
+JOURNAL = "tasks"  # folder of evaluate's journal, in that of the experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyTable(ExperimentResult):
+    """One evaluation, beside what the paper has for a data set and a backbone."""
+
+    evaluation: Evaluation
+    dataset: str | None  # None: the paper has nothing to compare with
+    backbone: str
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "evaluation": Evaluation.from_fields(data["evaluation"])})
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.experiment]
+
+    def summary(self) -> str:
+        where = f" Seconds: {self.evaluation.machine}." if self.evaluation.machine else ""
+        intervals = "± is half the 95 % confidence interval."
+        return f"{settings_line(self.evaluation, self.evaluation.bank)}; {intervals}{where}"
+
+    def published(self) -> dict[str, dict[int | None, float]]:
+        """The paper's table, which has K_eff = 5 alone."""
+        if self.dataset is None or self.evaluation.results[0].k_eff != 5:
+            return {}
+        return paper.accuracies(self.experiment, self.dataset, self.backbone)
+
+    def tables(self) -> list[Table]:
+        return [Table("", *rows(self.evaluation, published=self.published()))]
+
+    def figures(self) -> dict[str, Figure]:
+        both = set(paper.methods("ablation")) <= set(self.evaluation.methods)
+        if self.experiment == "ablation" and both:
+            figure = pictures.ablation(self.evaluation, self.published())
+        else:
+            figure = pictures.accuracy_bars(self.evaluation, published=self.published())
+        return {self.experiment: figure}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyCurves(AccuracyTable):
+    """An evaluation of several K_eff, beside the public curves."""
+
+    def curve(self, method: str, shots: int | None) -> dict[int, float]:
+        """The public curve of a method."""
+        if self.dataset is None:
+            return {}
+        return paper.k_eff_curve(self.dataset, self.backbone, method, shots)
+
+    def tables(self) -> list[Table]:
+        return [self.table(shots) for shots in distinct(r.shots for r in self.evaluation)]
+
+    def table(self, shots: int | None) -> Table:
+        """K_eff in columns; below each method its public curve and the difference."""
+        results = [result for result in self.evaluation if result.shots == shots]
+        every_k_eff = distinct(result.k_eff for result in results)
+        cells = []
+        for method in self.evaluation.methods:
+            found = {result.k_eff: result for result in results if result.method == method}
+            texts = [accuracy_text(found[k]) if k in found else MISSING for k in every_k_eff]
+            cells.append([title_of(method), *texts])
+            curve = self.curve(method, shots)
+            if set(curve) & set(every_k_eff):
+                pairs = [
+                    published_cells(found[k].accuracy if k in found else None, curve.get(k))
+                    for k in every_k_eff
+                ]
+                theirs, differences = zip(*pairs, strict=True)
+                cells += [["paper", *theirs], ["difference", *differences]]
+        return Table(shots_title(shots), ["K_eff", *map(str, every_k_eff)], cells)
+
+    def figures(self) -> dict[str, Figure]:
+        every_shots = distinct(result.shots for result in self.evaluation)
+        published = {shots: self.curve("paddle", shots) for shots in every_shots}
+        figure = pictures.accuracy_against_k_eff(self.evaluation, published)
+        return {self.experiment: figure}
+
+
+def run(
+    experiment: str,
+    bank: FeatureBank,
+    *,
+    dataset: str | None = "mini",
+    backbone: str = "resnet18",
+    methods: str | Sequence[str] = "paper",
+    shots: int | Sequence[int] | None = paper.SHOTS,
+    k_eff: int | Sequence[int] = 5,
+    n_tasks: int = 10_000,
+    n_query: int = 75,
+    support: str | None = None,
+    query: str | None = None,
+    options: Mapping[str, Mapping[str, object]] | None = None,
+    **run: Any,
+) -> AccuracyTable:
+    """Evaluate the methods of a table of the paper on a bank of test classes.
+
+    Parameters
+    ----------
+    experiment : {"table1", "table2", "ablation", "keff"}
+        Each has defaults of its own: `EXPERIMENTS` calls this function with them.
+    bank : FeatureBank
+        All its classes are candidates.
+    dataset : {"mini", "tiered", "inat"} or None
+        What the bank is made of, of what the table has: chooses the presets of the methods and the
+        paper's column. i-Nat has one support for all tasks, whatever `shots` is. None: the options
+        of the paper without those for a data set, and no published numbers.
+    backbone : {"resnet18", "wrn28_10"}
+        Chooses the paper's rows.
+    methods : {"paper", "all"}, or names
+        Those of the table, or all there are.
+    shots, n_tasks, n_query
+        As in `evaluate`.
+    k_eff : int, or for "keff" a sequence of int
+        Classes that the queries of a task come from.
+    support, query : str, optional
+        Splits to draw from; for i-Nat by default ``"repr"`` and ``"query"``, as
+        `open_images("inatural", ...)` calls them.
+    options : mapping, optional
+        From names to options of methods, such as `Tuning.options`.
+    **run
+        Seed, name, device, memory, output, resume and progress: see `RunSettings`. `output` gets
+        the journal, from which a second call goes on, and the result. Pictures call the features by
+        `name`; by default by the data set and the backbone.
+
+    Returns
+    -------
+    AccuracyTable, or for "keff" AccuracyCurves
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
+    >>> print(run("table1", bank, n_tasks=1000).markdown())  # doctest: +SKIP
+    """
+    settings = RunSettings(**run)
+    curves = experiment == "keff"
+    table = "table1" if curves else experiment
+    check_data_set(dataset, backbone, paper.data_sets(table))
+    if dataset == "inat":
+        shots, support, query = None, support or "repr", query or "query"
+    if not curves:
+        check.integer("k_eff", k_eff)
+    chosen = methods_by_name(methods, paper.methods(table), dataset or "paper", options)
+    plan = plan_experiment(
+        experiment,
+        bank,
+        shots=shots,
+        k_eff=k_eff,
+        n_query=n_query,
+        n_tasks=n_tasks,
+        support=support,
+        query=query,
+        seed=settings.seed,
+    )
+    named = replace(settings, name=features_title(settings.name, dataset, backbone))
+    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL))
+    result = (AccuracyCurves if curves else AccuracyTable)(
+        experiment=experiment, evaluation=evaluation, dataset=dataset, backbone=backbone
+    )
+    return save_on_first_rank(result, settings)

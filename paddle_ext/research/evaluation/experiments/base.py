@@ -1,0 +1,168 @@
+"""What all experiments share: their results, the check of the bank, the methods, files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from .... import check
+from .... import methods as registry
+from ....methods import Method
+from ...data.bank import FeatureBank
+from ...files import replacing
+from ...ranks import is_first_rank
+from .. import paper
+from ..arguments import PAPER_ORDER
+from ..drawing import finish
+from ..plan import TaskPlan, distinct_integers, plan_tasks
+from ..results import write_json
+from ..settings import RunSettings
+from ..tables import markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from typing_extensions import Self
+
+DATA_SET_TITLES = {"mini": "mini-ImageNet", "tiered": "tiered-ImageNet", "inat": "i-Nat"}
+BACKBONE_TITLES = {"resnet18": "ResNet-18", "wrn28_10": "WRN28-10"}
+
+
+class Table(NamedTuple):
+    """A table as text, for Markdown or a terminal."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        heading = f"**{self.title}**\n\n" if self.title else ""
+        return heading + markdown_table(self.header, self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentResult(ABC):
+    """What an experiment found; `save` writes it, and `load` of this package reads it.
+
+    A subclass is a frozen dataclass of what can be written as JSON.
+    """
+
+    experiment: str  # its name on the command line
+
+    @property
+    @abstractmethod
+    def title(self) -> str: ...
+
+    @abstractmethod
+    def summary(self) -> str:
+        """What it was run on, in one sentence."""
+
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """Ours beside the paper's."""
+
+    @abstractmethod
+    def figures(self) -> dict[str, Figure]:
+        """Pictures, by the names of their files without suffix."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Make it from what was read from JSON."""
+        return cls(**data)
+
+    def markdown(self) -> str:
+        """The whole result as a page of Markdown."""
+        parts = [f"# {self.title}\n", f"{self.summary()}\n"]
+        return "\n".join([*parts, *(table.markdown() for table in self.tables())])
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write JSON, Markdown and pictures into a folder; returns their paths.
+
+        The pictures come last, so that without matplotlib the rest is there.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [folder / f"{self.experiment}.json", folder / f"{self.experiment}.md"]
+        write_json(written[0], asdict(self))
+        with replacing(written[1]) as temporary:
+            temporary.write_text(self.markdown(), encoding="utf-8")
+        for stem, figure in self.figures().items():
+            written.append(folder / f"{stem}.png")
+            finish(figure, written[-1])
+        return written
+
+
+R = TypeVar("R", bound=ExperimentResult)
+
+
+def save_on_first_rank(result: R, settings: RunSettings) -> R:
+    """The result, written to `output`; of the processes of torchrun the first one writes."""
+    if settings.folder is not None and is_first_rank():
+        result.save(settings.folder)
+    return result
+
+
+def check_data_set(dataset: object, backbone: object, known: Sequence[str]) -> None:
+    if dataset is not None:
+        check.choice("dataset", dataset, known)
+    check.choice("backbone", backbone, paper.BACKBONES)
+
+
+def features_title(name: str, dataset: str | None, backbone: str) -> str:
+    """What the pictures call the features, unless they have a name of their own."""
+    if name or dataset is None:
+        return name
+    return f"{DATA_SET_TITLES[dataset]}, {BACKBONE_TITLES[backbone]}"
+
+
+def methods_by_name(
+    methods: str | Sequence[str],
+    published: Sequence[str],
+    preset: str,
+    options: Mapping[str, Mapping[str, object]] | None,
+) -> dict[str, Method]:
+    """Those of the paper, all, or some; options as tuning found them.
+
+    Options of a method that is not among them are not needed, and not looked at.
+    """
+    if isinstance(methods, str):
+        named = {"paper": tuple(published), "all": PAPER_ORDER}.get(methods, (methods,))
+    else:
+        named = tuple(methods)
+    if not named:
+        raise check.ArgumentValueError("methods", "must be at least one, got none")
+    for name in named:
+        if name not in registry.available():
+            known = ", ".join(map(repr, ("paper", "all", *registry.available())))
+            raise check.ArgumentValueError("methods", f"must be among {known}, got {name!r}")
+    given = options or {}
+    return {name: registry.create(name, preset, **given.get(name, {})) for name in named}
+
+
+def plan_experiment(
+    experiment: str,
+    bank: FeatureBank,
+    *,
+    shots: int | Sequence[int] | None,
+    k_eff: int | Sequence[int],
+    n_query: int,
+    n_tasks: int = 1,
+    **tasks: Any,
+) -> TaskPlan:
+    """`plan_tasks`; where it is the bank that cannot serve them, the error says so."""
+    if shots is not None:
+        distinct_integers("shots", shots)
+    distinct_integers("k_eff", k_eff)
+    check.integer("n_query", n_query)
+    check.integer("n_tasks", n_tasks)
+    try:
+        return plan_tasks(bank, shots=shots, k_eff=k_eff, n_query=n_query, n_tasks=n_tasks, **tasks)
+    except ValueError as error:
+        context = f"this bank cannot serve the experiment {experiment}: "
+        if isinstance(error, check.ArgumentError):
+            raise check.ArgumentValueError(
+                error.argument, error.problem, context=context
+            ) from error
+        raise ValueError(f"{context}{error}") from error

@@ -1,0 +1,420 @@
+"""Pictures of evaluations: one colour and one marker for each method, in all of them.
+
+Every function returns a matplotlib figure, and with `path` also writes it, as the suffix says
+(``.png``, ``.svg``, ``.pdf``). No window opens and no state of pyplot is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .drawing import (
+    INK,
+    K_EFF,
+    K_EFF_BOLD,
+    NORMAL,
+    PALE,
+    SMALL,
+    STYLES,
+    at_least_one,
+    distinct,
+    draw_bars,
+    draw_line,
+    duration_text,
+    finish,
+    head,
+    interval,
+    legend_below,
+    make_panels,
+    method_legend,
+    name_panel,
+    paler,
+    published_line,
+    settings_line,
+    shots_title,
+    style,
+    tolerance_text,
+)
+from .results import Evaluation, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NEAR = 1.0  # points of accuracy: what counts as nearly the best lambda
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How the criterion of one solver fell on one task."""
+
+    method: str  # its name in the registry, which gives the colour
+    title: str  # what the picture and the table call it
+    iterations: tuple[int, ...]
+    seconds: tuple[float, ...]  # since the start, at each of them
+    criterion: tuple[float, ...]
+    accuracy: float  # of the final labels, in per cent
+    reached: float | None  # seconds until the criterion was at most the tolerance
+
+
+# --- accuracies ---------------------------------------------------------------------------------
+
+
+def accuracy_against_k_eff(
+    evaluation: Evaluation,
+    published: Mapping[int | None, Mapping[int, float]] | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw accuracy against the number of effective classes, one panel per number of shots.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        With several values of `k_eff`. Bands are 95 % confidence intervals.
+    published : mapping, optional
+        From shots to K_eff to the published accuracy of PADDLE, drawn dashed.
+    path : path, optional
+
+    Examples
+    --------
+    >>> from paddle_ext.research.evaluation import Evaluation
+    >>> evaluation = Evaluation.load("keff/evaluation.json")  # doctest: +SKIP
+    >>> accuracy_against_k_eff(evaluation, path="keff.png")  # doctest: +SKIP
+    """
+    results = at_least_one(evaluation)
+    every_shots = distinct(result.shots for result in results)
+    every_k_eff = distinct(result.k_eff for result in results)
+    figure, panels = make_panels(len(every_shots), height=5.0)
+    for axes, shots in zip(panels, every_shots, strict=True):
+        for method in evaluation.methods:
+            own = [r for r in evaluation.select(method) if r.shots == shots]
+            draw_line(axes, method, sorted((r.k_eff, r.accuracy, interval(r)) for r in own))
+        dashed = (published or {}).get(shots, {})
+        if dashed:
+            axes.plot(list(dashed), list(dashed.values()), **published_line())
+        name_panel(axes, shots_title(shots), f"classes present, {K_EFF}")
+        axes.set_xticks(every_k_eff)
+    panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
+    bank = evaluation.bank
+    head(figure, "Accuracy against the number of classes present", settings_line(results, bank))
+    method_legend(figure, evaluation.methods, any((published or {}).values()))
+    return finish(figure, path)
+
+
+def accuracy_bars(
+    evaluation: Evaluation,
+    shots: int | None = None,
+    published: Mapping[str, Mapping[int | None, float]] | None = None,
+    path: str | Path | None = None,
+    axes: Axes | None = None,
+) -> Figure:
+    """Draw the accuracies of all methods as bars, the best on top.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        Of one `k_eff`. Whiskers are 95 % confidence intervals.
+    shots : int, optional
+        Draw this number of shots alone. By default each has a panel.
+    published : mapping, optional
+        From methods to shots to published accuracies, drawn as ticks; `paper.accuracies` has them.
+    path : path, optional
+    axes : matplotlib Axes, optional
+        Draw one number of shots into these, which belong to a figure of your own.
+
+    Examples
+    --------
+    >>> from paddle_ext.research.evaluation import paper
+    >>> published = paper.accuracies("table1", "mini")
+    >>> accuracy_bars(evaluation, 5, published, "bars.png")  # doctest: +SKIP
+    """
+    results = [r for r in at_least_one(evaluation) if shots is None or r.shots == shots]
+    if not results:
+        there = ", ".join(str(own) for own in distinct(r.shots for r in evaluation))
+        raise ValueError(f"shots must be one of those evaluated, {there}, got {shots}")
+    if len({r.k_eff for r in results}) > 1:
+        raise ValueError("evaluation must have one k_eff for bars, got several")
+    every_shots = distinct(r.shots for r in results)
+    if axes is not None:
+        if len(every_shots) > 1:
+            raise ValueError(f"shots must be given with axes, got None for {every_shots}")
+        draw_bars(axes, results, published)
+        return finish(axes.figure, path)  # type: ignore[arg-type]
+    height = 1.9 + 0.38 * len({r.method for r in results})
+    width = 7.0 if len(every_shots) == 1 else 10.0
+    figure, panels = make_panels(len(every_shots), height=height, width=width, share=False)
+    for panel, own in zip(panels, every_shots, strict=True):
+        draw_bars(panel, [r for r in results if r.shots == own], published)
+        name_panel(panel, shots_title(own))
+    head(figure, "Accuracy of the methods", settings_line(results, evaluation.bank))
+    if published:
+        (tick,) = panels[0].plot([], [], color=INK, lw=0, marker="|", ms=14, mew=2.4)
+        legend_below(figure, [tick], ["published"])
+    return finish(figure, path)
+
+
+def ablation(
+    evaluation: Evaluation,
+    published: Mapping[str, Mapping[int | None, float]] | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw what the partition complexity gives: soft K-means and PADDLE, side by side per shots.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        Of the methods `soft_kmeans` and `paddle`, and one `k_eff`.
+    published : mapping, optional
+        As in `accuracy_bars`.
+    path : path, optional
+
+    Examples
+    --------
+    >>> ablation(evaluation, path="ablation.svg")  # doctest: +SKIP
+    """
+    results = at_least_one(evaluation)
+    every_shots = distinct(result.shots for result in results)
+    figure, (axes,) = make_panels(1, height=4.8, width=7.5)
+    titles = {"soft_kmeans": "without: soft K-means", "paddle": "with: PADDLE"}
+    for side, (method, title) in enumerate(titles.items()):
+        for place, shots in enumerate(every_shots):
+            found = [r for r in results if r.method == method and r.shots == shots]
+            if len(found) != 1:
+                raise ValueError(f"evaluation must have one result of {method}, got {len(found)}")
+            x = place + 0.38 * (side - 0.5)
+            known = (published or {}).get(method, {}).get(shots)
+            draw_column(axes, x, found[0], known, title if place == 0 else "")
+    axes.set_xticks(range(len(every_shots)), [shots_title(shots) for shots in every_shots])
+    axes.set_xlim(-0.6, len(every_shots) - 0.4)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    axes.grid(visible=False, axis="x")
+    name_panel(axes, "", y="accuracy (%)")
+    head(
+        figure, "With and without the partition complexity", settings_line(results, evaluation.bank)
+    )
+    handles, labels = axes.get_legend_handles_labels()
+    if published:
+        handles += axes.plot([], [], color=INK, lw=2.4)
+        labels.append("published")
+    legend_below(figure, handles, labels)
+    return finish(figure, path)
+
+
+def draw_column(axes: Axes, x: float, result: Result, known: float | None, label: str) -> None:
+    colour = STYLES[result.method][0]
+    colour = colour if result.method == "paddle" else paler(colour)
+    axes.bar(x, result.accuracy, 0.34, color=colour, label=label or None)
+    axes.errorbar(x, result.accuracy, interval(result), color=INK, lw=1.3, capsize=3, zorder=4)
+    if known is not None:
+        axes.plot([x - 0.2, x + 0.2], [known] * 2, color=INK, lw=2.4, zorder=5)
+    top = max(result.accuracy + interval(result), known or 0.0)
+    place: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
+    text = f"{result.accuracy:.1f}"
+    axes.annotate(text, (x, top), fontsize=SMALL, color=INK, **place)
+
+
+# --- lambda -------------------------------------------------------------------------------------
+
+
+def accuracy_against_lambda(results: Iterable[Result], path: str | Path | None = None) -> Figure:
+    """Draw PADDLE's accuracy against lambda, one panel per K_eff, at one number of queries.
+
+    The dotted line is at the best lambda, the dashed one at the number of queries.
+
+    Parameters
+    ----------
+    results : iterable of Result
+        An `Evaluation` of PADDLE with several values of `lam`.
+    path : path, optional
+
+    Examples
+    --------
+    >>> accuracy_against_lambda(evaluation, "lambda.png")  # doctest: +SKIP
+    """
+    results = at_least_one(results)
+    queries = distinct(result.n_query for result in results)
+    if len(queries) > 1:
+        raise ValueError(f"results must have one number of queries, got {queries}")
+    every_k_eff = distinct(result.k_eff for result in results)
+    figure, panels = make_panels(len(every_k_eff), height=4.4, share=False)
+    for axes, k_eff in zip(panels, every_k_eff, strict=True):
+        own = [result for result in results if result.k_eff == k_eff]
+        best = lambda_of(best_of(own))
+        draw_line(axes, "paddle", sorted((lambda_of(r), r.accuracy, interval(r)) for r in own))
+        axes.axvline(queries[0], color=INK, lw=1.4, ls="--", label="λ = |Q|", zorder=1)
+        axes.axvline(best, color=STYLES["alpha_tim"][0], lw=2.2, ls=":", label="best λ", zorder=1)
+        name_panel(axes, f"{K_EFF_BOLD} = {k_eff}: best at {best:g}", "λ")
+    panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
+    shots = shots_title(results[0].shots)
+    head(figure, "PADDLE's accuracy against λ", f"{settings_line(results)}, {shots}")
+    legend_below(figure, *panels[0].get_legend_handles_labels())
+    return finish(figure, path)
+
+
+def best_lambda_against_queries(
+    results: Iterable[Result], path: str | Path | None = None
+) -> Figure:
+    """Draw the lambda of the best accuracy against the number of queries, one panel per K_eff.
+
+    The band spans the values of lambda whose accuracy is within one point of the best.
+
+    Parameters
+    ----------
+    results : iterable of Result
+        Of PADDLE, with several values of `lam` for each number of queries.
+    path : path, optional
+
+    Examples
+    --------
+    >>> best_lambda_against_queries([*few, *many], "best-lambda.png")  # doctest: +SKIP
+    """
+    results = at_least_one(results)
+    every_k_eff = distinct(result.k_eff for result in results)
+    figure, panels = make_panels(len(every_k_eff), height=4.6)
+    colour, marker = STYLES["paddle"]
+    for axes, k_eff in zip(panels, every_k_eff, strict=True):
+        own = [result for result in results if result.k_eff == k_eff]
+        queries = distinct(result.n_query for result in own)
+        groups = [[r for r in own if r.n_query == count] for count in queries]
+        near = [nearly_best(group) for group in groups]
+        axes.fill_between(
+            queries,
+            [min(values) for values in near],
+            [max(values) for values in near],
+            color=colour,
+            alpha=0.15,
+            lw=0,
+            label=f"within {NEAR:g} point of the best",
+        )
+        end = max(queries)
+        axes.plot([0, end], [0, end], color=INK, lw=1.4, ls="--", label="λ = |Q|")
+        best = [lambda_of(best_of(group)) for group in groups]
+        axes.plot(queries, best, color=colour, marker=marker, lw=2.4, ms=7, label="best λ")
+        name_panel(axes, f"{K_EFF_BOLD} = {k_eff}", "queries |Q|")
+        axes.set_xlim(0, 1.05 * end)
+        axes.set_ylim(bottom=0)
+    panels[0].set_ylabel("best λ", fontsize=NORMAL, color=INK)
+    shots = shots_title(results[0].shots)
+    head(figure, "The best λ against the number of queries", f"{settings_line(results)}, {shots}")
+    legend_below(figure, *panels[0].get_legend_handles_labels())
+    return finish(figure, path)
+
+
+def lambda_of(result: Result) -> float:
+    """Lambda of a result of PADDLE."""
+    value = result.options.get("lam", result.n_query)
+    if value is None:
+        return float(result.n_query)
+    if not isinstance(value, int | float):
+        raise TypeError(f"lam must be a number or None, got {value!r}")
+    return float(value)
+
+
+def best_of(results: Sequence[Result]) -> Result:
+    """The most accurate one; of equals that whose lambda is nearest the number of queries."""
+    return max(results, key=lambda r: (r.accuracy, -abs(lambda_of(r) - r.n_query)))
+
+
+def nearly_best(results: Sequence[Result]) -> list[float]:
+    """The values of lambda that lose at most `NEAR` points."""
+    least = best_of(results).accuracy - NEAR
+    return [lambda_of(result) for result in results if result.accuracy >= least]
+
+
+# --- convergence and label cost -----------------------------------------------------------------
+
+
+def criterion_against_time(
+    curves: Sequence[Curve], tol: float = 1e-6, path: str | Path | None = None
+) -> Figure:
+    """Draw how far the prototypes still move against elapsed seconds, both on log scales.
+
+    Parameters
+    ----------
+    curves : sequence of Curve
+        Those of more than 200 points have a marker every 100 iterations.
+    tol : float
+        The criterion to be reached, a dashed line.
+    path : path, optional
+
+    Examples
+    --------
+    >>> curve = Curve("paddle", "PADDLE", (1, 2), (1e-3, 2e-3), (0.1, 1e-7), 90.0, 2e-3)
+    >>> figure = criterion_against_time([curve])
+    """
+    figure, (axes,) = make_panels(1, height=5.6, width=8.0)
+    seen: set[str] = set()
+    for curve in curves:
+        points = [p for p in zip(curve.seconds, curve.criterion, strict=True) if min(p) > 0]
+        if not points:
+            raise ValueError(f"curves must have a criterion above 0, got none of {curve.title!r}")
+        colour, marker = style(curve.method)
+        done = "not reached" if curve.reached is None else duration_text(curve.reached)
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            marker=marker,
+            ms=6.5,
+            mec="white",
+            mew=0.6,
+            lw=1.2 if len(points) > 200 else 2.0,
+            ls=(0, (4, 1.5)) if curve.method in seen else "-",  # a second way to compute the same
+            markevery=100 if len(points) > 200 else 1 + len(points) // 30,
+            label=f"{curve.title}: {done}",
+        )
+        seen.add(curve.method)
+    axes.axhline(tol, color=PALE, lw=1.2, ls="--", zorder=1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], tol / 1e3))
+    name_panel(axes, "", "elapsed time (s)", "mean move of a prototype")
+    below = f"time until they move by at most {tolerance_text(tol)}; "
+    below += "long runs have a marker every 100 iterations"
+    head(figure, "How fast the prototypes of one task settle", below)
+    legend_below(figure, *axes.get_legend_handles_labels(), columns=1)
+    return finish(figure, path)
+
+
+def label_cost(path: str | Path | None = None) -> Figure:
+    """Draw the label cost and its relaxation for two classes.
+
+    The cost is the number of classes used; the partition complexity, the entropy of the
+    proportions, follows it and has a slope.
+
+    Parameters
+    ----------
+    path : path, optional
+
+    Examples
+    --------
+    >>> figure = label_cost()
+    """
+    figure, (axes,) = make_panels(1, height=4.6, width=7.0)
+    cost, relaxed = STYLES["alpha_tim"][0], STYLES["paddle"][0]
+    axes.plot([0, 1], [2, 2], color=cost, lw=2.6)
+    axes.plot([0, 1], [2, 2], "o", ms=9, mfc="white", mec=cost, mew=2, zorder=4)
+    axes.plot([0, 1], [1, 1], "o", ms=9, color=cost, zorder=4)
+    x, y = zip(*label_costs(401), strict=True)
+    axes.plot(x, y, color=relaxed, lw=3)
+    middle: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NORMAL, "weight": "bold"}
+    axes.text(0.5, 2.06, "label cost: classes used", color=cost, **middle)
+    axes.text(0.5, math.log(2) + 0.06, "its relaxation: entropy", color=relaxed, **middle)
+    axes.set_ylim(-0.05, 2.35)
+    axes.set_yticks([0, 0.5, 1, 1.5, 2])
+    name_panel(axes, "", "proportion of the first class, $\\hat{u}_1$", "cost")
+    head(figure, "The label cost and its relaxation", "two classes")
+    return finish(figure, path)
+
+
+def label_costs(count: int) -> list[tuple[float, float]]:
+    """The first class's proportion from 0 to 1, and the entropy of both, in nats."""
+
+    def term(p: float) -> float:
+        return -p * math.log(p) if p > 0 else 0.0
+
+    proportions = [i / (count - 1) for i in range(count)]
+    return [(p, term(p) + term(1 - p)) for p in proportions]

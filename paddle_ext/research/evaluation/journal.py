@@ -1,0 +1,133 @@
+"""What an interrupted evaluation has done: a file of JSON lines for each rank.
+
+The first line says what the counts belong to. Then comes one line for each block of tasks that a
+method has finished, flushed at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+from torch import Tensor
+
+from ...check import ArgumentValueError
+from .blocks import Count
+
+FORMAT = 2
+PATTERN = "journal-*.jsonl"
+ROWS = 2**16  # read at a time: a mapped bank may exceed the memory
+
+
+class Key(NamedTuple):
+    """One block of tasks of one method in one setting."""
+
+    shots: int | None
+    k_eff: int
+    method: str  # its name, and a digest of its options
+    block: int
+    n_tasks: int  # of this block, which is the last one where it is shorter
+
+
+class Journal:
+    """The journal of one rank in a folder that all ranks share.
+
+    Parameters
+    ----------
+    folder : Path
+    header : mapping
+        Everything that the counts depend on, beside what is in a `Key`.
+    rank : int
+    """
+
+    def __init__(self, folder: Path, header: Mapping[str, object], rank: int) -> None:
+        self.folder, self.header = folder, {"journal": FORMAT, **header}
+        self.path = folder / f"journal-{rank}.jsonl"
+        self.file: TextIO | None = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for path in self.folder.glob(PATTERN):
+            path.unlink(missing_ok=True)  # another rank may have been faster
+
+    def read(self) -> dict[Key, Count]:
+        """What all ranks have done."""
+        done: dict[Key, Count] = {}
+        for path in sorted(self.folder.glob(PATTERN)):
+            header, *entries = whole_lines(path) or [self.header]
+            self.check_header(path, header)
+            for entry in entries:
+                try:
+                    done[Key(*entry["task"])] = Count(*entry["count"])
+                except (KeyError, TypeError) as error:
+                    raise ValueError(f"{path} is not a journal of an evaluation") from error
+        return done
+
+    def check_header(self, path: Path, header: object) -> None:
+        if not isinstance(header, dict) or "journal" not in header:
+            raise ValueError(f"{path} is not a journal of an evaluation")
+        different = [
+            f"{name} (there {header.get(name)!r}, here {self.header.get(name)!r})"
+            for name in dict.fromkeys([*self.header, *header])
+            if header.get(name) != self.header.get(name)
+        ]
+        if different:
+            raise ArgumentValueError(
+                "output",
+                f"must be a folder of the same evaluation to resume, got {str(self.folder)!r} "
+                f"with another {', another '.join(different)}",
+                or_pass="resume=False",
+            )
+
+    def open(self) -> None:
+        """Begin to write, after the last whole line."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = whole_bytes(self.path)
+        self.file = self.path.open("a")
+        self.file.truncate(kept)
+        if kept == 0:
+            self.write(self.header)
+
+    def add(self, key: Key, count: Count) -> None:
+        self.write({"task": key, "count": count})
+
+    def write(self, line: Mapping[str, object]) -> None:
+        if self.file is not None:
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+def whole_bytes(path: Path) -> int:
+    """Bytes up to the last line that is whole: a process may be killed while it writes."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+
+def whole_lines(path: Path) -> list[Any]:
+    text = path.read_bytes()[: whole_bytes(path)].decode()
+    try:
+        return [json.loads(line) for line in text.splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is not a journal of an evaluation: {error}") from error
+
+
+def digest(*parts: object) -> str:
+    """A short digest of tensors, and of anything that prints the same when it is the same."""
+    result = hashlib.blake2b(digest_size=10)
+    for part in parts:
+        if isinstance(part, Tensor):
+            result.update(f"{part.dtype} {list(part.shape)} ".encode())
+            for start in range(0, len(part), ROWS):
+                rows = part[start : start + ROWS].detach().cpu().contiguous()
+                result.update(rows.view(-1).view(torch.uint8).numpy().data)
+        else:
+            result.update(f"{part!r} ".encode())
+    return result.hexdigest()

@@ -1,0 +1,128 @@
+"""The tasks of an evaluation: which rows of a bank they are drawn from, in which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import check
+from ..data.bank import FeatureBank
+from ..tasks import TaskSampler
+
+ROWS = 2**16  # checked at a time: a mapped bank may exceed the memory
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """A sampler for each combination of shots and k_eff, and what all of them draw from."""
+
+    samplers: tuple[TaskSampler, ...]
+    n_tasks: int  # of each
+    labels: Tensor  # [N] int64: classes that no task can draw left out, the others numbered anew
+    support: Tensor | None  # rows; None: all that the queries leave
+    query: Tensor | None
+
+
+def plan_tasks(
+    bank: FeatureBank,
+    *,
+    shots: int | Sequence[int] | None,
+    k_eff: int | Sequence[int],
+    n_query: int,
+    n_tasks: int = 1,
+    num_classes: int | None = None,
+    sampling: str = "uniform",
+    alpha: float = 1.0,
+    seed: int = 0,
+    support: str | Tensor | None = None,
+    query: str | Tensor | None = None,
+) -> TaskPlan:
+    """Check what tasks are asked for, against what the bank has; arguments as of `evaluate`."""
+    if not isinstance(bank, FeatureBank):
+        raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
+    check.integer("n_tasks", n_tasks)
+    support_rows, query_rows = (
+        split_rows(bank, "support", support),
+        split_rows(bank, "query", query),
+    )
+    labels = class_numbers(bank, support_rows, query_rows)
+    samplers = tuple(
+        TaskSampler(
+            labels,
+            shots=count,
+            n_query=n_query,
+            k_eff=effective,
+            num_classes=num_classes,
+            sampling=sampling,
+            alpha=alpha,
+            seed=seed,
+            support=support_rows,
+            query=query_rows,
+        )
+        for count in ([None] if shots is None else distinct_integers("shots", shots))
+        for effective in distinct_integers("k_eff", k_eff)
+    )
+    return TaskPlan(samplers, n_tasks, labels, support_rows, query_rows)
+
+
+def distinct_integers(name: str, value: object) -> list[int]:
+    """One number, or several different ones."""
+    listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not listed:
+        raise check.ArgumentValueError(name, "must be at least one number, got none")
+    numbers = [check.integer(name, number) for number in listed]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            problem = f"must not have a number twice, got {number} more than once"
+            raise check.ArgumentValueError(name, problem)
+    return numbers
+
+
+def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tensor | None:
+    """The rows of a split that have a class; rows are left to the sampler, which checks them."""
+    if not isinstance(given, str):
+        return given
+    if given not in bank.splits:
+        there = ", ".join(map(repr, bank.splits)) or "none"
+        raise check.ArgumentValueError(
+            name, f"must be rows or a split of the bank ({there}), got {given!r}"
+        )
+    rows = bank.rows(given)
+    rows = rows[bank.labels.cpu()[rows] >= 0]
+    if len(rows) == 0:
+        raise check.ArgumentValueError(
+            name, f"must have rows of a class, got {given!r}, which has none"
+        )
+    return rows
+
+
+def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
+    """The labels [N], with classes that no task can draw left out and the others numbered anew.
+
+    A class can be drawn if it has rows; with both pools given, if it has some of these.
+    """
+    labels = bank.labels.cpu()
+    pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
+    seen = labels
+    if len(pools) == 2:
+        inside = torch.cat([x.cpu().view(-1).long() for x in pools])
+        if len(inside) and int(inside.min()) >= 0 and int(inside.max()) < len(labels):
+            seen = labels[inside]  # else the sampler says what is wrong
+    there = torch.bincount(seen[seen >= 0], minlength=bank.num_classes) > 0
+    number = torch.where(there, there.cumsum(0) - 1, -1)
+    return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one: of -1
+
+
+def check_features(bank: FeatureBank) -> None:
+    """Refuse features that cannot be summed, so that no method need look for them again."""
+    for name, x in (("features", bank.features), ("base_mean", bank.base_mean)):
+        if x is None:
+            continue
+        most = check.SUMMABLE[x.dtype]
+        for start in range(0, len(x), ROWS):
+            low, high = torch.aminmax(x[start : start + ROWS])
+            if not (low >= -most and high <= most):  # false for NaN
+                check.too_large(name, x, most)

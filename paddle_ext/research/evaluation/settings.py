@@ -1,0 +1,84 @@
+"""How an evaluation runs, whatever it evaluates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ... import check
+from ...ops import native
+from ..data.bank import FeatureBank
+from ..tasks.sampler import natural
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How `evaluate`, `tune` and the experiments run; each of them takes these as keywords.
+
+    Parameters
+    ----------
+    seed : int
+        Of the tasks, in [0, 2**64).
+    name : str
+        What results and pictures call the features.
+    device : device, optional
+        Default: where the bank is if that is a GPU, else a GPU if there is one. Under torchrun each
+        rank takes the GPU of its number on the machine.
+    memory : float, optional
+        GiB that a batch of tasks may take.
+    output : path, optional
+        A folder for the journal and, at the end, for the result.
+    resume : bool
+        Go on from the journal in `output`; False starts anew.
+    progress : bool
+        Say on stderr how far it is.
+    """
+
+    seed: int = 0
+    name: str = ""
+    device: str | torch.device | None = None
+    memory: float | None = None
+    output: str | Path | None = None
+    resume: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        natural("seed", self.seed, 2**64 - 1)
+        if not isinstance(self.name, str):
+            raise check.ArgumentTypeError("name", f"must be a string, got {check.kind(self.name)}")
+        check.device(self.device)
+        if self.memory is not None:
+            check.real("memory", self.memory, positive=True)
+        if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
+            raise check.ArgumentValueError(
+                "output", f"must be a folder, got the file {str(self.output)!r}"
+            )
+        check.flag("resume", self.resume)
+        check.flag("progress", self.progress)
+
+    @property
+    def folder(self) -> Path | None:
+        """`output` as a path."""
+        return None if self.output is None else Path(self.output)
+
+    def in_subfolder(self, name: str) -> RunSettings:
+        """The same, with a folder inside `output`."""
+        return self if self.folder is None else replace(self, output=self.folder / name)
+
+    def device_for(self, bank: FeatureBank, local_rank: int = 0) -> torch.device:
+        """Where to compute; a GPU without a number is that of the rank."""
+        if self.device is not None:
+            found = check.device(self.device)
+        elif bank.features.is_cuda:
+            found = bank.features.device
+        else:
+            found = torch.device("cuda" if usable_gpu() else "cpu")
+        if found == torch.device("cuda"):  # without a number
+            found = torch.device("cuda", local_rank % torch.cuda.device_count())
+        return found
+
+
+def usable_gpu() -> bool:
+    return torch.cuda.is_available() and native.has_cuda()

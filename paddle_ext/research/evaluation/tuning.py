@@ -1,0 +1,263 @@
+"""Hyper-parameters by the protocol of the paper: the best of a grid on the validation classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import check
+from ...methods import Method, describe
+from ...methods.base import lookup
+from ..data.bank import FeatureBank
+from ..ranks import is_first_rank
+from .arguments import chosen_methods
+from .evaluate import evaluate_plan
+from .plan import plan_tasks
+from .results import Evaluation, Result, as_tuple, contents_of, write_json
+from .settings import RunSettings
+from .tables import TITLES, accuracy_text, markdown_table
+
+FILE = "tuning.json"
+
+Grid = Mapping[str, Sequence[object]]
+
+# What is tried of each method: all combinations. The defaults are among them, those of the presets
+# too. PADDLE and its relatives are free of parameters, SimpleShot has none that changes a label.
+GRIDS: dict[str, dict[str, tuple[object, ...]]] = {
+    "baseline": {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)},
+    "simpleshot": {},
+    "ici": {"dimension": (2, 5, 10), "step": (3, 5, 10)},
+    "bd_cspn": {"temperature": (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0)},
+    "pt_map": {"step": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)},
+    "laplacian_shot": {"lam": (0.1, 0.3, 0.7, 1.0), "knn": (3, 5)},
+    "tim": {
+        "weights": tuple((1.0, m, c) for m in (0.1, 0.3, 1.0) for c in (0.1, 0.3, 1.0)),
+    },
+    "tim_adm": {
+        "weights": tuple((0.1, m, c) for m in (0.3, 1.0, 3.0) for c in (0.03, 0.1, 0.3)),
+    },
+    "alpha_tim": {
+        "alphas": tuple((1.0, a, b) for a, b in ((2, 2), (3, 3), (5, 5), (7, 5), (7, 7))),
+        "weights": ((1.0, 0.5, 1.0), (1.0, 1.0, 1.0)),
+    },
+    "soft_kmeans": {},
+    "paddle_pgd": {},
+    "paddle": {},
+}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The accuracy at each point of the grids, and the best points."""
+
+    curves: Evaluation  # a result for each point: its options tell which
+    best: Mapping[str, Result]  # of each method
+    options: Mapping[str, Mapping[str, object]]  # of each method, the best values of the tuned ones
+
+    def methods(self) -> dict[str, Method]:
+        """The methods with their best options, for `evaluate`."""
+        return {name: lookup(name)(**result.options) for name, result in self.best.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file; an interrupted call leaves the old one."""
+        index = {name: self.curves.results.index(result) for name, result in self.best.items()}
+        contents = {"best": index, "options": self.options, "curves": asdict(self.curves)}
+        write_json(Path(path), contents)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tuning:
+        """Read what `save` wrote."""
+        with contents_of(Path(path), "a tuning") as contents:
+            curves = Evaluation.from_fields(contents["curves"])
+            best = {name: curves.results[i] for name, i in contents["best"].items()}
+            options = {
+                name: {option: as_tuple(value) for option, value in chosen.items()}
+                for name, chosen in contents["options"].items()
+            }
+            return cls(curves, best, options)
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells: the best options of each method, and the accuracies of its grid."""
+        cells = []
+        for name, result in self.best.items():
+            points = self.curves.select(name)
+            chosen = ", ".join(
+                f"{key} = {option_text(value)}" for key, value in self.options[name].items()
+            )
+            worst = min(point.accuracy for point in points)
+            row = [TITLES.get(name, name), chosen or "none tuned", accuracy_text(result)]
+            cells.append([*row, f"{worst:.1f}", str(len(points))])
+        return ["method", "options", "accuracy", "worst", "points"], cells
+
+    def markdown(self) -> str:
+        """The same in Markdown."""
+        return markdown_table(*self.rows())
+
+
+def tune(
+    bank: FeatureBank,
+    methods: str | Method | Sequence[str | Method] = "all",
+    *,
+    grids: Mapping[str, Grid] | None = None,
+    shots: int = 5,
+    k_eff: int = 5,
+    num_classes: int | None = 5,
+    n_tasks: int = 1000,
+    n_query: int = 75,
+    sampling: str = "dirichlet",
+    alpha: float = 2.0,
+    preset: str | None = None,
+    **run: Any,
+) -> Tuning:
+    """Choose options of methods on a bank of validation classes, all on the same tasks.
+
+    Parameters
+    ----------
+    bank : FeatureBank
+        Of validation classes: neither the base classes nor those of the tests.
+    methods : str, Method, or a sequence of them
+        As in `evaluate`. A method keeps the options that are not tuned.
+    grids : mapping of methods to mappings of options to values, optional
+        Instead of those of `GRIDS`, for the methods it names. All combinations are tried. A method
+        without options to tune, as PADDLE is by default, gets one point.
+    shots, k_eff, num_classes, n_tasks, sampling, alpha
+        By default 1000 tasks of 5 classes and 5 shots, whose classes are unevenly frequent: the
+        protocol that the paper follows. With all classes equally frequent, methods that count on
+        that are tuned to it, and fail where few classes are present.
+    n_query, preset
+        As in `evaluate`.
+    **run
+        Seed, name, device, memory, output, resume and progress, as in `evaluate`; `RunSettings` has
+        them. `output` gets the journal and, at the end, ``tuning.json``.
+
+    Returns
+    -------
+    Tuning
+        Of equally accurate points the one nearest to the method's own options is taken, then the
+        first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a bad argument, before any work, in one sentence.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> labels = torch.arange(10).repeat_interleave(40)
+    >>> bank = paddle_ext.FeatureBank(4 * torch.eye(10)[labels] + torch.rand(400, 10), labels)
+    >>> tuning = paddle_ext.tune(
+    ...     bank, "bd_cspn", n_tasks=20, n_query=25, device="cpu", progress=False
+    ... )
+    >>> tuning.options
+    {'bd_cspn': {'temperature': 50.0}}
+    """
+    settings = RunSettings(**run)
+    if isinstance(methods, Mapping):
+        raise check.ArgumentTypeError("methods", "must be names or methods, got a mapping")
+    chosen = chosen_methods(methods, preset)
+    points = {
+        label: grid_points(method, grid_of(label, method, grids))
+        for label, method in chosen.items()
+    }
+    for label in grids or {}:
+        check.choice("grids", label, tuple(chosen))
+    plan = plan_tasks(
+        bank,
+        shots=check.integer("shots", shots),
+        k_eff=check.integer("k_eff", k_eff),
+        n_query=n_query,
+        n_tasks=n_tasks,
+        num_classes=num_classes,
+        sampling=sampling,
+        alpha=alpha,
+        seed=settings.seed,
+    )
+    labels = [label for label, own in points.items() for _ in own]
+    labelled = {
+        f"{label} {option_text(options)}".strip(): method
+        for label, own in points.items()
+        for method, options in own
+    }
+    found = evaluate_plan(bank, labelled, plan, settings)
+    results = tuple(
+        dataclasses.replace(result, method=label)
+        for result, label in zip(found, labels, strict=True)
+    )
+    tuning = best_points(chosen, points, dataclasses.replace(found, results=results))
+    if settings.folder is not None and is_first_rank():
+        tuning.save(settings.folder / FILE)
+    return tuning
+
+
+Point = tuple[Method, dict[str, object]]  # a method, and its tuned options
+
+
+def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Grid:
+    """The grid of a method; that of the user first."""
+    if grids is None or label not in grids:
+        return GRIDS.get(method.name, {})
+    known = tuple(option.name for option in describe(method.name))
+    for option, values in grids[label].items():
+        check.choice(f"an option of grids[{label!r}]", option, known)
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise TypeError(
+                f"grids[{label!r}][{option!r}] must be a sequence of values, "
+                f"got {check.kind(values)}"
+            )
+        if not values or any(value in values[:i] for i, value in enumerate(values)):
+            raise ValueError(
+                f"grids[{label!r}][{option!r}] must have values, each once, got {values!r}"
+            )
+    return grids[label]
+
+
+def grid_points(method: Method, grid: Grid) -> list[Point]:
+    """The method with each combination of options; bad values are refused here."""
+    points = []
+    for values in itertools.product(*grid.values()):
+        options = dict(zip(grid, values, strict=True))
+        points.append((dataclasses.replace(method, **options), options))  # type: ignore[type-var]
+    return points
+
+
+def best_points(
+    chosen: Mapping[str, Method], points: Mapping[str, list[Point]], curves: Evaluation
+) -> Tuning:
+    best, options = {}, {}
+    for label, method in chosen.items():
+        of_method = zip(curves.select(label), points[label], strict=True)
+        # The first of equals: max keeps it.
+        best[label], (_, options[label]) = max(
+            of_method, key=lambda one: (one[0].correct, -options_distance(method, one[1][1]))
+        )
+    return Tuning(curves, best, options)
+
+
+def options_distance(method: Method, options: Mapping[str, object]) -> float:
+    """How far options are from those of a method."""
+    return sum(value_distance(getattr(method, name), value) for name, value in options.items())
+
+
+def value_distance(a: object, b: object) -> float:
+    """Between two values of an option: in logarithms, where they are numbers."""
+    if a == b:
+        return 0.0
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):
+        return sum(map(value_distance, a, b))
+    if isinstance(a, int | float) and isinstance(b, int | float) and a > 0 and b > 0:
+        return abs(math.log(a / b))
+    return 1.0
+
+
+def option_text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={option_text(one)}" for key, one in value.items())
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(option_text, value))})"
+    return str(value)

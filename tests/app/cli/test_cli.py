@@ -1,0 +1,359 @@
+"""The command as a whole: spellings, help, errors, exit codes, and what it says of itself."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer", reason="needs typer")
+
+from typer import BadParameter
+from typer.testing import CliRunner
+
+import paddle_ext
+from paddle_ext import FeatureBank, methods
+from paddle_ext.app.cli import app as app_module
+from paddle_ext.app.cli.app import app
+from paddle_ext.app.cli.arguments import (
+    class_count,
+    comma_separated,
+    method_options,
+    normalised,
+    numbers,
+)
+
+COMMANDS = ("demo", "train", "extract", "evaluate", "tune", "reproduce", "info")
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(item) for item in arguments])
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    """12 classes of 30 rows; the last one has no class."""
+    labels = torch.arange(12).repeat_interleave(30)
+    random = torch.Generator().manual_seed(0)
+    features = 3 * torch.eye(16)[labels] + torch.rand(360, 16, generator=random)
+    labels[-1] = -1
+    split = ["support" if row % 2 else "query" for row in range(360)]
+    FeatureBank(features, labels, [f"class {k}" for k in range(12)], split).save(
+        tmp_path / "bank.npz"
+    )
+    return tmp_path / "bank.npz"
+
+
+# --- spellings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--k_eff", "5"], ["--k-eff", "5"]),
+        (["--k_eff=5", "a_b.npz"], ["--k-eff=5", "a_b.npz"]),
+        (["--shots", "5", "10", "20"], ["--shots", "5,10,20"]),
+        (["--shots", "[5,", "10,", "20]", "a.npz"], ["--shots", "[5,10,20]", "a.npz"]),
+        (["--shots", "5", "--seed", "3", "7"], ["--shots", "5", "--seed", "3", "7"]),
+        (["--shots", "5,10", "--shots", "20"], ["--shots", "5,10", "--shots", "20"]),
+        (
+            ["--opts", "k_eff", "5", "shots", "[5,10,20]", "n_ways", "full", "--seed", "1"],
+            ["--k-eff", "5", "--shots", "[5,10,20]", "--num-classes", "full", "--seed", "1"],
+        ),
+        (
+            ["--opts", "shots", "[5,", "10]", "n_query", "75"],
+            ["--shots", "[5,10]", "--n-query", "75"],
+        ),
+        (["--number_tasks", "7"], ["--n-tasks", "7"]),
+        (["--tasks", "7", "--n_tasks=8"], ["--n-tasks", "7", "--n-tasks=8"]),
+        (["--classes", "7", "--n-ways", "8"], ["--num-classes", "7", "--num-classes", "8"]),
+        (["--option", "bd_cspn.empty_class=keep_all"], None),
+        (["--opts"], []),
+        (["--", "--k_eff"], ["--", "--k-eff"]),
+    ],
+)
+def test_spellings(given: list[str], expected: list[str] | None) -> None:
+    assert normalised(given) == (given if expected is None else expected)
+
+
+def test_lists() -> None:
+    assert comma_separated(["paddle,tim", " ici "]) == ["paddle", "tim", "ici"]
+    assert numbers("--shots", ["[1,2]", "(3)"]) == [1, 2, 3]
+    assert class_count("full") is None
+    assert class_count("20") == 20
+    for bad in (["5.0"], ["x"], [""], ["-1"]):
+        with pytest.raises(BadParameter, match="--shots must be"):
+            numbers("--shots", bad)
+    with pytest.raises(
+        BadParameter, match="--num-classes must be a whole number or full, got 'all'"
+    ):
+        class_count("all")
+
+
+def test_method_options() -> None:
+    found = method_options(
+        [
+            "paddle.lam=none",
+            "paddle.scaling=auto",
+            "tim.weights=1,0.5,1",
+            "tim.normalize=false",
+            "ici.dimension=5",
+        ]
+    )
+    assert found == {
+        "paddle": {"lam": None, "scaling": "auto"},
+        "tim": {"weights": (1, 0.5, 1), "normalize": False},
+        "ici": {"dimension": 5},
+    }
+    for name, options in found.items():
+        methods.create(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("paddle.lam", "METHOD.NAME=VALUE, got 'paddle.lam'"),
+        ("padle.lam=1", "one of the methods .* got 'padle'"),
+        ("paddle.lamb=1", r"an option of paddle \(lam, .* got 'lamb'"),
+        ("paddle.lam=many", "a value such as None, got 'paddle.lam=many'"),
+    ],
+)
+def test_bad_method_options(word: str, message: str) -> None:
+    with pytest.raises(BadParameter, match=message):
+        method_options([word])
+
+
+# --- help and information ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    examples = result.output.partition("Examples:")[2]
+    assert f"paddle-ext {command}" in examples
+    assert "--help" in result.output.partition("Examples:")[0]
+
+
+def test_help_lists_all_commands() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(command in result.output for command in COMMANDS)
+    assert all(command in run().output for command in COMMANDS)
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"{paddle_ext.__version__}\n")
+
+
+def test_info() -> None:
+    result = run("info")
+    assert result.exit_code == 0
+    assert paddle_ext.__version__ in result.output
+    assert torch.__version__ in result.output
+    for name in methods.available():
+        assert name in result.output
+
+
+def test_info_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle_ext.app.cli import info
+
+    monkeypatch.setitem(info.LIBRARIES, "no_such_library", ("nothing", "data"))
+    found = run("info").output
+    assert "missing: pip install 'paddle_ext[data]' (nothing)" in found
+
+
+def test_info_of_a_bank(bank: Path) -> None:
+    result = run("info", bank)
+    assert result.exit_code == 0
+    shown = [" ".join(line.split()) for line in result.output.splitlines()]
+    assert "rows 360, 1 of no class" in shown
+    assert "features 16, float32" in shown
+    assert "classes 12 with rows, of 12" in shown
+    assert "rows of a class 29 to 30, median 30" in shown
+    assert "split query 180 rows, 12 classes" in shown
+    assert "base mean none" in shown
+
+
+def test_info_of_a_method() -> None:
+    result = run("info", "--method", "ici")
+    assert result.exit_code == 0
+    for option in methods.describe("ici"):
+        assert option.name in result.output
+        assert repr(option.default) in result.output
+    assert "--preset tiered: dimension=5" in result.output
+    unknown = run("info", "--method", "icy")
+    assert unknown.exit_code == 1
+    assert "got 'icy'" in unknown.output
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_usage_errors() -> None:
+    assert run("no-such-command").exit_code == 2
+    assert run("evaluate", "a.npz", "--bogus").exit_code == 2
+    assert run("evaluate", "a.npz", "--shots", "five").exit_code == 2
+    assert run("evaluate", "a.npz", "--option", "paddle").exit_code == 2
+    assert run("evaluate", "a.npz", "--figure", "a.doc").exit_code == 2
+    assert run("evaluate", "a.npz", "--methods", "tim", "--option", "ici.step=3").exit_code == 2
+
+
+def test_an_error_is_one_sentence(tmp_path: Path) -> None:
+    """In a process of its own, as a user sees it."""
+    missing = subprocess.run(
+        [sys.executable, "-m", "paddle_ext", "evaluate", str(tmp_path / "missing.npz")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert missing.returncode == 1
+    assert missing.stdout == ""
+    assert missing.stderr.splitlines() == [
+        f"paddle-ext: error: {tmp_path / 'missing.npz'}: No such file or directory"
+    ]
+
+
+def test_traceback_may_stand_anywhere(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run("evaluate", bank, "--shots", "70")
+    assert plain.exit_code == 1
+    assert "shots must be at most" in plain.output
+    for arguments in (["--traceback", "evaluate", bank], ["evaluate", bank, "--traceback"]):
+        result = run(*arguments, "--shots", "70")
+        assert result.exit_code == 1
+        assert isinstance(result.exception, ValueError)
+    monkeypatch.setenv("PADDLE_EXT_TRACEBACK", "1")
+    assert isinstance(run("evaluate", bank, "--shots", "70").exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a\n  b"), "error: a b"),
+        (TypeError("x must be a y"), "error: x must be a y"),
+        (RuntimeError("the loss must stay finite"), "error: the loss must stay finite"),
+        (ImportError("pip install it"), "error: pip install it"),
+        (MemoryError(), "error: there is not enough memory"),
+        (torch.cuda.OutOfMemoryError("4 GiB"), "there is not enough memory (--memory"),
+        (PermissionError(13, "Permission denied", "x.npz"), "error: x.npz: Permission denied"),
+    ],
+)
+def test_errors(error: Exception, text: str, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", fail)
+    result = run("info", bank)
+    assert result.exit_code == app_module.FAILED == 1
+    assert text in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n-tasks", 0], "--n-tasks must be an integer in [1,"),
+        (["--tasks", 0], "--n-tasks must be an integer in [1,"),
+        (["--n-query", 0], "--n-query must be an integer in [1,"),
+        (["--shots", 70], "--shots must be at most what every class has"),
+        (["--k-eff", 13], "--k-eff must be at most the number of candidate classes, 12"),
+        (["--n-ways", 13], "--num-classes must be at most the number of classes, 12, got 13"),
+        (["--sampling", "even"], "--sampling must be one of 'uniform', 'balanced', 'dirichlet'"),
+        (["--alpha", 0], "--alpha must be finite and > 0, got 0.0"),
+        (["--seed", -1], "--seed must be an integer in [0,"),
+        (["--preset", "cub"], "--preset must be one of 'paper', 'mini', 'tiered', 'inat'"),
+        (["--methods", "padle"], "--methods must be one of 'alpha_tim'"),
+        (["--support", "x"], "--support must be rows or a split of the bank ('query', 'support')"),
+        (["--device", "tpu"], "--device must be the CPU or a CUDA device, got 'tpu'"),
+        (["--memory", 0], "--memory must be finite and > 0, got 0.0"),
+    ],
+)
+def test_errors_name_options(bank: Path, arguments: list[object], message: str) -> None:
+    shown = run("evaluate", bank, *arguments)
+    assert shown.exit_code == 1
+    assert f"error: {message}" in shown.output
+    assert len(shown.output.splitlines()) == 1
+
+
+def test_fresh_is_what_the_command_calls_not_to_resume(bank: Path, tmp_path: Path) -> None:
+    arguments = ["evaluate", bank, "--methods", "simpleshot", "--shots", "2", "--tasks", "3"]
+    arguments += ["--n-query", "20", "--output", tmp_path / "out", "--device", "cpu"]
+    assert run(*arguments).exit_code == 0
+    refused = run(*arguments, "--seed", "1")
+    assert refused.exit_code == 1
+    assert "error: --output must be a folder of the same evaluation to resume" in refused.output
+    assert refused.output.rstrip().endswith("(or pass --fresh)")
+    assert run(*arguments, "--seed", "1", "--fresh").exit_code == 0
+
+
+def test_errors_of_other_commands_name_their_options(bank: Path) -> None:
+    assert "error: --method must be one of" in run("info", "--method", "icy").output
+    shown = run("reproduce", "table1", "--bank", bank, "--shots", 70).output
+    context = "error: this bank cannot serve the experiment table1: "
+    assert f"{context}--shots must be at most what every class has" in shown
+
+
+def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paddle_ext.research.evaluation.evaluate", interrupt)
+    result = run("evaluate", bank)
+    assert result.exit_code == 130
+    assert "nothing was kept; with --output FOLDER the same command can go on" in result.output
+    result = run("evaluate", bank, "--output", tmp_path / "out")
+    assert result.exit_code == 130
+    assert f"goes on from {tmp_path / 'out'}" in result.output
+    monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", interrupt)
+    result = run("info", bank)
+    assert (result.exit_code, result.output) == (130, f"paddle-ext: {app_module.NOTHING_KEPT}\n")
+
+
+def test_control_c(bank: Path, tmp_path: Path) -> None:
+    """A real signal to a real process; the same command then goes on."""
+    arguments = ["evaluate", str(bank), "--methods", "simpleshot", "--shots", "2"]
+    arguments += ["--n_query", "20", "--output", str(tmp_path / "out"), "--device", "cpu"]
+    command = [sys.executable, "-m", "paddle_ext", *arguments, "--n-tasks", "10000000"]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "out" / "journal-0.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.is_file() and len(journal.read_text().splitlines()) > 1):
+        assert time.monotonic() < deadline, "no block was finished"
+        assert started.poll() is None, started.communicate()[1]
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert stderr.splitlines()[-1] == (
+        f"paddle-ext: interrupted: the same command goes on from {tmp_path / 'out'}"
+    )
+    assert "Traceback" not in stderr
+
+
+def test_without_typer() -> None:
+    """The package needs neither it nor rich; the command says what is missing."""
+    code = (
+        "import sys, paddle_ext; assert not {'typer', 'rich'} & set(sys.modules); "
+        "sys.modules['typer'] = None; from paddle_ext.app.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "the command needs typer, which is not installed: pip install 'paddle_ext[cli]'\n"
+    )
+
+
+def test_of_the_ranks_only_the_first_prints_results(
+    bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert run("info", bank).output == ""
+    failed = run("info", "missing.npz").output
+    assert failed == "paddle-ext (rank 1): error: missing.npz: No such file or directory\n"

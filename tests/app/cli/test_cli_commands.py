@@ -1,0 +1,324 @@
+"""Each command on small data, through the same door as a user's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_images import one_thread, pattern_images  # noqa: F401
+
+pytest.importorskip("typer", reason="needs typer")
+pytest.importorskip("safetensors", reason="needs safetensors")
+
+from typer.testing import CliRunner
+
+from paddle_ext import FeatureBank, TaskSampler, methods
+from paddle_ext.app.cli.app import app
+from paddle_ext.research.backbones import extract, load_checkpoint, nearest_mean_accuracy
+from paddle_ext.research.data import open_images
+from paddle_ext.research.data.images import ImageArray
+from paddle_ext.research.evaluation import Evaluation
+from paddle_ext.research.evaluation.tuning import Tuning
+
+CPU = ("--device", "cpu")
+
+
+def run(*arguments: object) -> str:
+    """Run a command that must succeed; returns what it printed, with single spaces."""
+    result = CliRunner().invoke(app, [str(item) for item in arguments])
+    assert result.exit_code == 0, result.output
+    return "\n".join(" ".join(line.split()) for line in result.output.splitlines())
+
+
+def refusal(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(item) for item in arguments])
+    lines = [line.strip("│╭╰─╮╯ \n") for line in result.output.splitlines()]
+    return result.exit_code, " ".join(" ".join(lines).split())
+
+
+def features(classes: int = 12, rows: int = 30, seed: int = 0) -> FeatureBank:
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, 16, generator=random)
+    labels = torch.arange(classes).repeat_interleave(rows)
+    noise = torch.randn(len(labels), 16, generator=random)
+    split = np.where(np.arange(len(labels)) % 2 == 0, "repr", "query")
+    return FeatureBank(centres[labels] + 0.9 * noise, labels, split=split)
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("banks") / "small.npz"
+    features().save(path)
+    return path
+
+
+# --- train and extract ---------------------------------------------------------------------------
+
+
+def write_split(folder: Path, name: str, images: ImageArray) -> None:
+    np.savez(
+        folder / f"{name}.npz",
+        images=images.images.numpy(),
+        labels=images.labels.numpy(),
+        class_names=np.array(images.class_names),
+    )
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in the layout npz: 8 base, 5 validation, 6 test classes."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name, classes, seed in (("base", 8, 0), ("val", 5, 20), ("test", 6, 40)):
+        write_split(folder, name, pattern_images(classes, 12, own=0.4, seed=seed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("run")
+    arguments = ["train", pictures, "--layout", "npz", "--arch", "small", "--epochs", 2]
+    return folder, run(*arguments, "--batch_size", 32, "--output", folder, *CPU)
+
+
+def test_train(trained: tuple[Path, str], pictures: Path) -> None:
+    folder, shown = trained
+    assert "96 images of 8 classes, 2 epochs" in shown
+    best = load_checkpoint(folder / "best.safetensors")
+    assert best.class_names == open_images("npz", pictures, "base").class_names
+    assert f"best epoch {best.notes['epoch']} of 2" in shown
+    accuracy = 100 * float(best.notes["validation, 5-way 5-shot"])
+    assert f"validation, 5-way 5-shot {accuracy:.1f} %" in shown
+    for name in ("best.safetensors", "last.safetensors", "state.pt"):
+        assert f"file {folder / name} (" in shown
+    assert f"next: paddle-ext extract {folder / 'best.safetensors'} {pictures}" in shown
+
+
+def test_train_goes_on_or_begins_again(trained: tuple[Path, str], pictures: Path) -> None:
+    folder, _ = trained
+    arguments = ["train", pictures, "--layout", "npz", "--arch", "small", "--output", folder, *CPU]
+    same = run(*arguments, "--epochs", 2, "--batch-size", 32)
+    assert "best epoch" in same
+    code, message = refusal(*arguments, "--epochs", 1, "--batch-size", 32)
+    assert code == 1
+    assert "(or pass --fresh)" in message
+
+
+def test_the_next_command_of_train(
+    trained: tuple[Path, str], pictures: Path, tmp_path: Path
+) -> None:
+    """What `train` proposes works as it stands, and gives what the library gives."""
+    folder, shown = trained
+    (line,) = [line for line in shown.splitlines() if line.startswith("next: ")]
+    words = line.removeprefix("next: paddle-ext ").split()
+    found = run(*words, "--cache", tmp_path / "cache", *CPU)
+    bank = FeatureBank.load(folder / "test.npz")
+    expected = extract(
+        load_checkpoint(folder / "best.safetensors"),
+        open_images("npz", pictures, "test"),
+        base=open_images("npz", pictures, "base"),
+        device="cpu",
+    )
+    assert torch.equal(bank.features, expected.features)
+    assert torch.equal(bank.base_mean, expected.base_mean)
+    assert torch.equal(bank.labels, expected.labels)
+    assert bank.class_names == expected.class_names
+    assert repr(expected) in found
+    for shots in (1, 5):
+        accuracy = nearest_mean_accuracy(
+            expected.features, expected.labels, shots=shots, centre=expected.base_mean
+        )
+        assert f"5-way {shots}-shot by the nearest class mean: {100 * accuracy:.1f} %" in found
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_extract_several_splits(trained: tuple[Path, str], pictures: Path, tmp_path: Path) -> None:
+    checkpoint = trained[0] / "best.safetensors"
+    output = tmp_path / "new" / "both.safetensors"
+    run("extract", checkpoint, pictures, "--layout", "npz", "--split", "val,test",
+        "--output", output, *CPU)  # fmt: skip
+    bank = FeatureBank.load(output)
+    assert bank.splits == ("test", "val")
+    assert bank.num_classes == 11
+    network = load_checkpoint(checkpoint)
+    for split in ("val", "test"):
+        images = open_images("npz", pictures, split)
+        own = bank.subset(split=split)
+        expected = extract(network, images, device="cpu").features
+        assert torch.allclose(own.features, expected, atol=1e-5)
+        names = [bank.class_names[label] for label in own.labels]
+        assert names == [images.class_names[label] for label in images.labels]
+
+
+def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_path: Path) -> None:
+    write_split(tmp_path, "test", pattern_images(4, 3))
+    output = tmp_path / "bank.npz"
+    shown = run("extract", trained[0] / "best.safetensors", tmp_path / "test.npz", "--layout",
+                "npz", "--output", output, *CPU)  # fmt: skip
+    assert shown.count("too few classes, or images of a class, to tell") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "--layout", "npz"], 2, "ROOT, the images, must be given with --layout npz"),
+        (["train", ".", "--layout", "glyphs"], 2, "ROOT must not be given with --layout glyphs"),
+        (["train", ".", "--layout", "zip"], 1, "layout must be one of"),
+        (
+            ["train", ".", "--recipe", "weak"],
+            1,
+            "--recipe must be one of 'paper', 'strong', 'small'",
+        ),
+        (
+            ["train", ".", "--epochs", "0"],
+            1,
+            "--epochs must be an integer in [1, 2147483647], got 0",
+        ),
+        (["train", ".", "--teacher", "no.safetensors"], 1, "no.safetensors, which is not there"),
+        (["extract", "no.safetensors", "."], 1, "no.safetensors, which is not there"),
+        (["extract", "no.safetensors", ".", "--output", "a.csv"], 2, "--output must end in"),
+    ],
+)
+def test_refusals(arguments: list[str], code: int, message: str) -> None:
+    found, text = refusal(*arguments)
+    assert found == code
+    assert message in text
+
+
+# --- evaluate ------------------------------------------------------------------------------------
+
+
+def right_answers(bank: FeatureBank, method: methods.Method, tasks: int, **options: object) -> int:
+    """Task after task, through the protocol of the methods alone."""
+    sampler = TaskSampler(bank.labels, **options)
+    correct = 0
+    for support, labels, query, truth in zip(*sampler.batch(0, tasks), strict=True):
+        found = method.predict(
+            bank.features[support], labels, bank.features[query], num_classes=sampler.num_classes
+        )
+        correct += int((found.labels == truth).sum())
+    return correct
+
+
+def test_evaluate(bank: Path, tmp_path: Path) -> None:
+    shown = run(
+        "evaluate", bank, "--methods", "simpleshot,paddle", "--opts", "k_eff", "3", "shots",
+        "[2,4]", "n_query", "20", "n_ways", "full", "number_tasks", "12", "--seed", "3",
+        "--option", "paddle.scaling=auto", "--output", tmp_path, "--markdown",
+        tmp_path / "new" / "table.md", "--figure", tmp_path / "bars.svg", *CPU,
+    )  # fmt: skip
+    evaluation = Evaluation.load(tmp_path / "evaluation.json")
+    assert evaluation.methods == ("simpleshot", "paddle")
+    assert evaluation.bank == "small"
+    assert [(r.shots, r.k_eff, r.num_classes) for r in evaluation.select("paddle")] == [
+        (2, 3, 12),
+        (4, 3, 12),
+    ]
+    chosen = {"paddle": {"scaling": "auto"}, "simpleshot": {}}
+    for result in evaluation:
+        method = methods.create(result.method, **chosen[result.method])
+        task = {"shots": result.shots, "n_query": 20, "k_eff": 3, "seed": 3}
+        assert result.correct == right_answers(features(), method, 12, **task)
+        assert f"{result.accuracy:.1f} ± {result.interval:.1f}" in shown
+    assert "| PADDLE |" in (tmp_path / "new" / "table.md").read_text()
+    assert "<svg" in (tmp_path / "bars.svg").read_text()
+    assert f"written: {tmp_path / 'evaluation.json'}" in shown
+
+
+def test_evaluate_curves_and_splits(bank: Path, tmp_path: Path) -> None:
+    shown = run(
+        "evaluate", bank, "--methods", "simpleshot", "--shots", "all", "--support", "repr",
+        "--query", "query", "--k_eff", "2", "4", "--tasks", 5, "--n_query", "10",
+        "--figure", tmp_path / "curve.png", *CPU,
+    )  # fmt: skip
+    assert "K_eff 2 K_eff 4" in shown
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluate_a_split(bank: Path) -> None:
+    code, message = refusal("evaluate", bank, "--split", "nowhere", *CPU)
+    assert code == 1
+    assert "split must be one of 'query', 'repr', got 'nowhere'" in message
+    code, message = refusal("evaluate", bank, "--split", "repr", "--shots", "15", *CPU)
+    assert code == 1
+    assert "got 0 of class 0" in message  # the split has 15 rows of a class
+
+
+def test_only_the_first_rank_writes(
+    bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    shown = run("evaluate", bank, "--methods", "simpleshot", "--shots", 1, "--tasks", 2,
+                "--markdown", tmp_path / "table.md", *CPU)  # fmt: skip
+    assert "SimpleShot" not in shown
+    assert not (tmp_path / "table.md").exists()
+
+
+# --- tune ----------------------------------------------------------------------------------------
+
+
+def test_tune(bank: Path, tmp_path: Path) -> None:
+    shown = run("tune", bank, "--methods", "bd_cspn,simpleshot", "--tasks", 10, "--n-query", 20,
+                "--output", tmp_path, *CPU)  # fmt: skip
+    tuning = Tuning.load(tmp_path / "tuning.json")
+    temperature = tuning.options["bd_cspn"]["temperature"]
+    assert f"BD-CSPN temperature = {temperature:g}" in shown
+    assert f"written: {tmp_path / 'tuning.json'}" in shown
+    best = max(tuning.curves.select("bd_cspn"), key=lambda result: result.correct)
+    assert f"{best.accuracy:.1f} ± {best.interval:.1f}" in shown
+    evaluate = ["evaluate", bank, "--methods", "bd_cspn", "--shots", 5, "--tasks", 3, *CPU]
+    run(*evaluate, "--tuned", tmp_path / "tuning.json", "--output", tmp_path / "tuned")
+    (result,) = Evaluation.load(tmp_path / "tuned" / "evaluation.json")
+    assert result.options["temperature"] == temperature
+    run(*evaluate, "--tuned", tmp_path / "tuning.json", "--option", "bd_cspn.temperature=7",
+        "--output", tmp_path / "both")  # fmt: skip
+    (result,) = Evaluation.load(tmp_path / "both" / "evaluation.json")
+    assert result.options["temperature"] == 7
+
+
+# --- reproduce -----------------------------------------------------------------------------------
+
+
+def test_reproduce_list() -> None:
+    from paddle_ext.research.evaluation.experiments import EXPERIMENTS
+
+    shown = run("reproduce", "--list")
+    for name, experiment in EXPERIMENTS.items():
+        assert f"{name} {experiment.description}" in shown
+    assert run("reproduce") == shown
+
+
+def test_reproduce(bank: Path, tmp_path: Path) -> None:
+    from paddle_ext.research.evaluation import paper
+
+    shown = run("reproduce", "table1", "--bank", bank, "--methods", "paddle,simpleshot",
+                "--shots", "5", "--tasks", 4, "--n_query", 20, "--output", tmp_path,
+                *CPU)  # fmt: skip
+    published = paper.accuracies("table1", "mini")["paddle"][5]
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("PADDLE")]
+    assert f"{published:.1f}" in row
+    ours = json.loads((tmp_path / "table1.json").read_text())["evaluation"]["results"][0]
+    assert (ours["method"], ours["n_tasks"], ours["shots"]) == ("paddle", 4, 5)
+    assert f"{100 * ours['correct'] / 80:.1f}" == row[1]
+    assert f"written: {tmp_path / 'table1.json'}" in shown
+
+
+def test_reproduce_without_a_bank(tmp_path: Path) -> None:
+    shown = run("reproduce", "label-cost", "--output", tmp_path)
+    assert f"written: {tmp_path / 'label-cost.png'}" in shown
+    assert (tmp_path / "label-cost.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table9"], "EXPERIMENT must be one of table1, table2"),
+        (["table1"], "--bank must be given for table1"),
+        (["label-cost", "--tasks", "3"], "--n-tasks must not be given for label-cost"),
+        (["convergence", "--bank", "x.npz", "--methods", "all"], "--methods must not be given"),
+    ],
+)
+def test_reproduce_refusals(arguments: list[str], message: str) -> None:
+    code, text = refusal("reproduce", *arguments)
+    assert code == 2
+    assert message in text

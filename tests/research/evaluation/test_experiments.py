@@ -1,0 +1,335 @@
+"""The paper's experiments, on a bank of 12 small classes."""
+
+import doctest
+import json
+import sys
+
+import pytest
+import torch
+
+from paddle_ext import FeatureBank, TaskSampler, methods, reference
+from paddle_ext.research.evaluation import paper
+from paddle_ext.research.evaluation.evaluate import evaluate
+from paddle_ext.research.evaluation.experiments import EXPERIMENTS, ExperimentResult, load
+from paddle_ext.research.evaluation.experiments import base as experiments_base
+
+pytest.importorskip("matplotlib")
+
+CLASSES, ROWS = 12, 30
+SMALL = {"n_tasks": 6, "n_query": 20, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def bank() -> FeatureBank:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(CLASSES).repeat_interleave(ROWS)
+    centres = torch.randn(CLASSES, 16, generator=generator)
+    noise = torch.randn(CLASSES * ROWS, 16, generator=generator)
+    split = (["repr"] * 6 + ["query"] * (ROWS - 6)) * CLASSES
+    return FeatureBank(centres[labels] + 0.9 * noise, labels, split=split)
+
+
+def run(experiment: str, *arguments: object, **options: object) -> ExperimentResult:
+    return EXPERIMENTS[experiment].run(*arguments, **options)
+
+
+def cells(result: ExperimentResult, number: int = 0) -> dict[str, list[str]]:
+    """Rows of a table of the Markdown text, by their first cells."""
+    blocks = [part for part in result.markdown().split("\n\n") if part.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in blocks[number].split("\n")
+    ]
+    return {line[0]: line[1:] for line in lines if line}
+
+
+def assert_saved(result: ExperimentResult, folder, *pictures: str) -> None:
+    """All files are there, and the JSON gives the same result again."""
+    name = result.experiment
+    assert load(folder / f"{name}.json") == result
+    assert (folder / f"{name}.md").read_text() == result.markdown()
+    for picture in pictures:
+        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def test_table1(bank: FeatureBank, tmp_path) -> None:
+    chosen = ["bd_cspn", "paddle"]
+    options = {**SMALL, "shots": (5, 10)}
+    result = run("table1", bank, methods=chosen, output=tmp_path, **options)
+    plain = evaluate(bank, chosen, preset="mini", **options)
+    assert [r.correct for r in result.evaluation] == [r.correct for r in plain]
+    assert result.evaluation.bank == "mini-ImageNet, ResNet-18"
+    table = cells(result)
+    assert table["method"][:-1] == [
+        "5-shot",
+        "paper",
+        "difference",
+        "10-shot",
+        "paper",
+        "difference",
+    ]
+    for name, title in zip(chosen, ("BD-CSPN", "PADDLE"), strict=True):
+        for place, shots in ((0, 5), (3, 10)):
+            (ours,) = plain.select(name, shots=shots)
+            theirs = paper.accuracies("table1", "mini")[name][shots]
+            assert table[title][place] == f"{ours.accuracy:.1f} ± {ours.interval:.1f}"
+            assert table[title][place + 1] == f"{theirs:.1f}"
+            assert float(table[title][place + 2]) == pytest.approx(
+                ours.accuracy - theirs, abs=0.051
+            )
+    assert_saved(result, tmp_path, "table1")
+
+
+def test_resumes(bank: FeatureBank, tmp_path) -> None:
+    options = {**SMALL, "shots": 5, "methods": ["paddle"], "output": tmp_path}
+    first = run("table1", bank, **options)
+    again = run("table1", bank, **options)
+    assert again == first  # the seconds too: nothing was computed a second time
+    fresh = run("table1", bank, **options, resume=False)
+    assert fresh.evaluation.results[0].seconds != first.evaluation.results[0].seconds
+
+
+def test_without_a_data_set_there_is_nothing_of_the_paper(bank: FeatureBank) -> None:
+    result = run("table1", bank, dataset=None, methods="paddle", shots=5, name="mine", **SMALL)
+    assert cells(result)["method"] == ["5-shot", "ms/task"]
+    assert "mine, 12 candidate classes, 5 present, 20 queries, 6 tasks" in result.summary()
+
+
+def test_published_numbers_are_those_of_five_classes(bank: FeatureBank) -> None:
+    result = run("table1", bank, methods="paddle", shots=5, k_eff=3, **SMALL)
+    assert cells(result)["method"] == ["5-shot", "ms/task"]
+
+
+def test_methods_and_their_options() -> None:
+    chosen, published = experiments_base.methods_by_name, paper.methods("table1")
+    assert tuple(chosen("paper", published, "mini", None)) == published
+    assert set(chosen("all", published, "paper", None)) == set(methods.available())
+    assert chosen("paper", published, "tiered", None)["bd_cspn"].temperature == 30
+    assert chosen("paddle", (), "mini", None)["paddle"].scaling == "minmax"
+    tuned = {"bd_cspn": {"temperature": 7.0}, "tim": {"max_iter": 3}}
+    assert chosen(["bd_cspn"], (), "tiered", tuned) == {
+        "bd_cspn": methods.create("bd_cspn", temperature=7.0)
+    }
+    with pytest.raises(ValueError, match=r"methods must be among 'paper', 'all', .*got 'padle'"):
+        chosen("padle", (), "paper", None)
+    with pytest.raises(TypeError, match="an option of 'paddle' must be one of"):
+        chosen("paddle", (), "paper", {"paddle": {"lambda": 1.0}})
+
+
+def test_table2(bank: FeatureBank, tmp_path) -> None:
+    result = run("table2", bank, methods=["simpleshot", "paddle"], output=tmp_path, **SMALL)
+    plain = evaluate(
+        bank,
+        ["simpleshot", "paddle"],
+        shots=None,
+        support="repr",
+        query="query",
+        preset="paper",
+        **SMALL,
+    )
+    assert [r.correct for r in result.evaluation] == [r.correct for r in plain]
+    table = cells(result)
+    assert table["method"] == ["accuracy", "paper", "difference", "ms/task"]
+    assert table["PADDLE"][1] == "84.3"
+    assert table["SimpleShot"][1:3] == ["–", "–"]  # not in the paper
+    assert_saved(result, tmp_path, "table2")
+
+
+def test_ablation(bank: FeatureBank, tmp_path) -> None:
+    result = run("ablation", bank, shots=(5, 10), output=tmp_path, **SMALL)
+    for shots in (5, 10):
+        (without,) = result.evaluation.select("soft_kmeans", shots=shots)
+        (zero,) = evaluate(
+            bank, methods.create("paddle", "paper", lam=0.0), shots=shots, **SMALL
+        )  # what soft K-means is
+        assert without.correct == zero.correct
+    assert [row[1] for row in list(cells(result).values())[2:]] == ["49.6", "63.2"]
+    assert_saved(result, tmp_path, "ablation")
+    inat = run("ablation", bank, dataset="inat", **SMALL)
+    assert [r.shots for r in inat.evaluation] == [None, None]
+    assert cells(inat)["Soft K-means"][1] == "57.5"
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+def test_keff(bank: FeatureBank, tmp_path) -> None:
+    result = run(
+        "keff",
+        bank,
+        methods=["simpleshot", "paddle"],
+        shots=(5, 10),
+        k_eff=(2, 5),
+        output=tmp_path,
+        **SMALL,
+    )
+    assert len(result.tables()) == 2
+    table = cells(result, 1)  # 10 shots
+    assert table["K_eff"] == ["2", "5"]
+    assert table["paper"] == ["85.1", "73.3"]
+    (ours,) = result.evaluation.select("paddle", shots=10, k_eff=2)
+    assert table["PADDLE"][0].startswith(f"{ours.accuracy:.1f} ")
+    assert float(table["difference"][0]) == pytest.approx(ours.accuracy - 85.1, abs=0.051)
+    assert list(table)[2:] == ["SimpleShot", "PADDLE", "paper", "difference"]
+    assert_saved(result, tmp_path, "keff")
+
+
+def test_lambda(bank: FeatureBank, tmp_path) -> None:
+    options = {"shots": 5, "k_eff": (2, 5), "n_tasks": 6, "device": "cpu", "progress": False}
+    result = run(
+        "lambda",
+        bank,
+        n_query=20,
+        queries=(10, 20, 51),
+        factors=(0.0, 1.0, 2.5),
+        output=tmp_path,
+        **options,
+    )
+    assert result.left_out == (51,)  # two classes have 50 rows beside the support
+    assert "too few rows for these numbers of queries: 51" in result.summary()
+    plain = evaluate(bank, "paddle", n_query=20, preset="paper", **options)
+    for k_eff in (2, 5):
+        (default,) = plain.select(k_eff=k_eff)
+        (one,) = (r for r in result.results(20) if r.k_eff == k_eff and r.options["lam"] == 20)
+        assert one.correct == default.correct
+    assert list(cells(result, 0))[2:] == ["0", "20", "50"]
+    assert list(cells(result, 1))[2:] == ["10", "20"]
+    best = max((r for r in result.results(10) if r.k_eff == 5), key=lambda r: r.correct)
+    shown = float(cells(result, 1)["10"][1].split()[0].rstrip("+"))
+    (same,) = (r for r in result.results(10) if r.k_eff == 5 and r.options["lam"] == shown)
+    assert same.correct == best.correct
+    assert_saved(result, tmp_path, "lambda", "lambda-best")
+
+
+def test_convergence(bank: FeatureBank, tmp_path) -> None:
+    options = {"shots": 10, "n_query": 40, "device": "cpu", "progress": False, "repeats": 1}
+    result = run("convergence", bank, pgd_max_iter=30, task=3, output=tmp_path, **options)
+    native, torch_, pgd = result.curves
+    # The same task by hand.
+    batch = TaskSampler(bank.labels, shots=10, n_query=40, k_eff=5).batch(3, 1)
+    support, query = bank.features[batch.support_index[0]], bank.features[batch.query_index[0]]
+    solution = reference.solve(
+        support, batch.support_labels[0], query, scaling="minmax", max_iter=1000, trace=True
+    )
+    accuracy = 100 * (solution.labels == batch.query_labels[0]).double().mean().item()
+    assert native.accuracy == torch_.accuracy == pytest.approx(accuracy)
+    expected = solution.trace.criterion.tolist()
+    assert torch_.criterion == pytest.approx([expected[i - 1] for i in torch_.iterations])
+    assert torch_.iterations[-1] == len(expected)
+    for count, criterion in zip(native.iterations, native.criterion, strict=True):
+        if expected[min(count, len(expected)) - 1] > 1e-4:  # below, float32 is coarser
+            assert criterion == pytest.approx(expected[count - 1], rel=1e-2)
+    assert native.criterion[-1] <= 1e-6
+    assert list(native.seconds) == sorted(native.seconds)
+    assert native.reached == native.seconds[-1]
+    assert torch_.reached == torch_.seconds[-1]  # it stops there
+    assert (pgd.iterations, pgd.reached) == (tuple(range(1, 31)), None)
+    descent = reference.pgd(
+        support,
+        batch.support_labels[0],
+        query,
+        scaling="minmax",
+        max_iter=30,
+        learning_rate=1e-3,
+        trace=True,
+    )
+    assert pgd.criterion == pytest.approx(descent.trace.criterion.tolist(), rel=1e-3)
+    assert list(pgd.seconds) == sorted(pgd.seconds)
+    table = cells(result)
+    assert table["method"][0] == "time to 1e-6"
+    assert table["PGD, torch"][:2] == ["not reached", "610 ms"]
+    assert table["α-TIM"][3:] == [f"{result.alpha_tim:.1f}", "61.0"]
+    assert_saved(result, tmp_path, "convergence")
+
+
+def test_label_cost(tmp_path) -> None:
+    result = run("label-cost", output=tmp_path)
+    table = cells(result)
+    assert table["0"] == table["1"] == ["1", "0.000"]
+    assert table["0.5"] == ["2", "0.693"]
+    assert_saved(result, tmp_path, "label-cost")
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+
+def test_registry() -> None:
+    names = ["table1", "table2", "ablation", "keff", "convergence", "lambda", "label-cost"]
+    assert list(EXPERIMENTS) == names
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.name == name
+        assert experiment.description
+        assert {"output", "progress"} <= set(experiment.parameters)
+        assert experiment.needs_bank == (name != "label-cost")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("table1", {"shots": 31}, "shots must be at most what every class has .*30 of class 0"),
+        ("table1", {"n_query": 200}, "n_query must be at most"),
+        ("ablation", {"k_eff": 13}, "k_eff must be at most the number of candidate classes, 12"),
+        ("keff", {"k_eff": (5, 13)}, "k_eff must be at most the number of candidate classes, 12"),
+        ("lambda", {"n_query": 200}, "n_query must be at most"),
+        ("convergence", {"shots": 31}, "shots must be at most what every class has"),
+        ("table2", {"support": "train"}, r"support must be rows or a split of the bank .*'repr'"),
+    ],
+)
+def test_banks_that_cannot_serve(bank: FeatureBank, tmp_path, name, options, message) -> None:
+    with pytest.raises(
+        ValueError, match=f"this bank cannot serve the experiment {name}: {message}"
+    ):
+        run(name, bank, output=tmp_path / "new", progress=False, **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_arguments(bank: FeatureBank) -> None:
+    with pytest.raises(ValueError, match="dataset must be one of 'mini', 'tiered', got 'cub'"):
+        run("table1", bank, dataset="cub")
+    with pytest.raises(ValueError, match="backbone must be one of"):
+        run("keff", bank, backbone="vit")
+    with pytest.raises(TypeError, match="bank must be a FeatureBank, got str"):
+        run("table1", "bank.npz")
+    with pytest.raises(ValueError, match="factors must be at least two different ones"):
+        run("lambda", bank, factors=(1.0, 1.0))
+    with pytest.raises(ValueError, match="tol must be"):
+        run("convergence", bank, tol=0.0)
+
+
+def test_only_the_first_rank_writes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    run("label-cost", output=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_numbers_are_there(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pictures need matplotlib"):
+        run("label-cost", output=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["label-cost.json", "label-cost.md"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2, "experiment": "x"}', '{"format": 1}']
+)
+def test_damaged_files(tmp_path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=r"a.json is not the result of an experiment"):
+        load(tmp_path / "a.json")
+
+
+def test_json_is_plain(bank: FeatureBank, tmp_path) -> None:
+    options = {"tim": {"max_iter": 2}}
+    run("table1", bank, methods="tim", shots=5, options=options, output=tmp_path, **SMALL)
+    contents = json.loads((tmp_path / "table1.json").read_text())
+    assert contents["evaluation"]["results"][0]["options"]["max_iter"] == 2
+    again = load(tmp_path / "table1.json").evaluation.results[0]
+    assert again.options["weights"] == (1.0, 0.3, 1.0)  # a list in the file
+
+
+def test_examples() -> None:
+    package = "paddle_ext.research.evaluation.experiments"
+    for module in ("", ".accuracy", ".convergence", ".label_cost", ".lambda_"):
+        assert doctest.testmod(sys.modules[package + module]).failed == 0

@@ -1,0 +1,258 @@
+"""The pictures: what they show, read back from their artists."""
+
+import doctest
+import math
+import sys
+
+import pytest
+
+from paddle_ext import methods
+from paddle_ext.research.evaluation import Evaluation, Result, figures, paper
+
+pytest.importorskip("matplotlib")
+
+from paddle_ext.research.evaluation import drawing
+
+N_QUERY, TASKS = 75, 400
+
+
+def result(method, accuracy, shots=5, k_eff=5, n_query=N_QUERY, **options) -> Result:
+    """An accuracy whose 95 % interval is about 1 point."""
+    correct = round(accuracy / 100 * n_query * TASKS)
+    squares = round(TASKS * ((correct / TASKS) ** 2 + (0.1 * n_query) ** 2))
+    return Result(method, options, shots, k_eff, 20, n_query, TASKS, correct, squares, 1.0)
+
+
+def evaluation(*results: Result) -> Evaluation:
+    return Evaluation(tuple(results), "toy features")
+
+
+def texts(figure) -> str:
+    """All text of a figure."""
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+def lines(axes) -> dict[str, list[tuple[float, float]]]:
+    """Points of the lines, by colour and style."""
+    return {
+        f"{line.get_color()} {line.get_linestyle()}": [
+            (float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)
+        ]
+        for line in axes.get_lines()
+    }
+
+
+def test_every_method_has_a_style_of_its_own() -> None:
+    assert set(drawing.STYLES) == set(methods.available()) == set(drawing.TITLES)
+    colours, markers = zip(*drawing.STYLES.values(), strict=True)
+    assert len(set(colours)) == len(set(markers)) == len(drawing.STYLES)
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "title"),
+    [
+        ("paddle", "paddle", "PADDLE"),
+        ("paddle, auto", "paddle", "PADDLE, auto"),
+        ("paddle_pgd", "paddle_pgd", "PADDLE-PGD"),
+        ("tim_adm (tuned)", "tim_adm", "TIM-ADM (tuned)"),
+        ("mine", "", "mine"),
+    ],
+)
+def test_labels(label: str, name: str, title: str) -> None:
+    assert drawing.base_name(label) == name
+    assert drawing.title_of(label) == title
+    assert drawing.style(label) == drawing.STYLES.get(name, drawing.OTHER)
+
+
+def test_accuracy_against_k_eff() -> None:
+    accuracies = {2: 80.0, 5: 70.0, 10: 60.0}
+    results = [result("paddle", y, shots, k) for shots in (5, 20) for k, y in accuracies.items()]
+    results += [result("tim", y - 8, 20, k) for k, y in accuracies.items()]
+    public = {5: {2: 81.0, 3: 78.0}}
+    figure = figures.accuracy_against_k_eff(evaluation(*results), public)
+    left, right = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["5 shots", "20 shots"]
+    red, blue = drawing.STYLES["paddle"][0], drawing.STYLES["tim"][0]
+    assert lines(left) == {f"{red} -": list(accuracies.items()), f"{red} --": [(2, 81), (3, 78)]}
+    assert lines(right) == {
+        f"{red} -": list(accuracies.items()),
+        f"{blue} -": [(k, y - 8) for k, y in accuracies.items()],
+    }
+    # The band is the confidence interval.
+    heights = left.collections[0].get_paths()[0].vertices[:, 1]
+    half = results[0].interval
+    assert heights.max() == pytest.approx(80 + half)
+    assert heights.min() == pytest.approx(60 - results[2].interval)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["PADDLE", "PADDLE, published", "TIM"]
+    assert "toy features, 20 candidate classes, 75 queries, 400 tasks" in texts(figure)
+
+
+def test_bars_are_sorted() -> None:
+    found = evaluation(
+        result("paddle", 70.0), result("tim", 75.0), result("pt_map", 20.0), result("tim", 1.0, 10)
+    )
+    figure = figures.accuracy_bars(found, 5, {"paddle": {5: 72.5}, "tim": {10: 9.0}})
+    (axes,) = figure.axes
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([20, 70, 75], abs=0.01)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["PT-MAP", "PADDLE", "TIM"]
+    ticks = [line for line in axes.get_lines() if line.get_linewidth() == 2.4]
+    assert [list(line.get_xdata()) for line in ticks] == [[72.5, 72.5]]
+    assert "70.0" in texts(figure)
+    assert len(figures.accuracy_bars(found).axes) == 2
+
+
+def test_bars_in_axes_of_another_figure() -> None:
+    from matplotlib.figure import Figure
+
+    own = Figure()
+    axes = own.subplots()
+    assert figures.accuracy_bars(evaluation(result("ici", 50.0)), axes=axes) is own
+    assert len(axes.patches) == 1
+
+
+def test_a_single_task_has_no_interval() -> None:
+    one = Result("paddle", {}, 5, 5, 20, 75, 1, 60, 3600, 1.0)
+    assert math.isnan(one.interval)
+    figure = figures.accuracy_bars(evaluation(one))
+    assert "80.0" in texts(figure)
+    assert "nan" not in texts(figure)
+
+
+def test_ablation() -> None:
+    found = evaluation(
+        *(result("soft_kmeans", 50.0 + s, s) for s in (5, 10)),
+        *(result("paddle", 60.0 + s, s) for s in (5, 10)),
+    )
+    figure = figures.ablation(found, {"paddle": {10: 73.3}})
+    (axes,) = figure.axes
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([55, 60, 65, 70], abs=0.01)
+    left = [bar.get_x() for bar in axes.patches]
+    assert left[0] < left[2] < left[1] < left[3]  # side by side for each number of shots
+    assert any(list(line.get_ydata()) == [73.3, 73.3] for line in axes.get_lines())
+    with pytest.raises(ValueError, match="must have one result of soft_kmeans, got 0"):
+        figures.ablation(evaluation(result("paddle", 50.0)))
+
+
+def quadratic(k_eff: int, n_query: int, top: float) -> list[Result]:
+    values = [n_query * i / 5 for i in range(1, 11)]
+    return [
+        result("p", 80 - ((lam - top) / 20) ** 2, 20, k_eff, n_query, lam=lam) for lam in values
+    ]
+
+
+def test_accuracy_against_lambda() -> None:
+    figure = figures.accuracy_against_lambda([*quadratic(2, 75, 90.0), *quadratic(5, 75, 75.0)])
+    left, right = figure.axes
+    assert "best at 90" in left.get_title(loc="left")
+    assert "best at 75" in right.get_title(loc="left")
+    dotted = [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == ":"]
+    dashed = [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == "--"]
+    assert (dotted, dashed) == ([90.0], [75])
+    with pytest.raises(ValueError, match=r"one number of queries, got \[25, 75\]"):
+        figures.accuracy_against_lambda([*quadratic(2, 75, 90.0), *quadratic(2, 25, 30.0)])
+
+
+def test_best_lambda_against_queries() -> None:
+    results = [*quadratic(2, 50, 60.0), *quadratic(2, 100, 120.0)]
+    figure = figures.best_lambda_against_queries(results)
+    (axes,) = figure.axes
+    drawn = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+    assert drawn["best λ"] == [(50, 60.0), (100, 120.0)]
+    assert drawn["λ = |Q|"] == [(0, 0), (100, 100)]
+    # Within a point: at most 20 from the best one.
+    band = axes.collections[0].get_paths()[0].vertices
+    assert {tuple(point) for point in band} >= {(50, 40.0), (50, 80.0), (100, 100.0), (100, 140.0)}
+
+
+def test_lambda_without_a_value_is_the_number_of_queries() -> None:
+    assert figures.lambda_of(result("paddle", 50.0, lam=None)) == 75
+    assert figures.lambda_of(result("paddle", 50.0)) == 75
+    assert figures.lambda_of(result("paddle", 50.0, lam=3.5)) == 3.5
+    same = [result("p", 50.0, lam=lam) for lam in (10.0, 70.0, 100.0)]
+    assert figures.best_of(same) is same[1]  # of equals the one nearest the number of queries
+
+
+def test_criterion_against_time() -> None:
+    steps = tuple(range(1, 301))
+    seconds = tuple(1e-3 * i for i in steps)
+    long = figures.Curve(
+        "paddle_pgd", "PGD", steps, seconds, tuple(0.1 / i for i in steps), 5, None
+    )
+    short = figures.Curve("paddle", "ours", (1, 2), (1e-3, 3e-3), (1e-2, 0.0), 9.0, 3e-3)
+    figure = figures.criterion_against_time([short, long], 1e-6)
+    (axes,) = figure.axes
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    ours, pgd, level = axes.get_lines()
+    assert list(ours.get_ydata()) == [1e-2]  # 0 has no place on a log scale
+    assert (ours.get_markevery(), pgd.get_markevery()) == (1, 100)
+    assert list(level.get_ydata()) == [1e-6, 1e-6]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["ours: 3 ms", "PGD: not reached"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(12.34, "12.3 s"), (0.61, "610 ms"), (4.2e-5, "42 µs")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert drawing.duration_text(seconds) == text
+
+
+def test_label_cost() -> None:
+    (axes,) = figures.label_cost().axes
+    (curve,) = (line for line in axes.get_lines() if len(line.get_xdata()) > 2)
+    for p, cost in zip(*curve.get_data(), strict=True):
+        inside = 0 < p < 1
+        entropy = -p * math.log(p) - (1 - p) * math.log(1 - p) if inside else 0.0
+        assert cost == pytest.approx(entropy, abs=1e-12)
+    filled = [line for line in axes.get_lines() if line.get_markerfacecolor() != "white"]
+    assert any(list(line.get_data()[1]) == [1, 1] for line in filled)  # one class used
+
+
+def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # its import would be an error
+    figures.label_cost(tmp_path / "new" / "cost.png")
+    png = (tmp_path / "new" / "cost.png").read_bytes()
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    assert int.from_bytes(png[16:20], "big") >= 1000  # pixels wide
+    figures.label_cost(tmp_path / "cost.svg")
+    assert "<svg" in (tmp_path / "cost.svg").read_text()
+    with pytest.raises(ValueError, match=r"path must end in one of .png, .svg, .pdf, got 'a.gif'"):
+        figures.label_cost("a.gif")
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["cost.png", "cost.svg"]
+
+
+def test_nothing_is_cut_off() -> None:
+    """The longest texts stay inside the figure."""
+    results = [result(name, 60.0 + i, s) for i, name in enumerate(drawing.STYLES) for s in (5, 20)]
+    figure = figures.accuracy_bars(
+        evaluation(*results), published=paper.accuracies("table1", "mini")
+    )
+    figure.draw_without_rendering()
+    width, height = figure.get_size_inches() * figure.dpi
+    for text in figure.texts + [label for axes in figure.axes for label in axes.get_yticklabels()]:
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= width
+        assert box.y1 <= height
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="at least one result, got none"):
+        figures.accuracy_against_k_eff(evaluation())
+    with pytest.raises(ValueError, match="shots must be one of those evaluated, 5, got 7"):
+        figures.accuracy_bars(evaluation(result("tim", 50.0)), 7)
+    with pytest.raises(ValueError, match="one k_eff for bars"):
+        figures.accuracy_bars(evaluation(result("tim", 5.0), result("tim", 5.0, k_eff=2)))
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install 'paddle_ext"):
+        figures.label_cost()
+
+
+def test_examples() -> None:
+    assert doctest.testmod(figures).failed == 0

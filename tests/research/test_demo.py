@@ -1,0 +1,169 @@
+"""The demo at its smallest: every step runs, and what it shows is what it computed."""
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from toy_images import one_thread  # noqa: F401
+
+pytest.importorskip("typer", reason="needs typer")
+pytest.importorskip("safetensors", reason="needs safetensors")
+pytest.importorskip("matplotlib", reason="needs matplotlib")
+pytest.importorskip("PIL", reason="needs Pillow")
+
+from typer.testing import CliRunner
+
+from paddle_ext import methods
+from paddle_ext.app.cli.app import app
+from paddle_ext.research import demo
+from paddle_ext.research.demo import Batch, Demo, group_sheet, grouping_text, sheet, task_counts
+from paddle_ext.research.evaluation.tables import title_of
+
+SMALL = {"n_tasks": 4, "num_classes": 12, "k_eff": 3, "quick": True, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def found(cache: Path) -> Demo:
+    return demo.run(**SMALL, cache=cache, progress=False)
+
+
+def test_all_methods_on_the_same_tasks(found: Demo) -> None:
+    evaluation = found.evaluation
+    assert {result.method for result in evaluation} == {*methods.available(), demo.AUTO}
+    assert evaluation.methods[-2:] == ("paddle", "paddle (auto)")
+    scalings = [result.options["scaling"] for result in evaluation.results[-2:]]
+    assert scalings == ["minmax", "auto"]
+    for result in evaluation:
+        assert (result.num_classes, result.k_eff, result.shots, result.n_query) == (12, 3, 5, 75)
+        assert result.n_tasks == task_counts(4)[result.method]
+
+
+def test_the_network_has_learnt_something(found: Demo) -> None:
+    (nearest,) = found.evaluation.select("simpleshot")
+    assert nearest.accuracy > 3 * 100 / 12
+
+
+def test_the_batch_is_the_first_task(found: Demo) -> None:
+    batch = found.batch
+    assert batch.support.shape == (12, 32, 32)
+    assert batch.query.shape == (75, 32, 32)
+    assert len(torch.unique(batch.truth)) == 3
+    assert len(set(batch.names)) == 12
+    assert set(batch.names) <= set(found.bank.class_names)
+
+
+def test_slow_methods_get_fewer_tasks() -> None:
+    counts = task_counts(300)
+    assert counts["paddle"] == counts[demo.AUTO] == counts["simpleshot"] == 300
+    assert 3 <= counts["paddle_pgd"] < counts["tim"] < counts["tim_adm"] < 300
+    assert set(task_counts(1).values()) == {1}
+
+
+def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> None:
+    """A second run finds the network, and the same accuracies."""
+    (network,) = cache.glob("network-*")
+    before = (network / "best.safetensors").stat().st_mtime_ns
+    kept = sorted(path.name for path in (cache / "features").iterdir())
+    picture = tmp_path / "new" / "demo.png"
+    arguments = ["demo", "--quick", "--n-tasks", "4", "--classes", "12", "--k_eff", "3"]
+    arguments += ["--cache", str(cache), "--output", str(picture), "--device", "cpu"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert str(network) in result.output
+    assert (network / "best.safetensors").stat().st_mtime_ns == before
+    assert sorted(path.name for path in (cache / "features").iterdir()) == kept
+    rows = [" ".join(line.split()) for line in result.output.splitlines()]
+    for each in found.evaluation:
+        cells = f"{title_of(each.method)} {each.accuracy:.1f} ± {each.interval:.1f} "
+        (row,) = [row for row in rows if row.startswith(cells)]
+        assert row.endswith(f" {each.n_tasks}")
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width >= 2000
+    assert height >= 1000
+    assert re.search(r"^\d+ seconds$", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--num-classes", "241"], 1, "--num-classes must be at most the number of classes, 240"),
+        (["--k-eff", "61"], 1, "--k-eff must be at most the number of candidate classes, 60"),
+        (["--shots", "60"], 1, "samples for the queries"),
+        (["--n-tasks", "0"], 2, "--n-tasks"),
+        (["--output", "demo.txt"], 2, "--output must end in"),
+    ],
+)
+def test_refused_before_the_training(
+    arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(demo, "train", none)
+    monkeypatch.setattr(demo, "glyph_images", few_glyphs)
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert result.exit_code == code
+    assert message in result.output
+
+
+def few_glyphs(split: str, *, samples: int, seed: int) -> object:
+    from paddle_ext.research.data.images import ImageArray
+
+    assert (split, samples, seed) == ("test", demo.FULL.novel, 0)
+    labels = torch.arange(240).repeat_interleave(samples)
+    images = torch.zeros(len(labels), 8, 8, dtype=torch.uint8)
+    return ImageArray(images, labels, [f"{k}" for k in range(240)], split)
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def small_batch() -> Batch:
+    """Three candidate classes, classes 0 and 2 present; one of class 2 goes to class 1."""
+    shades = torch.tensor([10, 20, 30], dtype=torch.uint8)
+    truth = torch.tensor([0, 0, 2, 2])
+    labels = torch.tensor([0, 0, 2, 1])
+    support = shades.view(3, 1, 1).expand(3, 8, 8)
+    query = (100 + shades[truth]).view(4, 1, 1).expand(4, 8, 8)
+    return Batch(support, query, truth, labels, truth, ("a", "b", "c"))
+
+
+def test_groups() -> None:
+    batch = small_batch()
+    assert grouping_text(batch, batch.labels) == "3 classes, 75 % right"
+    assert grouping_text(batch, batch.nearest) == "2 classes, 100 % right"
+    step = 8 + 2 * demo.GAP
+    paper = group_sheet(batch, batch.labels)
+    assert paper.shape == (3 * step, demo.COLUMNS * step, 3)
+
+    def cell(row: int, column: int) -> torch.Tensor:
+        return paper[row * step : (row + 1) * step, column * step : (column + 1) * step]
+
+    def frame(row: int, column: int) -> tuple[float, ...]:
+        return tuple(round(float(x), 2) for x in cell(row, column)[1, 1])
+
+    def shade(row: int, column: int) -> int:
+        return round(255 * (1 - float(cell(row, column)[step // 2, step // 2, 0])))
+
+    # The largest group first, then by class: a labelled image, then the queries.
+    assert [shade(row, 0) for row in range(3)] == [10, 20, 30]
+    assert [frame(row, 0) for row in range(3)] == [demo.GREEN, demo.GREY, demo.GREEN]
+    assert [shade(0, 1), shade(0, 2), shade(1, 1), shade(2, 1)] == [110, 110, 130, 130]
+    assert frame(0, 1) == frame(2, 1) == (1.0, 1.0, 1.0)
+    assert frame(1, 1) == demo.RED
+    assert torch.equal(cell(0, 3), torch.ones(step, step, 3))
+
+
+def test_lines_are_wrapped() -> None:
+    image = torch.zeros(8, 8, dtype=torch.uint8)
+    paper = sheet([[(image, demo.RED)] * (demo.COLUMNS + 1)])
+    assert paper.shape[0] == 2 * (8 + 2 * demo.GAP)
