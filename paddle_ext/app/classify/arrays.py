@@ -35,7 +35,7 @@ def labelled_arrays(path: Path, labels: Path | None, label: str | None) -> Label
     if labels is not None:
         values = read_labels(labels)
     elif path.suffix == ".npy":
-        raise ValueError(f"--labels must name a file of labels for {path}, got none")
+        raise check.ArgumentValueError("labels", f"must be a file of labels for {path}, got none")
     else:
         names = (label,) if label else bank_files.LABELS
         values = label_names(bank_files.pick(contents, names, path), contents, path)

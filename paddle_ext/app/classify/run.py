@@ -241,7 +241,7 @@ def feature_source(
     """
     kind = "rows" if columns.text is None else "texts"
     if columns.text is not None:
-        table.column(columns.text, "--text")
+        table.column(columns.text, "text")
         if columns.features is None:
             return TextEmbedder(settings.encoder, device, settings.cache), [], kind
     return None, table.feature_columns(columns.features, columns.others()), kind

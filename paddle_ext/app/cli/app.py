@@ -21,6 +21,8 @@ OTHER_ARGUMENTS = {
     "recipe": ("name",),
     "method": ("name",),
     "arch": ("architecture",),
+    "embedding": ("features",),
+    "row_names": ("name",),
 }
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 READ_AT_ONCE = 256  # images
 CHANNELS = {1: "L", 3: "RGB"}
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -295,10 +296,10 @@ def require_pillow() -> None:
     library("PIL.Image", "reading images", "'paddle_ext[images]'")
 
 
-def in_threads(work: Callable[[int], Result], numbers: Sequence[int]) -> Iterator[Result]:
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Results of `work` in order; reading files and Pillow's decoders let go of the interpreter."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        yield from pool.map(work, numbers)
+        yield from pool.map(work, items)
 
 
 def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ def test_messages(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a single argument must be a table"):
         classify(tmp_path / "known.npz", None, tmp_path, SETTINGS)
     np.save(tmp_path / "known.npy", support)
-    with pytest.raises(ValueError, match=r"--labels must name a file"):
+    with pytest.raises(ValueError, match=r"^labels must be a file of labels"):
         classify(tmp_path / "known.npy", tmp_path / "new.npz", tmp_path, SETTINGS)
     assert not (tmp_path / "answers.csv").exists()
 
@@ -238,9 +238,9 @@ def test_messages_of_tables(tmp_path: Path) -> None:
         table.write_text(text)
         classify(table, None, tmp_path, Settings(columns or Columns(), cache=None, device="cpu"))
 
-    with pytest.raises(ValueError, match=r"--label must name the column"):
+    with pytest.raises(ValueError, match=r"^label must be the column of classes"):
         run("a,b\n1,x\n")
-    with pytest.raises(ValueError, match=r"--label must be a column of .* got 'kind'"):
+    with pytest.raises(ValueError, match=r"^label must be a column of .* got 'kind'"):
         run("a,label\n1,x\n", Columns(label="kind"))
     with pytest.raises(ValueError, match=r"another cell in row 2, column 'a'"):
         run("a,b,label\n1,2,x\n2,1,y\n,3,x\n", Columns(features="a:b"))
@@ -250,8 +250,15 @@ def test_messages_of_tables(tmp_path: Path) -> None:
         run("a,b,label\n1,2,x\n2,1,y\n")
     with pytest.raises(ValueError, match=r"rows with a label in column 'label', got none"):
         run("a,b,label\n1,2,\n2,1,\n")
-    with pytest.raises(ValueError, match=r"must have columns of numbers"):
+    with pytest.raises(ValueError, match=r"^features must be columns .* \(or pass text\)"):
         run("a,label\nhello,x\n")
+
+
+def test_tables_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "table.parquet").write_bytes(b"whatever")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"a .parquet file needs pyarrow, which is not installed"):
+        classify(tmp_path / "table.parquet", None, tmp_path, SETTINGS)
 
 
 def test_texts_need_a_model(tmp_path: Path) -> None:
@@ -260,7 +267,7 @@ def test_texts_need_a_model(tmp_path: Path) -> None:
     try:
         import sentence_transformers  # noqa: F401
     except ImportError:
-        with pytest.raises(ImportError, match="--text needs sentence_transformers, which is not"):
+        with pytest.raises(ImportError, match="embedding texts needs sentence_transformers"):
             classify(tmp_path / "table.csv", None, tmp_path, settings)
         return
     pytest.skip("sentence-transformers is installed")

@@ -240,3 +240,25 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed.exit_code == 1
     assert "nowhere.npz must be a file or a folder, got nothing there" in failed.output
     assert "Traceback" not in failed.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--label", "kind"], "--label must be a column of"),
+        (["--embedding", "z"], "--embedding must be columns of numbers of"),
+        (["--features", "z"], "(or pass --text)"),
+        (["--id", "who"], "--id must be a column of"),
+        (["--truth", "real"], "--truth must be a column of"),
+        (["--text", "words"], "--text must be a column of"),
+        (["--batch", "0"], "--batch must be an integer"),
+        (["--temperature", "0"], "--temperature must be finite and > 0"),
+        (["--device", "abacus"], "--device must be the CPU or a CUDA device"),
+    ],
+)
+def test_the_command_names_its_options(tmp_path: Path, options: list[str], message: str) -> None:
+    (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
+    arguments = ["classify", str(tmp_path / "table.csv"), "--output", str(tmp_path), *options]
+    failed = CliRunner().invoke(app, arguments)
+    assert failed.exit_code == 1
+    assert message in failed.output

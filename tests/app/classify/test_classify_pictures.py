@@ -199,7 +199,7 @@ def test_messages(tmp_path: Path) -> None:
         run(tmp_path / "nothing", new, tmp_path)
     with pytest.raises(ValueError, match=r"must not lie in the labelled folder"):
         run(labelled, labelled / "discs", tmp_path)
-    with pytest.raises(ValueError, match=r"--backbone must be efficientnet_lite0, timm:NAME or"):
+    with pytest.raises(ValueError, match=r"^backbone must be efficientnet_lite0, timm:NAME or"):
         run(labelled, new, tmp_path, backbone="resnet99")
     one = tmp_path / "one" / "only"
     one.mkdir(parents=True)
@@ -282,7 +282,7 @@ def test_networks_of_timm(torchvision_operators: None, monkeypatch: pytest.Monke
     with torch.no_grad():
         expected = made[0]((pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std)
     torch.testing.assert_close(found(pixels), expected, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match=r"--backbone must be a pretrained model of timm .* 'no'"):
+    with pytest.raises(ValueError, match=r"^backbone must be a pretrained model of timm .* 'no'"):
         open_network("timm:no", torch.device("cpu"))
 
 
