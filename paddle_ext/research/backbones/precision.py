@@ -15,7 +15,9 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         # A CPU without bfloat16 makes torch turn off its fast products for the whole process.
         if precision not in ("auto", "float32"):
-            raise ValueError(f"precision must be 'auto' or 'float32' on the CPU, got {precision!r}")
+            raise check.ArgumentValueError(
+                "precision", f"must be 'auto' or 'float32' on the CPU, got {precision!r}"
+            )
         return torch.float32
     if precision == "auto":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16

@@ -267,17 +267,20 @@ def check_arguments(
             )
     for name, given in (("start", start), ("teacher", teacher)):
         if given is not None and given.backbone.channels != base.shape[2]:
-            raise ValueError(
-                f"{name} must have as many channels as base, {base.shape[2]}, "
-                f"got {given.backbone.channels}"
+            raise check.ArgumentValueError(
+                name,
+                f"must have as many channels as base, {base.shape[2]}, "
+                f"got {given.backbone.channels}",
             )
     if start is not None and start.backbone.architecture != backbone.architecture:
-        raise ValueError(
-            f"start must be a network {backbone.architecture!r}, "
-            f"got {start.backbone.architecture!r}"
+        raise check.ArgumentValueError(
+            "start",
+            f"must be a network {backbone.architecture!r}, got {start.backbone.architecture!r}",
         )
     if teacher is not None and (teacher.head is None or teacher.class_names != base.class_names):
-        raise ValueError("teacher must have a classifier of the classes of base, got another one")
+        raise check.ArgumentValueError(
+            "teacher", "must have a classifier of the classes of base, got another one"
+        )
 
 
 def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Transform:

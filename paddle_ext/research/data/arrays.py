@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ... import check
 from ..files import readable
 from .images import EncodedImages, ImageArray, ImageSet
 
@@ -94,7 +95,9 @@ def image_arrays(
         packed = PackedImages(parts, list(map(str, files)))
         return EncodedImages(packed, labels, first.class_names, split, size=size)
     if size is not None:
-        raise ValueError(f"size must be None for images that are not encoded, got {size}")
+        raise check.ArgumentValueError(
+            "size", f"must be None for images that are not encoded, got {size}"
+        )
     shapes = {part.pixels.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise ValueError(f"paths must have images of one shape, got {sorted(shapes)}")

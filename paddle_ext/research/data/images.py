@@ -185,7 +185,7 @@ class EncodedImages:
     ) -> None:
         require_pillow()
         if size is not None and size < 1:
-            raise ValueError(f"size must be None or at least 1, got {size}")
+            raise check.ArgumentValueError("size", f"must be None or at least 1, got {size}")
         if channels not in CHANNELS:
             raise ValueError(f"channels must be 1 or 3, got {channels}")
         if len(contents) == 0:

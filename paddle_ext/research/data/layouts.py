@@ -328,7 +328,7 @@ def public_name(split: str) -> str:
 
 def existing_folder(root: str | Path) -> Path:
     if not Path(root).is_dir():
-        raise ValueError(f"root must be a folder, got {root}")
+        raise check.ArgumentValueError("root", f"must be a folder, got {root}")
     return Path(root)
 
 
