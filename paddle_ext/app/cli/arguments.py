@@ -9,8 +9,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
+import typer
 from typer import BadParameter
+
+# Options of several commands.
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")]
+Memory = Annotated[float | None, typer.Option(help="GiB that a batch of tasks may take.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")]
 
 OTHER_NAMES = {
     "--number-tasks": "--n-tasks",

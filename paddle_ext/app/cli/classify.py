@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import show
+from .arguments import Device
 
 if TYPE_CHECKING:
     from ..classify import Report
@@ -79,9 +80,7 @@ def classify(
     temperature: Annotated[
         float | None, typer.Option(help="Of the solver; default: chosen for each batch.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")
-    ] = None,
+    device: Device = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder to keep features in; default: the user's.")
     ] = None,

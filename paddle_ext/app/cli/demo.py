@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import show
+from .arguments import Device
 
 if TYPE_CHECKING:
     from ...research.demo import Demo
@@ -48,7 +49,7 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="Draw, learn and iterate little, to see that all works.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda; default: a GPU if any.")] = None,
+    device: Device = None,
 ) -> None:
     """Draw characters, train a small network, compare all methods: a table and a picture."""
     from ...research.demo import draw, run
@@ -56,7 +57,7 @@ def demo(
 
     check_figure("--output", output)
     began = time.perf_counter()
-    with show.go_on_with("interrupted: the same command goes on after the last whole epoch"):
+    with show.on_interrupt("interrupted: the same command goes on after the last whole epoch"):
         found = run(
             n_tasks=n_tasks,
             num_classes=num_classes,

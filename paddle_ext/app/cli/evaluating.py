@@ -10,7 +10,15 @@ import typer
 
 from ...research.ranks import is_first_rank
 from . import show
-from .arguments import class_count, comma_separated, method_options, numbers
+from .arguments import (
+    Device,
+    Fresh,
+    Memory,
+    class_count,
+    comma_separated,
+    method_options,
+    numbers,
+)
 
 if TYPE_CHECKING:
     from ...methods import Method
@@ -51,10 +59,7 @@ Split = Annotated[str | None, typer.Option(help="Use only these rows of the bank
 MethodOptions = Annotated[
     list[str], typer.Option("--option", help="METHOD.NAME=VALUE; may be repeated.")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")]
-Memory = Annotated[float | None, typer.Option(help="GiB that a batch of tasks may take.")]
 Output = Annotated[Path | None, typer.Option(help="Folder of results, to go on from.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")]
 
 # Defaults of options that may be repeated.
 ALL, SHOTS, K_EFF = ["all"], ["5,10,20"], ["5"]
@@ -108,7 +113,7 @@ def evaluate(
     check_figure("--figure", figure)
     chosen = chosen_methods(methods, preset, option, tuned)
     features = load_bank(bank, split)
-    with show.go_on_with(LOST if output is None else RESUMABLE.format(output)):
+    with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         found = run(
             features,
             chosen,
@@ -229,7 +234,7 @@ def tune(
 
     chosen = list(chosen_methods(methods, preset, option, None).values())
     features = load_bank(bank, split)
-    with show.go_on_with(RESUMABLE.format(output)):
+    with show.on_interrupt(RESUMABLE.format(output)):
         found = run(
             features,
             chosen,

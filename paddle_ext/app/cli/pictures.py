@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import show
-from .arguments import comma_separated
+from .arguments import Device, Fresh, comma_separated
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,6 @@ Layout = Annotated[
 ]
 Size = Annotated[int | None, typer.Option(help="Bring images to so many pixels squared.")]
 Samples = Annotated[int, typer.Option(help="Images of each class, for the layout glyphs.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")]
 Architecture = Annotated[str, typer.Option(help="resnet18, wrn28_10 or small.")]
 RecipeName = Annotated[
     str | None,
@@ -54,7 +53,6 @@ Deterministic = Annotated[
     bool, typer.Option(help="On CUDA: the same result each time, somewhat slower.")
 ]
 Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -99,7 +97,7 @@ def train(
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
     began = time.perf_counter()
-    with show.go_on_with("interrupted: the same command goes on after the last whole epoch"):
+    with show.on_interrupt("interrupted: the same command goes on after the last whole epoch"):
         trained = run(
             arch,
             base,
@@ -221,7 +219,7 @@ def extract(
     kept = "interrupted: the same command begins again"
     if cache is not None:
         kept += f", except for what is whole in {cache}"
-    with show.go_on_with(kept):
+    with show.on_interrupt(kept):
         banks = [run(network, sets[0], base=base, **settings)]
         banks += [run(network, each, **settings) for each in sets[1:]]
     bank = merge_banks(banks)
@@ -229,7 +227,7 @@ def extract(
     bank.save(output)
     show.say(f"{output}: {bank!r}")
     for shots in (1, 5):
-        show.say(soundness(bank, shots))
+        show.say(nearest_mean_line(bank, shots))
     show.say(f"next: {show.command_line('paddle-ext', 'evaluate', output)}")
 
 
@@ -256,7 +254,7 @@ def merge_banks(banks: list[FeatureBank]) -> FeatureBank:
     )
 
 
-def soundness(bank: FeatureBank, shots: int, ways: int = 5) -> str:
+def nearest_mean_line(bank: FeatureBank, shots: int, ways: int = 5) -> str:
     """Nearest-mean accuracy: whether the features are worth evaluating."""
     from ...research.backbones import nearest_mean_accuracy
 

@@ -10,7 +10,7 @@ import typer
 
 from ...research.ranks import is_first_rank
 from . import show
-from .arguments import comma_separated, numbers
+from .arguments import Device, Fresh, Memory, comma_separated, numbers
 
 if TYPE_CHECKING:
     from ...research.evaluation.experiments import ExperimentResult
@@ -55,16 +55,12 @@ def reproduce(
     query: Annotated[str | None, typer.Option(help="Split to draw the queries from.")] = None,
     tuned: Annotated[Path | None, typer.Option(help="tuning.json of paddle-ext tune.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the tasks.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda; default: a GPU if any.")] = None,
-    memory: Annotated[
-        float | None, typer.Option(help="GiB that a batch of tasks may take.")
-    ] = None,
+    device: Device = None,
+    memory: Memory = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of results; default: results/EXPERIMENT.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")] = (
-        False
-    ),
+    fresh: Fresh = False,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
     """Run an experiment of the paper; its numbers stand beside ours."""
@@ -88,7 +84,7 @@ def reproduce(
         "memory": memory,
     }
     folder = output or Path("results") / experiment
-    with show.go_on_with(f"interrupted: the same command goes on from {folder}"):
+    with show.on_interrupt(f"interrupted: the same command goes on from {folder}"):
         result = run(experiment, bank, given, folder, fresh)
     if is_first_rank():
         show_result(result, folder)

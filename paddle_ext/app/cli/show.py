@@ -21,7 +21,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def go_on_with(sentence: str) -> Iterator[None]:
+def on_interrupt(sentence: str) -> Iterator[None]:
     """Let an interruption of the block say how to go on."""
     try:
         yield

@@ -39,13 +39,11 @@ from .drawing import (
     style,
     tolerance_text,
 )
-from .results import Evaluation, Result
+from .results import NEARLY_BEST, Evaluation, Result, best_of, lambda_of, nearly_best_lambdas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-NEAR = 1.0  # points of accuracy: what counts as nearly the best lambda
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ def best_lambda_against_queries(
         own = [result for result in results if result.k_eff == k_eff]
         queries = distinct(result.n_query for result in own)
         groups = [[r for r in own if r.n_query == count] for count in queries]
-        near = [nearly_best(group) for group in groups]
+        near = [nearly_best_lambdas(group) for group in groups]
         axes.fill_between(
             queries,
             [min(values) for values in near],
@@ -288,7 +286,7 @@ def best_lambda_against_queries(
             color=colour,
             alpha=0.15,
             lw=0,
-            label=f"within {NEAR:g} point of the best",
+            label=f"within {NEARLY_BEST:g} point of the best",
         )
         end = max(queries)
         axes.plot([0, end], [0, end], color=INK, lw=1.4, ls="--", label="λ = |Q|")
@@ -302,27 +300,6 @@ def best_lambda_against_queries(
     head(figure, "The best λ against the number of queries", f"{settings_line(results)}, {shots}")
     legend_below(figure, *panels[0].get_legend_handles_labels())
     return finish(figure, path)
-
-
-def lambda_of(result: Result) -> float:
-    """Lambda of a result of PADDLE."""
-    value = result.options.get("lam", result.n_query)
-    if value is None:
-        return float(result.n_query)
-    if not isinstance(value, int | float):
-        raise TypeError(f"lam must be a number or None, got {value!r}")
-    return float(value)
-
-
-def best_of(results: Sequence[Result]) -> Result:
-    """The most accurate one; of equals that whose lambda is nearest the number of queries."""
-    return max(results, key=lambda r: (r.accuracy, -abs(lambda_of(r) - r.n_query)))
-
-
-def nearly_best(results: Sequence[Result]) -> list[float]:
-    """The values of lambda that lose at most `NEAR` points."""
-    least = best_of(results).accuracy - NEAR
-    return [lambda_of(result) for result in results if result.accuracy >= least]
 
 
 # --- convergence and label cost -----------------------------------------------------------------

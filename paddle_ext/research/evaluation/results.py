@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from ..files import replacing
 
 FORMAT = 2  # of every file that has results
+NEARLY_BEST = 1.0  # points of accuracy below the best
 COUNTS = ("k_eff", "num_classes", "n_query", "n_tasks", "correct", "squares")
 
 
@@ -118,6 +119,30 @@ def result_from_fields(fields: Mapping[str, Any]) -> Result:
 
 def as_tuple(value: object) -> object:
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
+
+
+# --- PADDLE with several lambdas -----------------------------------------------------------------
+
+
+def lambda_of(result: Result) -> float:
+    """Lambda of a result of PADDLE."""
+    value = result.options.get("lam", result.n_query)
+    if value is None:
+        return float(result.n_query)
+    if not isinstance(value, int | float):
+        raise TypeError(f"lam must be a number or None, got {value!r}")
+    return float(value)
+
+
+def best_of(results: Sequence[Result]) -> Result:
+    """The most accurate one; of equals that whose lambda is nearest the number of queries."""
+    return max(results, key=lambda r: (r.accuracy, -abs(lambda_of(r) - r.n_query)))
+
+
+def nearly_best_lambdas(results: Sequence[Result]) -> list[float]:
+    """Those that lose at most `NEARLY_BEST` points against the best."""
+    least = best_of(results).accuracy - NEARLY_BEST
+    return [lambda_of(result) for result in results if result.accuracy >= least]
 
 
 # --- files --------------------------------------------------------------------------------------

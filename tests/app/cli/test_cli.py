@@ -145,6 +145,20 @@ def test_help_lists_all_commands() -> None:
     assert all(command in run().output for command in COMMANDS)
 
 
+def test_help_does_not_import_torch() -> None:
+    code = "import sys\nfrom paddle_ext.app.cli import main\n"
+    code += "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules, 'torch'"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "classify", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "paddle-ext classify labelled.npz" in done.stdout
+
+
 def test_version() -> None:
     result = run("--version")
     assert (result.exit_code, result.output) == (0, f"{paddle_ext.__version__}\n")

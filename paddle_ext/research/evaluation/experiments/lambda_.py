@@ -12,9 +12,8 @@ from ...data.bank import FeatureBank
 from .. import figures as pictures
 from ..drawing import distinct, settings_line, shots_title
 from ..evaluate import evaluate_plan
-from ..figures import best_of, lambda_of, nearly_best
 from ..plan import distinct_integers
-from ..results import Evaluation, Result
+from ..results import Evaluation, Result, best_of, lambda_of, nearly_best_lambdas
 from ..settings import RunSettings
 from ..tables import accuracy_text
 from .base import (
@@ -100,7 +99,7 @@ class Lambda(ExperimentResult):
 
 def best_text(results: list[Result]) -> str:
     """The best lambda of one setting, as a cell; + says that it is the largest one tried."""
-    top, near = best_of(results), nearly_best(results)
+    top, near = best_of(results), nearly_best_lambdas(results)
     end = "+" if lambda_of(top) == max(map(lambda_of, results)) else ""
     theory = [result for result in results if lambda_of(result) == result.n_query]
     loss = f", loses {top.accuracy - theory[0].accuracy:.1f}" if theory else ""
