@@ -1,18 +1,17 @@
-// The only file that knows pybind11: integers and pointers in, exceptions out, the GIL released.
+// The module: what each of its functions takes, and which code it runs.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
-#include <cstdint>
-
 #include "common/check.h"
+#include "common/parallel.h"
 #include "common/params.h"
 #include "cpu/paddle.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
 #include "cpu/tasks.h"
 #include "cpu/tim.h"
+#include "keywords.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/paddle.h"
 #include "cuda/sinkhorn.h"
@@ -22,220 +21,166 @@
 namespace py = pybind11;
 using namespace paddle_ext;
 using std::int64_t;
-using std::uint64_t;
-using std::uintptr_t;
 
 namespace {
 
-template <typename T>
-T* pointer(uintptr_t address) {
-    return reinterpret_cast<T*>(address);
-}
+// --- solvers ------------------------------------------------------------------------------------
 
-#if !PADDLE_EXT_WITH_CUDA
-[[noreturn]] void no_cuda() {
-    throw std::invalid_argument(
-        "this build of paddle_ext has no CUDA; build it again with PADDLE_EXT_CUDA=ON");
-}
-#endif
+template <typename Params>
+struct Solver {
+    int64_t (*cpu_workspace)(const Params&, int threads);
+    void (*cpu)(const Params&, int threads);
+    int64_t (*cuda_workspace)(const Params&, int device);
+    void (*cuda)(const Params&, int device, void* stream);
+};
 
-int64_t paddle_workspace(bool on_cuda, [[maybe_unused]] int device, int threads, int dtype,
-                         int64_t B, int64_t Q, int64_t S, int64_t K, int64_t D, bool support_shared,
-                         bool indexed, int scaling, [[maybe_unused]] bool prototypes) {
-    PaddleParams p{};
-    p.size = {B, Q, S, K, D, int64_t(indexed), support_shared};
-    p.dtype = static_cast<DType>(dtype);
-    p.scaling = static_cast<Scaling>(scaling);
-    if (!on_cuda) return paddle_cpu_workspace(p, threads);
 #if PADDLE_EXT_WITH_CUDA
-    return paddle_cuda_workspace(p, device, prototypes);
+constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu,
+                                       [](const PaddleParams& p, int device) {
+                                           return paddle_cuda_workspace(p, device,
+                                                                        p.prototypes != nullptr);
+                                       },
+                                       paddle_cuda};
+constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu,
+                                           sinkhorn_cuda_workspace, sinkhorn_cuda};
+constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, tim_cuda_workspace, tim_cuda};
 #else
-    no_cuda();
+constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
+constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};
+constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, nullptr, nullptr};
 #endif
+
+template <typename Params>
+struct Call {
+    Target target;
+    Params params;
+};
+
+void require_cuda() {
+    require(PADDLE_EXT_WITH_CUDA,
+            "this build of paddle_ext has no CUDA; build it again with PADDLE_EXT_CUDA=ON");
 }
 
-void paddle_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] uintptr_t stream,
-                  int threads, int dtype, int64_t B, int64_t Q, int64_t S, int64_t K, int64_t D,
-                  int64_t N, bool support_shared, uintptr_t support, uintptr_t support_labels,
-                  uintptr_t query, uintptr_t support_index, uintptr_t query_index, double lam,
-                  int scaling, double temperature, double epsilon, int max_iter, double tol,
-                  uintptr_t labels, uintptr_t assignments, uintptr_t proportions, uintptr_t dual,
-                  uintptr_t iterations, uintptr_t criterion, uintptr_t prototypes,
-                  uintptr_t workspace, int64_t workspace_bytes) {
-    if (B == 0) return;
-    PaddleParams p{};
-    p.size = {B, Q, S, K, D, N, support_shared};
-    p.dtype = static_cast<DType>(dtype);
-    p.support = pointer<const void>(support);
-    p.support_labels = pointer<const int64_t>(support_labels);
-    p.query = pointer<const void>(query);
-    p.support_index = pointer<const int64_t>(support_index);
-    p.query_index = pointer<const int64_t>(query_index);
-    p.lam = lam;
-    p.scaling = static_cast<Scaling>(scaling);
-    p.temperature = temperature;
-    p.epsilon = epsilon;
-    p.max_iter = max_iter;
-    p.tol = tol;
-    p.labels = pointer<int64_t>(labels);
-    p.assignments = pointer<void>(assignments);
-    p.proportions = pointer<void>(proportions);
-    p.dual = pointer<void>(dual);
-    p.iterations = pointer<int32_t>(iterations);
-    p.criterion = pointer<void>(criterion);
-    p.prototypes = pointer<void>(prototypes);
-    p.workspace = pointer<void>(workspace);
-    p.workspace_bytes = workspace_bytes;
-    if (!on_cuda) return paddle_cpu(p, threads);
-#if PADDLE_EXT_WITH_CUDA
-    paddle_cuda(p, device, pointer<void>(stream));
-#else
-    no_cuda();
-#endif
+template <typename Params, const Solver<Params>& solver>
+int64_t workspace(const Call<Params>& call) {
+    if (!call.target.cuda) return solver.cpu_workspace(call.params, call.target.threads);
+    require_cuda();
+    return solver.cuda_workspace(call.params, call.target.device);
 }
 
-int64_t sinkhorn_workspace(bool on_cuda, [[maybe_unused]] int device, int threads, int dtype,
-                           int64_t B, int64_t Q, int64_t K) {
-    SinkhornParams p{};
-    p.B = B;
-    p.Q = Q;
-    p.K = K;
-    p.dtype = static_cast<DType>(dtype);
-    if (!on_cuda) return sinkhorn_cpu_workspace(p, threads);
-#if PADDLE_EXT_WITH_CUDA
-    return sinkhorn_cuda_workspace(p, device);
-#else
-    no_cuda();
-#endif
+template <typename Params, const Solver<Params>& solver>
+void solve(const Call<Params>& call) {
+    if (!call.target.cuda) return solver.cpu(call.params, call.target.threads);
+    require_cuda();
+    solver.cuda(call.params, call.target.device, call.target.stream);
 }
 
-void sinkhorn_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] uintptr_t stream,
-                    int threads, int dtype, int64_t B, int64_t Q, int64_t K, uintptr_t cost,
-                    uintptr_t row_mass, bool row_mass_shared, uintptr_t col_mass,
-                    bool col_mass_shared, double reg, int max_iter, double tol, uintptr_t plan,
-                    uintptr_t iterations, uintptr_t residual, uintptr_t workspace,
-                    int64_t workspace_bytes) {
-    if (B == 0) return;
-    SinkhornParams p{};
-    p.B = B;
-    p.Q = Q;
-    p.K = K;
-    p.dtype = static_cast<DType>(dtype);
-    p.cost = pointer<const void>(cost);
-    p.row_mass = pointer<const void>(row_mass);
-    p.col_mass = pointer<const void>(col_mass);
-    p.row_mass_shared = row_mass_shared;
-    p.col_mass_shared = col_mass_shared;
-    p.reg = reg;
-    p.max_iter = max_iter;
-    p.tol = tol;
-    p.plan = pointer<void>(plan);
-    p.iterations = pointer<int32_t>(iterations);
-    p.residual = pointer<void>(residual);
-    p.workspace = pointer<void>(workspace);
-    p.workspace_bytes = workspace_bytes;
-    if (!on_cuda) return sinkhorn_cpu(p, threads);
-#if PADDLE_EXT_WITH_CUDA
-    sinkhorn_cuda(p, device, pointer<void>(stream));
-#else
-    no_cuda();
-#endif
+// --- their arguments: at most 15 each, see keywords.h ---------------------------------------------
+
+void add_target(py::module_& module) {
+    const auto make = [](bool cuda, int threads, int device, uintptr_t stream) {
+        return Target{cuda, threads, device, reinterpret_cast<void*>(stream)};
+    };
+    py::class_<Target>(module, "Target")
+        .def(py::init(make), py::kw_only(), py::arg("cuda"), py::arg("threads"), py::arg("device"),
+             py::arg("stream"))
+        .def_readonly("cuda", &Target::cuda)
+        .def_readonly("threads", &Target::threads)
+        .def_readonly("device", &Target::device)
+        .def_property_readonly(
+            "stream", [](const Target& t) { return reinterpret_cast<uintptr_t>(t.stream); });
 }
 
-int64_t tim_workspace(bool on_cuda, [[maybe_unused]] int device, int threads, int dtype, int64_t B,
-                      int64_t Q, int64_t S, int64_t K, int64_t D, bool support_shared) {
-    TimParams p{};
-    p.size = {B, Q, S, K, D, support_shared};
-    p.dtype = static_cast<DType>(dtype);
-    if (!on_cuda) return tim_cpu_workspace(p, threads);
-#if PADDLE_EXT_WITH_CUDA
-    return tim_cuda_workspace(p, device);
-#else
-    no_cuda();
-#endif
+void add_paddle(py::module_& module) {
+    using C = Call<PaddleParams>;
+    using P = PaddleParams;
+    using N = PaddleSizes;
+    constexpr auto p = &C::params;
+    constexpr auto n = &P::size;
+    CallKeywords<C> all{Keywords<C>("paddle_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, n, &N::B>("B").add<p, n, &N::Q>("Q").add<p, n, &N::S>("S");
+    all.make.add<p, n, &N::K>("K").add<p, n, &N::D>("D").add<p, n, &N::N>("N");
+    all.make.add<p, n, &N::support_shared>("support_shared").add<p, &P::lam>("lam");
+    all.make.add<p, &P::scaling>("scaling").add<p, &P::temperature>("temperature");
+    all.make.add<p, &P::epsilon>("epsilon").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
+    all.workspace.add<p, &P::prototypes>("prototypes");
+    all.run.add<p, &P::support>("support").add<p, &P::support_labels>("support_labels");
+    all.run.add<p, &P::query>("query").add<p, &P::support_index>("support_index");
+    all.run.add<p, &P::query_index>("query_index").add<p, &P::labels>("labels");
+    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::proportions>("proportions");
+    all.run.add<p, &P::dual>("dual").add<p, &P::iterations>("iterations");
+    all.run.add<p, &P::criterion>("criterion").add<p, &P::prototypes>("prototypes");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "PaddleCall", all, workspace<P, kPaddle>, solve<P, kPaddle>);
 }
 
-void tim_solve(bool on_cuda, [[maybe_unused]] int device, [[maybe_unused]] uintptr_t stream,
-               int threads, int dtype, int64_t B, int64_t Q, int64_t S, int64_t K, int64_t D,
-               bool support_shared, uintptr_t support, uintptr_t support_labels, uintptr_t query,
-               int solver, bool normalize, double temperature, std::array<double, 3> weights,
-               std::array<double, 3> alphas, double learning_rate, int iterations, uintptr_t labels,
-               uintptr_t probabilities, uintptr_t prototypes, uintptr_t losses, uintptr_t workspace,
-               int64_t workspace_bytes) {
-    if (B == 0) return;
-    TimParams p{};
-    p.size = {B, Q, S, K, D, support_shared};
-    p.dtype = static_cast<DType>(dtype);
-    p.support = pointer<const void>(support);
-    p.support_labels = pointer<const int64_t>(support_labels);
-    p.query = pointer<const void>(query);
-    p.solver = static_cast<TimSolver>(solver);
-    p.normalize = normalize;
-    p.temperature = temperature;
-    for (size_t i = 0; i < 3; ++i) {
-        p.weight[i] = weights[i];
-        p.alpha[i] = alphas[i];
-    }
-    p.learning_rate = learning_rate;
-    p.iterations = iterations;
-    p.labels = pointer<int64_t>(labels);
-    p.probabilities = pointer<void>(probabilities);
-    p.prototypes = pointer<void>(prototypes);
-    p.losses = pointer<void>(losses);
-    p.workspace = pointer<void>(workspace);
-    p.workspace_bytes = workspace_bytes;
-    if (!on_cuda) return tim_cpu(p, threads);
-#if PADDLE_EXT_WITH_CUDA
-    tim_cuda(p, device, pointer<void>(stream));
-#else
-    no_cuda();
-#endif
+void add_sinkhorn(py::module_& module) {
+    using C = Call<SinkhornParams>;
+    using P = SinkhornParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("sinkhorn_call"), Keywords<C>("workspace"),
+                        Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
+    all.make.add<p, &P::row_mass_shared>("row_mass_shared");
+    all.make.add<p, &P::col_mass_shared>("col_mass_shared").add<p, &P::sharpness>("sharpness");
+    all.make.add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
+    all.run.add<p, &P::cost>("cost")
+        .add<p, &P::row_mass>("row_mass")
+        .add<p, &P::col_mass>("col_mass");
+    all.run.add<p, &P::plan>("plan").add<p, &P::iterations>("iterations");
+    all.run.add<p, &P::residual>("residual").add<p, &P::workspace>("workspace");
+    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "SinkhornCall", all, workspace<P, kSinkhorn>, solve<P, kSinkhorn>);
 }
 
-int64_t tasks_workspace(int threads, int64_t B, int64_t Q, int64_t K, int64_t M, int64_t n_ways,
-                        int64_t k_eff, int64_t shots) {
-    TaskParams p{};
-    p.B = B;
-    p.Q = Q;
-    p.K = K;
-    p.M = M;
-    p.n_ways = n_ways;
-    p.k_eff = k_eff;
-    p.shots = shots;
-    return sample_tasks_workspace(p, threads);
+void add_tim(py::module_& module) {
+    using C = Call<TimParams>;
+    using P = TimParams;
+    using N = TimSizes;
+    constexpr auto p = &C::params;
+    constexpr auto n = &P::size;
+    CallKeywords<C> all{Keywords<C>("tim_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, n, &N::B>("B").add<p, n, &N::Q>("Q").add<p, n, &N::S>("S");
+    all.make.add<p, n, &N::K>("K").add<p, n, &N::D>("D");
+    all.make.add<p, n, &N::support_shared>("support_shared");
+    all.make.add<p, &P::solver>("solver").add<p, &P::normalize>("normalize");
+    all.make.add<p, &P::temperature>("temperature").add<p, &P::weight>("weights");
+    all.make.add<p, &P::alpha>("alphas").add<p, &P::learning_rate>("learning_rate");
+    all.make.add<p, &P::max_iter>("max_iter");
+    all.run.add<p, &P::support>("support").add<p, &P::support_labels>("support_labels");
+    all.run.add<p, &P::query>("query").add<p, &P::labels>("labels");
+    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::prototypes>("prototypes");
+    all.run.add<p, &P::losses>("losses").add<p, &P::workspace>("workspace");
+    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "TimCall", all, workspace<P, kTim>, solve<P, kTim>);
 }
 
-void tasks_sample(int threads, int64_t B, int64_t Q, int64_t K, int64_t M, int64_t n_ways,
-                  int64_t k_eff, int64_t shots, int sampling, double alpha, uint64_t seed,
-                  uint64_t start, uintptr_t labels, uintptr_t rows, uintptr_t support_begin,
-                  uintptr_t support_end, uintptr_t query_begin, uintptr_t query_end,
-                  uintptr_t support_index, uintptr_t support_labels, uintptr_t query_index,
-                  uintptr_t query_labels, uintptr_t workspace, int64_t workspace_bytes) {
-    TaskParams p{};
-    p.B = B;
-    p.Q = Q;
-    p.K = K;
-    p.M = M;
-    p.n_ways = n_ways;
-    p.k_eff = k_eff;
-    p.shots = shots;
-    p.sampling = static_cast<Sampling>(sampling);
-    p.alpha = alpha;
-    p.seed = seed;
-    p.start = start;
-    p.labels = pointer<const int64_t>(labels);
-    p.rows = pointer<const int32_t>(rows);
-    p.support_begin = pointer<const int32_t>(support_begin);
-    p.support_end = pointer<const int32_t>(support_end);
-    p.query_begin = pointer<const int32_t>(query_begin);
-    p.query_end = pointer<const int32_t>(query_end);
-    p.support_index = pointer<int64_t>(support_index);
-    p.support_labels = pointer<int64_t>(support_labels);
-    p.query_index = pointer<int64_t>(query_index);
-    p.query_labels = pointer<int64_t>(query_labels);
-    p.workspace = pointer<void>(workspace);
-    p.workspace_bytes = workspace_bytes;
-    sample_tasks(p, threads);
+void add_tasks(py::module_& module) {
+    using C = Call<TaskParams>;
+    using P = TaskParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("tasks_call"), Keywords<C>("workspace"), Keywords<C>("sample")};
+    all.make.add<&C::target>("target");
+    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::M>("M");
+    all.make.add<p, &P::num_classes>("num_classes")
+        .add<p, &P::k_eff>("k_eff")
+        .add<p, &P::shots>("shots");
+    all.make.add<p, &P::sampling>("sampling").add<p, &P::alpha>("alpha").add<p, &P::seed>("seed");
+    all.make.add<p, &P::start>("start");
+    all.run.add<p, &P::labels>("labels").add<p, &P::rows>("rows");
+    all.run.add<p, &P::support_begin>("support_begin").add<p, &P::support_end>("support_end");
+    all.run.add<p, &P::query_begin>("query_begin").add<p, &P::query_end>("query_end");
+    all.run.add<p, &P::support_index>("support_index").add<p, &P::support_labels>("support_labels");
+    all.run.add<p, &P::query_index>("query_index").add<p, &P::query_labels>("query_labels");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    const auto workspace = [](const C& call) {
+        return sample_tasks_workspace(call.params, call.target.threads);
+    };
+    const auto sample = [](const C& call) { sample_tasks(call.params, call.target.threads); };
+    CallClass<C>::add_to(module, "TasksCall", all, workspace, sample);
 }
 
 py::dict build_info() {
@@ -252,16 +197,13 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
-    const auto release = py::call_guard<py::gil_scoped_release>();
     module.doc() = "Native solvers of paddle_ext; see paddle_ext.ops for the checked functions.";
     module.def("build_info", &build_info);
-    module.def("set_simd_level", &set_simd_level);
-    module.def("paddle_workspace", &paddle_workspace, release);
-    module.def("paddle_solve", &paddle_solve, release);
-    module.def("sinkhorn_workspace", &sinkhorn_workspace, release);
-    module.def("sinkhorn_solve", &sinkhorn_solve, release);
-    module.def("tim_workspace", &tim_workspace, release);
-    module.def("tim_solve", &tim_solve, release);
-    module.def("tasks_workspace", &tasks_workspace, release);
-    module.def("tasks_sample", &tasks_sample, release);
+    module.def("set_simd_level", &set_simd_level, py::arg("name"), py::pos_only());
+    module.def("threads_made", &threads_made);
+    add_target(module);
+    add_paddle(module);
+    add_sinkhorn(module);
+    add_tim(module);
+    add_tasks(module);
 }

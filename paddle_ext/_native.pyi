@@ -1,37 +1,39 @@
-"""The native module: pointers, sizes and options in, nothing out.
+"""The native module: numbers and pointers in by name, results out through pointers.
 
-Used by `paddle_ext.ops` and `paddle_ext.tasks`.
+Used by `paddle_ext.ops` and `paddle_ext.research.tasks`, which check everything first. A function
+takes the sizes and options of a call, a method of what it returns takes the pointers; `workspace`
+tells how many bytes that needs.
 
-Pointers are `Tensor.data_ptr()`, 0 where absent; all arrays are contiguous. dtype: 0 float16,
-1 bfloat16, 2 float32, 3 float64. scaling: 0 none, 1 minmax, 2 auto. solver: 0 gradient descent,
-1 alternating. sampling: 0 uniform, 1 balanced, 2 dirichlet.
+Pointers are `Tensor.data_ptr()`, 0 where absent; all arrays are contiguous. Letters, shapes and
+units are those of `csrc/common/params.h`. dtype: 0 float16, 1 bfloat16, 2 float32, 3 float64.
+scaling: 0 none, 1 minmax, 2 auto. solver: 0 gradient descent, 1 alternating. sampling: 0 uniform,
+1 balanced, 2 dirichlet.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 def build_info() -> dict[str, Any]: ...
 def set_simd_level(name: str, /) -> None: ...
-def paddle_workspace(
-    on_cuda: bool,
-    device: int,
-    threads: int,
-    dtype: int,
-    B: int,
-    Q: int,
-    S: int,
-    K: int,
-    D: int,
-    support_shared: bool,
-    indexed: bool,
-    scaling: int,
-    prototypes: bool,
-    /,
-) -> int: ...
-def paddle_solve(
-    on_cuda: bool,
-    device: int,
-    stream: int,
-    threads: int,
+def threads_made() -> int:
+    """Tell how many threads this process has made for its work on the CPU; they are kept."""
+
+class Target:
+    """Where to run: on the CPU with so many threads, or on a stream of a CUDA device."""
+
+    def __init__(self, *, cuda: bool, threads: int, device: int, stream: int) -> None: ...
+    @property
+    def cuda(self) -> bool: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+
+def paddle_call(
+    *,
+    target: Target,
     dtype: int,
     B: int,
     Q: int,
@@ -40,66 +42,69 @@ def paddle_solve(
     D: int,
     N: int,
     support_shared: bool,
-    support: int,
-    support_labels: int,
-    query: int,
-    support_index: int,
-    query_index: int,
     lam: float,
     scaling: int,
     temperature: float,
     epsilon: float,
     max_iter: int,
     tol: float,
-    labels: int,
-    assignments: int,
-    proportions: int,
-    dual: int,
-    iterations: int,
-    criterion: int,
-    prototypes: int,
-    workspace: int,
-    workspace_bytes: int,
-    /,
-) -> None: ...
-def sinkhorn_workspace(
-    on_cuda: bool,
-    device: int,
-    threads: int,
+) -> PaddleCall: ...
+
+@final
+class PaddleCall:
+    def workspace(self, *, prototypes: int) -> int: ...
+    def solve(
+        self,
+        *,
+        support: int,
+        support_labels: int,
+        query: int,
+        support_index: int,
+        query_index: int,
+        labels: int,
+        probabilities: int,
+        proportions: int,
+        dual: int,
+        iterations: int,
+        criterion: int,
+        prototypes: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def sinkhorn_call(
+    *,
+    target: Target,
     dtype: int,
     B: int,
     Q: int,
     K: int,
-    /,
-) -> int: ...
-def sinkhorn_solve(
-    on_cuda: bool,
-    device: int,
-    stream: int,
-    threads: int,
-    dtype: int,
-    B: int,
-    Q: int,
-    K: int,
-    cost: int,
-    row_mass: int,
     row_mass_shared: bool,
-    col_mass: int,
     col_mass_shared: bool,
-    reg: float,
+    sharpness: float,
     max_iter: int,
     tol: float,
-    plan: int,
-    iterations: int,
-    residual: int,
-    workspace: int,
-    workspace_bytes: int,
-    /,
-) -> None: ...
-def tim_workspace(
-    on_cuda: bool,
-    device: int,
-    threads: int,
+) -> SinkhornCall: ...
+
+@final
+class SinkhornCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        cost: int,
+        row_mass: int,
+        col_mass: int,
+        plan: int,
+        iterations: int,
+        residual: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def tim_call(
+    *,
+    target: Target,
     dtype: int,
     B: int,
     Q: int,
@@ -107,73 +112,64 @@ def tim_workspace(
     K: int,
     D: int,
     support_shared: bool,
-    /,
-) -> int: ...
-def tim_solve(
-    on_cuda: bool,
-    device: int,
-    stream: int,
-    threads: int,
-    dtype: int,
-    B: int,
-    Q: int,
-    S: int,
-    K: int,
-    D: int,
-    support_shared: bool,
-    support: int,
-    support_labels: int,
-    query: int,
     solver: int,
     normalize: bool,
     temperature: float,
-    weights: tuple[float, float, float],
-    alphas: tuple[float, float, float],
+    weights: Sequence[float],
+    alphas: Sequence[float],
     learning_rate: float,
-    iterations: int,
-    labels: int,
-    probabilities: int,
-    prototypes: int,
-    losses: int,
-    workspace: int,
-    workspace_bytes: int,
-    /,
-) -> None: ...
-def tasks_workspace(
-    threads: int,
+    max_iter: int,
+) -> TimCall: ...
+
+@final
+class TimCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        support: int,
+        support_labels: int,
+        query: int,
+        labels: int,
+        probabilities: int,
+        prototypes: int,
+        losses: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def tasks_call(
+    *,
+    target: Target,
     B: int,
     Q: int,
     K: int,
     M: int,
-    n_ways: int,
-    k_eff: int,
-    shots: int,
-    /,
-) -> int: ...
-def tasks_sample(
-    threads: int,
-    B: int,
-    Q: int,
-    K: int,
-    M: int,
-    n_ways: int,
+    num_classes: int,
     k_eff: int,
     shots: int,
     sampling: int,
     alpha: float,
     seed: int,
     start: int,
-    labels: int,
-    rows: int,
-    support_begin: int,
-    support_end: int,
-    query_begin: int,
-    query_end: int,
-    support_index: int,
-    support_labels: int,
-    query_index: int,
-    query_labels: int,
-    workspace: int,
-    workspace_bytes: int,
-    /,
-) -> None: ...
+) -> TasksCall: ...
+
+@final
+class TasksCall:
+    def workspace(self) -> int: ...
+    def sample(
+        self,
+        *,
+        labels: int,
+        rows: int,
+        support_begin: int,
+        support_end: int,
+        query_begin: int,
+        query_end: int,
+        support_index: int,
+        support_labels: int,
+        query_index: int,
+        query_labels: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...

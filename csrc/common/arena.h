@@ -21,7 +21,7 @@ class Arena {
     int64_t used() const { return used_; }
 
   private:
-    static constexpr int64_t kAlign = 256;
+    static constexpr int64_t kAlign = 256;  // what torch and CUDA align their own blocks to
     char* base_;
     int64_t used_ = 0;
 };

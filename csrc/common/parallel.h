@@ -1,38 +1,26 @@
-// A parallel loop on plain threads. OpenMP would bring a second runtime beside torch's own.
+// A parallel loop on threads that are made when first asked for, and kept. OpenMP would bring a second
+// runtime beside torch's own.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 namespace paddle_ext {
 
-// Calls body(item, worker) for every item below count; items are handed out in order, one by one.
+// Calls body(context, item, worker) for every item below count, on this thread and on at most
+// threads - 1 others; items are handed out in order, one by one. `worker` is below `threads`, and no
+// two calls at a time have the same. The body does not throw. Any thread may call this at any time:
+// it always works itself, and gets what threads are free.
+void parallel_run(int64_t count, int threads, void (*body)(void*, int64_t, int), void* context);
+
 template <typename Body>
 void parallel_for(int64_t count, int threads, const Body& body) {
-    const int workers = static_cast<int>(std::min<int64_t>(threads, count));
-    if (workers <= 1) {
-        for (int64_t item = 0; item < count; ++item) body(item, 0);
-        return;
-    }
-    std::atomic<int64_t> next{0};
-    const auto work = [&](int worker) {
-        for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-            body(item, worker);
-        }
+    const auto call = [](void* context, int64_t item, int worker) {
+        (*static_cast<const Body*>(context))(item, worker);
     };
-    std::vector<std::thread> team;
-    team.reserve(static_cast<size_t>(workers - 1));
-    try {
-        for (int worker = 1; worker < workers; ++worker) team.emplace_back(work, worker);
-    } catch (const std::system_error&) {
-        // No more threads to be had: those that started, and this one, do the work.
-    }
-    work(0);
-    for (auto& member : team) member.join();
+    parallel_run(count, threads, call, const_cast<Body*>(&body));
 }
+
+// How many threads this process has made for parallel_run.
+int64_t threads_made();
 
 }  // namespace paddle_ext

@@ -1,4 +1,5 @@
-// What one call of a solver gets: sizes, pointers, options. Filled by bindings.cpp, passed by value.
+// What one call of a solver gets: sizes, pointers, options, and where it runs. Filled by bindings.cpp
+// from keyword arguments of the same names, passed by value.
 //
 // The letters, here and everywhere: B tasks, Q queries, S support rows, K classes, D features,
 // N rows of a feature bank. Sizes are in elements; all arrays are contiguous.
@@ -7,6 +8,14 @@
 #include <cstdint>
 
 namespace paddle_ext {
+
+// On the CPU with so many threads, or on a stream of a CUDA device.
+struct Target {
+    bool cuda;
+    int threads;   // CPU
+    int device;    // CUDA
+    void* stream;  // CUDA
+};
 
 enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
 enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2 };
@@ -38,7 +47,7 @@ struct PaddleParams {
 
     // out; "real" is double for float64 features, float otherwise
     int64_t* labels;      // [B, Q]
-    void* assignments;    // [B, Q, K] real
+    void* probabilities;  // [B, Q, K] real
     void* proportions;    // [B, K]    real
     void* dual;           // [B, K]    real
     int32_t* iterations;  // [B]
@@ -60,7 +69,7 @@ struct SinkhornParams {
     bool row_mass_shared, col_mass_shared;
 
     // options
-    double reg;
+    double sharpness;  // the factor on the cost
     int max_iter;
     double tol;
 
@@ -96,13 +105,13 @@ struct TimParams {
     double weight[3];      // of the support's cross-entropy, the marginal, the conditional entropy
     double alpha[3];       // of the same three; 1 is Shannon's
     double learning_rate;  // of Adam, or the share of the way to the closed form
-    int iterations;
+    int max_iter;
 
     // out; "real" is double for float64 features, float otherwise
     int64_t* labels;      // [B, Q]
     void* probabilities;  // [B, Q, K] real
     void* prototypes;     // [B, K, D] real, in the coordinates of the (normalised) features
-    void* losses;         // [iterations, B] real, each before its step; or null
+    void* losses;         // [max_iter, B] real, each before its step; or null
 
     void* workspace;
     int64_t workspace_bytes;
@@ -111,9 +120,11 @@ struct TimParams {
 enum class Sampling : int { kUniform = 0, kBalanced = 1, kDirichlet = 2 };
 
 struct TaskParams {
-    int64_t B, Q, K, M;
-    int64_t n_ways, k_eff;
-    int64_t shots;  // of a class; 0 when the support is not drawn
+    int64_t B, Q;
+    int64_t K;                   // classes of the bank
+    int64_t M;                   // rows to draw from
+    int64_t num_classes, k_eff;  // candidates of a task, and those with queries among them
+    int64_t shots;               // of a class; 0 when the support is not drawn
     Sampling sampling;
     double alpha;  // of the Dirichlet distribution
     uint64_t seed;
@@ -126,8 +137,8 @@ struct TaskParams {
     const int32_t *query_begin, *query_end;      // [K]; may be the same but for the first `shots`
 
     // out
-    int64_t* support_index;   // [B, n_ways * shots]
-    int64_t* support_labels;  // [B, n_ways * shots]
+    int64_t* support_index;   // [B, num_classes * shots]
+    int64_t* support_labels;  // [B, num_classes * shots]
     int64_t* query_index;     // [B, Q]
     int64_t* query_labels;    // [B, Q]
 

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/math.h"
+
 namespace paddle_ext {
 
 using PhiloxBlock = std::array<uint32_t, 4>;
@@ -109,7 +111,7 @@ class RandomStream {
             }
         }
         const double log_power = exact_steps_log(unit()) / shape;
-        return log_variate + (log_power > -1e300 ? log_power : -1e300);
+        return log_variate + std::fmax(log_power, Range<double>::kMinusInfinity);
     }
 
   private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/math.h"
+#include "common/parallel.h"
 #include "cpu/levels.h"
 
 namespace paddle_ext {

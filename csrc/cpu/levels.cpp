@@ -3,7 +3,6 @@
 #include <atomic>
 
 #include "common/check.h"
-#include "common/parallel.h"
 #include "cpu/simd_level.h"
 
 namespace paddle_ext {
@@ -37,10 +36,6 @@ int precision(DType dtype, const char* what) {
     require(dtype == DType::kFloat32 || dtype == DType::kFloat64, what,
             " on the CPU must be float32 or float64");
     return dtype == DType::kFloat64 ? 1 : 0;
-}
-
-void parallel_ranges(int64_t count, int threads, void (*body)(void*, int64_t), void* context) {
-    parallel_for(count, threads, [&](int64_t item, int) { body(context, item); });
 }
 
 std::string simd_level() { return cpu_kernels().name; }

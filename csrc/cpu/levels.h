@@ -26,7 +26,4 @@ const CpuKernels& cpu_kernels_avx512();
 // Where the kernels of a precision stand in their tables: 0 is float, 1 is double. `what` is of it.
 int precision(DType dtype, const char* what);
 
-// Threads for code that is compiled per SIMD level and must not instantiate library templates.
-void parallel_ranges(int64_t count, int threads, void (*body)(void*, int64_t), void* context);
-
 }  // namespace paddle_ext

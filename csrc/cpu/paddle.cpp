@@ -1,70 +1,68 @@
 #include "cpu/paddle.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/check.h"
-#include "common/parallel.h"
 #include "cpu/levels.h"
+#include "cpu/sharing.h"
 
 namespace paddle_ext {
 
 namespace {
 
-// Multiplications of one task: the products at the start, then some dozens of iterations.
-double task_work(const PaddleSizes& n) {
+// How a call is done, which for a task depends on its shape alone, never on the batch.
+struct Plan {
+    bool gram;
+    Sharing sharing;
+    int64_t summary_bytes, scratch_bytes;
+
+    int64_t workspace_bytes() const { return summary_bytes + sharing.workers * scratch_bytes; }
+};
+
+Plan make_plan(const PaddleParams& p, const PaddleKernels& level, int at, int threads) {
+    const auto& n = p.size;
     const double Q = double(n.Q), K = double(n.K), D = double(n.D), S = double(n.S);
-    return S * D + Q * (Q + K) * D + 50.0 * Q * K;
-}
-
-PaddlePlan make_plan(const PaddleSizes& n) {
-    // An iteration costs Q Q K in Gram form and 2 Q K D with explicit prototypes.
+    // An iteration costs Q Q K in Gram form and 2 Q K D with explicit prototypes. From 4096 queries
+    // on, the Gram matrix would leave every cache.
     const bool gram = n.Q <= 2 * n.D && n.Q <= 4096;
-    return {gram, !gram && double(n.Q) * double(n.K) * double(n.D) > 2e6};
+    // The products at the start, then some dozens of iterations over all queries and classes.
+    const double task = S * D + Q * (Q + K) * D + 50.0 * Q * K;
+    const Sharing sharing = share_threads(n.B, threads, task, gram ? 0 : Q * K * D);
+    return {gram, sharing, n.support_shared ? level.summary_bytes[at](p) : 0,
+            level.scratch_bytes[at](p, gram)};
 }
 
-// Starting a thread costs about as much as this many multiplications.
-constexpr double kThreadWork = 5e5;
-
-int useful_threads(const PaddleSizes& n, int threads) {
-    const double parts = double(n.B) * task_work(n) / kThreadWork;
-    return std::max(1, int(std::min({double(threads), double(n.B), parts})));
+template <typename Real>
+Real nth(Real* values, int64_t count, int64_t rank) {
+    // nth_element needs an order, and NaN has none.
+    if (std::any_of(values, values + count, [](Real x) { return std::isnan(x); })) return NAN;
+    std::nth_element(values, values + rank, values + count);
+    return values[rank];
 }
 
 }  // namespace
 
-float select_rank(float* values, int64_t count, int64_t rank) {
-    std::nth_element(values, values + rank, values + count);
-    return values[rank];
-}
+float select_rank(float* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
 
-double select_rank(double* values, int64_t count, int64_t rank) {
-    std::nth_element(values, values + rank, values + count);
-    return values[rank];
-}
+double select_rank(double* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
 
 int64_t paddle_cpu_workspace(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
-    const PaddlePlan plan = make_plan(p.size);
-    const int workers = plan.threads_inside ? 1 : useful_threads(p.size, threads);
-    const PaddleKernels& level = cpu_kernels().paddle;
-    const int64_t summary = p.size.support_shared ? level.summary_bytes[at](p) : 0;
-    return summary + workers * level.scratch_bytes[at](p, plan);
+    return make_plan(p, cpu_kernels().paddle, at, threads).workspace_bytes();
 }
 
 void paddle_cpu(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
     const PaddleKernels& level = cpu_kernels().paddle;
-    const PaddlePlan plan = make_plan(p.size);
-    const int workers = plan.threads_inside ? 1 : useful_threads(p.size, threads);
-    const int64_t summary = p.size.support_shared ? level.summary_bytes[at](p) : 0;
-    const int64_t scratch = level.scratch_bytes[at](p, plan);
-    require(p.workspace_bytes >= summary + workers * scratch, "workspace of ", p.workspace_bytes,
-            " bytes, expected ", summary + workers * scratch);
+    const Plan plan = make_plan(p, level, at, threads);
+    require_workspace(p.workspace_bytes, plan.workspace_bytes());
     char* const base = static_cast<char*>(p.workspace);
-    const PaddleCall call{&p, plan, plan.threads_inside ? threads : 1, base};
+    char* const scratch = base + plan.summary_bytes;
+    const PaddleCall call{&p, plan.gram, base};
     if (p.size.support_shared) level.summarise_support[at](call);
-    parallel_for(p.size.B, workers, [&](int64_t task, int worker) {
-        level.solve_task[at](call, task, base + summary + worker * scratch);
+    share_tasks(p.size.B, plan.sharing, [&](int64_t task, int worker, int inside) {
+        level.solve_task[at](call, inside, task, scratch + worker * plan.scratch_bytes);
     });
 }
 

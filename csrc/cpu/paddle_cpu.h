@@ -6,28 +6,21 @@
 
 namespace paddle_ext {
 
-// How the tasks of a call are solved; depends on the shape of a task alone, never on the batch.
-struct PaddlePlan {
-    bool gram;            // products of the task's own features; else explicit prototypes
-    bool threads_inside;  // one task is work enough for all threads
-};
-
 struct PaddleCall {
     const PaddleParams* params;
-    PaddlePlan plan;
-    int threads;            // to use inside a task
+    bool gram;              // products of the task's own features; else explicit prototypes
     void* support_summary;  // shared support: class sums, made once per call
 };
 
 // Index 0 is float, 1 is double.
 struct PaddleKernels {
-    int64_t (*scratch_bytes[2])(const PaddleParams&, const PaddlePlan&);
+    int64_t (*scratch_bytes[2])(const PaddleParams&, bool gram);
     int64_t (*summary_bytes[2])(const PaddleParams&);
     void (*summarise_support[2])(const PaddleCall&);
-    void (*solve_task[2])(const PaddleCall&, int64_t task, void* scratch);
+    void (*solve_task[2])(const PaddleCall&, int threads, int64_t task, void* scratch);
 };
 
-// The element at `rank` of `values` in ascending order; reorders them.
+// The element at `rank` of `values` in ascending order; reorders them. NaN if there is one.
 float select_rank(float* values, int64_t count, int64_t rank);
 double select_rank(double* values, int64_t count, int64_t rank);
 

@@ -1,5 +1,5 @@
 // The iteration with explicit prototypes, for tasks with more queries than the Gram form pays for.
-// Nothing larger than the assignments is kept; both products run over the threads of the call, each
+// Nothing larger than the probabilities is kept; both products run over the threads of the call, each
 // thread owning whole queries or whole classes, so the result does not depend on their number.
 
 constexpr int64_t kRowBlock = 64;   // rows of a product that stay in the second-level cache
@@ -88,7 +88,7 @@ static void softmax_panel(const DirectState<T>& s, int64_t panel) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
     T* const at = s.u + panel * Simd<T>::kPanel;
     Vec<T> best[kVecs], sum[kVecs] = {};
-    for (int v = 0; v < kVecs; ++v) best[v] = splat(T(-1e37));
+    for (int v = 0; v < kVecs; ++v) best[v] = splat(Range<T>::kMinusInfinity);
     for (int64_t k = 0; k < s.K; ++k) {
         for (int v = 0; v < kVecs; ++v) {
             T* const cell = at + k * s.Qp + v * kLanes;
@@ -118,7 +118,7 @@ static void softmax_panel(const DirectState<T>& s, int64_t panel) {
 // One group of panels of queries: its products with all prototypes, then the u-step. A block of
 // prototypes, read once from far, serves the whole group.
 template <typename T>
-static void assign_group(void* context, int64_t group) {
+static void assign_group(void* context, int64_t group, int) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& pass = *static_cast<DirectPass<T>*>(context);
     DirectState<T>& s = *pass.state;
@@ -136,7 +136,7 @@ static void assign_group(void* context, int64_t group) {
 
 // v-step and w-step for one block of classes.
 template <typename T>
-static void update_classes(void* context, int64_t block) {
+static void update_classes(void* context, int64_t block, int) {
     const auto& pass = *static_cast<DirectPass<T>*>(context);
     DirectState<T>& s = *pass.state;
     const int64_t first = block * kRowBlock;
@@ -164,9 +164,8 @@ static void update_classes(void* context, int64_t block) {
 }
 
 template <typename T>
-static Outcome iterate_direct(const PaddleCall& call, const Prepared<T>& task, double temperature,
-                              double tol, DirectState<T>& s) {
-    const PaddleParams& p = *call.params;
+static Outcome iterate_direct(const PaddleParams& p, int threads, const Prepared<T>& task,
+                              double temperature, double tol, DirectState<T>& s) {
     DirectPass<T> pass{&p, &task, &s, temperature, dual_weight<T>(p.lam, double(s.Q))};
     for (int64_t k = 0; k < s.K; ++k) {
         s.slope[k] = T(temperature);
@@ -177,8 +176,8 @@ static Outcome iterate_direct(const PaddleCall& call, const Prepared<T>& task, d
     const int64_t groups = (panels + kPanelGroup - 1) / kPanelGroup;
     double criterion = 0;
     for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
-        parallel_ranges(groups, call.threads, assign_group<T>, &pass);
-        parallel_ranges(blocks, call.threads, update_classes<T>, &pass);
+        parallel_run(groups, threads, assign_group<T>, &pass);
+        parallel_run(blocks, threads, update_classes<T>, &pass);
         criterion = 0;
         for (int64_t k = 0; k < s.K; ++k) criterion += s.shift[k];
         criterion /= double(s.K);

@@ -2,11 +2,11 @@
 //
 // Every prototype is a combination of the task's own features, N_k w_k = s_k + sum_q u_qk z_q, so
 //   M_kq = N_k z_q.w_k = C_kq + (U G)_kq     and     P_k = ||N_k w_k||^2
-// are all the iteration needs. Both are kept up to date with the changes du of the assignments:
+// are all the iteration needs. Both are kept up to date with the changes du of the probabilities:
 //   M += du G,   P += sum_q du_q (M_before + M_after)_q.
 // All matrices are class-major, [K, Qp]: the softmax over classes then runs across the lanes, and a
 // class is one contiguous row. Two things make most iterations cheap, both exact in the precision
-// at hand (math.h has the bounds): a class whose assignments did not move keeps its M and P ("quiet"),
+// at hand (math.h has the bounds): a class whose probabilities did not move keeps its M and P ("quiet"),
 // and a class that holds nothing leaves the softmax ("asleep"), until it could matter again.
 
 template <typename T>
@@ -14,7 +14,7 @@ struct GramState {
     int64_t Q, K, Qp;
     T* gram;        // [Qp/P, Q, P]
     T* m;           // [K, Qp]
-    T* u;           // [K, Qp]  assignments as applied to m
+    T* u;           // [K, Qp]  probabilities as applied to m
     T* du;          // [K, Qp]
     T* dm;          // [K, Qp]
     T* inside;      // [Qp]     1 for a query, 0 for padding
@@ -26,8 +26,8 @@ struct GramState {
     T* bias;        // [K]
     double* mass;   // [K]      N_k
     double* norm;   // [K]      P_k
-    double* held;   // [K]      sum of the assignments as applied
-    T* largest;     // [K]      of the assignments as just computed
+    double* held;   // [K]      sum of the probabilities as applied
+    T* largest;     // [K]      of the probabilities as just computed
     int64_t* live;  // [K]      classes in the softmax
     int64_t live_count;
     int64_t* moved;  // [K]
@@ -103,7 +103,7 @@ static bool assign(GramState<T>& s, T wake) {
     const bool sleepers = s.live_count < s.K;
     for (int64_t at = 0; at < s.Qp; at += kVecs * kLanes) {
         Vec<T> best[kVecs], sum[kVecs];
-        for (int v = 0; v < kVecs; ++v) best[v] = splat(T(-1e37));
+        for (int v = 0; v < kVecs; ++v) best[v] = splat(Range<T>::kMinusInfinity);
         for (int64_t i = 0; i < s.live_count; ++i) {
             const int64_t k = s.live[i];
             const T* m = s.m + k * s.Qp + at;
@@ -119,7 +119,8 @@ static bool assign(GramState<T>& s, T wake) {
             sum[v] = Vec<T>{};
             if (!sleepers) continue;
             const Vec<T> drift = load(s.reference + at + v * kLanes) - best[v];
-            sum[v] = load(s.asleep + at + v * kLanes) * vexp<T>(vmin<T>(drift, splat(T(80))));
+            sum[v] = load(s.asleep + at + v * kLanes) *
+                     vexp<T>(vmin<T>(drift, splat(Lanes<T>::kHighest)));
             if (horizontal_max<T>(sum[v] * load(s.inside + at + v * kLanes)) > wake) return false;
         }
         for (int64_t i = 0; i < s.live_count; ++i) {
@@ -178,7 +179,7 @@ static void set_logit(GramState<T>& s, int64_t k, double temperature, double bia
     s.bias[k] = T(bias - 0.5 * temperature * s.norm[k] * inverse * inverse);
 }
 
-// Whether a class moved, and the largest of its assignments.
+// Whether a class moved, and the largest of its probabilities.
 template <typename T>
 static bool has_moved(const GramState<T>& s, int64_t k, const Thresholds& limit, T& largest) {
     constexpr int kLanes = Simd<T>::kLanes;
@@ -200,7 +201,8 @@ static void fall_asleep(GramState<T>& s, int64_t k) {
     const T* m = s.m + k * s.Qp;
     for (int64_t at = 0; at < s.Qp; at += kLanes) {
         const Vec<T> logit = load(m + at) * s.slope[k] + s.bias[k];
-        const Vec<T> share = vexp<T>(vmin<T>(logit - load(s.reference + at), splat(T(80))));
+        const Vec<T> share =
+            vexp<T>(vmin<T>(logit - load(s.reference + at), splat(Lanes<T>::kHighest)));
         store<T>(s.asleep + at, load(s.asleep + at) + share);
     }
 }
@@ -217,7 +219,7 @@ static void settle_sleepers(GramState<T>& s) {
         }
         for (int64_t at = 0; at < s.Qp; at += kLanes) {
             const Vec<T> logit = load(s.m + k * s.Qp + at) * s.slope[k] + s.bias[k];
-            const Vec<T> above = vmin<T>(logit - load(s.row_max + at), splat(T(80)));
+            const Vec<T> above = vmin<T>(logit - load(s.row_max + at), splat(Lanes<T>::kHighest));
             store<T>(s.u + k * s.Qp + at, vexp<T>(above) * load(s.inverse + at));
         }
     }

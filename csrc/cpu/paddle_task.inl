@@ -4,19 +4,19 @@
 #include "cpu/paddle_gram.inl"
 #include "cpu/paddle_direct.inl"
 
-// Labels, assignments, proportions and dual from the class-major assignments u.
+// Labels, probabilities, proportions and dual from the class-major probabilities u.
 template <typename T>
 static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_t Qp,
                          const Outcome& outcome, double criterion) {
     const auto& n = p.size;
-    T* const assignments = static_cast<T*>(p.assignments) + task * n.Q * n.K;
+    T* const probabilities = static_cast<T*>(p.probabilities) + task * n.Q * n.K;
     int64_t* const labels = p.labels + task * n.Q;
     for (int64_t q = 0; q < n.Q; ++q) {
         T best = -1;
         labels[q] = 0;
         for (int64_t k = 0; k < n.K; ++k) {
             const T value = u[k * Qp + q];
-            assignments[q * n.K + k] = value < 0 ? T(0) : value;
+            probabilities[q * n.K + k] = value < 0 ? T(0) : value;
             if (value > best) {
                 best = value;
                 labels[q] = k;
@@ -25,7 +25,7 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
     }
     for (int64_t k = 0; k < n.K; ++k) {
         double held = 0;
-        for (int64_t q = 0; q < n.Q; ++q) held += assignments[q * n.K + k];
+        for (int64_t q = 0; q < n.Q; ++q) held += probabilities[q * n.K + k];
         const double proportion = held / double(n.Q);
         static_cast<T*>(p.proportions)[task * n.K + k] = T(proportion);
         static_cast<T*>(p.dual)[task * n.K + k] = T(1.0 + __builtin_log(proportion + p.epsilon));
@@ -34,7 +34,7 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
     static_cast<T*>(p.criterion)[task] = T(criterion);
 }
 
-// Prototypes in the coordinates of the inputs: means of the rows themselves, under the assignments.
+// Prototypes in the coordinates of the inputs: means of the rows themselves, under the probabilities.
 template <typename T>
 static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, int64_t Qp, T* mean,
                              double* count) {
@@ -65,11 +65,11 @@ static int64_t padded_queries(const PaddleSizes& n) {
 }
 
 template <typename T>
-static int64_t paddle_scratch_bytes(const PaddleParams& p, const PaddlePlan& plan) {
+static int64_t paddle_scratch_bytes(const PaddleParams& p, bool gram) {
     Arena arena;
     const int64_t Qp = padded_queries<T>(p.size);
     Prepared<T> task(arena, p.size, Qp);
-    if (plan.gram) {
+    if (gram) {
         GramState<T> state(arena, p.size, Qp);
     } else {
         DirectState<T> state(arena, p.size, Qp);
@@ -85,7 +85,7 @@ static int64_t paddle_summary_bytes(const PaddleParams& p) {
 }
 
 template <typename T>
-static void paddle_task(const PaddleCall& call, int64_t task_number, void* scratch) {
+static void paddle_task(const PaddleCall& call, int threads, int64_t task_number, void* scratch) {
     const PaddleParams& p = *call.params;
     const int64_t Qp = padded_queries<T>(p.size);
     Arena arena(scratch);
@@ -99,7 +99,7 @@ static void paddle_task(const PaddleCall& call, int64_t task_number, void* scrat
         }
     };
     double squared = task.squared_unit;
-    if (call.plan.gram) {
+    if (call.gram) {
         GramState<T> state(arena, p.size, Qp);
         gram_products(task, p.size, state);
         if (p.scaling == Scaling::kAuto) squared = auto_factor(state);
@@ -113,7 +113,7 @@ static void paddle_task(const PaddleCall& call, int64_t task_number, void* scrat
         if (p.scaling == Scaling::kAuto) squared = auto_factor(task, state);
         const double unit = __builtin_sqrt(squared);
         const double temperature = folded_temperature<T>(p.temperature, squared);
-        const auto outcome = iterate_direct(call, task, temperature, p.tol / unit, state);
+        const auto outcome = iterate_direct(p, threads, task, temperature, p.tol / unit, state);
         finish(state.u, outcome, unit);
     }
 }

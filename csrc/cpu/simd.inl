@@ -11,6 +11,7 @@ template <>
 struct Lanes<float> {
     using Int = int32_t;
     static constexpr float kLowest = -87.0f;  // exp() below is zero
+    static constexpr float kHighest = 80.0f;  // exp() above is not computed
     static constexpr float kLog2e = 1.44269504f;
     static constexpr float kLn2High = 0.693359375f;
     static constexpr float kLn2Low = -2.12194440e-4f;
@@ -22,6 +23,7 @@ template <>
 struct Lanes<double> {
     using Int = int64_t;
     static constexpr double kLowest = -708.0;
+    static constexpr double kHighest = 700.0;
     static constexpr double kLog2e = 1.4426950408889634;
     static constexpr double kLn2High = 6.93145751953125e-1;
     static constexpr double kLn2Low = 1.42860682030941723212e-6;
@@ -112,7 +114,7 @@ static inline Vec<double> expm1_polynomial(Vec<double> r) {
     return p * r;
 }
 
-// exp(x) for x <= 80; zero below kLowest.
+// exp(x) for x <= kHighest; zero below kLowest.
 template <typename T>
 static inline Vec<T> vexp(Vec<T> x) {
     using L = Lanes<T>;

@@ -53,7 +53,7 @@ static double normalise_mass(const T* mass, int64_t count, int64_t padded, T* ou
 
 // M from the potentials, zero beyond the end of a row; takes the factors home.
 template <typename T>
-static void fill(SinkhornTask<T>& s, const T* cost, double reg) {
+static void fill(SinkhornTask<T>& s, const T* cost, double sharpness) {
     constexpr double kHighest = SinkhornBounds<T>::kHighest, kLowest = Lanes<T>::kLowest - 1;
     for (int64_t q = 0; q < s.Q; ++q) {
         const T* __restrict__ from = cost + q * s.K;
@@ -63,7 +63,7 @@ static void fill(SinkhornTask<T>& s, const T* cost, double reg) {
         const double low = s.row_low[q], f = s.f[q];
         for (int64_t k = 0; k < s.K; ++k) {
             const double reduced = double(from[k]) - low - col_low[k];
-            const double log = f + g[k] - reg * reduced;
+            const double log = f + g[k] - sharpness * reduced;
             row[k] = T(log < kHighest ? (log > kLowest ? log : kLowest) : kHighest);
         }
         for (int64_t k = s.K; k < s.Kp; ++k) row[k] = T(kLowest);
@@ -90,11 +90,11 @@ static T row_minimum(const T* row, int64_t count) {
 
 // M at the start, and the first row step, which finds every b at one.
 template <typename T>
-static void start(SinkhornTask<T>& s, const T* cost, double reg) {
+static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
     // A factor that T can hold: beyond, a difference is nothing or everything.
     const T steep =
-        T(within(reg, double(SinkhornBounds<T>::kTiny), double(SinkhornBounds<T>::kFinite)));
+        T(within(sharpness, double(SinkhornBounds<T>::kTiny), double(SinkhornBounds<T>::kFinite)));
     for (int64_t i = 0; i < s.Qp * s.Kp; ++i) s.m[i] = 0;
     for (int64_t q = 0; q < s.Qp; ++q) s.a[q] = 0;
     for (int64_t k = 0; k < s.Kp; ++k) s.col_part[k] = 0;
@@ -280,12 +280,12 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch) 
     const T* col_mass = static_cast<const T*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
     const double total = normalise_mass(row_mass, s.Q, s.Qp, s.row_mass);
     normalise_mass(col_mass, s.K, s.Kp, s.col_mass);
-    start(s, cost, p.reg);
+    start(s, cost, p.sharpness);
     sum_columns(s);
     if (column_step(s)) {
         reduce_columns(s, cost);
         absorb(s.a, s.row_mass, s.Q, s.f);
-        fill(s, cost, p.reg);
+        fill(s, cost, p.sharpness);
         sum_columns(s);
         column_step(s);
     }
@@ -302,7 +302,7 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch) 
         if (column_step(s) || found.drifted) {
             absorb(s.a, s.row_mass, s.Q, s.f);
             absorb(s.b, s.col_mass, s.K, s.g);
-            fill(s, cost, p.reg);
+            fill(s, cost, p.sharpness);
         }
     }
     write_plan(s, total, static_cast<T*>(p.plan) + task * p.Q * p.K);

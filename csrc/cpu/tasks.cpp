@@ -13,8 +13,9 @@
 
 #include "common/arena.h"
 #include "common/check.h"
-#include "common/parallel.h"
+#include "common/math.h"
 #include "common/random.h"
+#include "cpu/sharing.h"
 
 namespace paddle_ext {
 
@@ -25,7 +26,7 @@ enum Stream : uint32_t { kClasses = 0, kQueries = 1, kProportions = 2, kSupport 
 struct Scratch {
     int32_t* rows;      // [M], those of the parameters but while a task is drawn
     int32_t* classes;   // [K], the effective ones first
-    int32_t* ways;      // [n_ways], increasing
+    int32_t* ways;      // [num_classes], increasing
     int32_t* label_of;  // [K]
     int32_t* moved;     // [2 (S + Q)] places in `rows`
     int64_t moved_count;
@@ -51,9 +52,9 @@ Scratch take_scratch(Arena& arena, const TaskParams& p) {
     Scratch s{};
     s.rows = arena.take<int32_t>(p.M);
     s.classes = arena.take<int32_t>(p.K);
-    s.ways = arena.take<int32_t>(p.n_ways);
+    s.ways = arena.take<int32_t>(p.num_classes);
     s.label_of = arena.take<int32_t>(p.K);
-    s.moved = arena.take<int32_t>(2 * (p.n_ways * p.shots + p.Q));
+    s.moved = arena.take<int32_t>(2 * (p.num_classes * p.shots + p.Q));
     s.pool_end = arena.take<int64_t>(p.k_eff);
     s.count = arena.take<int32_t>(p.k_eff);
     s.log_share = arena.take<double>(p.k_eff);
@@ -67,32 +68,30 @@ int64_t scratch_bytes(const TaskParams& p) {
     return arena.used();
 }
 
-// Starting a thread costs about as much as this many draws.
-constexpr double kThreadDraws = 5e3;
-
 int useful_threads(const TaskParams& p, int threads) {
-    const double draws = double(p.B) * double(p.n_ways * p.shots + p.Q);
-    return std::max(1, int(std::min({double(threads), double(p.B), draws / kThreadDraws})));
+    // A draw takes the time of some hundred multiplications.
+    const double task = 100.0 * double(p.num_classes * p.shots + p.Q);
+    return share_threads(p.B, threads, task, 0).workers;
 }
 
 void draw_classes(const TaskParams& p, uint64_t task, Scratch& s) {
     std::iota(s.classes, s.classes + p.K, 0);
     RandomStream random(p.seed, task, kClasses);
-    const int64_t drawn = p.n_ways < p.K ? p.n_ways : p.k_eff;
+    const int64_t drawn = p.num_classes < p.K ? p.num_classes : p.k_eff;
     for (int64_t i = 0; i < drawn; ++i) {
         std::swap(s.classes[i], s.classes[i + random.below(uint32_t(p.K - i))]);
     }
-    if (p.n_ways == p.K) {
+    if (p.num_classes == p.K) {
         std::iota(s.ways, s.ways + p.K, 0);
     } else {
-        std::copy(s.classes, s.classes + p.n_ways, s.ways);
-        std::sort(s.ways, s.ways + p.n_ways);
+        std::copy(s.classes, s.classes + p.num_classes, s.ways);
+        std::sort(s.ways, s.ways + p.num_classes);
     }
-    for (int32_t way = 0; way < p.n_ways; ++way) s.label_of[s.ways[way]] = way;
+    for (int32_t way = 0; way < p.num_classes; ++way) s.label_of[s.ways[way]] = way;
 }
 
 void draw_support(const TaskParams& p, uint64_t task, Scratch& s, int64_t* index, int64_t* labels) {
-    for (int64_t way = 0; way < p.n_ways; ++way) {
+    for (int64_t way = 0; way < p.num_classes; ++way) {
         const int32_t k = s.ways[way], begin = p.support_begin[k];
         const uint32_t size = uint32_t(p.support_end[k] - begin);
         RandomStream random(p.seed, task, kSupport + uint32_t(k));
@@ -150,7 +149,7 @@ void count_in_proportion(const TaskParams& p, Scratch& s) {
     std::fill(s.count, s.count + p.k_eff, kOpen);
     int64_t left = p.Q;
     for (bool filled = true; filled;) {
-        double largest = -INFINITY, total = 0;
+        double largest = Range<double>::kMinusInfinity, total = 0;
         for (int64_t e = 0; e < p.k_eff; ++e) {
             if (s.count[e] == kOpen) largest = std::max(largest, s.log_share[e]);
         }
@@ -210,7 +209,7 @@ void draw_queries(const TaskParams& p, uint64_t task, Scratch& s, int64_t* index
 
 void sample_task(const TaskParams& p, int64_t at, Scratch& s) {
     const uint64_t task = p.start + uint64_t(at);
-    const int64_t S = p.n_ways * p.shots;
+    const int64_t S = p.num_classes * p.shots;
     s.moved_count = 0;
     draw_classes(p, task, s);
     draw_support(p, task, s, p.support_index + at * S, p.support_labels + at * S);
@@ -227,8 +226,7 @@ int64_t sample_tasks_workspace(const TaskParams& p, int threads) {
 void sample_tasks(const TaskParams& p, int threads) {
     const int workers = useful_threads(p, threads);
     const int64_t bytes = scratch_bytes(p);
-    require(p.workspace_bytes >= workers * bytes, "workspace of ", p.workspace_bytes,
-            " bytes, expected ", workers * bytes);
+    require_workspace(p.workspace_bytes, workers * bytes);
     char* const base = static_cast<char*>(p.workspace);
     const auto scratch = [&](int worker) {
         Arena arena(base + worker * bytes);

@@ -27,7 +27,7 @@ static inline Vec<T> vlog(Vec<T> x) {
     return exponent * L::kLn2High + (exponent * L::kLn2Low + T(2) * s * series);
 }
 
-// exp(x) - 1 for x <= 80, without cancellation near zero; -1 where exp is zero.
+// exp(x) - 1 for x <= kHighest, without cancellation near zero; -1 where exp is zero.
 template <typename T>
 static inline Vec<T> vexpm1(Vec<T> x) {
     using L = Lanes<T>;

@@ -75,7 +75,7 @@ static void tim_scores(const TimPass<T>& pass, int64_t first, int64_t count) {
 
 // Probabilities of a group of panels, and the derivatives of those without queries.
 template <typename T>
-static void tim_assign_group(void* context, int64_t group) {
+static void tim_assign_group(void* context, int64_t group, int) {
     const auto& pass = *static_cast<TimPass<T>*>(context);
     const TimState<T>& s = pass.s;
     const int64_t first = group * kTimPanels, rest = s.panels() - first;
@@ -123,7 +123,7 @@ static double tim_couple_queries(const TimPass<T>& pass) {
 
 // The step of one block of classes.
 template <typename T>
-static void tim_update_classes(void* context, int64_t block) {
+static void tim_update_classes(void* context, int64_t block, int) {
     const auto& pass = *static_cast<TimPass<T>*>(context);
     TimState<T>& s = pass.s;
     const int64_t first = block * kTimClasses, rest = s.K - first;
@@ -211,13 +211,13 @@ static void tim_task(const TimParams& p, int threads, int64_t task, void* scratc
                     arena.take<double>(s.panels())};
     const int64_t groups = (s.panels() + kTimPanels - 1) / kTimPanels;
     const int64_t blocks = (s.K + kTimClasses - 1) / kTimClasses;
-    while (++pass.iteration <= p.iterations) {
-        parallel_ranges(groups, threads, tim_assign_group<T>, &pass);
+    while (++pass.iteration <= p.max_iter) {
+        parallel_run(groups, threads, tim_assign_group<T>, &pass);
         const double loss = tim_couple_queries(pass);
         if (pass.want_loss) {
             static_cast<T*>(p.losses)[(pass.iteration - 1) * p.size.B + task] = T(loss);
         }
-        parallel_ranges(blocks, threads, tim_update_classes<T>, &pass);
+        parallel_run(blocks, threads, tim_update_classes<T>, &pass);
     }
     tim_write(pass, task);
 }

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..version import version
+
+if TYPE_CHECKING:
+    from .. import _native
+
+    module = _native  # so that calls are checked against _native.pyi
+else:
+
+    class Module:
+        """Stands for the native module; the first use of a function loads it."""
+
+        def __getattr__(self, name: str) -> object:
+            found = getattr(load(), name)
+            setattr(self, name, found)
+            return found
+
+    module = Module()
 
 NAME = "paddle_ext._native"
 
 
 @cache
-def load() -> Any:
+def load() -> ModuleType:
     """Return the native module, or raise one sentence saying what to do."""
     try:
         return importlib.import_module(NAME)
@@ -32,16 +50,7 @@ def load() -> Any:
 @cache
 def has_cuda() -> bool:
     """Tell whether the native module has CUDA kernels; touches no CUDA."""
-    return bool(load().build_info()["cuda"])
-
-
-@cache
-def version() -> str:
-    """Return the version of the installed package."""
-    try:
-        return importlib.metadata.version("paddle_ext")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+unknown"  # used from a source tree
+    return bool(module.build_info()["cuda"])
 
 
 def build_info() -> dict[str, Any]:
@@ -60,4 +69,4 @@ def build_info() -> dict[str, Any]:
     >>> sorted(paddle_ext.build_info())
     ['compiler', 'cuda', 'cuda_architectures', 'cuda_version', 'simd', 'simd_levels', 'version']
     """
-    return {"version": version(), **load().build_info()}
+    return {"version": version(), **module.build_info()}

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..solution import Transport
 from .backend import takes_reference
-from .sinkhorn_operators import sinkhorn_op
+from .sinkhorn_operators import check_tensors, sinkhorn_op
 
 SAME_TOTAL = 1e-4  # totals of row and column masses may differ by this, relative to the larger
 
@@ -114,25 +114,6 @@ def sinkhorn(
             cost, row_mass, col_mass, reg=options[0], max_iter=options[1], tol=options[2]
         )
     return Transport(*sinkhorn_op(cost, row_mass, col_mass, *options))
-
-
-def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
-    check.features("cost", cost)
-    check.features("row_mass", row_mass)
-    check.features("col_mass", col_mass)
-    check.one_device(cost=cost, row_mass=row_mass, col_mass=col_mass)
-    shape = cost.shape
-    if cost.dim() not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
-        raise ValueError(
-            f"cost must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
-        )
-    for name, mass, side in (("row_mass", row_mass, -2), ("col_mass", col_mass, -1)):
-        allowed = [[shape[side]]] if cost.dim() == 2 else [[shape[side]], [shape[0], shape[side]]]
-        if list(mass.shape) not in allowed:
-            raise ValueError(
-                f"{name} must have shape {' or '.join(map(str, allowed))}, as cost has shape "
-                f"{list(shape)}, got {list(mass.shape)}"
-            )
 
 
 def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:

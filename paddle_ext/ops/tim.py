@@ -9,11 +9,7 @@ from torch import Tensor
 from .. import check
 from ..solution import TimSolution
 from .backend import takes_reference
-from .tim_operators import allocate, tim_op
-
-SOLVERS = ("gd", "adm")  # as the native code numbers them
-
-Triple = tuple[float, float, float]
+from .tim_operators import SOLVERS, allocate, tim_op, triple
 
 
 def tim(
@@ -175,15 +171,3 @@ def tim(
             return_losses=return_losses,
         )
     return TimSolution(labels, probabilities, prototypes, losses if return_losses else None)
-
-
-def triple(name: str, values: object, *, positive: bool = False) -> Triple:
-    """Three numbers >= 0, or > 0 if `positive`."""
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise TypeError(f"{name} must be three numbers, got {check.kind(values)}")
-    if len(values) != 3:
-        raise ValueError(f"{name} must be three numbers, got {len(values)}")
-    first, second, third = (
-        check.real(f"{name}[{i}]", value, positive=positive) for i, value in enumerate(values)
-    )
-    return first, second, third

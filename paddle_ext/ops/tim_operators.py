@@ -1,38 +1,65 @@
-"""The torch operator of TIM, `paddle_ext::tim`; see `paddle_operators` for how it is made."""
+"""The torch operator of TIM, `paddle_ext::tim`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from . import check, native
-from .paddle_operators import computable, dense_sizes, integers, library, place
+from .. import check
+from . import native
+from .operators import computable, dense_sizes, integers, real, register, target, workspace
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+Triple: TypeAlias = tuple[float, float, float]
 
-library.define(  # type: ignore[no-untyped-call]
-    "tim(Tensor support, Tensor support_labels, Tensor query, SymInt num_classes, int solver, "
-    "bool normalize, float temperature, float[] weights, float[] alphas, float learning_rate, "
-    "int iterations, bool losses) -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
+SOLVERS = ("gd", "adm")  # as the native code numbers them
 
 
 def allocate(
-    like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, iterations: int, losses: bool
+    like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, max_iter: int, losses: bool
 ) -> Outputs:
     """Labels, probabilities, prototypes, losses (or nothing)."""
-    new, device = torch.empty, like.device
-    real = torch.float64 if like.dtype is torch.float64 else torch.float32
+    new, device, dtype = torch.empty, like.device, real(like)
     return (
         new(*batch, Q, dtype=torch.int64, device=device),
-        new(*batch, Q, K, dtype=real, device=device),
-        new(*batch, K, D, dtype=real, device=device),
-        new((iterations, *batch) if losses else 0, dtype=real, device=device),
+        new(*batch, Q, K, dtype=dtype, device=device),
+        new(*batch, K, D, dtype=dtype, device=device),
+        new((max_iter, *batch) if losses else 0, dtype=dtype, device=device),
     )
+
+
+def triple(name: str, values: object, *, positive: bool = False) -> Triple:
+    """Three numbers >= 0, or > 0 if `positive`."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{name} must be three numbers, got {check.kind(values)}")
+    if len(values) != 3:
+        raise ValueError(f"{name} must be three numbers, got {len(values)}")
+    first, second, third = (
+        check.real(f"{name}[{i}]", value, positive=positive) for i, value in enumerate(values)
+    )
+    return first, second, third
+
+
+def check_options(
+    solver: int,
+    normalize: bool,
+    temperature: float,
+    weights: Sequence[float],
+    alphas: Sequence[float],
+    learning_rate: float,
+    max_iter: int,
+    losses: bool,
+) -> None:
+    if not 0 <= solver < len(SOLVERS):
+        raise ValueError(f"solver must be 0 (gd) or 1 (adm), got {solver}")
+    check.real("temperature", temperature, positive=True)
+    triple("weights", weights)
+    triple("alphas", alphas, positive=True)
+    check.real("learning_rate", learning_rate, positive=True)
+    check.integer("max_iter", max_iter)
 
 
 def tim_kernel(
@@ -46,58 +73,65 @@ def tim_kernel(
     weights: Sequence[float],
     alphas: Sequence[float],
     learning_rate: float,
-    iterations: int,
+    max_iter: int,
     losses: bool,
 ) -> Outputs:
-    batch, B, Q, S, D, shared = dense_sizes(support, support_labels, query)
-    outputs = allocate(query, batch, Q, num_classes, D, iterations, losses)
+    batch, B, Q, S, K, D, shared = dense_sizes(support, support_labels, query, num_classes)
+    check_options(solver, normalize, temperature, weights, alphas, learning_rate, max_iter, losses)
+    support, query = computable("support", support), computable("query", query)
+    support_labels = integers(support_labels)
+    outputs = labels, probabilities, prototypes, trace = allocate(
+        query, batch, Q, K, D, max_iter, losses
+    )
     if B == 0:
         return outputs
-    support, query = computable(support), computable(query)
-    labels = integers(support_labels)
-    module = native.load()
-    on_cuda, device, stream, threads = place(query)
-    sizes = check.DTYPES[query.dtype], B, Q, S, num_classes, D, shared
-    bytes_needed = module.tim_workspace(on_cuda, device, threads, *sizes)
-    workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=query.device)
-    found, probabilities, prototypes, trace = outputs
-    module.tim_solve(
-        on_cuda,
-        device,
-        stream,
-        threads,
-        *sizes,
-        support.data_ptr(),
-        labels.data_ptr(),
-        query.data_ptr(),
-        solver,
-        normalize,
-        temperature,
-        weights,
-        alphas,
-        learning_rate,
-        iterations,
-        found.data_ptr(),
-        probabilities.data_ptr(),
-        prototypes.data_ptr(),
-        trace.data_ptr() if losses else 0,
-        workspace.data_ptr(),
-        bytes_needed,
+    call = native.module.tim_call(
+        target=target(query),
+        dtype=check.DTYPES[query.dtype],
+        B=B,
+        Q=Q,
+        S=S,
+        K=K,
+        D=D,
+        support_shared=shared,
+        solver=solver,
+        normalize=normalize,
+        temperature=temperature,
+        weights=weights,
+        alphas=alphas,
+        learning_rate=learning_rate,
+        max_iter=max_iter,
+    )
+    memory = workspace(call.workspace(), query)
+    call.solve(
+        support=support.data_ptr(),
+        support_labels=support_labels.data_ptr(),
+        query=query.data_ptr(),
+        labels=labels.data_ptr(),
+        probabilities=probabilities.data_ptr(),
+        prototypes=prototypes.data_ptr(),
+        losses=trace.data_ptr() if losses else 0,
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
     )
     return outputs
 
 
-for key in ("CPU", "CUDA"):
-    library.impl("tim", tim_kernel, key)  # type: ignore[no-untyped-call]
-library.impl("tim", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+def tim_fake(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
+) -> Outputs:
+    batch, _, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
+    check_options(*options)
+    max_iter, losses = options[-2:]
+    return allocate(query, batch, Q, K, D, max_iter, losses)
 
 
-@torch.library.register_fake("paddle_ext::tim", lib=library)  # type: ignore[untyped-decorator]
-def tim_fake(support: Tensor, labels: Tensor, query: Tensor, K: int, *options: object) -> Outputs:
-    *batch, Q, D = query.shape
-    iterations, losses = options[-2:]
-    assert isinstance(iterations, int)
-    return allocate(query, batch, Q, K, D, iterations, bool(losses))
-
+register(
+    "tim(Tensor support, Tensor support_labels, Tensor query, SymInt num_classes, int solver, "
+    "bool normalize, float temperature, float[] weights, float[] alphas, float learning_rate, "
+    "int max_iter, bool losses) -> (Tensor, Tensor, Tensor, Tensor)",
+    tim_kernel,
+    tim_fake,
+)
 
 tim_op = torch.ops.paddle_ext.tim.default

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops import native
+from ...ops import native, operators
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)
@@ -119,7 +119,9 @@ class TaskSampler:
             else at_most("num_classes", num_classes, classes, "classes")
         )
         if self.shots is None and num_classes is not None:
-            raise check.BadValue("num_classes", f"must be None with shots=None, got {num_classes}")
+            raise check.ArgumentValueError(
+                "num_classes", f"must be None with shots=None, got {num_classes}"
+            )
         self.k_eff = at_most("k_eff", k_eff, self.num_classes, "candidate classes")
         self._classes = classes
         self._pools = make_pools(self.labels, classes, self.shots, support, query)
@@ -130,11 +132,11 @@ class TaskSampler:
         there = self._pools.support_end - self._pools.support_begin
         least = int(there.argmin())
         if self.shots is None and int(there[least]) == 0:
-            raise check.BadValue(
+            raise check.ArgumentValueError(
                 "support", f"must have a row of every class, got none of class {least}"
             )
         if self.shots is not None and int(there[least]) < self.shots:
-            raise check.BadValue(
+            raise check.ArgumentValueError(
                 "shots",
                 "must be at most what every class has for the support, "
                 f"{int(there[least])} of class {least}, got {self.shots}",
@@ -148,7 +150,7 @@ class TaskSampler:
             )
         most = int(room[: self.k_eff].sum())
         if most < self.n_query:
-            raise check.BadValue(
+            raise check.ArgumentValueError(
                 "n_query",
                 f"must be at most {most}, what the {self.k_eff} smallest classes have "
                 f"beside the support ({int(room[0])} of class {int(order[0])}), got {self.n_query}",
@@ -176,36 +178,34 @@ class TaskSampler:
         support_labels = torch.empty(B, S, dtype=torch.int64)
         query_index = torch.empty(B, self.n_query, dtype=torch.int64)
         query_labels = torch.empty(B, self.n_query, dtype=torch.int64)
-        sizes = (
-            B,
-            self.n_query,
-            self._classes,
-            len(pools.rows),
-            self.num_classes,
-            self.k_eff,
-            shots,
+        call = native.module.tasks_call(
+            target=operators.target(support_index),
+            B=B,
+            Q=self.n_query,
+            K=self._classes,
+            M=len(pools.rows),
+            num_classes=self.num_classes,
+            k_eff=self.k_eff,
+            shots=shots,
+            sampling=SAMPLINGS[self.sampling],
+            alpha=self.alpha,
+            seed=self.seed,
+            start=start,
         )
-        module, threads = native.load(), torch.get_num_threads()
-        workspace = torch.empty(module.tasks_workspace(threads, *sizes), dtype=torch.uint8)
-        module.tasks_sample(
-            threads,
-            *sizes,
-            SAMPLINGS[self.sampling],
-            self.alpha,
-            self.seed,
-            start,
-            self.labels.data_ptr(),
-            pools.rows.data_ptr(),
-            pools.support_begin.data_ptr(),
-            pools.support_end.data_ptr(),
-            pools.query_begin.data_ptr(),
-            pools.query_end.data_ptr(),
-            support_index.data_ptr(),
-            support_labels.data_ptr(),
-            query_index.data_ptr(),
-            query_labels.data_ptr(),
-            workspace.data_ptr(),
-            workspace.numel(),
+        workspace = operators.workspace(call.workspace(), support_index)
+        call.sample(
+            labels=self.labels.data_ptr(),
+            rows=pools.rows.data_ptr(),
+            support_begin=pools.support_begin.data_ptr(),
+            support_end=pools.support_end.data_ptr(),
+            query_begin=pools.query_begin.data_ptr(),
+            query_end=pools.query_end.data_ptr(),
+            support_index=support_index.data_ptr(),
+            support_labels=support_labels.data_ptr(),
+            query_index=query_index.data_ptr(),
+            query_labels=query_labels.data_ptr(),
+            workspace=workspace.data_ptr(),
+            workspace_bytes=workspace.numel(),
         )
         if self.shots is None:
             support_index, support_labels = pools.support, self.labels[pools.support]
@@ -262,17 +262,19 @@ def by_class(labels: Tensor, rows: Tensor) -> Tensor:
 
 def natural(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise check.BadType(name, f"must be an integer, got {check.kind(value)}")
+        raise check.ArgumentTypeError(name, f"must be an integer, got {check.kind(value)}")
     number = int(value)
     if not 0 <= number <= most:
-        raise check.BadValue(name, f"must be an integer in [0, {most}], got {number}")
+        raise check.ArgumentValueError(name, f"must be an integer in [0, {most}], got {number}")
     return number
 
 
 def at_most(name: str, value: object, most: int, what: str) -> int:
     number = check.integer(name, value)
     if number > most:
-        raise check.BadValue(name, f"must be at most the number of {what}, {most}, got {number}")
+        raise check.ArgumentValueError(
+            name, f"must be at most the number of {what}, {most}, got {number}"
+        )
     return number
 
 

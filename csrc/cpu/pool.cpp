@@ -1,0 +1,187 @@
+// The threads behind parallel_run. A loop is a job that waits for helpers in a queue; threads without
+// work take the first. A job never waits for a helper to come: its caller works, closes the job when
+// nothing is left to hand out, and then waits only for those helpers that are still at an item. So
+// loops of several callers, or one inside another, cannot block each other.
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "common/parallel.h"
+
+namespace paddle_ext {
+
+namespace {
+
+// How often a thread asks for work, or for the end of it, before it sleeps. An iteration has two loops
+// with little between them, and a sleeping thread would wake too late for the second. Each time it
+// offers its core to others: some 20 us in all where nobody wants it.
+constexpr int kPatience = 64;
+
+struct Job {
+    void (*body)(void*, int64_t, int);
+    void* context;
+    int64_t count;
+    int wanted;           // helpers
+    int helpers = 0;      // that have come
+    Job* next = nullptr;  // in the queue
+    std::atomic<int64_t> item{0};
+    std::atomic<int> busy{0};  // helpers that are at work
+
+    void work(int worker) {
+        for (int64_t mine; (mine = item.fetch_add(1, std::memory_order_relaxed)) < count;) {
+            body(context, mine, worker);
+        }
+    }
+};
+
+// No signal is for a helper: handlers of Python belong to its own threads.
+class SignalsBlocked {
+  public:
+    SignalsBlocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+  private:
+    sigset_t before_;
+};
+
+class Pool {
+  public:
+    void run(Job& job) {
+        open(job);
+        job.work(0);
+        close(job);
+    }
+
+    int64_t size() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return size_;
+    }
+
+  private:
+    void open(Job& job) {
+        int woken = 0;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            grow(job.wanted);
+            Job** end = &first_;
+            while (*end != nullptr) end = &(*end)->next;
+            *end = &job;
+            waiting_.fetch_add(1, std::memory_order_relaxed);
+            woken = std::min(job.wanted, asleep_);
+        }
+        for (int i = 0; i < woken; ++i) wake_.notify_one();
+    }
+
+    void close(Job& job) {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (job.helpers < job.wanted) leave_queue(job);
+        }
+        for (int i = 0; i < kPatience; ++i) {
+            if (job.busy.load(std::memory_order_acquire) == 0) return;
+            std::this_thread::yield();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [&] { return job.busy.load(std::memory_order_acquire) == 0; });
+    }
+
+    void leave_queue(Job& job) {
+        Job** at = &first_;
+        while (*at != &job) at = &(*at)->next;
+        *at = job.next;
+        waiting_.fetch_sub(1, std::memory_order_relaxed);
+    }
+
+    // Where the system gives no more threads, those that are there do the work.
+    void grow(int wanted) {
+        if (size_ >= wanted) return;
+        const SignalsBlocked blocked;
+        try {
+            for (; size_ < wanted; ++size_) std::thread([this] { help(); }).detach();
+        } catch (const std::system_error&) {
+        }
+    }
+
+    [[noreturn]] void help() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            Job& job = wait_for_job(lock);
+            const int worker = ++job.helpers;
+            if (worker == job.wanted) leave_queue(job);
+            job.busy.fetch_add(1, std::memory_order_relaxed);
+            lock.unlock();
+            job.work(worker);
+            lock.lock();
+            // From here on the job may be gone.
+            if (job.busy.fetch_sub(1, std::memory_order_release) == 1) done_.notify_all();
+        }
+    }
+
+    Job& wait_for_job(std::unique_lock<std::mutex>& lock) {
+        if (first_ == nullptr) {
+            lock.unlock();
+            for (int i = 0; i < kPatience; ++i) {
+                if (waiting_.load(std::memory_order_relaxed) > 0) break;
+                std::this_thread::yield();
+            }
+            lock.lock();
+        }
+        ++asleep_;
+        wake_.wait(lock, [&] { return first_ != nullptr; });
+        --asleep_;
+        return *first_;
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    Job* first_ = nullptr;         // jobs that want more helpers
+    std::atomic<int> waiting_{0};  // their number, for those who look without the lock
+    int asleep_ = 0;
+    int size_ = 0;
+};
+
+// Never destroyed: threads that sleep in it may outlive every static object.
+std::atomic<Pool*> current{nullptr};
+std::atomic<bool> fork_is_handled{false};
+
+// A child of fork has none of the threads, and a lock may be held by one of them: it starts afresh.
+void forget_pool() { current.store(nullptr); }
+
+Pool& pool() {
+    if (Pool* there = current.load(std::memory_order_acquire)) return *there;
+    if (!fork_is_handled.exchange(true)) pthread_atfork(nullptr, nullptr, forget_pool);
+    Pool* const fresh = new Pool;
+    Pool* there = nullptr;
+    if (current.compare_exchange_strong(there, fresh)) return *fresh;
+    delete fresh;
+    return *there;
+}
+
+}  // namespace
+
+void parallel_run(int64_t count, int threads, void (*body)(void*, int64_t, int), void* context) {
+    const int workers = static_cast<int>(std::min<int64_t>(threads, count));
+    if (workers <= 1) {
+        for (int64_t item = 0; item < count; ++item) body(context, item, 0);
+        return;
+    }
+    Job job{body, context, count, workers - 1};
+    pool().run(job);
+}
+
+int64_t threads_made() {
+    Pool* const there = current.load(std::memory_order_acquire);
+    return there == nullptr ? 0 : there->size();
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,43 @@
+// How the threads of a call are shared by its tasks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/parallel.h"
+
+namespace paddle_ext {
+
+// Work is counted in multiplications; 1e6 take some 100 us. A thread that sleeps is at work some 10 us
+// after it is called, so it pays from about this much on, ...
+constexpr double kWorkOfThread = 5e5;
+// ... and an iteration, which calls all threads twice, from this much.
+constexpr double kWorkOfIteration = 2e6;
+
+struct Sharing {
+    int64_t singles;  // the first tasks: each on one thread, ...
+    int workers;      // ... so many at a time
+    int inside;       // threads of each of the other tasks, one task after the other
+};
+
+// `iteration` is the work of one iteration, 0 if a task cannot use several threads. The result of a
+// task must not depend on how it is solved.
+inline Sharing share_threads(int64_t B, int threads, double task, double iteration) {
+    threads = std::max(1, threads);
+    // Whole rounds of one task per thread; of the rest threads may make three quarters of a round.
+    int64_t rest = iteration > kWorkOfIteration ? B % threads : 0;
+    if (4 * rest > 3 * int64_t(threads)) rest = 0;
+    const int64_t singles = B - rest;
+    const double pays = std::min(double(singles), double(singles) * task / kWorkOfThread);
+    return {singles, std::max(1, int(std::min(double(threads), pays))), threads};
+}
+
+// Calls solve(task, worker, threads) for every task.
+template <typename Solve>
+void share_tasks(int64_t B, const Sharing& sharing, const Solve& solve) {
+    parallel_for(sharing.singles, sharing.workers,
+                 [&](int64_t task, int worker) { solve(task, worker, 1); });
+    for (int64_t task = sharing.singles; task < B; ++task) solve(task, 0, sharing.inside);
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,259 @@
+// A call of a solver, as Python makes it: an object from keyword arguments alone, each of which goes
+// into the field of a struct that has its name, with methods that take more of them. pybind11's own
+// keyword arguments take 8 us for the 30 fields of a call, these take one; and they have a signature
+// that `inspect`, and so the test of the stub, can read. At most 15 to a function: from 16 on Python
+// packs them into a dictionary, which takes longer than all the rest.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "common/params.h"
+
+namespace paddle_ext {
+
+namespace py = pybind11;
+
+// --- from Python to a field ---------------------------------------------------------------------
+
+inline void raise_if_failed() {
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+}
+
+template <typename Field>
+void read(PyObject* value, Field& field) {
+    if constexpr (std::is_same_v<Field, Target>) {
+        field = py::handle(value).cast<const Target&>();
+    } else if constexpr (std::is_same_v<Field, bool>) {
+        if (!PyBool_Check(value)) throw py::type_error("must be True or False");
+        field = value == Py_True;
+    } else if constexpr (std::is_floating_point_v<Field>) {
+        field = PyFloat_AsDouble(value);
+        if (field == -1) raise_if_failed();
+    } else if constexpr (std::is_pointer_v<Field>) {
+        field = static_cast<Field>(PyLong_AsVoidPtr(value));
+        if (field == nullptr) raise_if_failed();
+    } else if constexpr (std::is_unsigned_v<Field>) {
+        field = PyLong_AsUnsignedLongLong(value);
+        if (field == Field(-1)) raise_if_failed();
+    } else {  // a signed integer, or an enumeration
+        const long long number = PyLong_AsLongLong(value);
+        if (number == -1) raise_if_failed();
+        field = static_cast<Field>(number);
+        if (static_cast<long long>(field) != number) throw py::value_error("is too large");
+    }
+}
+
+template <typename Item, size_t Count>
+void read(PyObject* value, Item (&items)[Count]) {
+    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(value, "no sequence"));
+    if (!sequence) throw py::error_already_set();
+    if (PySequence_Fast_GET_SIZE(sequence.ptr()) != Py_ssize_t(Count)) {
+        throw py::value_error("must have " + std::to_string(Count) + " numbers");
+    }
+    for (size_t i = 0; i < Count; ++i) {
+        read(PySequence_Fast_GET_ITEM(sequence.ptr(), Py_ssize_t(i)), items[i]);
+    }
+}
+
+template <auto First, auto... Rest, typename Struct>
+auto& member(Struct& at) {
+    if constexpr (sizeof...(Rest) == 0) {
+        return at.*First;
+    } else {
+        return member<Rest...>(at.*First);
+    }
+}
+
+// --- keywords -----------------------------------------------------------------------------------
+
+template <typename Struct>
+class Keywords {
+  public:
+    explicit Keywords(const char* function) : function_(function) {}
+
+    // The path of members that leads to the field.
+    template <auto... Path>
+    Keywords& add(const char* name) {
+        PyObject* const interned = PyUnicode_InternFromString(name);
+        if (interned == nullptr) throw py::error_already_set();
+        const auto set = [](PyObject* value, Struct& to) { read(value, member<Path...>(to)); };
+        list_.push_back({name, interned, set});
+        return *this;
+    }
+
+    // Every keyword must be there, and no other; fastest in the order of `add`.
+    void read_all(PyObject* const* values, Py_ssize_t positional, PyObject* names,
+                  Struct& to) const {
+        if (positional != 0) throw py::type_error(function_ + "() takes keyword arguments only");
+        const size_t given = names == nullptr ? 0 : size_t(PyTuple_GET_SIZE(names));
+        for (size_t i = 0; i < given; ++i) {
+            PyObject* const name = PyTuple_GET_ITEM(names, Py_ssize_t(i));
+            const size_t at = i < list_.size() && list_[i].interned == name ? i : find(name);
+            if (at == list_.size()) {
+                const std::string text = py::str(py::handle(name));
+                throw py::type_error(function_ + "() has no argument '" + text + "'");
+            }
+            list_[at].set(values[i], to);
+        }
+        // Python refuses a name that comes twice, so none is missing if their number is right.
+        if (given != list_.size()) {
+            throw py::type_error(function_ + "() takes " + std::to_string(list_.size()) +
+                                 " arguments, got " + std::to_string(given));
+        }
+    }
+
+    // As `inspect` finds it in the documentation of a function.
+    std::string signature(bool method) const {
+        std::string all = method ? "$self" : "", comma = method ? ", " : "";
+        if (!list_.empty()) all += comma + "*";
+        for (const auto& keyword : list_) all += std::string(", ") + keyword.name;
+        return function_ + "(" + all + ")\n--\n\n";
+    }
+
+    const char* function() const { return function_.c_str(); }
+
+  private:
+    struct Keyword {
+        const char* name;
+        PyObject* interned;
+        void (*set)(PyObject*, Struct&);
+    };
+
+    size_t find(PyObject* name) const {
+        size_t at = 0;
+        while (at < list_.size() && PyUnicode_Compare(list_[at].interned, name) != 0) ++at;
+        return at;
+    }
+
+    std::string function_;
+    std::vector<Keyword> list_;
+};
+
+// --- calls --------------------------------------------------------------------------------------
+
+// What C++ throws becomes an error of Python.
+template <typename Body>
+PyObject* guarded(const Body& body) {
+    try {
+        return body();
+    } catch (py::error_already_set& error) {
+        error.restore();
+    } catch (const py::builtin_exception& error) {
+        error.set_error();
+    } catch (const std::invalid_argument& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+// What there is of it in Python.
+template <typename Struct>
+struct CallKeywords {
+    Keywords<Struct> make, workspace, run;
+};
+
+// The function `make` of the module returns an object whose method `workspace` tells the bytes that
+// `run` needs. Both run without the GIL. There is one such class for a struct: all is static.
+template <typename Struct>
+class CallClass {
+  public:
+    using Workspace = int64_t (*)(const Struct&);
+    using Run = void (*)(const Struct&);
+
+    static void add_to(py::module_& module, const char* name, const CallKeywords<Struct>& all,
+                       Workspace workspace_of, Run run_of) {
+        static const CallKeywords<Struct> keywords = all;
+        keywords_ = &keywords;
+        workspace_of_ = workspace_of;
+        run_of_ = run_of;
+        static PyMethodDef makers[] = {method(keywords.make, make_call, false), {}};
+        static PyMethodDef methods[] = {
+            method(keywords.workspace, workspace, true), method(keywords.run, run, true), {}};
+        static PyType_Slot slots[] = {
+            {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(destroy)}, {}};
+        static const std::string full_name =
+            py::str(module.attr("__name__")).cast<std::string>() + "." + name;
+        static PyType_Spec spec = {full_name.c_str(), sizeof(Object), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+        PyObject* const type = PyType_FromSpec(&spec);
+        if (type == nullptr || PyModule_AddFunctions(module.ptr(), makers) != 0) {
+            throw py::error_already_set();
+        }
+        module.attr(name) = py::handle(type);
+        type_ = reinterpret_cast<PyTypeObject*>(type);
+    }
+
+  private:
+    struct Object {
+        PyObject_HEAD Struct call;
+    };
+
+    using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+
+    static PyMethodDef method(const Keywords<Struct>& keywords, Function function, bool method) {
+        const auto* const doc =
+            new std::string(keywords.signature(method));  // as long as the module
+        return {keywords.function(),
+                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
+                METH_FASTCALL | METH_KEYWORDS, doc->c_str()};
+    }
+
+    static PyObject* make_call(PyObject*, PyObject* const* values, Py_ssize_t positional,
+                               PyObject* names) {
+        return guarded([&] {
+            Struct call{};
+            keywords_->make.read_all(values, positional, names, call);
+            PyObject* const self = type_->tp_alloc(type_, 0);
+            if (self != nullptr) reinterpret_cast<Object*>(self)->call = call;
+            return self;
+        });
+    }
+
+    static PyObject* workspace(PyObject* self, PyObject* const* values, Py_ssize_t positional,
+                               PyObject* names) {
+        return guarded([&] {
+            Struct call = reinterpret_cast<Object*>(self)->call;
+            keywords_->workspace.read_all(values, positional, names, call);
+            int64_t bytes;
+            {
+                const py::gil_scoped_release released;
+                bytes = workspace_of_(call);
+            }
+            return PyLong_FromLongLong(bytes);
+        });
+    }
+
+    static PyObject* run(PyObject* self, PyObject* const* values, Py_ssize_t positional,
+                         PyObject* names) {
+        return guarded([&] {
+            Struct call = reinterpret_cast<Object*>(self)->call;
+            keywords_->run.read_all(values, positional, names, call);
+            {
+                const py::gil_scoped_release released;
+                run_of_(call);
+            }
+            Py_RETURN_NONE;
+        });
+    }
+
+    static void destroy(PyObject* self) {
+        PyTypeObject* const type = Py_TYPE(self);
+        type->tp_free(self);
+        Py_DECREF(type);
+    }
+
+    inline static const CallKeywords<Struct>* keywords_ = nullptr;
+    inline static Workspace workspace_of_ = nullptr;
+    inline static Run run_of_ = nullptr;
+    inline static PyTypeObject* type_ = nullptr;
+};
+
+}  // namespace paddle_ext

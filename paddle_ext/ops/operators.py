@@ -1,0 +1,118 @@
+"""What the torch operators share: their registration, what they take, where they run.
+
+They are functional: torch allocates results and workspace, the native code gets pointers and, on
+CUDA, the current stream. They are registered by define and impl, which costs a fifth of a
+`torch.library.custom_op` per call.
+
+Whoever calls `torch.ops.paddle_ext` directly has no other check: an operator must not leave its
+tensors. So each looks at types, shapes and options again; labels and indices are kept in range by
+the native code, which for a number that is not a class or a row takes none or the nearest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import check
+from . import native
+
+if TYPE_CHECKING:
+    from .._native import Target
+
+library = torch.library.Library("paddle_ext", "DEF")  # type: ignore[no-untyped-call]
+
+
+def register(schema: str, kernel: Callable[..., object], fake: Callable[..., object]) -> None:
+    """Add an operator; there is nothing to record for gradients, as results are detached."""
+    library.define(schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+    name = schema.partition("(")[0]
+    for key in ("CPU", "CUDA"):
+        library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"paddle_ext::{name}", fake, lib=library)
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+
+# Of the tasks of a call: the batch dimensions ([B], or none for a single task), B, Q, S, K, D, and
+# whether all tasks share one support. A plain tuple, for a named one takes longer to make.
+Sizes: TypeAlias = tuple[list[int], int, int, int, int, int, bool]
+
+
+def dense_sizes(support: Tensor, support_labels: Tensor, query: Tensor, K: int) -> Sizes:
+    """Check that the tensors of a task fit each other."""
+    check.dense(support, support_labels, query)
+    *batch, Q, D = query.shape
+    B = batch[0] if batch else 1
+    check_classes(K, B)
+    return batch, B, Q, support.shape[-2], K, D, support.dim() < query.dim()
+
+
+def check_classes(K: int, B: int) -> None:
+    if not (1 if B else 0) <= K <= check.MOST:  # without a task perhaps no label told their number
+        raise ValueError(f"num_classes must be an integer in [1, {check.MOST}], got {K}")
+
+
+def real(features: Tensor) -> torch.dtype:
+    """What features are computed in."""
+    return torch.float64 if features.dtype is torch.float64 else torch.float32
+
+
+def computable(name: str, x: Tensor) -> Tensor:
+    """Contiguous, and in a dtype the native code has: no copy unless one of the two is missing."""
+    dtype = x.dtype
+    if dtype is not torch.float32:
+        if x.is_cuda:
+            if dtype is torch.float64:
+                raise ValueError(
+                    f"{name} on CUDA must be float16, bfloat16 or float32 for the native code, "
+                    "got float64"
+                )
+        elif dtype is not torch.float64:
+            x = x.float()
+    return x.contiguous()
+
+
+def integers(x: Tensor) -> Tensor:
+    return (x if x.dtype is torch.int64 else x.long()).contiguous()
+
+
+# --- where to run -------------------------------------------------------------------------------
+
+
+def target(x: Tensor) -> Target:
+    """The CPU with torch's number of threads, or the current stream of a CUDA device."""
+    if not x.is_cuda:
+        return make_target(False, torch.get_num_threads(), 0, 0)
+    device = x.get_device()
+    return make_target(True, 0, device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
+    return native.module.Target(cuda=cuda, threads=threads, device=device, stream=stream)
+
+
+class Scratch(threading.local):
+    """A small workspace that each thread keeps: no allocation for a small call on the CPU."""
+
+    size = 2**15  # bytes
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(self.size, dtype=torch.uint8)
+
+
+scratch = Scratch()
+
+
+def workspace(bytes_needed: int, x: Tensor) -> Tensor:
+    if bytes_needed <= Scratch.size and not x.is_cuda:
+        return scratch.memory
+    return torch.empty(bytes_needed, dtype=torch.uint8, device=x.device)
