@@ -23,6 +23,12 @@ FLOORS = (
         ("research/data", "banks, images"),
     ),
     (
+        ("research/progress.py", "how far it is"),
+        ("research/ranks.py", "processes"),
+        ("research/files.py", "whole or not at all"),
+        ("research/libraries.py", "optional ones"),
+    ),
+    (
         ("integrations", "for scikit-learn and easyfsl"),
         ("batches.py", "one batch after the other"),
         ("presence.py", "samples of no class"),
@@ -44,8 +50,8 @@ NATIVE = (
     ("csrc/cuda", "④ launcher  ⑤ kernel: one task a block, or tiles"),
     ("csrc/common", "sizes, mathematics, random numbers"),
 )
-TITLES = ("app", "research", "core", "", "", "native")
-FILLS = ("#fde9c9", "#fdf3d6", "#dff1ea", "#dff1ea", "#dff1ea", "#e9e6f4")
+TITLES = ("app", "research", "", "core", "", "", "native")
+FILLS = ("#fde9c9", "#fdf3d6", "#fdf3d6", "#dff1ea", "#dff1ea", "#dff1ea", "#e9e6f4")
 
 WIDTH, MARGIN, LEFT, GAP = 1000, 14, 92, 10
 HEIGHT, STEP = 74, 92  # of a box, and from floor to floor

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import methods, presence, reference
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
-    from .ops import build_info, sinkhorn, solve, solve_indexed, tim
+    from .ops.native import build_info
+    from .ops.paddle import solve, solve_indexed
+    from .ops.sinkhorn import sinkhorn
+    from .ops.tim import tim
     from .research.data import FeatureBank
-    from .research.evaluation import Evaluation, evaluate, tune
+    from .research.evaluation.evaluate import evaluate
+    from .research.evaluation.results import Evaluation
+    from .research.evaluation.tuning import tune
     from .research.tasks import TaskBatch, TaskSampler
     from .solution import Solution, TimSolution, Trace, Transport
 
@@ -47,7 +52,7 @@ __all__ = [
 # Where the names are, which are loaded when they are first asked for: torch and everything above it
 # take seconds, and nobody needs all of it.
 _MODULES = {
-    "Evaluation": "research.evaluation",
+    "Evaluation": "research.evaluation.results",
     "FeatureBank": "research.data",
     "PaddleClassifier": "integrations.sklearn",
     "Solution": "solution",
@@ -57,12 +62,12 @@ _MODULES = {
     "Trace": "solution",
     "Transport": "solution",
     "build_info": "ops.native",
-    "evaluate": "research.evaluation",
-    "sinkhorn": "ops",
-    "solve": "ops",
-    "solve_indexed": "ops",
-    "tim": "ops",
-    "tune": "research.evaluation",
+    "evaluate": "research.evaluation.evaluate",
+    "sinkhorn": "ops.sinkhorn",
+    "solve": "ops.paddle",
+    "solve_indexed": "ops.paddle",
+    "tim": "ops.tim",
+    "tune": "research.evaluation.tuning",
 }
 _SUBMODULES = ("integrations", "methods", "presence", "reference", "research")
 

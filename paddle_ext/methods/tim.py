@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.tim import tim, triple
+from ..ops.tim import tim
+from ..ops.tim_operators import triple
 from .base import Method, register
 from .task import Task
 
