@@ -101,6 +101,17 @@ def place(request: pytest.FixtureRequest) -> "Place":
     return Place(device, getattr(torch, dtype))
 
 
+@pytest.fixture
+def one_thread() -> "Iterator[None]":
+    """For small tensors, where more threads would mostly wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def torchvision_operators() -> "Iterator[None]":
     """What torchvision looks for when it is imported, and a CPU build of torch may not have."""

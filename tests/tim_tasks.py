@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from problems import Place, Problem, largest, make_problem
+from problems import Place, Problem, largest, make_problem, remembered
 from torch import Tensor
 
 import paddle_ext
@@ -20,8 +20,6 @@ PROBABILITIES = {torch.float32: 1e-3, torch.float64: 1e-8}
 ADM = {"solver": "adm", "weights": (0.1, 1.0, 0.1), "learning_rate": 1.0}
 ALPHA = {"weights": (1.0, 1.0, 1.0), "alphas": (1.0, 7.0, 5.0)}
 VARIANTS: dict[str, dict[str, Any]] = {"tim": {}, "alpha": ALPHA, "adm": ADM}
-
-TRUTHS: dict[tuple[bytes | str, ...], TimSolution] = {}
 
 
 def overlapping(*, seed: int, **shape: Any) -> Problem:
@@ -41,13 +39,9 @@ def run(problem: Problem, **options: Any) -> TimSolution:
 
 
 def truth(problem: Problem, **options: Any) -> TimSolution:
-    """The float64 reference, on the CPU; once for all places that ask for the same."""
+    """The float64 reference, on the CPU."""
     exact = problem.to("cpu").to(torch.float64)
-    key = (*(x.numpy().tobytes() for x in exact.inputs()), repr(sorted(options.items())))
-    if key not in TRUTHS:
-        K = problem.num_classes
-        TRUTHS[key] = reference.tim(*exact.inputs(), num_classes=K, **options)
-    return TRUTHS[key]
+    return remembered(reference.tim, *exact.inputs(), num_classes=problem.num_classes, **options)
 
 
 def margin(solution: TimSolution) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from places import on_devices
 from problems import NASTY, Problem, largest, make_problem
 from torch import Tensor
 
@@ -25,13 +25,7 @@ from paddle_ext.reference.ici import ici as reference_ici
 ACCURACY = {torch.float32: (0.01, 1e-3), torch.float64: (1e-8, 1e-6)}  # tol, error allowed
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More of them would mostly wait for each other: the tensors here are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def solve(problem: Problem, **options: Any) -> Tensor:
@@ -52,10 +46,10 @@ def agrees(problem: Problem, device: str = "cpu", *dtypes: torch.dtype, **option
 # --- the whole method -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@on_devices(
     "options",
-    [
-        {},
+    everywhere=[{}],
+    cpu_only=[
         {"step": 1, "max_iter": 3},
         {"step": 100, "dimension": 1},
         {"step": 2, "inverse_regularisation": 300.0, "dimension": 5},
@@ -67,7 +61,9 @@ def test_agrees_with_the_reference(device: str, options: dict[str, Any]) -> None
     agrees(problem, device, *ACCURACY, **options)
 
 
-@pytest.mark.parametrize("shape", [{"D": 60}, {"K": 2}, {"K": 9, "Q": 5}, {"shots": (1, 1)}])
+@on_devices(
+    "shape", everywhere=[{"D": 60}], cpu_only=[{"K": 2}, {"K": 9, "Q": 5}, {"shots": (1, 1)}]
+)
 def test_shapes_agree_with_the_reference(device: str, shape: dict[str, int]) -> None:
     problem = make_problem(**{"Q": 12, "K": 3, "D": 7, "lead": 4.0, "seed": 4} | shape)
     agrees(problem, device, step=2)

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from method_tasks import assert_prediction
-from problems import NASTY, Place, Problem, largest, make_problem
+from places import at_places
+from problems import NASTY, Place, Problem, largest, make_problem, remembered
 from torch import Tensor
 
 from paddle_ext import methods, reference
@@ -51,10 +53,11 @@ def truth(name: str, problem: Problem, base_mean: Tensor | None = None, **option
     given = {
         option.name: options.get(option.name, option.default) for option in methods.describe(name)
     }
-    if base_mean is not None:
-        given["base_mean"] = base_mean.double()
+    given["num_classes"] = problem.num_classes
     exact = problem.to("cpu").to(torch.float64)
-    return REFERENCE[name](*exact.inputs(), num_classes=problem.num_classes, **given)
+    if base_mean is not None:
+        return REFERENCE[name](*exact.inputs(), base_mean=base_mean.double(), **given)
+    return remembered(REFERENCE[name], *exact.inputs(), **given)
 
 
 def agrees(place: Place, name: str, problem: Problem, **options: Any) -> None:
@@ -71,8 +74,19 @@ def agrees(place: Place, name: str, problem: Problem, **options: Any) -> None:
     assert torch.equal(got.labels.cpu()[clear], want.argmax(-1)[clear])
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-@pytest.mark.parametrize("shape", [(12, 4, 6), (75, 20, 33), (3, 9, 5)])
+SHAPES = [(12, 4, 6), (75, 20, 33), (3, 9, 5)]
+FIRST = [next(variant for variant in VARIANTS if variant[0] == name) for name in REFERENCE]
+
+
+@at_places(
+    "name, options, shape",
+    everywhere=[(*variant, (75, 20, 33)) for variant in FIRST],
+    cpu_only=[
+        (*variant, shape)
+        for variant, shape in product(VARIANTS, SHAPES)
+        if variant not in FIRST or shape != (75, 20, 33)
+    ],
+)
 def test_reference(
     place: Place, name: str, options: dict[str, Any], shape: tuple[int, int, int]
 ) -> None:
@@ -82,8 +96,14 @@ def test_reference(
     agrees(place, name, make_problem(Q=Q, K=K, D=D, lead=4.0, seed=Q), **options)
 
 
-@pytest.mark.parametrize("problem", NASTY)
-@pytest.mark.parametrize("name", ["simpleshot", "bd_cspn", "laplacian_shot"])
+PLAIN = ["simpleshot", "bd_cspn", "laplacian_shot"]
+
+
+@at_places(
+    "name, problem",
+    everywhere=product(PLAIN, ["offset"]),
+    cpu_only=product(PLAIN, [name for name in NASTY if name != "offset"]),
+)
 def test_nasty(place: Place, name: str, problem: str) -> None:
     agrees(place, name, NASTY[problem]())
 
@@ -99,7 +119,7 @@ def test_bd_cspn_of_raw_features(device: str) -> None:
     agrees(Place(device, torch.float32), "bd_cspn", NASTY["far queries"](), scaling="none")
 
 
-@pytest.mark.parametrize("name", ["simpleshot", "bd_cspn", "laplacian_shot"])
+@pytest.mark.parametrize("name", PLAIN)
 def test_base_mean(place: Place, name: str) -> None:
     problem = place.put(make_problem(B=2, Q=20, K=5, D=8, lead=4.0, seed=1))
     mean = torch.linspace(-2.0, 3.0, 8, dtype=place.dtype, device=place.device)

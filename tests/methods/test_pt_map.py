@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import NASTY, Place, Problem, all_equal, largest, make_problem, tied
+from places import at_places
+from problems import NASTY, Place, Problem, all_equal, largest, make_problem, remembered, tied
 from torch import Tensor
 
 from paddle_ext import reference
@@ -37,7 +38,7 @@ def predict(problem: Problem, place: Place, **options: Any) -> Prediction:
 
 def truth(problem: Problem, **options: Any) -> Tensor:
     exact = problem.to("cpu").to(torch.float64)
-    return reference.pt_map(*exact.inputs(), num_classes=problem.num_classes, **options)
+    return remembered(reference.pt_map, *exact.inputs(), num_classes=problem.num_classes, **options)
 
 
 def agrees(problem: Problem, place: Place, **options: Any) -> None:
@@ -67,8 +68,11 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
+@at_places(
+    "options, shared",
+    everywhere=[*((options, False) for options in OPTIONS), ({}, True)],
+    cpu_only=[(options, True) for options in OPTIONS if options],
+)
 def test_agrees_with_the_reference(place: Place, options: dict[str, Any], shared: bool) -> None:
     agrees(overlapping(shared=shared), place, **options)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import REFUSALS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import paddle_ext
@@ -55,7 +56,7 @@ def refused(
         with pytest.raises(error) as caught:
             function(**call | {"backend": backend})
         message = str(caught.value)
-        assert caught.type is error
+        assert caught.type in REFUSALS[error]
         assert "\n" not in message
         assert ", got " in message, message
         for word in words:
@@ -166,15 +167,15 @@ def test_shapes_of_indices(changes: dict[str, Any], words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["support", "query"])
-def test_not_finite(device: str, name: str, value: float, dtype: torch.dtype) -> None:
+def test_not_finite(device: str, name: str, dtype: torch.dtype) -> None:
     call = {key: x.to(device) for key, x in dense().items()}
     call |= {key: call[key].to(dtype) for key in ("support", "query")}
     backend = "auto" if device == "cpu" or dtype != torch.float64 else "reference"
-    call[name] = with_value(call[name], value, 1, 4, 2)
-    words = [f"{name} must be finite", f"got {value}", "at [1, 4, 2]"]
-    refused(paddle_ext.solve, call | {"backend": backend}, ValueError, *words)
+    for value in (math.nan, math.inf, -math.inf):
+        bad = call | {name: with_value(call[name], value, 1, 4, 2), "backend": backend}
+        words = [f"{name} must be finite", f"got {value}", "at [1, 4, 2]"]
+        refused(paddle_ext.solve, bad, ValueError, *words)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e30), (torch.float64, 1e290)])

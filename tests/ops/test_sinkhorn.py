@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
+from places import at_places
 from problems import Place, largest
 from transport_tasks import (
     NASTY,
@@ -58,8 +60,7 @@ def test_reference_is_plain_scaling(iterations: int) -> None:
     assert (got.iterations == iterations).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("iterations", [1, 9])
+@at_places("shape, iterations", everywhere=product(SHAPES, [9]), cpu_only=product(SHAPES, [1]))
 def test_agrees_with_the_reference(place: Place, shape: tuple[int, int], iterations: int) -> None:
     tasks = make_tasks(2, *shape, seed=iterations)
     agrees(tasks, place, reg=0.1, max_iter=iterations, tol=0.0)
@@ -120,14 +121,20 @@ def test_no_tolerance_runs_all_iterations(place: Place) -> None:
 # --- nasty costs and masses -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NASTY)
-@pytest.mark.parametrize("iterations", [1, 2, 40])
+@at_places("name, iterations", everywhere=product(NASTY, [2, 40]), cpu_only=product(NASTY, [1]))
 def test_nasty_tasks_agree_with_the_reference(place: Place, name: str, iterations: int) -> None:
     agrees(NASTY[name](), place, reg=0.2, max_iter=iterations, tol=0.0)
 
 
-@pytest.mark.parametrize("name", NASTY)
-@pytest.mark.parametrize("copies", [32, 512])  # on CUDA in shared and in global memory
+# On CUDA 32 copies are in shared memory, and 512 in global memory.
+IN_GLOBAL_MEMORY = ("far column", "largest", "no mass", "uneven mass")
+
+
+@at_places(
+    "name, copies",
+    everywhere=[*product(NASTY, [32]), *product(IN_GLOBAL_MEMORY, [512])],
+    cpu_only=product([name for name in NASTY if name not in IN_GLOBAL_MEMORY], [512]),
+)
 def test_nasty_tasks_in_large_kernels(place: Place, name: str, copies: int) -> None:
     """Copies of a row share its mass, and get what it gets."""
     cost, rows, columns = NASTY[name]().to(place.dtype)

@@ -44,7 +44,9 @@ def test_one_step_follows_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
             super().step()
 
     monkeypatch.setattr(torch.optim, "Adam", Recorder)
-    reference.pgd(*problem.inputs(), lam=5.0, scaling="minmax", max_iter=3, learning_rate=1e-2, **options)
+    reference.pgd(
+        *problem.inputs(), lam=5.0, scaling="minmax", max_iter=3, learning_rate=1e-2, **options
+    )
     support, one_hot, query = batched(*problem.inputs(), 4)
     task = prepare(support, one_hot, query, "minmax", True)
     assert len(seen) == 3
@@ -81,7 +83,13 @@ def test_keeps_moving_u() -> None:
     problem = make_problem(Q=40, K=8, D=4, lead=1.5, seed=3)
 
     def solve(lam: float, steps: int) -> torch.Tensor:
-        options = {"lam": lam, "max_iter": steps, "learning_rate": 1e-2, "tol": 0.0, "scaling": "none"}
+        options = {
+            "lam": lam,
+            "max_iter": steps,
+            "learning_rate": 1e-2,
+            "tol": 0.0,
+            "scaling": "none",
+        }
         return reference.pgd(*problem.inputs(), **options).probabilities
 
     early, late = solve(40.0, 5), solve(40.0, 30)
