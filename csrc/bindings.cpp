@@ -4,8 +4,10 @@
 #include <pybind11/stl.h>
 
 #include "common/check.h"
+#include "common/gamma.h"
 #include "common/parallel.h"
 #include "common/params.h"
+#include "cpu/adapt.h"
 #include "cpu/paddle.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
@@ -13,6 +15,7 @@
 #include "cpu/tim.h"
 #include "keywords.h"
 #if PADDLE_EXT_WITH_CUDA
+#include "cuda/adapt.h"
 #include "cuda/paddle.h"
 #include "cuda/sinkhorn.h"
 #include "cuda/tim.h"
@@ -44,10 +47,13 @@ constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu,
 constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu,
                                            sinkhorn_cuda_workspace, sinkhorn_cuda};
 constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, tim_cuda_workspace, tim_cuda};
+constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, adapt_cuda_workspace,
+                                     adapt_cuda};
 #else
 constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
 constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};
 constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, nullptr, nullptr};
+constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, nullptr, nullptr};
 #endif
 
 template <typename Params>
@@ -158,6 +164,29 @@ void add_tim(py::module_& module) {
     CallClass<C>::add_to(module, "TimCall", all, workspace<P, kTim>, solve<P, kTim>);
 }
 
+void add_adapt(py::module_& module) {
+    using C = Call<AdaptParams>;
+    using P = AdaptParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("adapt_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
+    all.make.add<p, &P::weight>("weight").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
+    all.run.add<p, &P::logits>("logits").add<p, &P::labels>("labels");
+    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::proportions>("proportions");
+    all.run.add<p, &P::dual>("dual").add<p, &P::iterations>("iterations");
+    all.run.add<p, &P::criterion>("criterion").add<p, &P::concentration>("concentration");
+    all.run.add<p, &P::bound>("bound").add<p, &P::workspace>("workspace");
+    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "AdaptCall", all, workspace<P, kAdapt>, solve<P, kAdapt>);
+}
+
+// For the tests: digamma, trigamma and the logarithm of the gamma function.
+py::tuple gamma_functions(double x) {
+    const Polygamma found = polygamma(x);
+    return py::make_tuple(found.digamma, found.trigamma, log_gamma(x));
+}
+
 void add_tasks(py::module_& module) {
     using C = Call<TaskParams>;
     using P = TaskParams;
@@ -201,9 +230,11 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     module.def("build_info", &build_info);
     module.def("set_simd_level", &set_simd_level, py::arg("name"), py::pos_only());
     module.def("threads_made", &threads_made);
+    module.def("gamma_functions", &gamma_functions, py::arg("x"), py::pos_only());
     add_target(module);
     add_paddle(module);
     add_sinkhorn(module);
     add_tim(module);
+    add_adapt(module);
     add_tasks(module);
 }

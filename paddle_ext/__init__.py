@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import methods, presence, reference
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
+    from .ops.adapt import adapt
     from .ops.native import build_info
     from .ops.paddle import solve, solve_indexed
     from .ops.sinkhorn import sinkhorn
@@ -37,6 +38,7 @@ __all__ = [
     "Trace",
     "Transport",
     "__version__",
+    "adapt",
     "build_info",
     "evaluate",
     "methods",
@@ -61,6 +63,7 @@ _MODULES = {
     "TimSolution": "solution",
     "Trace": "solution",
     "Transport": "solution",
+    "adapt": "ops.adapt",
     "build_info": "ops.native",
     "evaluate": "research.evaluation.evaluate",
     "sinkhorn": "ops.sinkhorn",

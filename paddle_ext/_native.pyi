@@ -18,6 +18,9 @@ def set_simd_level(name: str, /) -> None: ...
 def threads_made() -> int:
     """Tell how many threads this process has made for its work on the CPU; they are kept."""
 
+def gamma_functions(x: float, /) -> tuple[float, float, float]:
+    """Give digamma, trigamma and the logarithm of the gamma function, for the tests."""
+
 class Target:
     """Where to run: on the CPU with so many threads, or on a stream of a CUDA device."""
 
@@ -98,6 +101,37 @@ class SinkhornCall:
         plan: int,
         iterations: int,
         residual: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def adapt_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    Q: int,
+    K: int,
+    weight: float,
+    max_iter: int,
+    tol: float,
+) -> AdaptCall: ...
+
+@final
+class AdaptCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        logits: int,
+        labels: int,
+        probabilities: int,
+        proportions: int,
+        dual: int,
+        iterations: int,
+        criterion: int,
+        concentration: int,
+        bound: int,
         workspace: int,
         workspace_bytes: int,
     ) -> None: ...

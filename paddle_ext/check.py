@@ -271,6 +271,17 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
         raise ValueError(f"query must have at least one feature, got shape {list(query_shape)}")
 
 
+def logits(x: Tensor) -> None:
+    features("logits", x)
+    if x.device.type not in ("cpu", "cuda"):
+        one_device(logits=x)
+    if x.dim() not in (2, 3) or x.shape[-2] < 1 or x.shape[-1] < 1:
+        raise ValueError(
+            "logits must have shape [Q, K] or [B, Q, K] with Q and K at least 1, "
+            f"got {list(x.shape)}"
+        )
+
+
 def base_mean(mean: Tensor, query: Tensor) -> None:
     """A vector [D] beside checked queries; half and single precision may be mixed."""
     features("base_mean", mean)

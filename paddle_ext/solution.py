@@ -24,7 +24,7 @@ class Trace(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """Result of PADDLE, and how it was asked for; without a batch in the query there is none here.
+    """Result of a solver, and how it was asked for; without a batch in the query there is none here.
 
     `present` tells which classes are in the batch, `doubt` which labels to look at, and
     `paddle_ext.presence.novelty` which queries are of no class.
@@ -32,15 +32,17 @@ class Solution(NamedTuple):
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     probabilities: Tensor  # [.., Q, K]: soft assignments, rows on the simplex
-    proportions: Tensor  # [.., K]: column means of the probabilities
-    dual: Tensor  # [.., K]
+    proportions: Tensor  # [.., K] of the classes in the batch
+    dual: Tensor  # [.., K]: preference for each class; of `adapt` the mean log proportions
     iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: mean distance the prototypes moved in the last iteration
+    criterion: Tensor  # [..]: how far the prototypes, of `adapt` the counts, moved in the last one
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
     lam: float | None = None  # None: Q
     scaling: str = "auto"
     temperature: float = 1.0
+    concentration: Tensor | None = None  # [..] of `adapt`: small for few classes, large for all
+    bound: Tensor | None = None  # [..] of `adapt`: of the logarithm of the evidence
 
     @property
     def dual_weight(self) -> float:
@@ -81,9 +83,9 @@ class Solution(NamedTuple):
     def doubt(self) -> Tensor:
         """How doubtful each label is.
 
-        What all other classes have of the sample when the solver's preference for classes that hold
-        much of the batch, which is the dual, is weakened to a third. The probabilities themselves
-        are sure of a wrong label where such a class has swallowed the samples of another.
+        The probability of all other classes. That of PADDLE is sure of a wrong label where a large
+        class has swallowed the samples of another, so there the solver's preference for classes
+        that hold much of the batch, which is the dual, is first weakened to a third.
 
         Returns
         -------
@@ -99,7 +101,7 @@ class Solution(NamedTuple):
         >>> solution.doubt().argmax()
         tensor(2)
         """
-        return self.held_by_others(DUAL_SHARE)
+        return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 
     def held_by_others(self, dual_share: float) -> Tensor:
         """What the classes other than the label have of each query, [.., Q].

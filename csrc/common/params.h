@@ -82,6 +82,31 @@ struct SinkhornParams {
     int64_t workspace_bytes;
 };
 
+struct AdaptParams {
+    int64_t B, Q, K;
+    DType dtype;  // of the logits
+
+    const void* logits;  // [B, Q, K]
+
+    // options
+    double weight;  // of a query in the counts
+    int max_iter;
+    double tol;
+
+    // out; "real" is double for float64 logits, float otherwise
+    int64_t* labels;      // [B, Q]
+    void* probabilities;  // [B, Q, K] real
+    void* proportions;    // [B, K]    real
+    void* dual;           // [B, K]    real
+    int32_t* iterations;  // [B]
+    void* criterion;      // [B]       real
+    void* concentration;  // [B]       real
+    void* bound;          // [B]       real
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
 enum class TimSolver : int { kGradient = 0, kAlternating = 1 };
 
 struct TimSizes {

@@ -1,6 +1,8 @@
 // All CPU code for one SIMD level. A per-level file defines PADDLE_EXT_LEVEL (a namespace),
 // PADDLE_EXT_LEVEL_NAME, PADDLE_EXT_VECTOR_BYTES and PADDLE_EXT_ROW_TILE, and includes this.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "common/math.h"
@@ -19,9 +21,10 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/paddle_task.inl"
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"
+#include "cpu/adapt_task.inl"
 
 constexpr CpuKernels kKernels = {PADDLE_EXT_LEVEL_NAME, kPaddleKernels, kSinkhornKernels,
-                                 kTimKernels};
+                                 kTimKernels, kAdaptKernels};
 
 }  // namespace PADDLE_EXT_LEVEL
 }  // namespace paddle_ext

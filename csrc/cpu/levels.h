@@ -1,6 +1,7 @@
 // The SIMD levels of the CPU code: one set of kernels each, the best usable one chosen at run time.
 #pragma once
 
+#include "cpu/adapt_cpu.h"
 #include "cpu/paddle_cpu.h"
 #include "cpu/sinkhorn_cpu.h"
 #include "cpu/tim_cpu.h"
@@ -12,6 +13,7 @@ struct CpuKernels {
     PaddleKernels paddle;
     SinkhornKernels sinkhorn;
     TimKernels tim;
+    AdaptKernels adapt;
 };
 
 // Of the current level. Take it once per call: another thread may switch levels meanwhile.

@@ -1,8 +1,9 @@
 """Checked torch functions over the native code."""
 
+from .adapt import adapt
 from .native import build_info
 from .paddle import solve, solve_indexed
 from .sinkhorn import sinkhorn
 from .tim import tim
 
-__all__ = ["build_info", "sinkhorn", "solve", "solve_indexed", "tim"]
+__all__ = ["adapt", "build_info", "sinkhorn", "solve", "solve_indexed", "tim"]

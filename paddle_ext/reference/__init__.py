@@ -1,5 +1,6 @@
 """The methods in plain torch: readable, batched, any float dtype. The native code must agree."""
 
+from .adapt import adapt
 from .bd_cspn import bd_cspn
 from .ici import ici
 from .laplacian_shot import laplacian_shot
@@ -11,6 +12,7 @@ from .sinkhorn import sinkhorn
 from .tim import tim
 
 __all__ = [
+    "adapt",
     "bd_cspn",
     "ici",
     "laplacian_shot",

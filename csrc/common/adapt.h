@@ -1,0 +1,42 @@
+// Class proportions of a batch with a learned Dirichlet prior, from the log-likelihoods of its
+// queries: the algebra that CPU and CUDA share.
+//
+// Proportions pi ~ Dirichlet(a, ..., a), and a query q is of class k with probability pi_k. With l
+// the log-likelihoods and w the weight of a query in the counts, an iteration of variational Bayes is
+//   u_qk = softmax_k( l_qk + e_k )
+//   N_k  = w sum_q u_qk
+//   a    : a Newton step in ln a towards the maximum of the bound
+//   e_k  = digamma(N_k + a) - digamma(w Q + K a)          the mean of ln pi_k
+// Each step increases the bound
+//   w sum_q (ln sum_k exp(l_qk + e_k) - sum_k u_qk e_k)
+//     + ln G(K a) - K ln G(a) - ln G(w Q + K a) + sum_k ln G(N_k + a).
+#pragma once
+
+#include "common/gamma.h"
+
+namespace paddle_ext {
+
+constexpr double kFirstConcentration = 1.0;
+// Beyond these the proportions are those of one class, or all equal, to any precision.
+constexpr double kMinConcentration = 1e-4;
+constexpr double kMaxConcentration = 1e4;
+
+// The next concentration, from sum_k digamma(N_k + a) and sum_k trigamma(N_k + a). One step of at
+// most a factor e an iteration: a prior that runs ahead of the counts ends in a poorer maximum.
+PADDLE_EXT_HD double next_concentration(double a, double digammas, double trigammas, double total,
+                                        double K) {
+    const Polygamma one = polygamma(a), all = polygamma(K * a), more = polygamma(total + K * a);
+    const double slope = K * (all.digamma - more.digamma) + digammas - K * one.digamma;
+    const double curvature = K * K * (all.trigamma - more.trigamma) + trigammas - K * one.trigamma;
+    const double first = a * slope, second = first + a * a * curvature;  // in ln a
+    double step = second < 0 ? -first / second : (first > 0 ? 1.0 : (first < 0 ? -1.0 : 0.0));
+    step = fmin(fmax(step, -1.0), 1.0);
+    return fmin(fmax(a * exp(step), kMinConcentration), kMaxConcentration);
+}
+
+// The part of the bound that does not depend on single queries or classes.
+PADDLE_EXT_HD double prior_bound(double a, double total, double K) {
+    return log_gamma(K * a) - K * log_gamma(a) - log_gamma(total + K * a);
+}
+
+}  // namespace paddle_ext

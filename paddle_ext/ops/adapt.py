@@ -1,0 +1,137 @@
+"""`adapt` over the native code: the public function and its checks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..solution import Solution
+from .adapt_operators import adapt_op
+from .backend import takes_reference
+
+
+def adapt(
+    logits: Tensor,
+    *,
+    weight: float = 1.0,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    validate: bool = True,
+    backend: str = "auto",
+) -> Solution:
+    r"""Adapt the predictions for a batch to the classes that are in it, be they one or all.
+
+    The proportions of the classes are unknown, and so is how many there are: a priori
+    ``pi ~ Dirichlet(a, ..., a)`` with an ``a`` that the batch chooses. From ``e = 0`` and ``a = 1``
+    every iteration of variational Bayes does, for every task::
+
+        u_qk = softmax_k( logits_qk + e_k )
+        N_k  = weight * sum_q u_qk
+        a    : a Newton step towards the most evidence
+        e_k  = digamma(N_k + a) - digamma(weight Q + K a)      the mean of ln pi_k
+
+    If all classes are present, `a` grows and the predictions hardly change; if few are, it shrinks,
+    and the absent ones lose what they had.
+
+    Parameters
+    ----------
+    logits : Tensor [Q, K] or [B, Q, K]
+        Log-likelihoods or log-probabilities of any classifier, up to a constant for each query:
+        float16, bfloat16, float32 or float64, on the CPU or a CUDA device. They should be
+        calibrated: what is twice as sharp as it should be lets the batch correct too little. -inf
+        is allowed, for a class that is impossible, if a row has others.
+    weight : float
+        Of a query in the counts, > 0 and at most 1. Less than 1 says that queries are alike, or
+        their likelihoods not to be trusted as independent.
+    max_iter : int
+        At most this many iterations.
+    tol : float
+        Stop a task when no count moves by more than this, in queries. 0.0 runs `max_iter`
+        iterations.
+    validate : bool
+        Check the values of the logits. On CUDA this synchronises with the host; without it nothing
+        does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
+        result for bad values is undefined.
+    backend : {"auto", "native", "reference"}
+        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.adapt` in plain torch.
+        "auto" is "native", except for float64 on CUDA, which has no native kernel.
+
+    Returns
+    -------
+    Solution
+        labels : Tensor [.., Q] int64
+            The most probable class, the smaller one of equals.
+        probabilities : Tensor [.., Q, K]
+            Rows on the simplex.
+        proportions : Tensor [.., K]
+            The mean of the proportions, ``(N_k + a) / (weight Q + K a)``.
+        dual : Tensor [.., K]
+            ``e``.
+        iterations : Tensor [..] int32
+        criterion : Tensor [..]
+            How far a count moved in the last iteration.
+        concentration : Tensor [..]
+            ``a``, in [1e-4, 1e4].
+        bound : Tensor [..]
+            Of the logarithm of the evidence; no iteration lowers it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a bad argument, before any work, in one sentence naming it, what is expected and what
+        was given.
+    ImportError
+        If the native module is not built.
+
+    Notes
+    -----
+    The computation is in float64 for float64 logits and in float32 otherwise, and so are the
+    results. Inputs are not modified, and no gradient flows through. The result of a task depends
+    neither on its batch nor on the number of threads, and two runs are equal bit by bit.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> logits = torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.4, 0.5, 0.0]])
+    >>> logits.argmax(1), paddle_ext.adapt(logits).labels  # the last one is unsure
+    (tensor([0, 0, 1]), tensor([0, 0, 0]))
+    """
+    weight = check.real("weight", weight, positive=True, most=1.0)
+    max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
+    check.flag("validate", validate)
+    check.logits(logits)
+    by_reference = takes_reference(backend, logits)
+    if validate:
+        check_values(logits)
+    if by_reference:
+        from .. import reference
+
+        return reference.adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
+    found = adapt_op(logits, weight, max_iter, tol)
+    return Solution(*found[:6], concentration=found[6], bound=found[7])
+
+
+def check_values(logits: Tensor) -> None:
+    """No NaN, no infinity, and a possible class in every row; on CUDA with one synchronisation."""
+    if logits.numel() == 0:
+        return
+    # A NaN anywhere makes both extremes NaN.
+    best = logits.detach().amax(-1)
+    scalars = check.numbers_of([*torch.aminmax(best), logits.detach().amin()])
+    least, most, lowest = scalars
+    largest = check.SUMMABLE[logits.dtype]
+    if -largest <= least and most <= largest and not math.isnan(lowest):
+        return
+    bad = logits.isnan() | (logits > largest)
+    if bad.any():
+        place = bad.nonzero()[0].tolist()
+        value = logits[tuple(place)].item()
+        raise ValueError(f"logits must be at most {largest:g} or -inf, got {value:g} at {place}")
+    place = (~(best >= -largest)).nonzero()[0].tolist()
+    raise ValueError(
+        f"logits must have a possible class in every row, got a largest one of "
+        f"{best[tuple(place)].item():g} in row {place}"
+    )

@@ -1,0 +1,93 @@
+"""The torch operator `paddle_ext::adapt`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import check
+from . import native
+from .operators import computable, real, register, target, workspace
+
+# Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
+Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def allocate(logits: Tensor) -> Outputs:
+    *batch, Q, K = logits.shape
+    new, device, dtype = torch.empty, logits.device, real(logits)
+    strides = (1,) * len(batch)
+
+    def per_task(dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(batch, strides, dtype=dtype, device=device)
+
+    return (
+        new(*batch, Q, dtype=torch.int64, device=device),
+        new(logits.shape, dtype=dtype, device=device),
+        new(*batch, K, dtype=dtype, device=device),
+        new(*batch, K, dtype=dtype, device=device),
+        per_task(torch.int32),
+        per_task(dtype),
+        per_task(dtype),
+        per_task(dtype),
+    )
+
+
+def check_call(logits: Tensor, weight: float, max_iter: int, tol: float) -> None:
+    check.logits(logits)
+    check.real("weight", weight, positive=True, most=1.0)
+    check.integer("max_iter", max_iter)
+    check.real("tol", tol)
+
+
+def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Outputs:
+    check_call(logits, weight, max_iter, tol)
+    *batch, Q, K = logits.shape
+    B = batch[0] if batch else 1
+    outputs = allocate(logits)
+    if B == 0:
+        return outputs
+    labels, probabilities, proportions, dual, iterations, criterion, concentration, bound = outputs
+    logits = computable("logits", logits)
+    call = native.module.adapt_call(
+        target=target(logits),
+        dtype=check.DTYPES[logits.dtype],
+        B=B,
+        Q=Q,
+        K=K,
+        weight=weight,
+        max_iter=max_iter,
+        tol=tol,
+    )
+    memory = workspace(call.workspace(), logits)
+    call.solve(
+        logits=logits.data_ptr(),
+        labels=labels.data_ptr(),
+        probabilities=probabilities.data_ptr(),
+        proportions=proportions.data_ptr(),
+        dual=dual.data_ptr(),
+        iterations=iterations.data_ptr(),
+        criterion=criterion.data_ptr(),
+        concentration=concentration.data_ptr(),
+        bound=bound.data_ptr(),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+    return outputs
+
+
+def adapt_fake(logits: Tensor, weight: float, max_iter: int, tol: float) -> Outputs:
+    check_call(logits, weight, max_iter, tol)
+    return allocate(logits)
+
+
+register(
+    "adapt(Tensor logits, float weight, int max_iter, float tol) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    adapt_kernel,
+    adapt_fake,
+)
+
+adapt_op = torch.ops.paddle_ext.adapt.default

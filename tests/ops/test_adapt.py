@@ -1,0 +1,237 @@
+"""`adapt`: proportions of a batch with a learned Dirichlet prior, against its reference."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from problems import Place, largest
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import _native, reference
+from paddle_ext.reference.adapt import bound
+
+# Q, K: one warp of classes, several, more than registers hold; a query, a class.
+SHAPES = [(1, 1), (3, 1), (1, 7), (20, 5), (75, 33), (75, 160), (40, 300), (30, 513), (300, 700)]
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
+
+
+def make_logits(
+    Q: int, K: int, *, B: int | None = 2, present: int = 3, lead: float = 4.0, seed: int = 0
+) -> Tensor:
+    """Of queries from the first classes; float64."""
+    random = torch.Generator().manual_seed(seed)
+    shape = (B or 1, Q)
+    truth = torch.randint(0, min(present, K), shape, generator=random)
+    logits = 1.5 * torch.randn(*shape, K, generator=random, dtype=torch.float64)
+    logits.scatter_add_(2, truth.unsqueeze(-1), torch.full((*shape, 1), lead).double())
+    return logits if B else logits[0]
+
+
+NASTY: dict[str, Tensor] = {
+    "constant": torch.zeros(2, 10, 4).double(),
+    "large": 1e4 * make_logits(20, 9),
+    "huge": 1e28 * make_logits(20, 9),
+    "offset": make_logits(20, 9) + 1e4 * torch.arange(20).double().view(1, 20, 1),
+    "tiny": 1e-30 * make_logits(20, 9),
+    "impossible": make_logits(20, 9).index_fill(2, torch.tensor([1, 4]), -math.inf),
+    "one possible": torch.full((1, 6, 3), -math.inf).double().index_fill(2, torch.tensor(1), 0),
+    "late": torch.tensor([[0.0, -200.0, -90.0]] * 30 + [[-300.0, 0.0, -1.0]]).double().unsqueeze(0),
+    "all present": make_logits(200, 20, present=20, lead=8.0),
+    "one present": make_logits(200, 20, present=1),
+}
+
+
+def agrees(logits: Tensor, place: Place, **options: Any) -> paddle_ext.Solution:
+    """After the same number of iterations: a fixed point can take a thousand."""
+    options = {"tol": 0.0, "max_iter": 25} | options
+    rounded = logits.to(place.dtype)
+    got = paddle_ext.adapt(rounded.to(place.device), **options)
+    want = reference.adapt(rounded.double(), **options)
+    tolerance = TOLERANCE[place.dtype]
+    assert got.probabilities.dtype == place.dtype
+    assert torch.isfinite(got.probabilities).all()
+    for name in ("probabilities", "proportions"):
+        error = largest(getattr(got, name).cpu().double() - getattr(want, name))
+        assert error < tolerance, name
+    assert largest((got.concentration.cpu().double() / want.concentration).log()) < 1e-3
+    scale = want.bound.abs().clamp(min=1)
+    assert largest((got.bound.cpu().double() - want.bound) / scale) < 10 * tolerance
+    assert torch.equal(got.iterations.cpu(), want.iterations)
+    best = want.probabilities.topk(min(2, logits.shape[-1]), dim=-1).values
+    clear = best[..., 0] - best[..., -1] > 2 * tolerance
+    assert torch.equal(got.labels.cpu()[clear], want.labels[clear])
+    assert torch.equal(got.labels, got.probabilities.argmax(-1))
+    return got
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_agrees_with_the_reference(place: Place, shape: tuple[int, int]) -> None:
+    agrees(make_logits(*shape), place)
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_nasty_logits(place: Place, name: str) -> None:
+    got = agrees(NASTY[name], place)
+    assert largest(got.probabilities.double().sum(-1) - 1) < 1e-5
+
+
+def test_weight(place: Place) -> None:
+    for weight in (0.3, 1e-3):
+        agrees(make_logits(60, 20), place, weight=weight)
+
+
+def test_levels(place: Place) -> None:
+    if place.device != "cpu":
+        pytest.skip("levels are of the CPU")
+    before = paddle_ext.build_info()["simd"]
+    try:
+        for level in paddle_ext.build_info()["simd_levels"]:
+            _native.set_simd_level(level)
+            for shape in SHAPES:
+                agrees(make_logits(*shape), place)
+    finally:
+        _native.set_simd_level(before)
+
+
+# --- what it is for -------------------------------------------------------------------------------
+
+
+def test_the_batch_decides() -> None:
+    """Few classes: unsure queries follow the others. All classes: nothing changes."""
+    logits = make_logits(100, 30, B=None, present=2, lead=3.0)
+    truth_like = paddle_ext.adapt(logits)
+    assert truth_like.labels.unique().tolist() == [0, 1]
+    assert truth_like.concentration < 0.2
+    assert truth_like.present().nonzero().view(-1).tolist() == [0, 1]
+    every = make_logits(300, 10, B=None, present=10, lead=3.0)
+    mixed = paddle_ext.adapt(every)
+    assert mixed.concentration > 100
+    assert (mixed.labels == every.argmax(-1)).double().mean() > 0.98
+
+
+def test_doubt_is_the_probability_of_the_others() -> None:
+    found = paddle_ext.adapt(make_logits(30, 6, B=None))
+    own = found.probabilities.gather(-1, found.labels.unsqueeze(-1)).squeeze(-1)
+    assert largest(found.doubt() - (1 - own)) < 1e-12
+
+
+@pytest.mark.parametrize("present", [1, 5, 40])
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_no_iteration_lowers_the_bound(present: int, weight: float) -> None:
+    logits = make_logits(80, 40, B=3, present=present)
+    bounds = torch.stack(
+        [paddle_ext.adapt(logits, tol=0.0, max_iter=i, weight=weight).bound for i in range(1, 60)]
+    )
+    assert bounds.diff(dim=0).min() > -1e-8 * float(bounds.abs().max())
+
+
+def test_the_bound_is_that_of_the_evidence() -> None:
+    """One query, two classes: the integral over the proportions by hand, for a given a."""
+    logits = torch.tensor([[[0.3, -0.7]]]).double()
+    e, a = torch.tensor([[-0.6, -0.8]]).double(), torch.tensor([[0.9]]).double()
+    exact = float(logits.logsumexp(-1)) - math.log(2)  # the proportions are 1/2 on average
+    assert float(bound(logits, e, a, 1.0)) <= exact
+
+
+def test_gamma_functions() -> None:
+    """Against SciPy: torch's trigamma is right to 5e-10 only."""
+    special = pytest.importorskip("scipy.special", reason="needs SciPy")
+    x = torch.logspace(-4, 8, 3000, dtype=torch.float64).numpy()
+    got = zip(*(_native.gamma_functions(value) for value in x.tolist()), strict=True)
+    want = special.digamma(x), special.polygamma(1, x), special.gammaln(x)
+    for ours, exact in zip(got, want, strict=True):
+        # Relative, but for the zeros of digamma and lgamma; trigamma has none.
+        error = abs(torch.tensor(ours, dtype=torch.float64).numpy() - exact)
+        assert (error / abs(exact).clip(1e-8 if exact.min() > 0 else 1)).max() < 1e-13
+
+
+# --- promises -------------------------------------------------------------------------------------
+
+
+def test_each_task_stops_by_itself(place: Place) -> None:
+    logits = torch.cat([make_logits(50, 12, B=1, present=p) for p in (1, 4, 12)])
+    logits = logits.to(place.device, place.dtype)
+    together = paddle_ext.adapt(logits)
+    assert len(together.iterations.unique()) > 1
+    for b in range(3):
+        alone = paddle_ext.adapt(logits[b])
+        for name in ("probabilities", "proportions", "iterations", "bound", "concentration"):
+            assert torch.equal(getattr(alone, name), getattr(together, name)[b]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(device: str, dtype: torch.dtype) -> None:
+    half = make_logits(30, 40).to(device, dtype)
+    got, want = paddle_ext.adapt(half), paddle_ext.adapt(half.float())
+    assert got.probabilities.dtype == torch.float32
+    assert torch.equal(got.probabilities, want.probabilities)
+
+
+def test_threads_and_layout_do_not_matter() -> None:
+    logits = make_logits(30, 40, B=5).float()
+    want = paddle_ext.adapt(logits)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(5)
+        assert torch.equal(paddle_ext.adapt(logits).probabilities, want.probabilities)
+    finally:
+        torch.set_num_threads(before)
+    turned = logits.transpose(0, 2).contiguous().transpose(0, 2)
+    assert torch.equal(paddle_ext.adapt(turned).probabilities, want.probabilities)
+
+
+def test_no_tasks() -> None:
+    for backend in ("native", "reference"):
+        got = paddle_ext.adapt(torch.zeros(0, 4, 3), backend=backend)
+        assert got.probabilities.shape == (0, 4, 3)
+        assert got.bound.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"logits": [[1.0]]}, TypeError, "logits must be a torch.Tensor, got list"),
+        ({"logits": torch.zeros(2, 3).long()}, TypeError, "logits must be float16"),
+        ({"logits": torch.zeros(3)}, ValueError, r"logits must have shape .*, got \[3\]"),
+        ({"logits": torch.zeros(0, 3)}, ValueError, r"at least 1, got \[0, 3\]"),
+        ({"logits": torch.full((2, 3), math.nan)}, ValueError, r"got nan at \[0, 0\]"),
+        ({"logits": torch.full((2, 3), math.inf)}, ValueError, r"got inf at \[0, 0\]"),
+        ({"logits": torch.full((2, 3), -math.inf)}, ValueError, "a possible class in every row"),
+        ({"weight": 0.0}, ValueError, "weight must be > 0 and at most 1, got 0.0"),
+        ({"weight": 2}, ValueError, "weight must be > 0 and at most 1, got 2"),
+        ({"max_iter": 0}, ValueError, "max_iter must be an integer"),
+        ({"tol": -1.0}, ValueError, "tol must be finite and >= 0"),
+        ({"backend": "cpu"}, ValueError, "backend must be one of"),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        paddle_ext.adapt(**{"logits": torch.zeros(2, 3)} | changes)
+
+
+def test_operator(device: str) -> None:
+    logits = make_logits(20, 6).to(device, torch.float32)
+    torch.library.opcheck(torch.ops.paddle_ext.adapt.default, (logits, 1.0, 5, 1e-3))
+
+
+def test_compiled(device: str) -> None:
+    logits = make_logits(20, 6).to(device, torch.float32)
+
+    def labels(x: Tensor) -> Tensor:
+        return paddle_ext.adapt(2 * x, validate=False).labels
+
+    assert torch.equal(torch.compile(labels, fullgraph=True)(logits), labels(logits))
+
+
+@pytest.mark.cuda
+def test_graph() -> None:
+    logits = make_logits(40, 30).to("cuda", torch.float32)
+    paddle_ext.adapt(logits, validate=False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = paddle_ext.adapt(logits, validate=False)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(got.probabilities, paddle_ext.adapt(logits).probabilities)
