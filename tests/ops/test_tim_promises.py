@@ -22,7 +22,7 @@ from tim_tasks import (
     truth,
 )
 
-import paddle_ext
+import paddle_ext.ops  # where the operators are registered
 from paddle_ext import TimSolution, _native, reference
 
 # --- forms of input -----------------------------------------------------------------------------
@@ -307,13 +307,13 @@ def test_opcheck(form: str, losses: bool, device: str) -> None:
 
 def test_operator_stays_inside_its_tensors() -> None:
     support, labels, query = overlapping(B=3, seed=16).inputs()
-    for bad in (
-        (support[..., :3], labels, query),
-        (support, labels[:, :3], query),
-        (support[:2], labels[:2], query),
-        (support, labels, query[0]),
+    for bad, message in (
+        ((support[..., :3], labels, query), "query must have as many features as support, 3"),
+        ((support, labels[:, :3], query), "support_labels must have one label for each row"),
+        ((support[:2], labels[:2], query), "query must have as many tasks as support, 2"),
+        ((support, labels, query[0]), "query must have a batch dimension"),
     ):
-        with pytest.raises(ValueError, match="must fit each other"):
+        with pytest.raises(ValueError, match=message):
             torch.ops.paddle_ext.tim(*bad, 5, *OPTIONS, False)
 
 
