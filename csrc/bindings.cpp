@@ -8,6 +8,7 @@
 #include "common/parallel.h"
 #include "common/params.h"
 #include "cpu/adapt.h"
+#include "cpu/calibrate.h"
 #include "cpu/paddle.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
@@ -16,6 +17,7 @@
 #include "keywords.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/adapt.h"
+#include "cuda/calibrate.h"
 #include "cuda/paddle.h"
 #include "cuda/sinkhorn.h"
 #include "cuda/tim.h"
@@ -49,11 +51,15 @@ constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu,
 constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, tim_cuda_workspace, tim_cuda};
 constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, adapt_cuda_workspace,
                                      adapt_cuda};
+constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu,
+                                             calibrate_cuda_workspace, calibrate_cuda};
 #else
 constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
 constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};
 constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, nullptr, nullptr};
 constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, nullptr, nullptr};
+constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu, nullptr,
+                                             nullptr};
 #endif
 
 template <typename Params>
@@ -181,6 +187,22 @@ void add_adapt(py::module_& module) {
     CallClass<C>::add_to(module, "AdaptCall", all, workspace<P, kAdapt>, solve<P, kAdapt>);
 }
 
+void add_calibrate(py::module_& module) {
+    using C = Call<CalibrateParams>;
+    using P = CalibrateParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("calibrate_call"), Keywords<C>("workspace"),
+                        Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::R>("R").add<p, &P::K>("K");
+    all.make.add<p, &P::centre>("centre").add<p, &P::spread>("spread");
+    all.run.add<p, &P::distances>("distances").add<p, &P::labels>("labels");
+    all.run.add<p, &P::count>("count").add<p, &P::sharpness>("sharpness");
+    all.run.add<p, &P::objective>("objective");
+    CallClass<C>::add_to(module, "CalibrateCall", all, workspace<P, kCalibrate>,
+                         solve<P, kCalibrate>);
+}
+
 // For the tests: digamma, trigamma and the logarithm of the gamma function.
 py::tuple gamma_functions(double x) {
     const Polygamma found = polygamma(x);
@@ -236,5 +258,6 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_sinkhorn(module);
     add_tim(module);
     add_adapt(module);
+    add_calibrate(module);
     add_tasks(module);
 }

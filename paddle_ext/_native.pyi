@@ -136,6 +136,30 @@ class AdaptCall:
         workspace_bytes: int,
     ) -> None: ...
 
+def calibrate_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    R: int,
+    K: int,
+    centre: float,
+    spread: float,
+) -> CalibrateCall: ...
+
+@final
+class CalibrateCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        distances: int,
+        labels: int,
+        count: int,
+        sharpness: int,
+        objective: int,
+    ) -> None: ...
+
 def tim_call(
     *,
     target: Target,

@@ -107,6 +107,23 @@ struct AdaptParams {
     int64_t workspace_bytes;
 };
 
+struct CalibrateParams {
+    int64_t B, R, K;  // R rows to calibrate with
+    DType dtype;      // of the distances: float32 or float64
+
+    // in
+    const void* distances;  // [B, R, K]
+    const int64_t* labels;  // [B, R]
+    const int64_t* count;   // [B]: so many of the rows, from the first one on
+
+    // options: where the sharpness is expected, and how far off its logarithm may be
+    double centre, spread;
+
+    // out
+    void* sharpness;  // [B]
+    void* objective;  // [B]
+};
+
 enum class TimSolver : int { kGradient = 0, kAlternating = 1 };
 
 struct TimSizes {

@@ -22,9 +22,10 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"
 #include "cpu/adapt_task.inl"
+#include "cpu/calibrate_task.inl"
 
 constexpr CpuKernels kKernels = {PADDLE_EXT_LEVEL_NAME, kPaddleKernels, kSinkhornKernels,
-                                 kTimKernels, kAdaptKernels};
+                                 kTimKernels,           kAdaptKernels,  kCalibrateKernels};
 
 }  // namespace PADDLE_EXT_LEVEL
 }  // namespace paddle_ext

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/adapt_cpu.h"
+#include "cpu/calibrate_cpu.h"
 #include "cpu/paddle_cpu.h"
 #include "cpu/sinkhorn_cpu.h"
 #include "cpu/tim_cpu.h"
@@ -14,6 +15,7 @@ struct CpuKernels {
     SinkhornKernels sinkhorn;
     TimKernels tim;
     AdaptKernels adapt;
+    CalibrateKernels calibrate;
 };
 
 // Of the current level. Take it once per call: another thread may switch levels meanwhile.

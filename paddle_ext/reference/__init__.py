@@ -2,6 +2,7 @@
 
 from .adapt import adapt
 from .bd_cspn import bd_cspn
+from .calibrate import calibrate
 from .ici import ici
 from .laplacian_shot import laplacian_shot
 from .paddle import solve
@@ -14,6 +15,7 @@ from .tim import tim
 __all__ = [
     "adapt",
     "bd_cspn",
+    "calibrate",
     "ici",
     "laplacian_shot",
     "pgd",

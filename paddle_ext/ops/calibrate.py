@@ -1,0 +1,135 @@
+"""The sharpness that makes the labels of some rows most likely: function and torch operator."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import check
+from . import native
+from .backend import takes_reference
+from .operators import computable, integers, register, target
+
+CENTRE, SPREAD = 16.0, math.log(2.0)
+
+
+def calibrate(
+    distances: Tensor,
+    labels: Tensor,
+    count: Tensor,
+    *,
+    centre: float = CENTRE,
+    spread: float = SPREAD,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Find the factor on half the squared distances with the least cross-entropy, for each task.
+
+    Over ``f`` in [0.1, 1e4] it minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
+    (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` rows of a task.
+
+    Parameters
+    ----------
+    distances : Tensor [B, R, K]
+        Of rows to the classes, each less than 1e30: float32 or float64, on the CPU or a CUDA
+        device.
+    labels : Tensor [B, R] int64
+        The row's own class.
+    count : Tensor [B] int64
+        Rows of each task that count, from the first one on; without any, f is `centre`.
+    centre, spread : float
+        Where f is expected, and the standard deviation of its logarithm.
+    backend : {"auto", "native", "reference"}
+        As in `solve`.
+
+    Returns
+    -------
+    Tensor [B], Tensor [B]
+        f, and what was minimised; in the dtype of the distances.
+
+    Examples
+    --------
+    >>> import torch
+    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
+    >>> sharpness, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([3]))
+    >>> bool(5 < sharpness < 20)
+    True
+    """
+    centre = check.real("centre", centre, positive=True)
+    spread = check.real("spread", spread, positive=True)
+    check_tensors(distances, labels, count)
+    if takes_reference(backend, distances):
+        from .. import reference
+
+        return reference.calibrate(distances, labels, count, centre=centre, spread=spread)
+    found: tuple[Tensor, Tensor] = calibrate_op(distances, labels, count, centre, spread)
+    return found
+
+
+def check_tensors(distances: Tensor, labels: Tensor, count: Tensor) -> None:
+    check.features("distances", distances)
+    check.integers("labels", labels)
+    check.integers("count", count)
+    check.one_device(distances=distances, labels=labels, count=count)
+    if distances.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"distances must be float32 or float64, got {distances.dtype}")
+    shape = distances.shape
+    if distances.dim() != 3 or shape[1] < 1 or shape[2] < 1:
+        raise ValueError(
+            f"distances must have shape [B, R, K] with R and K at least 1, got {list(shape)}"
+        )
+    for name, x, expected in (("labels", labels, shape[:2]), ("count", count, shape[:1])):
+        if x.shape != expected:
+            raise ValueError(f"{name} must have shape {list(expected)}, got {list(x.shape)}")
+
+
+def calibrate_kernel(
+    distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
+) -> tuple[Tensor, Tensor]:
+    check_tensors(distances, labels, count)
+    check.real("centre", centre, positive=True)
+    check.real("spread", spread, positive=True)
+    B, R, K = distances.shape
+    sharpness, objective = distances.new_empty(B), distances.new_empty(B)
+    if B == 0:
+        return sharpness, objective
+    distances, labels, count = (
+        computable("distances", distances),
+        integers(labels),
+        integers(count),
+    )
+    native.module.calibrate_call(
+        target=target(distances),
+        dtype=check.DTYPES[distances.dtype],
+        B=B,
+        R=R,
+        K=K,
+        centre=centre,
+        spread=spread,
+    ).solve(
+        distances=distances.data_ptr(),
+        labels=labels.data_ptr(),
+        count=count.data_ptr(),
+        sharpness=sharpness.data_ptr(),
+        objective=objective.data_ptr(),
+    )
+    return sharpness, objective
+
+
+def calibrate_fake(
+    distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
+) -> tuple[Tensor, Tensor]:
+    check_tensors(distances, labels, count)
+    B = distances.shape[0]
+    return distances.new_empty(B), distances.new_empty(B)
+
+
+register(
+    "calibrate(Tensor distances, Tensor labels, Tensor count, float centre, float spread) "
+    "-> (Tensor, Tensor)",
+    calibrate_kernel,
+    calibrate_fake,
+)
+
+calibrate_op = torch.ops.paddle_ext.calibrate.default
