@@ -3,6 +3,7 @@
 `create` makes a method by its name, `available` lists the names, `describe` the options of one.
 """
 
+from .adaptive import Adaptive
 from .base import Method, Option, Prediction, available, create, describe
 from .baseline import Baseline
 from .bd_cspn import BdCspn
@@ -16,6 +17,7 @@ from .soft_kmeans import SoftKMeans
 from .tim import AlphaTim, Tim, TimAdm
 
 __all__ = [
+    "Adaptive",
     "AlphaTim",
     "Baseline",
     "BdCspn",

@@ -12,7 +12,7 @@ from ...methods.base import PRESETS
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
-# As the tables of the paper have them.
+# As the tables of the paper have them, and then ours.
 PAPER_ORDER = (
     "baseline",
     "simpleshot",
@@ -26,6 +26,7 @@ PAPER_ORDER = (
     "soft_kmeans",
     "paddle_pgd",
     "paddle",
+    "adaptive",
 )
 
 

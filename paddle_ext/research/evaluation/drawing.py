@@ -39,8 +39,9 @@ STYLES: dict[str, tuple[str, str]] = {
     "alpha_tim": ("#0063a8", "h"),
     "soft_kmeans": ("#117733", "d"),
     "paddle_pgd": ("#6a1b4d", "p"),
+    "adaptive": ("#d55e00", "*"),
 }
-OTHER = ("#555555", "*")
+OTHER = ("#555555", "8")
 
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ TITLES = {
     "soft_kmeans": "Soft K-means",
     "paddle_pgd": "PADDLE-PGD",
     "paddle": "PADDLE",
+    "adaptive": "Adaptive",
 }
 MISSING = "–"
 

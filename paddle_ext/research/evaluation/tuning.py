@@ -48,6 +48,7 @@ GRIDS: dict[str, dict[str, tuple[object, ...]]] = {
     "soft_kmeans": {},
     "paddle_pgd": {},
     "paddle": {},
+    "adaptive": {},
 }
 
 
