@@ -22,6 +22,7 @@ struct GramState {
     T* inverse;     // [Qp]     1 / sum of the row's softmax, 0 for padding
     T* asleep;      // [Qp]     sum of exp(logit - reference) over the sleeping classes
     T* reference;   // [Qp]
+    T* asleep_top;  // [Qp]     largest logit of the sleeping classes
     T* slope;       // [K]      logit = slope * m + bias
     T* bias;        // [K]
     double* mass;   // [K]      N_k
@@ -38,11 +39,11 @@ struct GramState {
         : Q(n.Q), K(n.K), Qp(padded), gram(arena.take<T>(Qp * Q)), m(arena.take<T>(K * Qp)),
           u(arena.take<T>(K * Qp)), du(arena.take<T>(K * Qp)), dm(arena.take<T>(K * Qp)),
           inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)), inverse(arena.take<T>(Qp)),
-          asleep(arena.take<T>(Qp)), reference(arena.take<T>(Qp)), slope(arena.take<T>(K)),
-          bias(arena.take<T>(K)), mass(arena.take<double>(K)), norm(arena.take<double>(K)),
-          held(arena.take<double>(K)), largest(arena.take<T>(K)), live(arena.take<int64_t>(K)),
-          live_count(0), moved(arena.take<int64_t>(K)), from(arena.take<const T*>(K > Q ? K : Q)),
-          to(arena.take<T*>(K > Q ? K : Q)) {}
+          asleep(arena.take<T>(Qp)), reference(arena.take<T>(Qp)), asleep_top(arena.take<T>(Qp)),
+          slope(arena.take<T>(K)), bias(arena.take<T>(K)), mass(arena.take<double>(K)),
+          norm(arena.take<double>(K)), held(arena.take<double>(K)), largest(arena.take<T>(K)),
+          live(arena.take<int64_t>(K)), live_count(0), moved(arena.take<int64_t>(K)),
+          from(arena.take<const T*>(K > Q ? K : Q)), to(arena.take<T*>(K > Q ? K : Q)) {}
 };
 
 // G, C = M at the start, and P: the only work that depends on D.
@@ -68,7 +69,7 @@ static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramSta
     __builtin_memset(s.u, 0, sizeof(T) * s.K * s.Qp);
     for (int64_t q = 0; q < s.Qp; ++q) {
         s.inside[q] = q < s.Q ? T(1) : T(0);
-        s.asleep[q] = s.reference[q] = 0;
+        s.reference[q] = 0;
     }
 }
 
@@ -93,12 +94,15 @@ template <typename T>
 static void wake_all(GramState<T>& s) {
     for (int64_t k = 0; k < s.K; ++k) s.live[k] = k;
     s.live_count = s.K;
-    for (int64_t q = 0; q < s.Qp; ++q) s.asleep[q] = 0;
+    for (int64_t q = 0; q < s.Qp; ++q) {
+        s.asleep[q] = 0;
+        s.asleep_top[q] = Range<T>::kMinusInfinity;
+    }
 }
 
 // The u-step for the live classes: du = softmax - u. False if a sleeping class might matter.
 template <typename T>
-static bool assign(GramState<T>& s, T wake) {
+static bool assign(GramState<T>& s, T wake, T log_wake) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
     const bool sleepers = s.live_count < s.K;
     for (int64_t at = 0; at < s.Qp; at += kVecs * kLanes) {
@@ -121,7 +125,13 @@ static bool assign(GramState<T>& s, T wake) {
             const Vec<T> drift = load(s.reference + at + v * kLanes) - best[v];
             sum[v] = load(s.asleep + at + v * kLanes) *
                      vexp<T>(vmin<T>(drift, splat(Lanes<T>::kHighest)));
-            if (horizontal_max<T>(sum[v] * load(s.inside + at + v * kLanes)) > wake) return false;
+            // By their sum, and by the largest: where logits are far apart, the sum is all or nothing.
+            const Vec<T> above = load(s.asleep_top + at + v * kLanes) - best[v];
+            const Vec<T> inside = load(s.inside + at + v * kLanes);
+            if (any<T>((inside > splat(T(0))) &
+                       ((sum[v] > splat(wake)) | (above > splat(log_wake))))) {
+                return false;
+            }
         }
         for (int64_t i = 0; i < s.live_count; ++i) {
             T* logit = s.du + s.live[i] * s.Qp + at;
@@ -204,6 +214,7 @@ static void fall_asleep(GramState<T>& s, int64_t k) {
         const Vec<T> share =
             vexp<T>(vmin<T>(logit - load(s.reference + at), splat(Lanes<T>::kHighest)));
         store<T>(s.asleep + at, load(s.asleep + at) + share);
+        store<T>(s.asleep_top + at, vmax<T>(load(s.asleep_top + at), logit));
     }
 }
 
@@ -235,14 +246,15 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
                             double tol, GramState<T>& s) {
     const double weight = dual_weight<T>(p.lam, double(s.Q));
     const Thresholds limit = thresholds(sizeof(T) == 4, p.epsilon, weight, double(s.K));
+    const double log_wake = __builtin_log(limit.wake);
     for (int64_t k = 0; k < s.K; ++k) set_logit(s, k, temperature, 0.0);
     wake_all(s);
     Outcome outcome{p.max_iter, 0.0};
     for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
         // 1) u-step
-        if (!assign(s, T(limit.wake))) {
+        if (!assign(s, T(limit.wake), T(log_wake))) {
             wake_all(s);
-            assign(s, T(limit.wake));
+            assign(s, T(limit.wake), T(log_wake));
         }
         // 2) what moved, and its product with G
         int64_t moved = 0;
@@ -271,7 +283,9 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
             outcome.iterations = iteration;
             break;
         }
-        // 4) classes that hold nothing leave
+        // 4) classes that hold nothing leave, unless this was the last softmax: it has told what they
+        //    hold, by logits that are no longer theirs
+        if (iteration == p.max_iter) break;
         const bool all_live = s.live_count == s.K;
         int64_t kept = 0;
         for (int64_t i = 0; i < s.live_count; ++i) {

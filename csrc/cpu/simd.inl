@@ -10,6 +10,7 @@ struct Lanes;
 template <>
 struct Lanes<float> {
     using Int = int32_t;
+    using Bits = uint32_t;
     static constexpr float kLowest = -87.0f;  // exp() below is zero
     static constexpr float kHighest = 80.0f;  // exp() above is not computed
     static constexpr float kLog2e = 1.44269504f;
@@ -22,6 +23,7 @@ struct Lanes<float> {
 template <>
 struct Lanes<double> {
     using Int = int64_t;
+    using Bits = uint64_t;
     static constexpr double kLowest = -708.0;
     static constexpr double kHighest = 700.0;
     static constexpr double kLog2e = 1.4426950408889634;
@@ -35,6 +37,7 @@ template <typename T>
 struct Simd {
     typedef T Vec __attribute__((vector_size(PADDLE_EXT_VECTOR_BYTES)));
     typedef typename Lanes<T>::Int IntVec __attribute__((vector_size(PADDLE_EXT_VECTOR_BYTES)));
+    typedef typename Lanes<T>::Bits BitVec __attribute__((vector_size(PADDLE_EXT_VECTOR_BYTES)));
     static constexpr int kLanes = PADDLE_EXT_VECTOR_BYTES / sizeof(T);
     static constexpr int kPanel = 64 / sizeof(T);
     static constexpr int kVecs = 64 / PADDLE_EXT_VECTOR_BYTES;  // vectors in a panel
@@ -85,6 +88,13 @@ static inline T horizontal_max(Vec<T> value) {
     return best;
 }
 
+template <typename T>
+static inline bool any(typename Simd<T>::IntVec lanes) {
+    typename Lanes<T>::Int found = 0;
+    for (int lane = 0; lane < Simd<T>::kLanes; ++lane) found |= lanes[lane];
+    return found != 0;
+}
+
 // exp(r) - 1 for |r| <= ln(2)/2.
 static inline Vec<float> expm1_polynomial(Vec<float> r) {
     Vec<float> p = splat(1.9875691500e-4f);
@@ -118,15 +128,15 @@ static inline Vec<double> expm1_polynomial(Vec<double> r) {
 template <typename T>
 static inline Vec<T> vexp(Vec<T> x) {
     using L = Lanes<T>;
-    using IntVec = typename Simd<T>::IntVec;
-    const IntVec alive = x >= splat(L::kLowest);
+    using BitVec = typename Simd<T>::BitVec;
+    const BitVec alive = reinterpret_cast<BitVec>(x >= splat(L::kLowest));
     x = vmax<T>(x, splat(L::kLowest));
     const Vec<T> shifted = x * L::kLog2e + L::kMagic;
     const Vec<T> n = shifted - L::kMagic;
     const Vec<T> r = (x - n * L::kLn2High) - n * L::kLn2Low;
     // The low bits of `shifted` hold n: moved into the exponent they multiply by 2^n.
-    const IntVec exponent = reinterpret_cast<IntVec>(shifted) << L::kMantissaBits;
-    const IntVec scaled = reinterpret_cast<IntVec>(expm1_polynomial(r) + T(1)) + exponent;
+    const BitVec exponent = reinterpret_cast<BitVec>(shifted) << L::kMantissaBits;
+    const BitVec scaled = reinterpret_cast<BitVec>(expm1_polynomial(r) + T(1)) + exponent;
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 

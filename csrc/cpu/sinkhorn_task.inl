@@ -180,13 +180,6 @@ static inline Vec<T> new_factor(Vec<T> sum, Vec<T> mass, typename Simd<T>::IntVe
     return mass / vmin<T>(vmax<T>(sum, splat(Bounds::kLeast)), splat(Bounds::kMost));
 }
 
-template <typename T>
-static inline bool any(typename Simd<T>::IntVec far) {
-    typename Lanes<T>::Int found = 0;
-    for (int lane = 0; lane < Simd<T>::kLanes; ++lane) found |= far[lane];
-    return found != 0;
-}
-
 struct PassResult {
     double residual;  // of the factors as they were
     bool drifted;

@@ -9,16 +9,13 @@ constexpr int kLogTerms = sizeof(T) == 4 ? 6 : 12;
 template <typename T>
 static inline Vec<T> vlog(Vec<T> x) {
     using L = Lanes<T>;
-    using Int = typename L::Int;
     using IntVec = typename Simd<T>::IntVec;
-    constexpr T kRootHalf = T(0.70710678118654752440);
-    Int root_bits, one_bits;
-    const T root = kRootHalf, one = 1;
-    __builtin_memcpy(&root_bits, &root, sizeof(T));
-    __builtin_memcpy(&one_bits, &one, sizeof(T));
-    const IntVec bits = reinterpret_cast<IntVec>(x);
-    const IntVec n = (bits - root_bits) >> L::kMantissaBits;
-    const Vec<T> m = reinterpret_cast<Vec<T>>(bits - (n << L::kMantissaBits));
+    using BitVec = typename Simd<T>::BitVec;
+    const BitVec root_half = reinterpret_cast<BitVec>(splat(T(0.70710678118654752440)));
+    const BitVec bits = reinterpret_cast<BitVec>(x);
+    const IntVec n = reinterpret_cast<IntVec>(bits - root_half) >> L::kMantissaBits;
+    const BitVec power = reinterpret_cast<BitVec>(n) << L::kMantissaBits;
+    const Vec<T> m = reinterpret_cast<Vec<T>>(bits - power);
     const Vec<T> s = (m - T(1)) / (m + T(1)), squared = s * s;
     Vec<T> series = splat(T(1.0 / (2 * kLogTerms<T> - 1)));
 #pragma GCC unroll 12
@@ -31,13 +28,13 @@ static inline Vec<T> vlog(Vec<T> x) {
 template <typename T>
 static inline Vec<T> vexpm1(Vec<T> x) {
     using L = Lanes<T>;
-    using IntVec = typename Simd<T>::IntVec;
+    using BitVec = typename Simd<T>::BitVec;
     x = vmax<T>(x, splat(L::kLowest));
     const Vec<T> shifted = x * L::kLog2e + L::kMagic;
     const Vec<T> n = shifted - L::kMagic;
     const Vec<T> r = (x - n * L::kLn2High) - n * L::kLn2Low;
-    const IntVec exponent = reinterpret_cast<IntVec>(shifted) << L::kMantissaBits;
-    const Vec<T> power = reinterpret_cast<Vec<T>>(reinterpret_cast<IntVec>(splat(T(1))) + exponent);
+    const BitVec exponent = reinterpret_cast<BitVec>(shifted) << L::kMantissaBits;
+    const Vec<T> power = reinterpret_cast<Vec<T>>(reinterpret_cast<BitVec>(splat(T(1))) + exponent);
     return expm1_polynomial(r) * power + (power - T(1));
 }
 

@@ -25,7 +25,7 @@ from problems import (
 )
 
 import paddle_ext
-from paddle_ext import Solution, _native
+from paddle_ext import Solution
 
 # --- descent and stopping -----------------------------------------------------------------------
 
@@ -205,27 +205,6 @@ def test_seventy_thousand_tasks(place: Place) -> None:
     for all_tasks, own in zip(got[:6], few[:6], strict=True):
         rows = all_tasks.view(repeats, kinds, *all_tasks.shape[1:])
         assert torch.equal(rows, own.expand_as(rows))
-
-
-@pytest.mark.parametrize("level", _native.build_info()["simd_levels"])
-def test_simd_levels(level: str) -> None:
-    before = _native.build_info()["simd"]
-    try:
-        _native.set_simd_level(level)
-        assert paddle_ext.build_info()["simd"] == level
-        for dtype in (torch.float32, torch.float64):
-            for Q, K, D in ((75, 20, 33), (130, 9, 512), (300, 50, 16)):
-                problem = make_problem(B=2, Q=Q, K=K, D=D, seed=14).to(dtype)
-                for scaling in SCALINGS:
-                    options = {"scaling": scaling, "tol": 0.0, "max_iter": 8}
-                    assert_agrees(problem.solve(**options), problem.truth(**options))
-    finally:
-        _native.set_simd_level(before)
-
-
-def test_unknown_simd_level() -> None:
-    with pytest.raises(ValueError, match="mmx"):
-        _native.set_simd_level("mmx")
 
 
 # --- forms of input -----------------------------------------------------------------------------

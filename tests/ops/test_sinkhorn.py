@@ -21,7 +21,7 @@ from transport_tasks import (
 )
 
 import paddle_ext
-from paddle_ext import Transport, _native, reference
+from paddle_ext import Transport, reference
 
 # --- the maths ------------------------------------------------------------------------------------
 
@@ -178,18 +178,3 @@ def test_totals_may_differ_by_rounding(place: Place) -> None:
     )
     assert largest(off.plan - exact.plan) < 1e-5
     assert largest(off.plan.double().sum((-2, -1)).cpu() - tasks.row_mass.double().sum(-1)) < 1e-5
-
-
-@pytest.mark.parametrize("level", _native.build_info()["simd_levels"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_simd_levels(level: str, dtype: torch.dtype) -> None:
-    before = _native.build_info()["simd"]
-    place = Place("cpu", dtype)
-    try:
-        _native.set_simd_level(level)
-        for shape in ((75, 20), (9, 33), (17, 1)):
-            agrees(make_tasks(2, *shape), place, reg=0.1, max_iter=7, tol=0.0)
-        for name in ("far column", "no mass", "1e4"):
-            agrees(NASTY[name](), place, reg=0.2, max_iter=20, tol=0.0)
-    finally:
-        _native.set_simd_level(before)

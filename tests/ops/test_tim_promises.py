@@ -23,7 +23,7 @@ from tim_tasks import (
 )
 
 import paddle_ext.ops  # where the operators are registered
-from paddle_ext import TimSolution, _native, reference
+from paddle_ext import TimSolution, reference
 
 # --- forms of input -----------------------------------------------------------------------------
 
@@ -157,18 +157,6 @@ def test_threads_do_not_matter(variant: str, B: int) -> None:
         torch.set_num_threads(before)
     for other in found[1:]:
         assert_same(other, found[0])
-
-
-@pytest.mark.parametrize("level", _native.build_info()["simd_levels"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_simd_levels(level: str, variant: str) -> None:
-    before = _native.build_info()["simd"]
-    _native.set_simd_level(level)
-    try:
-        for dtype in (torch.float32, torch.float64):
-            agrees(Place("cpu", dtype), overlapping(seed=11), max_iter=15, **VARIANTS[variant])
-    finally:
-        _native.set_simd_level(before)
 
 
 def test_order_of_rows_and_classes(place: Place) -> None:

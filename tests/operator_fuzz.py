@@ -1,0 +1,327 @@
+"""Random direct calls of the torch operators, most of them wrong somewhere.
+
+Each must raise, or return what its shapes promise: for finite inputs, rows on the simplex. Run by
+`tests/ops/test_operators.py` in a process of its own, which must survive; by hand for longer::
+
+    python tests/operator_fuzz.py --calls 50000 --seed 1
+"""
+
+import argparse
+import collections
+import math
+import random
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
+from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
+from paddle_ext.ops.tim_operators import tim_op
+
+Call = dict[str, Any]
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+BAD_NUMBERS = (-1, 2**31, 2**33 + 1, 2**62, -(2**62))
+BAD_FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-320, 1e300)
+BAD_FEATURES = (math.nan, math.inf, -math.inf, 3e38)
+
+
+def features(*shape: int) -> Tensor:
+    return torch.randn(shape) * random.choice((1.0, 1e-3, 1e4)) + random.choice((0.0, 10.0))
+
+
+def options() -> Call:
+    return {
+        "lam": random.choice((None, 0.0, 2.0, 1e3)),
+        "scaling": random.randrange(3),
+        "temperature": random.choice((1.0, 0.1, 50.0)),
+        "epsilon": 1e-6,
+        "max_iter": random.choice((1, 2, 9)),
+        "tol": random.choice((0.0, 1e-6)),
+        "prototypes": random.random() < 0.5,
+    }
+
+
+def sizes() -> tuple[list[int], list[int], int, int, int, int]:
+    """Batches of query and support, Q, S, K, D; now and then more than one panel of each."""
+    batch = random.choice(([], [1], [3], [0]))
+    own = [] if random.random() < 0.4 else batch
+    Q, K = random.choice((1, 3, 17, 70)), random.choice((1, 2, 5, 18))
+    return batch, own, Q, K * random.choice((1, 2)), K, random.choice((1, 2, 16, 33))
+
+
+def solve() -> Call:
+    batch, own, Q, S, K, D = sizes()
+    return {
+        "support": features(*own, S, D),
+        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
+        "query": features(*batch, Q, D),
+        "num_classes": K,
+        **options(),
+    }
+
+
+def solve_indexed() -> Call:
+    batch, own, Q, S, K, D = sizes()
+    N = random.choice((1, 5, 40))
+    return {
+        "features": features(N, D),
+        "support_index": torch.randint(N, (*own, S)),
+        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
+        "query_index": torch.randint(N, (*batch, Q)),
+        "num_classes": K,
+        **options(),
+    }
+
+
+def tim() -> Call:
+    batch, own, Q, S, K, D = sizes()
+    solver = random.randrange(2)
+    return {
+        "support": features(*own, S, D),
+        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
+        "query": features(*batch, Q, D),
+        "num_classes": K,
+        "solver": solver,
+        "normalize": random.random() < 0.5,
+        "temperature": random.choice((15.0, 0.1)),
+        "weights": random.choice(([1.0, 0.3, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0])),
+        "alphas": [1.0] * 3 if solver else random.choice(([1.0] * 3, [2.0, 7.0, 0.5])),
+        "learning_rate": random.choice((1e-4, 1.0)),
+        "max_iter": random.choice((1, 2, 9)),
+        "losses": random.random() < 0.5,
+    }
+
+
+def sinkhorn() -> Call:
+    batch, own, Q, _, K, _ = sizes()
+    other = random.choice((batch, own))
+    return {
+        "cost": features(*batch, Q, K),
+        "row_mass": torch.full((*own, Q), K / 1.0),
+        "col_mass": torch.full((*other, K), Q / 1.0),
+        "reg": random.choice((1.0, 0.05)),
+        "max_iter": random.choice((1, 2, 30)),
+        "tol": random.choice((0.0, 1e-6)),
+    }
+
+
+OPERATORS = {
+    "solve": (solve_op, solve),
+    "solve_indexed": (solve_indexed_op, solve_indexed),
+    "tim": (tim_op, tim),
+    "sinkhorn": (sinkhorn_op, sinkhorn),
+}
+
+
+# --- what can be wrong --------------------------------------------------------------------------
+
+
+def pick(call: Call, kind: type) -> str | None:
+    names = [name for name, value in call.items() if type(value) is kind]
+    return random.choice(names) if names else None
+
+
+def pick_tensor(call: Call, floating: bool | None = None) -> str:
+    names = [name for name, x in call.items() if isinstance(x, Tensor)]
+    if floating is not None:
+        some = [name for name in names if call[name].is_floating_point() == floating]
+        names = some or names
+    return random.choice(names)
+
+
+def other_dtype(call: Call) -> None:
+    name = pick_tensor(call)
+    call[name] = call[name].to(random.choice(DTYPES))
+
+
+def one_dtype(call: Call) -> None:
+    dtype = random.choice(FLOATS)
+    for name, x in call.items():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            call[name] = x.to(dtype)
+
+
+def other_integers(call: Call) -> None:
+    name = pick_tensor(call, floating=False)
+    if not call[name].is_floating_point() and not call[name].is_complex():
+        call[name] = call[name].to(random.choice((torch.int32, torch.int16, torch.uint8)))
+
+
+def other_shape(call: Call) -> None:
+    name = pick_tensor(call)
+    shape = list(call[name].shape)
+    what = random.randrange(4)
+    if what == 0 and shape:
+        at = random.randrange(len(shape))
+        shape[at] = random.choice((0, 1, max(0, shape[at] - 1), shape[at] + 1))
+    elif what == 1:
+        shape.insert(random.randrange(len(shape) + 1), random.choice((0, 1, 2, 3)))
+    elif what == 2 and shape:
+        shape.pop(random.randrange(len(shape)))
+    else:
+        shape = []
+    old = call[name]
+    call[name] = torch.ones(shape, dtype=old.dtype)
+
+
+def other_layout(call: Call) -> None:
+    name = pick_tensor(call)
+    x = call[name]
+    what = random.randrange(4)
+    if what == 0 and x.dim() >= 2:
+        call[name] = x.transpose(0, -1).contiguous().transpose(0, -1)
+    elif what == 1 and x.dim():
+        call[name] = torch.stack([x, x], -1)[..., 0]
+    elif what == 2 and x.dim() and x.numel():
+        call[name] = x.select(-1, 0).unsqueeze(-1).expand(x.shape)
+    else:
+        call[name] = torch.cat([x.reshape(-1), x.reshape(-1)])[x.numel() :].view(x.shape)
+
+
+def bad_integers(call: Call) -> None:
+    name = pick_tensor(call, floating=False)
+    x = call[name].contiguous().clone()
+    if x.numel() and x.dtype is torch.int64:
+        x.view(-1)[random.randrange(x.numel())] = random.choice((*BAD_NUMBERS, 5, 40))
+        call[name] = x
+
+
+def bad_features(call: Call) -> None:
+    name = pick_tensor(call, floating=True)
+    x = call[name].contiguous().clone()
+    if x.numel() and x.is_floating_point():
+        x.view(-1)[random.randrange(x.numel())] = random.choice(BAD_FEATURES)
+        call[name] = x
+
+
+def bad_float(call: Call) -> None:
+    name = pick(call, float)
+    if name:
+        call[name] = random.choice(BAD_FLOATS)
+
+
+def bad_int(call: Call) -> None:
+    name = pick(call, int)
+    if name:
+        call[name] = random.choice((0, -1, 3, *BAD_NUMBERS))
+
+
+def bad_list(call: Call) -> None:
+    name = pick(call, list)
+    if name:
+        call[name] = random.choice(([], [1.0], [1.0] * 4, [1.0, random.choice(BAD_FLOATS), 1.0]))
+
+
+def other_device(call: Call) -> None:
+    for name, x in call.items():
+        if isinstance(x, Tensor) and random.random() < 0.6:
+            call[name] = x.to("meta")
+
+
+def with_gradient(call: Call) -> None:
+    name = pick_tensor(call, floating=True)
+    if call[name].is_floating_point():
+        call[name] = call[name].detach().clone().requires_grad_()
+
+
+CHANGES = (
+    other_dtype,
+    one_dtype,
+    other_integers,
+    other_shape,
+    other_shape,
+    other_layout,
+    bad_integers,
+    bad_integers,
+    bad_features,
+    bad_float,
+    bad_int,
+    bad_list,
+    other_device,
+    with_gradient,
+)
+
+
+# --- what comes out -----------------------------------------------------------------------------
+
+
+def soundly(call: Call) -> bool:
+    """Whether all numbers are of a size that the functions promise to take."""
+    for name, x in call.items():
+        if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+            if not bool((x.double().abs() <= 1e30).all()):
+                return False
+            if name.endswith("mass") and not bool((x > 0).all()):
+                return False
+    if "cost" in call:
+        totals = call["row_mass"].double().sum(-1), call["col_mass"].double().sum(-1)
+        return bool(torch.isclose(*totals, rtol=1e-4).all())
+    return True
+
+
+def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
+    held = [x.untyped_storage().data_ptr() for x in out if x.numel() and not x.is_meta]
+    assert len(set(held)) == len(held), "results share memory"
+    if any(x.is_meta for x in out) or not out[0].numel():
+        return
+    sound = soundly(call)
+    if name == "sinkhorn":
+        plan = out[0]
+        if sound:
+            assert bool(plan.isfinite().all()), "plan is not finite"
+            assert bool((plan >= 0).all()), "plan is negative"
+        return
+    labels, probabilities = out[:2]
+    assert bool(((labels >= 0) & (labels < call["num_classes"])).all()), "labels out of range"
+    if sound:
+        if max(call.get("weights", [0.0])) > 1e30:  # then a loss may be beyond all numbers
+            out = out[:3]
+        assert all(bool(x.isfinite().all()) for x in out), "not finite"
+        assert bool((probabilities >= 0).all()), "negative"
+        assert bool(((probabilities.double().sum(-1) - 1).abs() < 1e-3).all()), "not on the simplex"
+
+
+def one_call() -> str:
+    """Make one call, and tell what became of it."""
+    name = random.choice(list(OPERATORS))
+    operator, make = OPERATORS[name]
+    call = make()
+    changes = random.choices(CHANGES, k=random.choice((0, 1, 1, 2, 3)))
+    for change in changes:
+        change(call)
+    try:
+        out = operator(*call.values())
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        assert "\n" not in text, text
+        assert " must " in text, text
+        return f"{name}: {type(error).__name__}"
+    except RuntimeError as error:  # torch's own: no memory, no kernel for a device, gradients
+        return f"{name}: {type(error).__name__}"
+    try:
+        check(name, call, out)
+    except AssertionError as error:
+        shown = {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in call.items()}
+        raise AssertionError(f"{name} {shown} {[c.__name__ for c in changes]}: {error}") from error
+    return f"{name}: answered"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(2)
+    found = collections.Counter(one_call() for _ in range(arguments.calls))
+    for outcome, count in sorted(found.items()):
+        sys.stdout.write(f"{count:7} {outcome}\n")
+
+
+if __name__ == "__main__":
+    main()

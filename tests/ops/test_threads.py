@@ -1,0 +1,205 @@
+"""CPU threads: made once and kept, as many as torch allows a call, without a trace in results."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from problems import Problem, assert_same, make_problem
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import _native
+
+PRELUDE = """
+import os, threading
+import torch, paddle_ext
+from paddle_ext import _native
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+def tasks(*batch):
+    query = torch.randn(*batch, 2000, 64)
+    return torch.randn(20, 64), torch.arange(20), query
+
+def solve(inputs):
+    return paddle_ext.solve(*inputs, num_classes=20, tol=0.0, max_iter=100, validate=False)
+
+def count():
+    return len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else None
+
+"""
+
+
+def run(tmp_path: Path, code: str) -> None:
+    """Run Python code in a process of its own, whose threads nobody else has made."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_large_task_makes_its_threads_once(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+one, many = tasks(), tasks(32)
+before = count()
+solve(one)
+assert _native.threads_made() == 0, "one thread needs no other"
+torch.set_num_threads(16)
+for _ in range(3):
+    solve(one)
+    assert _native.threads_made() == 15
+solve(many)
+assert _native.threads_made() == 15
+if before is not None:
+    assert count() - before == 15, (before, count())
+""",
+    )
+
+
+def test_the_number_of_threads_may_change(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+inputs = tasks()
+for threads, made in ((3, 2), (1, 2), (5, 4), (2, 4)):
+    torch.set_num_threads(threads)
+    solve(inputs)
+    assert _native.threads_made() == made
+""",
+    )
+
+
+def test_a_child_makes_its_own(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+inputs = tasks()
+torch.set_num_threads(4)
+want = solve(inputs)
+
+def child():
+    assert _native.threads_made() == 0
+    got = solve(inputs)
+    assert _native.threads_made() == 3
+    assert torch.equal(got.probabilities, want.probabilities)
+
+stop = threading.Event()
+def busy():
+    while not stop.is_set():
+        solve(inputs)
+worker = threading.Thread(target=busy)
+worker.start()
+for _ in range(5):
+    pid = os.fork()
+    if not pid:
+        try:
+            child()
+        except BaseException:
+            import traceback; traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+stop.set()
+worker.join()
+assert _native.threads_made() == 3
+""",
+    )
+
+
+def test_a_process_ends_while_threads_sleep(tmp_path: Path) -> None:
+    run(tmp_path, "torch.set_num_threads(8); solve(tasks()); raise SystemExit(0)")
+
+
+def test_several_callers_at_once() -> None:
+    problems = [make_problem(Q=900, K=70, D=40, seed=seed) for seed in range(6)]
+    options = {"num_classes": 70, "tol": 0.0, "max_iter": 20, "validate": False}
+    want = [paddle_ext.solve(*p.inputs(), **options) for p in problems]
+    got: dict[int, paddle_ext.Solution] = {}
+
+    def call(number: int) -> None:
+        for _ in range(5):
+            got[number] = paddle_ext.solve(*problems[number].inputs(), **options)
+
+    callers = [threading.Thread(target=call, args=(i,)) for i in range(len(problems))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    for number, solution in enumerate(want):
+        assert_same(got[number], solution)
+
+
+# B, Q, K, D: threads inside a task, whole rounds of tasks, both, and products in Gram form
+SHAPES = [
+    (None, 900, 70, 40),
+    (2, 900, 70, 40),
+    (5, 900, 70, 40),
+    (7, 900, 70, 40),
+    (6, 60, 20, 64),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("threads")
+def test_paddle_does_not_depend_on_threads(
+    shape: tuple[int | None, int, int, int], dtype: torch.dtype
+) -> None:
+    B, Q, K, D = shape
+    problem: Problem = make_problem(B=B, Q=Q, K=K, D=D, seed=3).to(dtype)
+    found = []
+    for number in (1, 2, 3, 4, 16):
+        torch.set_num_threads(number)
+        found.append(problem.solve(tol=0.0, max_iter=6, return_prototypes=True))
+    for other in found[1:]:
+        assert_same(other, found[0])
+
+
+@pytest.mark.parametrize("solver", ["gd", "adm"])
+@pytest.mark.parametrize("B", [1, 3, 5])
+@pytest.mark.usefixtures("threads")
+def test_tim_does_not_depend_on_threads(B: int, solver: str) -> None:
+    problem = make_problem(B=B, Q=400, K=70, D=100, seed=4)
+    found: list[list[Tensor | None]] = []
+    for number in (1, 2, 4, 16):
+        torch.set_num_threads(number)
+        options = {"num_classes": 70, "solver": solver, "max_iter": 4, "return_losses": True}
+        found.append(list(paddle_ext.tim(*problem.inputs(), **options)))
+    for other in found[1:]:
+        for one, first in zip(other, found[0], strict=True):
+            assert isinstance(one, Tensor)
+            assert isinstance(first, Tensor)
+            assert torch.equal(one, first)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this platform")
+def test_more_threads_than_cores_do_not_hang() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4 * len(os.sched_getaffinity(0)) + 3)
+        problem = make_problem(Q=900, K=70, D=40, seed=5)
+        for _ in range(20):
+            problem.solve(tol=0.0, max_iter=20, validate=False)
+    finally:
+        torch.set_num_threads(before)
+    assert _native.threads_made() >= 1
