@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ METRICS = ("auto", "diagonal", "full")
 @register
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Method):
-    """Right whether one class is present or all of them: `paddle_ext.adapt` on calibrated distances.
+    """Right whether one class is present or all: `paddle_ext.adapt` on calibrated distances.
 
     Labelled rows tell how features count, how sharp distances are, and which classes draw rows of
     others; the batch tells the proportions of its classes, under a Dirichlet prior that it learns.
@@ -127,5 +127,9 @@ def bytes_per_task(task: Task, metric: str) -> int:
 
 def joined(parts: list[Solution]) -> Solution:
     """One solution of the tasks of many."""
-    fields = zip(*parts, strict=True)
-    return Solution(*(torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in fields))
+    together: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name, x in parts[0]._asdict().items()
+        if isinstance(x, Tensor)
+    }
+    return parts[0]._replace(**together)

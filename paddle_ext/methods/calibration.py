@@ -89,28 +89,31 @@ def column(x: Tensor) -> Tensor:
 
 
 def norms(x: Tensor) -> Tensor:
-    """Of rows of any magnitude, [.., N, 1] float64 where it matters."""
-    norm = torch.linalg.vector_norm
-    if x.dtype is torch.float64:  # squares may overflow
+    """Of rows of any magnitude, [.., N, 1]; in float64 where squares might leave the range."""
+    if x.dtype is torch.float64:
         largest = x.abs().amax(-1, keepdim=True)
-        return largest * norm(x / torch.where(largest > 0, largest, 1), dim=-1, keepdim=True)
+        return largest * norm(x / torch.where(largest > 0, largest, 1))
     if x.is_cpu and x.numel():  # three times as fast, for rows of common magnitudes
-        single = norm(x, dim=-1, keepdim=True)
+        single = norm(x)
         least, most = torch.aminmax(single)
         if least > 1e-15 and most < 1e15:
             return single
-    return norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+    return norm(x, torch.float64)
 
 
-def reciprocal(norm: Tensor) -> Tensor:
-    """1 / norm; 0 for a row of zeros."""
-    return torch.where(norm > torch.finfo(torch.float32).tiny, 1 / norm, 0)
+def norm(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
+    return found
+
+
+def reciprocal(length: Tensor) -> Tensor:
+    """1 / length; anything finite for a row of zeros."""
+    return length.clamp(min=torch.finfo(torch.float32).tiny).reciprocal_()
 
 
 def reciprocal_of_centred(x: Tensor) -> Tensor:
     """1 / norm, [.., N, 1]; 0 for a row that is the centre, up to rounding."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.where(norm > SAME, 1 / norm, 0)
+    return torch.threshold_(norm(x), SAME, math.inf).reciprocal_()
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ def judges(data: Labelled) -> Judges:
         counts=(place < count).to(x.dtype),
         count=count.squeeze(-1),
         shots=row_shots.gather(1, index).clamp(min=2),
-        squares=(x - take(data.means, own)).square_(),
+        squares=take(data.means, own).sub_(x).square_(),
     )
 
 
@@ -312,8 +315,8 @@ def full_distances(
 def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:
     if metric != "auto":
         return metric == "full"
-    cheap = S * D * min(S, D) <= FULL_WORK
-    return S >= (FULL_SHOTS if cheap else 2 * FULL_SHOTS) * K
+    shots = FULL_SHOTS if S * D * min(S, D) <= FULL_WORK else 2 * FULL_SHOTS
+    return shots * K <= S
 
 
 # --- likelihoods --------------------------------------------------------------------------------
@@ -388,7 +391,7 @@ def hubs(to: Tensor, who: Judges, sharpness: Tensor) -> Tensor:
 
 
 def one_shot(data: Labelled) -> Likelihood:
-    """Nothing can be calibrated: the sharpness is that of the prior, and hubs those of the means."""
+    """Nothing can be calibrated: the sharpness is the prior's, and hubs are those of the means."""
     means = data.means
     B, K, D = means.shape
     squares = means.square().sum(-1)

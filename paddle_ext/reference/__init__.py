@@ -1,6 +1,7 @@
 """The methods in plain torch: readable, batched, any float dtype. The native code must agree."""
 
 from .adapt import adapt
+from .adaptive import adaptive
 from .bd_cspn import bd_cspn
 from .calibrate import calibrate
 from .ici import ici
@@ -14,6 +15,7 @@ from .tim import tim
 
 __all__ = [
     "adapt",
+    "adaptive",
     "bd_cspn",
     "calibrate",
     "ici",
