@@ -21,13 +21,28 @@ constexpr double kFirstConcentration = 1.0;
 constexpr double kMinConcentration = 1e-4;
 constexpr double kMaxConcentration = 1e4;
 
-// The next concentration, from sum_k digamma(N_k + a) and sum_k trigamma(N_k + a). One step of at
-// most a factor e an iteration: a prior that runs ahead of the counts ends in a poorer maximum.
-PADDLE_EXT_HD double next_concentration(double a, double digammas, double trigammas, double total,
-                                        double K) {
-    const Polygamma one = polygamma(a), all = polygamma(K * a), more = polygamma(total + K * a);
-    const double slope = K * (all.digamma - more.digamma) + digammas - K * one.digamma;
-    const double curvature = K * K * (all.trigamma - more.trigamma) + trigammas - K * one.trigamma;
+// The slope of the bound in a, and its curvature, are sums of K + 3 terms: those of the classes, and
+// of a, K a and total + K a; so that threads can share them.
+struct PriorTerm {
+    double slope, curvature;
+};
+
+PADDLE_EXT_HD PriorTerm class_term(double count, double a) {
+    const Polygamma own = polygamma(count + a);
+    return {own.digamma, own.trigamma};
+}
+
+PADDLE_EXT_HD PriorTerm prior_term(int which, double a, double total, double K) {
+    const Polygamma found = polygamma(which == 0 ? a : which == 1 ? K * a : total + K * a);
+    const double first = which == 1 ? K : -K, second = which == 0   ? -K
+                                                       : which == 1 ? K * K
+                                                                    : -K * K;
+    return {first * found.digamma, second * found.trigamma};
+}
+
+// The next concentration. One step of at most a factor e an iteration: a prior that runs ahead of
+// the counts ends in a poorer maximum.
+PADDLE_EXT_HD double next_concentration(double a, double slope, double curvature) {
     const double first = a * slope, second = first + a * a * curvature;  // in ln a
     double step = second < 0 ? -first / second : (first > 0 ? 1.0 : (first < 0 ? -1.0 : 0.0));
     step = fmin(fmax(step, -1.0), 1.0);

@@ -92,16 +92,21 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch) {
     int iteration = 0;
     do {
         adapt_rows<T>(t, logits, p.weight, nullptr, nullptr);
-        double digammas = 0, trigammas = 0;
+        double slope = 0, curvature = 0;
         moved = 0;
+        for (int which = 0; which < 3; ++which) {
+            const PriorTerm term = prior_term(which, a, total, K);
+            slope += term.slope;
+            curvature += term.curvature;
+        }
         for (int64_t k = 0; k < t.K; ++k) {
-            const Polygamma own = polygamma(t.counts[k] + a);
-            digammas += own.digamma;
-            trigammas += own.trigamma;
+            const PriorTerm term = class_term(t.counts[k], a);
+            slope += term.slope;
+            curvature += term.curvature;
             moved = std::max(moved, std::fabs(t.counts[k] - t.before[k]));
             t.before[k] = t.counts[k];
         }
-        a = next_concentration(a, digammas, trigammas, total, K);
+        a = next_concentration(a, slope, curvature);
         const double all = polygamma(total + K * a).digamma;
         for (int64_t k = 0; k < t.K; ++k) t.e[k] = T(polygamma(t.counts[k] + a).digamma - all);
     } while (++iteration < p.max_iter && !(p.tol > 0 && moved <= p.tol));

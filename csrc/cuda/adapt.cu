@@ -18,71 +18,82 @@ namespace paddle_ext {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kMaxHeld = 16;  // classes of a lane; more would spill
 // Shared memory for the logits of a task, such that two blocks fit a multiprocessor.
 constexpr int64_t kStaged = 100 * 1024;
 constexpr int kTerms = 256;  // a longer float sum is a sum of such sums
+constexpr float kLn2 = 0.6931471805599453f;
 
-__device__ double block_sum(double value, double* scratch) {
-    value = warp_sum(value);
-    __syncthreads();  // the scratch of the sum before has been read
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    double sum = 0;
-    for (int warp = 0; warp < kWarps; ++warp) sum += scratch[warp];
-    return sum;
-}
+// Sums of slope and curvature and the largest move, over the block, in a fixed order.
+struct Update {
+    double slope, curvature, moved;
+};
 
-__device__ double block_max(double value, double* scratch) {
+__device__ Update block_reduce(Update own, Update* scratch) {
+#pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-        value = fmax(value, __shfl_xor_sync(kAllLanes, value, step));
+        own.slope += __shfl_xor_sync(kAllLanes, own.slope, step);
+        own.curvature += __shfl_xor_sync(kAllLanes, own.curvature, step);
+        own.moved = fmax(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
     }
+    __syncthreads();  // what the reduction before left has been read
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    double most = scratch[0];
-    for (int warp = 1; warp < kWarps; ++warp) most = fmax(most, scratch[warp]);
-    return most;
+    Update all = scratch[0];
+    for (int warp = 1; warp < kWarps; ++warp) {
+        all.slope += scratch[warp].slope;
+        all.curvature += scratch[warp].curvature;
+        all.moved = fmax(all.moved, scratch[warp].moved);
+    }
+    return all;
 }
 
-// The next concentration and e from the counts. Counts(k) gives N_k, and exchange(k, N) the one of
-// the iteration before; set(k, e) takes the result. Returns how far a count moved.
+__device__ double block_sum(double value, Update* scratch) {
+    return block_reduce({value, 0, 0}, scratch).slope;
+}
+
+// The next concentration and dual from the counts. counts(k) gives N_k, exchange(k, N) the one of the
+// iteration before, and set(k, e) takes the dual up to a constant, which changes no probability.
+// Returns how far a count moved.
 template <typename Counts, typename Exchange, typename Set>
 __device__ double update_prior(double& a, double total, int64_t K, const Counts& counts,
-                               const Exchange& exchange, const Set& set, double* scratch) {
-    double digammas = 0, trigammas = 0, moved = 0;
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        const double count = counts(k);
-        const Polygamma own = polygamma(count + a);
-        digammas += own.digamma;
-        trigammas += own.trigamma;
-        moved = fmax(moved, fabs(count - exchange(k, count)));
+                               const Exchange& exchange, const Set& set, Update* scratch) {
+    Update own{0, 0, 0};
+    for (int64_t i = threadIdx.x; i < K + 3; i += kThreads) {
+        PriorTerm term;
+        if (i < K) {
+            const double count = counts(i);
+            term = class_term(count, a);
+            own.moved = fmax(own.moved, fabs(count - exchange(i, count)));
+        } else {
+            term = prior_term(int(i - K), a, total, double(K));
+        }
+        own.slope += term.slope;
+        own.curvature += term.curvature;
     }
-    digammas = block_sum(digammas, scratch);
-    trigammas = block_sum(trigammas, scratch);
-    moved = block_max(moved, scratch);
-    a = next_concentration(a, digammas, trigammas, total, double(K));
-    const double all = polygamma(total + double(K) * a).digamma;
+    const Update all = block_reduce(own, scratch);
+    a = next_concentration(a, all.slope, all.curvature);
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        set(k, float(polygamma(counts(k) + a).digamma - all));
+        set(k, float(polygamma(counts(k) + a).digamma));
     }
-    return moved;
+    return all.moved;
 }
 
-// What is told of a task, once its probabilities are written.
+// What is told of a task, once its probabilities are written; `normalisers` is of the dual without
+// its constant.
 template <typename Counts, typename Dual>
 __device__ void write_task(const AdaptParams& p, int64_t task, double a, double moved,
                            int iterations, double normalisers, const Counts& counts,
-                           const Dual& dual, double* scratch) {
+                           const Dual& dual, Update* scratch) {
     const double K = double(p.K), total = p.weight * double(p.Q);
+    const double constant = polygamma(total + K * a).digamma;
     double bound = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
-        const double count = counts(k);
-        const float e = dual(k);
-        bound += log_gamma(count + a) - count * double(e);
+        const double count = counts(k), e = dual(k);
+        bound += log_gamma(count + a) - count * e;
         static_cast<float*>(p.proportions)[task * p.K + k] = float((count + a) / (total + K * a));
-        static_cast<float*>(p.dual)[task * p.K + k] = e;
+        static_cast<float*>(p.dual)[task * p.K + k] = float(e - constant);
     }
     bound = block_sum(bound, scratch);
     if (threadIdx.x != 0) return;
@@ -100,7 +111,7 @@ __device__ bool goes_on(const AdaptParams& p, int iterations, double moved) {
 // -inf becomes a number that is one also less any offset.
 template <typename Logit>
 __device__ float logit(const Logit* row, int64_t k) {
-    return fmaxf(to_float(row[k]), Range<float>::kMinusInfinity / 2);
+    return fmaxf(to_float(row[k]), Range<float>::kMinusInfinity / 4);
 }
 
 // The largest logit of a row, by a warp. It is taken off before the dual is added, or a common
@@ -114,21 +125,22 @@ __device__ float row_offset(const Logit* row, int64_t K) {
 
 // --- few classes: in registers --------------------------------------------------------------------
 
+// Logits and dual are in base 2 here, so that an exponential is one instruction.
 struct FewShared {
-    float* logits;    // [Q, K] if staged
-    float* offset;    // [Q]
+    float* logits;    // [Q, K] less the row's offset, if staged
+    float* offset;    // [Q] in base e
     float* part;      // [kWarps, K]  counts of a warp's queries
     float* dual;      // [K]
     double* counts;   // [K]
     double* before;   // [K]
-    double* scratch;  // [kWarps]
+    Update* scratch;  // [kWarps]
     int64_t bytes;
 
     __host__ __device__ FewShared(void* base, int64_t Q, int64_t K, bool staged) {
         SharedArena arena(base);
         counts = arena.take<double>(K);
         before = arena.take<double>(K);
-        scratch = arena.take<double>(kWarps);
+        scratch = arena.take<Update>(kWarps);
         part = arena.take<float>(kWarps * K);
         dual = arena.take<float>(K);
         offset = arena.take<float>(Q);
@@ -137,67 +149,124 @@ struct FewShared {
     }
 };
 
-// One pass over the queries: counts, and if kWrite probabilities and labels. Returns the warp's sum
-// of its rows' normalisers.
-template <int kHeld, bool kWrite, typename Logit>
-__device__ double assign(const AdaptParams& p, int64_t task, const FewShared& s,
-                         const Logit* logits) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int K = int(p.K);
-    float dual[kHeld], held[kHeld];
+// Where the logits of a row come from: shared memory, or as they were given.
+template <typename Logit>
+struct FewLogits {
+    const FewShared& s;
+    const Logit* given;
+    bool staged;
+
+    __device__ float operator()(int64_t q, int k, int K) const {
+        if (staged) return s.logits[q * K + k];
+        return kLog2e<float> * (logit(given + q * K, k) - s.offset[q]);
+    }
+};
+
+// Probabilities, up to the factor that is returned, of one query in z; `log2` is the logarithm of
+// their sum. Lanes beyond K hold zeros.
+template <int kHeld, typename Logits>
+__device__ float probabilities(const Logits& logits, int64_t q, int K, const float* dual, float* z,
+                               float& log2) {
+    const int lane = threadIdx.x % 32;
+    float most = Range<float>::kMinusInfinity, sum = 0;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
         const int k = lane + 32 * i;
+        z[i] = k < K ? logits(q, k, K) + dual[i] : Range<float>::kMinusInfinity;
+        most = fmaxf(most, z[i]);
+    }
+    most = warp_max(most);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        z[i] = exp2f(z[i] - most);
+        sum += z[i];
+    }
+    sum = warp_sum(sum);
+    log2 = most + log2f(sum);
+    return 1.0f / sum;
+}
+
+template <int kHeld>
+__device__ void load_dual(const FewShared& s, int K, float* dual) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int k = int(threadIdx.x % 32) + 32 * i;
         dual[i] = k < K ? s.dual[k] : 0.0f;
-        held[i] = 0;
     }
-    double normalisers = 0;
-    for (int64_t q = warp; q < p.Q; q += kWarps) {
-        float z[kHeld], most = Range<float>::kMinusInfinity, sum = 0;
-        const float offset = s.offset[q];
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-            const int k = lane + 32 * i;
-            z[i] =
-                k < K ? logit(logits + q * K, k) - offset + dual[i] : Range<float>::kMinusInfinity;
-            most = fmaxf(most, z[i]);
-        }
-        most = warp_max(most);
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-            z[i] = lane + 32 * i < K ? expf(z[i] - most) : 0.0f;
-            sum += z[i];
-        }
-        sum = warp_sum(sum);
-        const float share = 1.0f / sum;
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) held[i] += z[i] * share;
-        if constexpr (kWrite) {
-            normalisers += double(offset) + double(most) + log(double(sum));
-            float* const out = static_cast<float*>(p.probabilities) + (task * p.Q + q) * K;
-            float best = -1.0f;
-            int label = 0;
-#pragma unroll
-            for (int i = 0; i < kHeld; ++i) {
-                const int k = lane + 32 * i;
-                if (k >= K) continue;
-                const float u = z[i] * share;
-                out[k] = u;
-                if (u > best) {
-                    best = u;
-                    label = k;
-                }
-            }
-            label = warp_argmax(best, label);
-            if (lane == 0) p.labels[task * p.Q + q] = label;
-        }
-    }
+}
+
+// Counts of all classes, from what each warp holds of them.
+template <int kHeld>
+__device__ void sum_counts(const FewShared& s, int K, const float* held, double weight) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
         const int k = lane + 32 * i;
         if (k < K) s.part[warp * K + k] = held[i];
     }
-    return normalisers;
+    __syncthreads();
+    for (int k = threadIdx.x; k < K; k += kThreads) {
+        float sum = 0;
+        for (int other = 0; other < kWarps; ++other) sum += s.part[other * K + k];
+        s.counts[k] = weight * double(sum);
+    }
+}
+
+// One pass over the queries for their counts. Two queries at a time hide each other's latency.
+template <int kHeld, typename Logits>
+__device__ void count_queries(const AdaptParams& p, const FewShared& s, const Logits& logits) {
+    const int K = int(p.K);
+    float dual[kHeld], held[kHeld], first[kHeld], second[kHeld], unused;
+    load_dual<kHeld>(s, K, dual);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i] = 0;
+    int64_t q = threadIdx.x / 32;
+    for (; q + kWarps < p.Q; q += 2 * kWarps) {
+        const float a = probabilities<kHeld>(logits, q, K, dual, first, unused);
+        const float b = probabilities<kHeld>(logits, q + kWarps, K, dual, second, unused);
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) held[i] += first[i] * a + second[i] * b;
+    }
+    if (q < p.Q) {
+        const float a = probabilities<kHeld>(logits, q, K, dual, first, unused);
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) held[i] += first[i] * a;
+    }
+    sum_counts<kHeld>(s, K, held, p.weight);
+}
+
+// The same, and it writes probabilities and labels. Returns the sum of the rows' normalisers.
+template <int kHeld, typename Logits>
+__device__ double write_queries(const AdaptParams& p, int64_t task, const FewShared& s,
+                                const Logits& logits) {
+    const int lane = threadIdx.x % 32, K = int(p.K);
+    float dual[kHeld], held[kHeld], z[kHeld], log2;
+    load_dual<kHeld>(s, K, dual);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i] = 0;
+    double normalisers = 0;
+    for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
+        const float share = probabilities<kHeld>(logits, q, K, dual, z, log2);
+        normalisers += double(s.offset[q]) + double(kLn2) * double(log2);
+        float* const out = static_cast<float*>(p.probabilities) + (task * p.Q + q) * K;
+        float best = -1.0f;
+        int label = 0;
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+            const int k = lane + 32 * i;
+            const float u = z[i] * share;
+            held[i] += u;
+            if (k < K) out[k] = u;
+            if (k < K && u > best) {
+                best = u;
+                label = k;
+            }
+        }
+        label = warp_argmax(best, label);
+        if (lane == 0) p.labels[task * p.Q + q] = label;
+    }
+    sum_counts<kHeld>(s, K, held, p.weight);
+    return block_sum(lane == 0 ? normalisers : 0.0, s.scratch);
 }
 
 template <int kHeld, typename Logit>
@@ -206,12 +275,13 @@ __global__ void __launch_bounds__(kThreads) adapt_few_kernel(AdaptParams p, bool
     const FewShared s(memory, p.Q, p.K, staged);
     const int64_t task = blockIdx.x, K = p.K;
     const Logit* const given = static_cast<const Logit*>(p.logits) + task * p.Q * K;
-    if (staged) {
-        for (int64_t i = threadIdx.x; i < p.Q * K; i += kThreads) s.logits[i] = to_float(given[i]);
-    }
     for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
         const float offset = row_offset(given + q * K, K);
         if (threadIdx.x % 32 == 0) s.offset[q] = offset;
+        if (!staged) continue;
+        for (int64_t k = threadIdx.x % 32; k < K; k += 32) {
+            s.logits[q * K + k] = kLog2e<float> * (logit(given + q * K, k) - offset);
+        }
     }
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
         s.dual[k] = 0;
@@ -219,41 +289,24 @@ __global__ void __launch_bounds__(kThreads) adapt_few_kernel(AdaptParams p, bool
     }
     __syncthreads();
 
-    const double total = p.weight * double(p.Q);
-    double a = kFirstConcentration, moved = 0, normalisers = 0;
-    int iterations = 0;
-    const auto sum_parts = [&] {
-        __syncthreads();  // every warp has written its part
-        for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-            float sum = 0;
-            for (int warp = 0; warp < kWarps; ++warp) sum += s.part[warp * K + k];
-            s.counts[k] = p.weight * double(sum);
-        }
-    };
+    const FewLogits<Logit> logits{s, given, staged};
     const auto counts = [&](int64_t k) { return s.counts[k]; };
+    const auto exchange = [&](int64_t k, double count) {
+        const double old = s.before[k];
+        s.before[k] = count;
+        return old;
+    };
+    const auto set = [&](int64_t k, float e) { s.dual[k] = kLog2e<float> * e; };
+    const double total = p.weight * double(p.Q);
+    double a = kFirstConcentration, moved = 0;
+    int iterations = 0;
     do {
-        if (staged) {
-            assign<kHeld, false>(p, task, s, s.logits);
-        } else {
-            assign<kHeld, false>(p, task, s, given);
-        }
-        sum_parts();
-        const auto exchange = [&](int64_t k, double count) {
-            const double old = s.before[k];
-            s.before[k] = count;
-            return old;
-        };
-        const auto set = [&](int64_t k, float e) { s.dual[k] = e; };
+        count_queries<kHeld>(p, s, logits);
         moved = update_prior(a, total, K, counts, exchange, set, s.scratch);
         __syncthreads();  // the new dual is there for all warps
     } while (goes_on(p, ++iterations, moved));
-
-    normalisers =
-        staged ? assign<kHeld, true>(p, task, s, s.logits) : assign<kHeld, true>(p, task, s, given);
-    sum_parts();
-    // Every lane of a warp has the same sum of normalisers.
-    normalisers = block_sum(threadIdx.x % 32 == 0 ? normalisers : 0.0, s.scratch);
-    const auto dual = [&](int64_t k) { return s.dual[k]; };
+    const double normalisers = write_queries<kHeld>(p, task, s, logits);
+    const auto dual = [&](int64_t k) { return double(kLn2) * double(s.dual[k]); };
     write_task(p, task, a, moved, iterations, normalisers, counts, dual, s.scratch);
 }
 
@@ -320,7 +373,7 @@ __device__ void count_classes(const AdaptParams& p, int64_t task, const Logit* l
 // the iteration before in the workspace.
 template <typename Logit>
 __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
-    __shared__ double scratch[kWarps];
+    __shared__ Update scratch[kWarps];
     const int64_t task = blockIdx.x, K = p.K;
     const Logit* const logits = static_cast<const Logit*>(p.logits) + task * p.Q * K;
     float* const dual = static_cast<float*>(p.dual) + task * K;
@@ -360,7 +413,7 @@ __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
     __syncthreads();
     count_classes<true>(p, task, logits, dual, offset, row_log, counts);
     normalisers = block_sum(threadIdx.x % 32 == 0 ? normalisers : 0.0, scratch);
-    const auto dual_of = [&](int64_t k) { return dual[k]; };
+    const auto dual_of = [&](int64_t k) { return double(dual[k]); };
     write_task(p, task, a, moved, iterations, normalisers, count, dual_of, scratch);
 }
 
@@ -381,11 +434,17 @@ bool has_few(const AdaptParams& p) {
 template <typename Logit>
 void launch(const AdaptParams& p, cudaStream_t stream) {
     if (has_few(p)) {
-        if (p.K <= 32) return launch_few<1, Logit>(p, stream);
-        if (p.K <= 64) return launch_few<2, Logit>(p, stream);
-        if (p.K <= 128) return launch_few<4, Logit>(p, stream);
-        if (p.K <= 256) return launch_few<8, Logit>(p, stream);
-        return launch_few<kMaxHeld, Logit>(p, stream);
+        switch (ceil_div(p.K, int64_t(32))) {
+            case 1: return launch_few<1, Logit>(p, stream);
+            case 2: return launch_few<2, Logit>(p, stream);
+            case 3: return launch_few<3, Logit>(p, stream);
+            case 4: return launch_few<4, Logit>(p, stream);
+            case 5: return launch_few<5, Logit>(p, stream);
+            case 6:
+            case 7:
+            case 8: return launch_few<8, Logit>(p, stream);
+            default: return launch_few<kMaxHeld, Logit>(p, stream);
+        }
     }
     require_workspace(p.workspace_bytes, adapt_cuda_workspace(p, 0));
     adapt_many_kernel<Logit><<<grid_size(p.B), kThreads, 0, stream>>>(p);

@@ -1,5 +1,5 @@
 // `calibrate` on CUDA: one kernel for all steps, one block a task. The algebra is in
-// common/calibrate.h. A warp takes a row at a time.
+// common/calibrate.h. A warp takes a row at a time; the rows stay in shared memory if they fit.
 
 #include "cuda/calibrate.h"
 
@@ -12,32 +12,33 @@ namespace paddle_ext {
 
 namespace {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
 struct Moments {
     double lag, variance, entropy;
 };
 
-// What a row adds, in all lanes.
-__device__ Moments row_moments(const float* d, int64_t K, float own, float f) {
-    const int lane = threadIdx.x % 32;
-    float low = Range<float>::kInfinity;
-    for (int64_t k = lane; k < K; k += 32) low = fminf(low, d[k]);
-    low = -warp_max(-low);
+// What a row adds, in all lanes; `own` and all of d are less the row's minimum.
+__device__ Moments row_moments(const float* d, int64_t K, float own, float low, float f) {
     float sum = 0, first = 0, second = 0;
-    for (int64_t k = lane; k < K; k += 32) {
+    for (int64_t k = threadIdx.x % 32; k < K; k += 32) {
         const float behind = d[k] - low;
-        const float e = expf(-0.5f * f * behind);
+        const float e = exp2f(-0.5f * kLog2e<float> * f * behind);
         sum += e;
         first += e * behind;
         second += e * behind * behind;
     }
-    sum = warp_sum(sum);
-    const double mean = double(warp_sum(first)) / double(sum);
-    const double square = double(warp_sum(second)) / double(sum);
-    const double behind = double(own) - double(low);
-    return {behind - mean, fmax(square - mean * mean, 0.0),
-            log(double(sum)) + 0.5 * double(f) * behind};
+    const double total = double(warp_sum(sum));
+    const double mean = double(warp_sum(first)) / total;
+    const double square = double(warp_sum(second)) / total;
+    return {double(own) - mean, fmax(square - mean * mean, 0.0),
+            log(total) + 0.5 * double(f) * double(own)};
+}
+
+__device__ float row_minimum(const float* d, int64_t K) {
+    float low = Range<float>::kInfinity;
+    for (int64_t k = threadIdx.x % 32; k < K; k += 32) low = fminf(low, d[k]);
+    return -warp_max(-low);
 }
 
 // Sums over the warps, in a fixed order; every thread gets them.
@@ -54,19 +55,29 @@ __device__ Moments block_sum(const Moments& own, Moments* scratch) {
     return all;
 }
 
-__global__ void __launch_bounds__(kThreads) calibrate_kernel(CalibrateParams p) {
+__global__ void __launch_bounds__(kThreads) calibrate_kernel(CalibrateParams p, bool staged) {
+    extern __shared__ float rows[];  // [R, K] less their minimum, if staged
     __shared__ Moments scratch[kWarps];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t task = blockIdx.x, K = p.K;
-    const float* const d = static_cast<const float*>(p.distances) + task * p.R * K;
+    const float* const given = static_cast<const float*>(p.distances) + task * p.R * K;
     const int64_t* const labels = p.labels + task * p.R;
     const int64_t count = min(max(p.count[task], int64_t(0)), p.R);
+    // Each warp reads only rows that it has staged itself.
+    for (int64_t i = warp; staged && i < count; i += kWarps) {
+        const float low = row_minimum(given + i * K, K);
+        for (int64_t k = lane; k < K; k += 32) rows[i * K + k] = given[i * K + k] - low;
+    }
+    __syncwarp();
     Bracket bracket(p.centre, p.spread);
     const auto moments = [&] {
         Moments all{0, 0, 0};
         const float f = float(bracket.sharpness());
-        for (int64_t i = threadIdx.x / 32; i < count; i += kWarps) {
+        for (int64_t i = warp; i < count; i += kWarps) {
+            const float* const d = (staged ? rows : given) + i * K;
+            const float low = staged ? 0.0f : row_minimum(d, K);
             const int64_t own = min(max(labels[i], int64_t(0)), K - 1);
-            const Moments row = row_moments(d + i * K, K, d[i * K + own], f);
+            const Moments row = row_moments(d, K, d[own] - low, low, f);
             all.lag += row.lag;
             all.variance += row.variance;
             all.entropy += row.entropy;
@@ -90,7 +101,13 @@ int64_t calibrate_cuda_workspace(const CalibrateParams&, int) { return 0; }
 void calibrate_cuda(const CalibrateParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "distances on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
-    calibrate_kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    constexpr int64_t kOther = 1024;  // bytes, more than what the kernel has besides
+    const int64_t bytes = p.R * p.K * int64_t(sizeof(float));
+    const bool staged =
+        bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    allow_all_shared(calibrate_kernel);
+    calibrate_kernel<<<grid_size(p.B), kThreads, staged ? size_t(bytes) : 0,
+                       static_cast<cudaStream_t>(stream)>>>(p, staged);
     check_launch("calibrate_kernel");
 }
 
