@@ -1,0 +1,186 @@
+"""The specification of `adaptive`, piece by piece against the maths stated once more."""
+
+import math
+
+import pytest
+import torch
+from method_tasks import nonnegative
+from problems import NASTY, Problem, all_equal, assert_on_simplex, largest, make_problem, tied
+from torch import Tensor
+
+from paddle_ext import reference
+from paddle_ext.reference.adaptive import (
+    Rows,
+    by_covariance,
+    calibrating,
+    centred,
+    feature_scale,
+    hubs,
+    means_of,
+    moved_distances,
+    one_shot_hubs,
+    squared,
+    takes_full_metric,
+)
+
+
+def scene(K: int = 4, n: int = 5, D: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, labels, means and shots; K classes of n rows."""
+    problem = make_problem(K=K, D=D, shots=(n, n), lead=2.0, seed=1).to(torch.float64)
+    x, labels = problem.support, problem.support_labels
+    return x, labels, means_of(x, labels, K), torch.full((K,), float(n)).double()
+
+
+# --- coordinates and rows -------------------------------------------------------------------------
+
+
+def test_coordinates() -> None:
+    x = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0], [6.0, 8.0]]).double()
+    centre = torch.tensor([0.6, 0.8]).double()
+    got = centred(x, centre)
+    away = torch.tensor([-0.6, 0.2]).double()
+    assert torch.allclose(got[1], away / away.norm())
+    assert torch.allclose(got[2], -centre)  # a row of zeros has no direction of its own
+    assert got[0].tolist() == got[3].tolist() == [0.0, 0.0]  # the centre itself
+
+
+def test_rows_that_calibrate_are_spread() -> None:
+    labels = torch.tensor([0] * 600 + [1] + [2] * 399)
+    x = torch.arange(1000.0).double().unsqueeze(1)
+    shots = torch.tensor([600.0, 1.0, 399.0]).double()
+    rows = calibrating(x, labels, means_of(x, labels, 3), shots)
+    assert len(rows.x) == 256
+    assert rows.own.unique().tolist() == [0, 2]  # a class of one row cannot judge itself
+    steps = rows.x.squeeze(1).diff()
+    assert float(steps.min()) >= 3
+    assert float(steps.max()) <= 5
+
+
+def test_feature_scale_by_hand() -> None:
+    off = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double()
+    rows = Rows(off, torch.zeros(2).long(), torch.full((2,), 2.0).double(), off)
+    # One degree of freedom: variances 2 and 0, drawn to their mean 1 by ten, and 1 added.
+    ratio = (1 + (0 + 10) / 11) / (1 + (2 + 10) / 11)
+    scale = feature_scale(rows)
+    assert float(scale.mean()) == pytest.approx(1.0)
+    assert float(scale[0] / scale[1]) == pytest.approx(ratio)
+
+
+# --- leave one out --------------------------------------------------------------------------------
+
+
+def test_a_row_leaves_the_covariance() -> None:
+    """The closed form is what the covariance without the row gives."""
+    n, K, D = 5, 4, 6
+    x, labels, means, shots = scene(K, n, D)
+    rows = calibrating(x, labels, means, shots)
+    off, scale = x - means[labels], torch.linspace(0.5, 1.5, D).double()
+    own = torch.ones(len(x)).double()
+    found = by_covariance(x[:3], rows, means, shots, off, scale, own)
+
+    root, degrees = scale.sqrt(), n * K - K
+    scatter = (off * root).mT @ (off * root)
+    level = float(scatter.trace()) / (degrees * D) + 1e-10 / D
+    want, to_own = [], []
+    for i in range(len(x)):
+        v = off[i] * root
+        without = scatter - n / (n - 1) * torch.outer(v, v)
+        inverse = torch.linalg.inv(without / (degrees * level) + torch.eye(D).double())
+        metric = root.unsqueeze(1) * inverse * root
+        distances = squared(x[i : i + 1], means, metric)[0]
+        to_own.append((n + 1) / (n - 1) * float(distances[labels[i]]))
+        distances[labels[i]] = to_own[-1]
+        want.append(distances)
+    kappa = (sum(to_own) / len(x) + 1e-10) / (1 + 1e-10)
+    noise = 0.6 * sum(to_own) / len(x) * n / (n + 1) / n
+    assert largest(found.rows - (torch.stack(want) - noise) / kappa) < 1e-9
+
+
+def test_own_distances_are_honest() -> None:
+    """A left-out row is (n+1)/(n-1) times as far, on average as far as a new one."""
+    random = torch.Generator().manual_seed(2)
+    n = 3
+    x = torch.randn(20000, n + 1, 4, generator=random).double()
+    mean = x[:, :n].mean(1, keepdim=True)
+    inside, outside = ((x[:, i : i + 1] - mean).square().sum(-1).mean() for i in (0, n))
+    assert float(outside / inside) == pytest.approx((n + 1) / (n - 1), rel=0.02)
+
+
+# --- hubs and the last step -----------------------------------------------------------------------
+
+
+def test_hubs_by_hand() -> None:
+    """Class 0 draws a row of class 1, nobody draws rows of class 0."""
+    far, near = 100.0, 0.0
+    distances = torch.tensor([[near, far], [near, far], [far, near], [near, near]]).double()
+    rows = Rows(distances, torch.tensor([0, 0, 1, 1]), torch.full((4,), 2.0).double(), distances)
+    b = hubs(distances, rows, 1.0)
+    drawn = torch.tensor([0.5, 0.0]).double()
+    assert torch.allclose(b, -torch.log(1 + (drawn - 0.25) / 3))
+    assert b[0] < 0 < b[1]
+
+
+def test_hubs_of_one_shot_by_hand() -> None:
+    """Three classes on a line: the one between draws both of the others."""
+    means = torch.tensor([[-1.0], [0.0], [1.0]]).double()
+    between = 1 / (1 + math.exp(-8 * (4 - 1)))  # what it has of the outer ones
+    drawn = torch.tensor([1.5 - between, 2 * between, 1.5 - between]).double()
+    assert torch.allclose(one_shot_hubs(means), -torch.log(1 + (drawn - 1) / 2))
+
+
+def test_moved_distances_by_hand() -> None:
+    means, shots = torch.tensor([[0.0], [10.0]]).double(), torch.tensor([1.0, 2.0]).double()
+    x = torch.tensor([[2.0], [4.0]]).double()
+    weights = torch.tensor([[1.0, 0.0], [0.5, 0.5]]).double()
+    got = moved_distances(x, means, shots, weights, torch.eye(1).double())
+    first = [(0 + 0.5 * 4) / 1.5, (20 + 0.5 * 4) / 2.5]  # without the first query
+    second = [(0 + 1 * 2) / 2, 10.0]
+    want = [[(2 - w) ** 2 for w in first], [(4 - w) ** 2 for w in second]]
+    assert torch.allclose(got, torch.tensor(want).double())
+
+
+@pytest.mark.parametrize(
+    ("S", "K", "D", "full"),
+    [(100, 20, 512, True), (60, 20, 512, False), (800, 160, 512, False), (1280, 160, 512, True)],
+)
+def test_when_the_metric_is_full(S: int, K: int, D: int, full: bool) -> None:
+    assert takes_full_metric("auto", S, K, D) is full
+    assert takes_full_metric("full", S, K, D)
+    assert not takes_full_metric("diagonal", S, K, D)
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def edge_cases() -> dict[str, Problem]:
+    few = make_problem(Q=6, K=3, D=4)
+    return {
+        "one of all": make_problem(Q=1, K=1, D=1, shots=(1, 1)),
+        "one class": make_problem(Q=5, K=1, D=4, shots=(5, 5)),
+        "two classes": make_problem(Q=5, K=2, D=4, shots=(1, 1)),
+        "one feature": make_problem(Q=5, K=3, D=1, shots=(4, 4)),
+        "zeros": few.map(torch.zeros_like),
+        "tied": tied(),
+        "all equal": all_equal(),
+        **{name: nonnegative(make()) for name, make in NASTY.items()},
+    }
+
+
+@pytest.mark.parametrize("metric", ["auto", "full"])
+@pytest.mark.parametrize("name", edge_cases())
+def test_edge_cases(name: str, metric: str) -> None:
+    problem = edge_cases()[name].to(torch.float64)
+    got = reference.adaptive(*problem.inputs(), num_classes=problem.num_classes, metric=metric)
+    assert_on_simplex(got)
+    assert torch.isfinite(got.proportions).all()
+    assert float(got.proportions.sum()) == pytest.approx(1.0)
+
+
+def test_batches_and_shared_support() -> None:
+    problem = make_problem(B=3, Q=10, K=4, D=6, shots=(3, 3), shared=True)
+    together = reference.adaptive(*problem.inputs())
+    assert together.probabilities.dtype == torch.float32
+    for b in range(3):
+        alone = reference.adaptive(*problem.task(b).inputs())
+        assert torch.equal(together.probabilities[b], alone.probabilities)
+        assert torch.equal(together.iterations[b], alone.iterations)
