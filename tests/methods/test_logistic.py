@@ -15,6 +15,8 @@ from paddle_ext.methods import logistic
 from paddle_ext.methods.conjugate import minimise, newton
 from paddle_ext.methods.task import unit_rows
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def batch(
     dtype: torch.dtype = torch.float64, *, N: int = 30, K: int = 4, D: int = 8

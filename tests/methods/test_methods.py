@@ -16,6 +16,8 @@ from problems import NASTY, REFUSALS, Problem, all_equal, make_problem, one_dire
 
 from paddle_ext import methods
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 every_method = pytest.mark.parametrize("name", NAMES)
 # On CUDA these run the same lines of torch as on the CPU, whatever the numbers are.
 PLAIN_TORCH = ["bd_cspn", "ici", "laplacian_shot", "paddle_pgd", "simpleshot"]
