@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import paddle_ext
+from paddle_ext.ops.calibrate import calibrate
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
 # more classes than a tile.
@@ -17,6 +18,10 @@ SHAPES = ((20, 5, 16, 2), (75, 40, 33, 2), (40, 20, 12, 3), (600, 30, 16, 2), (2
 
 # Q, K: one warp, of rows and of columns; several; M in shared memory; M in global memory.
 SINKHORN_SHAPES = ((20, 5), (10, 40), (75, 160), (90, 70), (300, 60), (30, 2500))
+
+# Q, K: each number of classes a lane holds; logits beyond shared memory; more classes than a warp
+# holds.
+ADAPT_SHAPES = ((20, 5), (75, 160), (10, 70), (10, 100), (10, 200), (300, 130), (5, 400), (9, 600))
 
 
 def run_sinkhorn(device: str) -> None:
@@ -26,6 +31,18 @@ def run_sinkhorn(device: str) -> None:
         cost[1, :, 0] += 100.0  # a far column, and factors that drift
         for reg in (1.0, 0.02):
             paddle_ext.sinkhorn(cost, *masses, reg=reg, max_iter=6, tol=0.0)
+
+
+def run_adapt(device: str) -> None:
+    for Q, K in ADAPT_SHAPES:
+        logits = 3 * torch.randn(2, Q, K, device=device)
+        paddle_ext.adapt(logits, max_iter=4, tol=0.0)
+        paddle_ext.adapt(logits.bfloat16(), max_iter=2)
+        labels = torch.randint(0, K, (2, Q), device=device)
+        count = torch.tensor([Q, 0], device=device)
+        calibrate(logits.square(), labels, count)
+        labels[0, 0], count[1] = K + 5, 2 * Q  # out of range
+        calibrate(logits.square(), labels, count)
 
 
 def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
@@ -71,4 +88,5 @@ if __name__ == "__main__":
     where = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     run(where)
     run_sinkhorn(where)
+    run_adapt(where)
     sys.stdout.write("all kernels have run\n")
