@@ -12,7 +12,14 @@ from .. import check
 from ..ops.adapt import adapt
 from ..solution import Solution
 from .base import Method, register
-from .calibration import Likelihood, calibrated, column, takes_full_metric
+from .calibration import (
+    Likelihood,
+    calibrated,
+    column,
+    has_gram,
+    how_many_calibrate,
+    takes_full_metric,
+)
 from .task import Task, how_many
 
 METRICS = ("auto", "diagonal", "full")
@@ -94,12 +101,10 @@ def moved_logits(
     a = found.concentration.unsqueeze(-1)
     trust = 1 - a / (found.proportions * (weight * Q + K * a))  # N / (N + a)
     W = u.square().mul_(trust.clamp(min=0).unsqueeze(-2))
-    gram = likelihood.gram(x)
-    own = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     shots = likelihood.shots.unsqueeze(-2)
     labelled = shots * cross
     # With s the weighted sum of the rows of a class: products x.s, then s.s and the weights.
-    inner = (gram @ W).add_(labelled)
+    inner = torch.bmm(gram, W).add_(labelled)
     square = (W * labelled.add_(inner)).sum(-2, keepdim=True)
     square = square + shots.square() * likelihood.squares.unsqueeze(-2)
     mass = shots + W.sum(-2, keepdim=True)
@@ -116,9 +121,9 @@ def moved_logits(
 def bytes_per_task(task: Task, metric: str) -> int:
     """What the temporary tensors of one task take."""
     (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
-    numbers = Q * (3 * D + 8 * K + Q)
+    numbers = Q * (4 * D + 8 * K + (Q if has_gram(Q, D, K) else 0))
     if len(task.support) > 1:
-        R = min(S, max(256, K))
+        R = how_many_calibrate(S, K)
         numbers += S * D + 3 * R * (D + 2 * K) + 3 * K * D
         if takes_full_metric(metric, S, K, D):
             numbers += 3 * max(S, D) * D + 3 * R * K

@@ -18,7 +18,8 @@ from torch import Tensor
 from ..ops.calibrate import CENTRE, calibrate
 from ..rows import class_sums, products
 
-MOST_ROWS = 256  # that calibrate, or K if that is more
+MOST_ROWS = 256  # that calibrate, or K if that is more, unless
+MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
 PRIOR_ROWS = 10.0  # that the mean variance counts for in the variance of a feature
 NOISE = 0.6  # share of the noise of a class mean that is taken off its distances
 FULL_SHOTS = 4  # rows a class, from which the full metric is taken if it is cheap, and
@@ -63,7 +64,7 @@ class Likelihood:
 
     def gram(self, x: Tensor) -> Tensor:
         """Of rows in the coordinates with one another, in the metric, [B, N, N]."""
-        plain = (x * (self.scale * column(self.plain))) @ x.mT
+        plain = torch.bmm(x * (self.scale * column(self.plain)), x.mT)
         if self.projection is None:
             return plain
         inner = products(x, self.projection)
@@ -78,6 +79,11 @@ class Likelihood:
         x = self.coordinates(rows.to(self.weights.dtype).reshape(-1, *rows.shape[-2:]))
         found = self.products(x).mul_(column(self.sharpness)).add_(self.bias.unsqueeze(-2))
         return found.reshape(*rows.shape[:-1], -1)
+
+
+def has_gram(N: int, D: int, K: int) -> bool:
+    """Whether the products of all rows with one another are less work than sums of rows."""
+    return N * (D + K) <= 2 * D * K
 
 
 def column(x: Tensor) -> Tensor:
@@ -95,7 +101,7 @@ def norms(x: Tensor) -> Tensor:
         return largest * norm(x / torch.where(largest > 0, largest, 1))
     if x.is_cpu and x.numel():  # three times as fast, for rows of common magnitudes
         single = norm(x)
-        least, most = torch.aminmax(single)
+        least, most = (extreme.item() for extreme in torch.aminmax(single))
         if least > 1e-15 and most < 1e15:
             return single
     return norm(x, torch.float64)
@@ -147,7 +153,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int) -> Labelled:
     length = reciprocal(norms(support))
     share = 1 / (K * shots.gather(1, labels).unsqueeze(-1))
     weight = (length * share if K > 1 else length * 0).to(dtype)  # one class is not centred
-    centre = weight.mT @ support
+    centre = torch.bmm(weight.mT, support)
     rows = torch.addcmul(-centre, support, length.to(dtype))
     again = reciprocal_of_centred(rows)
     sums, _ = class_sums(rows, labels, K, again.squeeze(-1))
@@ -182,9 +188,13 @@ class Judges:
         return x.gather(-1, self.own.unsqueeze(-1)).squeeze(-1)
 
 
+def how_many_calibrate(S: int, K: int) -> int:
+    return min(S, max(MOST_ROWS, min(K, MOST_ENTRIES // K)))
+
+
 def judges(data: Labelled) -> Judges:
     B, S = data.labels.shape
-    R = min(S, max(MOST_ROWS, data.shots.shape[-1]))
+    R = how_many_calibrate(S, data.shots.shape[-1])
     row_shots = data.shots.gather(1, data.labels)
     number = (row_shots >= 2).cumsum(1)  # of each row among those of classes with two or more
     total = number[:, -1:]
@@ -224,7 +234,7 @@ def feature_scale(who: Judges) -> Tensor:
     """Features that vary much inside the classes count less; [B, 1, D], 1 on average."""
     D = who.x.shape[-1]
     degrees = (who.counts * (who.shots - 1) / who.shots).sum(-1).view(-1, 1, 1)
-    variance = who.counts.unsqueeze(1) @ who.squares / degrees
+    variance = torch.bmm(who.counts.unsqueeze(1), who.squares) / degrees
     mean = variance.mean(-1, keepdim=True)
     variance = (degrees * variance + PRIOR_ROWS * mean) / (degrees + PRIOR_ROWS)
     scale = 1 / (variance + mean + NO_SCATTER / D)
@@ -235,7 +245,7 @@ def scaled_distances(
     who: Judges, data: Labelled, scale: Tensor, squares: Tensor, cross: Tensor
 ) -> Distances:
     """In the metric of the feature scale; `squares` w.w [B, K], `cross` x.w [B, R, K]."""
-    off = (who.squares @ scale.mT).squeeze(-1)
+    off = torch.bmm(who.squares, scale.mT).squeeze(-1)
     own = who.rate * off
     noise = noise_of_means(own, who, data.shots)
     to = torch.sub((squares - noise).unsqueeze(1), cross, alpha=2)
@@ -291,11 +301,16 @@ def full_distances(
     """
     x, w = who.x @ metric.projection.mT, data.means @ metric.projection.mT
     cross = metric.product(cross, x, w)
-    gram = metric.product(data.means @ weights.mT, w, w)
-    squares = gram.diagonal(dim1=-2, dim2=-1)
+    if cross.shape[-2] < cross.shape[-1]:  # so many classes that their matrix would be too large
+        squares = metric.plain * (data.means * weights).sum(-1) + metric.sign * w.square().sum(-1)
+        own_class = metric.product(take(data.means, who.own) @ weights.mT, take(w, who.own), w)
+    else:
+        gram = metric.product(data.means @ weights.mT, w, w)
+        squares = gram.diagonal(dim1=-2, dim2=-1)
+        own_class = take(gram, who.own)
     off = (x - take(w, who.own)).square_().sum(-1) * metric.sign  # v A v
     off = (off + metric.plain * base.own / who.rate).clamp(min=0)
-    with_off = cross - take(gram, who.own)  # v A w, [B, R, K]
+    with_off = cross - own_class  # v A w, [B, R, K]
     away = (off + who.of(with_off)).unsqueeze(-1) - with_off  # v A (x - w)
 
     cut = who.shots / (who.shots - 1) * metric.inverse_scatter
@@ -338,7 +353,7 @@ def calibrated(
     scale = feature_scale(who)
     weights = data.means * scale
     squares = (weights * data.means).sum(-1)
-    cross = who.x @ weights.mT
+    cross = torch.bmm(who.x, weights.mT)
     base = scaled_distances(who, data, scale, squares, cross)
     sharpness, objective = calibrate(base.to, who.own, who.count)
     to, noise, projection = base.to, base.noise, None
@@ -385,9 +400,21 @@ def hubs(to: Tensor, who: Judges, sharpness: Tensor) -> Tensor:
     K = to.shape[-1]
     drawn = torch.softmax(to * column(-sharpness / 2), dim=-1)
     drawn = drawn.scatter_(-1, who.own.unsqueeze(-1), 0.0)
-    drawn = (who.counts.unsqueeze(1) @ drawn).squeeze(1)
+    drawn = torch.bmm(who.counts.unsqueeze(1), drawn).squeeze(1)
     rows = (who.count / K).unsqueeze(-1)
     return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
+
+
+def drawn_by_one_shot(means: Tensor, bias: Tensor) -> Tensor:
+    """What each class draws of the others, [B, K]; for some of these after the others."""
+    K = means.shape[-2]
+    drawn = torch.zeros_like(bias)
+    for start in range(0, K, max(1, MOST_ENTRIES // K)):
+        part = means[:, start : start + max(1, MOST_ENTRIES // K)]
+        logits = CENTRE * (part @ means.mT) + bias.unsqueeze(1)
+        logits.diagonal(offset=start, dim1=-2, dim2=-1).fill_(-math.inf)
+        drawn += logits.softmax(-1).sum(1)
+    return drawn
 
 
 def one_shot(data: Labelled) -> Likelihood:
@@ -398,9 +425,7 @@ def one_shot(data: Labelled) -> Likelihood:
     one, none = means.new_ones(B), means.new_zeros(B)
     bias = -CENTRE / 2 * squares
     if K > 1:
-        logits = CENTRE * (means @ means.mT) + bias.unsqueeze(1)
-        logits.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
-        bias = bias - torch.log1p((logits.softmax(-1).sum(1) - 1) / 2)
+        bias = bias - torch.log1p((drawn_by_one_shot(means, bias) - 1) / 2)
     return Likelihood(
         centre=data.centre,
         prototypes=means,
