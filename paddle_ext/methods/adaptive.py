@@ -104,7 +104,8 @@ def moved_logits(
     shots = likelihood.shots.unsqueeze(-2)
     labelled = shots * cross
     # With s the weighted sum of the rows of a class: products x.s, then s.s and the weights.
-    inner = torch.bmm(gram, W).add_(labelled)
+    inner, own = likelihood.weighted_products(x, W)
+    inner = inner.add_(labelled)
     square = (W * labelled.add_(inner)).sum(-2, keepdim=True)
     square = square + shots.square() * likelihood.squares.unsqueeze(-2)
     mass = shots + W.sum(-2, keepdim=True)

@@ -62,13 +62,25 @@ class Likelihood:
         """Of rows in the coordinates with the prototypes, in the metric, [B, N, K]."""
         return products(x, self.weights)
 
-    def gram(self, x: Tensor) -> Tensor:
-        """Of rows in the coordinates with one another, in the metric, [B, N, N]."""
-        plain = torch.bmm(x * (self.scale * column(self.plain)), x.mT)
-        if self.projection is None:
-            return plain
-        inner = products(x, self.projection)
-        return plain + (inner * column(self.projected)) @ inner.mT
+    def weighted_products(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """In the metric, of rows in the coordinates with weighted sums of them and with themselves.
+
+        [B, N, D] and [B, N, K] -> [B, N, K] and [B, N, 1].
+        """
+        scaled = x * (self.scale * column(self.plain))
+        inner = None if self.projection is None else products(x, self.projection)
+        if has_gram(*x.shape[-2:], weights.shape[-1]):
+            gram = torch.bmm(scaled, x.mT)
+            if inner is not None:
+                gram = gram + torch.bmm(inner * column(self.projected), inner.mT)
+            return torch.bmm(gram, weights), gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        found = torch.bmm(scaled, torch.bmm(x.mT, weights))
+        own = (scaled * x).sum(-1, keepdim=True)
+        if inner is not None:
+            other = inner * column(self.projected)
+            found = found.add_(torch.bmm(other, torch.bmm(inner.mT, weights)))
+            own = own.add_((other * inner).sum(-1, keepdim=True))
+        return found, own
 
     def logits(self, rows: Tensor) -> Tensor:
         """Of rows [N, D] or [B, N, D] as they are given, [.., N, K].

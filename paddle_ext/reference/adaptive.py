@@ -51,10 +51,10 @@ def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:
 
 
 def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor) -> Rows:
-    """Of classes with two rows or more, evenly spread: at most 256 rows, or K."""
+    """Of classes with two rows or more, evenly spread: 256 rows, or K up to 4096 classes."""
     S, K = len(x), len(means)
     able = [i for i in range(S) if shots[labels[i]] >= 2]
-    R = min(len(able), max(256, K))
+    R = min(len(able), max(256, min(K, 2**24 // K)))
     chosen = torch.tensor([able[(2 * i + 1) * len(able) // (2 * R)] for i in range(R)])
     chosen = chosen.to(labels.device)
     own = labels[chosen]
