@@ -10,23 +10,33 @@ import torch
 from torch import Tensor
 
 from . import check
+from .methods import Prediction
+from .methods.calibration import Likelihood, calibrated
+from .methods.task import computing_dtype
+from .rows import parts
 from .scaling import Coordinates, coordinates
 from .solution import Solution
 
 __all__ = ["novelty"]
 
+ALONE = "support_labels must have a class of two rows or more, got one of each"
 
-def novelty(solution: Solution, support: Tensor, support_labels: Tensor, query: Tensor) -> Tensor:
+
+def novelty(
+    solution: Solution | Prediction, support: Tensor, support_labels: Tensor, query: Tensor
+) -> Tensor:
     """How unlike its class each query is: near 1 for a sample of none of the classes.
 
     The share of the labelled rows that lie nearer to their own prototype, themselves left out of
     it, than the query lies to the prototype of its label. Of samples like the labelled ones, at
-    most about 5 in 100 exceed 0.95.
+    most about 5 in 100 exceed 0.95. For a solution of PADDLE, prototypes and coordinates are those
+    that it was solved with; for any other, they are those of the method `adaptive`: class means of
+    the labelled rows, in the metric that these speak for.
 
     Parameters
     ----------
-    solution : Solution
-        What `solve` gave for the following; one task.
+    solution : Solution or Prediction
+        What `solve`, or a method's `predict`, gave for the following; one task.
     support, support_labels, query : Tensor [S, D], [S], [Q, D]
         At least one class must have two rows or more: a class with one says nothing about how far
         its samples lie apart.
@@ -42,8 +52,8 @@ def novelty(solution: Solution, support: Tensor, support_labels: Tensor, query: 
     >>> labels = torch.arange(2).repeat(20)
     >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
     >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
-    >>> solution = paddle_ext.solve(support, labels, query)
-    >>> novelty(solution, support, labels, query).argmax()
+    >>> found = paddle_ext.methods.create("adaptive").predict(support, labels, query)
+    >>> novelty(found, support, labels, query).argmax()
     tensor(2)
     """
     check.dense(support, support_labels, query)
@@ -55,11 +65,18 @@ def novelty(solution: Solution, support: Tensor, support_labels: Tensor, query: 
         )
     K = check.dense_values(support, support_labels, query, u.shape[-1])
     labels = support_labels.long()
+    if isinstance(solution, Prediction) or solution.concentration is not None:
+        known = support.detach().to(computing_dtype(query)).unsqueeze(0)
+        likelihood = calibrated(known, labels.unsqueeze(0), K)
+        usual = usual_distances_of(likelihood)
+        if len(usual) == 0:
+            raise ValueError(ALONE)
+        return rank(usual, distances_to_own(likelihood, query.detach(), solution.labels))
     space = coordinates(support, labels, query, K, solution.scaling)
     prototypes = space.prototypes(support, labels, query, u)
     usual = usual_distances(space, support, labels, prototypes, u.sum(0, dtype=torch.float64))
     if len(usual) == 0:
-        raise ValueError("support_labels must have a class of two rows or more, got one of each")
+        raise ValueError(ALONE)
     # A query is part of its prototype as well, with its probability as the weight.
     mass = (labels.bincount(minlength=K) + u.sum(0, dtype=torch.float64))[solution.labels]
     share = u.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1).double() / mass
@@ -83,6 +100,21 @@ def usual_distances(
     share = 1 / (shots + mass)[labels]
     distances = space.distances_to_own(support, labels, prototypes)
     return (distances / (1 - share).square()).sort().values
+
+
+def usual_distances_of(likelihood: Likelihood) -> Tensor:
+    """The same in the metric of a likelihood of one task, of the rows that calibrated it."""
+    usual = likelihood.usual[0].double()
+    return usual[~usual.isnan()].sort().values
+
+
+def distances_to_own(likelihood: Likelihood, rows: Tensor, labels: Tensor) -> Tensor:
+    """Squared distance of each row [n, D] to the class mean of its label, [n] float64."""
+    pieces = []
+    for part in parts(len(rows), 3 * rows.shape[-1]):
+        x = likelihood.coordinates(rows[part].to(likelihood.weights.dtype).unsqueeze(0))
+        pieces.append(likelihood.distances_to_own(x, labels[part].unsqueeze(0))[0])
+    return torch.cat(pieces).double()
 
 
 def rank(usual: Tensor, distances: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ import paddle_ext
 from paddle_ext import Solution, presence, rows
 from paddle_ext import scaling as scalings
 from paddle_ext import solution as solutions
+from paddle_ext.methods import Adaptive
+from paddle_ext.methods.task import Task
 from paddle_ext.reference.paddle import prepare
 
 CLASSES, SHOTS, DIMENSION = 15, 4, 12
@@ -55,6 +57,16 @@ def test_present_counts_queries() -> None:
 def test_present_in_a_batch() -> None:
     solution = paddle_ext.solve(*task())
     assert solution.present().nonzero().view(-1).tolist() == [1, 4, 7]
+
+
+def test_of_a_prediction() -> None:
+    """Any method's prediction tells the same, from its probabilities."""
+    found = Adaptive().predict(*task())
+    assert found.present().nonzero().view(-1).tolist() == [1, 4, 7]
+    assert not found.present(threshold=1000).any()
+    torch.testing.assert_close(found.doubt(), 1 - found.probabilities.amax(-1))
+    with pytest.raises(ValueError, match="threshold must be finite and > 0"):
+        found.present(0)
 
 
 @pytest.mark.parametrize("threshold", [0, -1.0, math.nan, math.inf])
@@ -135,12 +147,62 @@ def test_novelty_finds_strangers() -> None:
     assert found[:-10].mean() < 0.7
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shots", [3, SHOTS])
+def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
+    """Labelled rows are compared as new rows are: with class means that they are no part of."""
+    support, labels, query = task(strangers=10)
+    support, labels = support[: shots * CLASSES].to(dtype), labels[: shots * CLASSES]
+    query = query.to(dtype)
+    adaptive = Adaptive()
+    found = adaptive.predict(support, labels, query)
+    got = presence.novelty(found, support, labels, query)
+    assert got.dtype == torch.float64
+    assert got[-10:].min() > 0.9
+    assert 0.3 < got[:-10].mean() < 0.7
+    solution = adaptive.solve_one(
+        adaptive.likelihood(Task(support[None], labels[None], query[None], CLASSES)), query
+    )
+    assert torch.equal(presence.novelty(solution, support, labels, query), got)
+    ordinary = presence.novelty(
+        adaptive.predict(support, labels, support), support, labels, support
+    )
+    assert ordinary.mean() < 0.5  # a row that is part of its class mean lies nearer
+
+
+def test_novelty_by_hand_of_a_prediction() -> None:
+    """With two shots: unit-norm rows less their centre, features weighed by their scatter."""
+    support, labels, query = task(strangers=5)
+    support, labels = support[: 2 * CLASSES], labels[: 2 * CLASSES]
+    found = Adaptive().predict(support, labels, query)
+
+    def unit(x: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(x, dim=1)
+
+    centre = unit(support).mean(0)
+    x, z = unit(unit(support) - centre), unit(unit(query) - centre)
+    means = torch.stack([x[labels == k].mean(0) for k in range(CLASSES)])
+    off = x - means[labels]
+    degrees = len(x) / 2
+    variance = off.square().sum(0) / degrees
+    mean = variance.mean()
+    scale = 1 / ((degrees * variance + 10 * mean) / (degrees + 10) + mean)
+    scale = scale / scale.mean()
+    usual = 3 * (off.square() * scale).sum(1)  # (n + 1) / (n - 1)
+    asked = ((z - means[found.labels]).square() * scale).sum(1)
+    expected = (usual < asked.unsqueeze(1)).double().mean(1)
+    torch.testing.assert_close(presence.novelty(found, support, labels, query), expected)
+
+
 def test_novelty_with_few_rows() -> None:
     """Classes with one row do not count; if there are no others, that is said."""
     support, labels, query = task()
     solution = paddle_ext.solve(support[:CLASSES], labels[:CLASSES], query)
     with pytest.raises(ValueError, match="a class of two rows or more"):
         presence.novelty(solution, support[:CLASSES], labels[:CLASSES], query)
+    found = Adaptive().predict(support[:CLASSES], labels[:CLASSES], query)
+    with pytest.raises(ValueError, match="a class of two rows or more"):
+        presence.novelty(found, support[:CLASSES], labels[:CLASSES], query)
     few = CLASSES + 1  # class 0 has two
     solution = paddle_ext.solve(support[:few], labels[:few], query)
     found = presence.novelty(solution, support[:few], labels[:few], query)

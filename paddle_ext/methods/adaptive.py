@@ -87,6 +87,14 @@ class Adaptive(Method):
         probabilities = torch.softmax(logits.mul_(likelihood.temper), dim=-1)
         return found._replace(labels=probabilities.argmax(-1), probabilities=probabilities)
 
+    def solve_one(self, likelihood: Likelihood, query: Tensor) -> Solution:
+        """Classify the queries [Q, D] of one task, whose solution has no batch dimension."""
+        found = self.solve_batch(likelihood, query.unsqueeze(0))
+        alone: dict[str, Any] = {
+            name: x[0] for name, x in found._asdict().items() if isinstance(x, Tensor)
+        }
+        return found._replace(**alone)
+
 
 def moved_logits(
     likelihood: Likelihood, found: Solution, weight: float, x: Tensor, cross: Tensor

@@ -31,6 +31,15 @@ class Prediction(NamedTuple):
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     probabilities: Tensor  # [.., Q, K]: rows on the simplex
 
+    def present(self, threshold: float = 1.5) -> Tensor:
+        """Which classes hold `threshold` queries or more, [.., K] bool; see `Solution.present`."""
+        threshold = check.real("threshold", threshold, positive=True)
+        return self.probabilities.sum(-2, dtype=torch.float64) >= threshold
+
+    def doubt(self) -> Tensor:
+        """How doubtful each label is, [.., Q]: the probability of all other classes."""
+        return (1 - self.probabilities.amax(-1)).clamp(min=0)
+
 
 class Method(ABC):
     """A classifier of the queries of few-shot tasks; see `create` for how to get one.

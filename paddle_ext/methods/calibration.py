@@ -47,6 +47,7 @@ class Likelihood:
     mixture: Tensor  # [B or 1] weight of the full metric, in [0, 1]
     temper: float  # factor on the last logits, before they are probabilities
     rows: int  # S
+    usual: Tensor  # [B or 1, R] squared distances to the own class, as of new rows; NaN: none
     # The metric: x.y becomes `plain` sum_d scale_d x_d y_d + `projected` (P x).(P y).
     scale: Tensor  # [B or 1, 1, D]
     projection: Tensor | None  # P [B or 1, M, D]
@@ -69,7 +70,7 @@ class Likelihood:
         """
         scaled = x * (self.scale * column(self.plain))
         inner = None if self.projection is None else products(x, self.projection)
-        if has_gram(*x.shape[-2:], weights.shape[-1]):
+        if has_gram(x.shape[-2], x.shape[-1], weights.shape[-1]):
             gram = torch.bmm(scaled, x.mT)
             if inner is not None:
                 gram = gram + torch.bmm(inner * column(self.projected), inner.mT)
@@ -81,6 +82,15 @@ class Likelihood:
             found = found.add_(torch.bmm(other, torch.bmm(inner.mT, weights)))
             own = own.add_((other * inner).sum(-1, keepdim=True))
         return found, own
+
+    def distances_to_own(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Squared, of rows in the coordinates to the prototypes of their labels, [B, N]."""
+        away = x - take(self.prototypes, labels)
+        plain = (away.square() * (self.scale * column(self.plain))).sum(-1)
+        if self.projection is None:
+            return plain
+        inner = products(away, self.projection).square().sum(-1)
+        return (plain + inner * self.projected.unsqueeze(-1)).clamp(min=0)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Of rows [N, D] or [B, N, D] as they are given, [.., N, K].
@@ -368,7 +378,7 @@ def calibrated(
     cross = torch.bmm(who.x, weights.mT)
     base = scaled_distances(who, data, scale, squares, cross)
     sharpness, objective = calibrate(base.to, who.own, who.count)
-    to, noise, projection = base.to, base.noise, None
+    to, own, noise, projection = base.to, base.own, base.noise, None
     mixture = projected = torch.zeros_like(sharpness)
     plain = torch.ones_like(sharpness)
     if takes_full_metric(metric, S, K, D):
@@ -381,6 +391,7 @@ def calibrated(
             objective = torch.where(better, found[1], objective)
             mixture = torch.where(better, share, mixture)
         to = torch.lerp(base.to, other.to, column(mixture))
+        own = torch.lerp(base.own, other.own, mixture.unsqueeze(-1))
         noise = torch.lerp(base.noise, other.noise, mixture.unsqueeze(-1))
         projection = full.projection
         projected = full.sign * mixture * shrink
@@ -400,6 +411,7 @@ def calibrated(
         mixture=mixture,
         temper=1.0,
         rows=S,
+        usual=torch.where(who.counts > 0, own, math.nan),
         scale=scale,
         projection=projection,
         plain=plain,
@@ -449,6 +461,7 @@ def one_shot(data: Labelled) -> Likelihood:
         mixture=none,
         temper=ONE_SHOT_TEMPER,
         rows=K,
+        usual=means.new_empty(B, 0),
         scale=means.new_ones(B, 1, D),
         projection=None,
         plain=one,
