@@ -25,6 +25,8 @@ paddle-ext reproduce table1 --bank tiered-test.npz --dataset tiered --methods al
 
 paddle-ext reproduce keff --bank mini-test.npz --methods paddle,tim --n-tasks 500
 
+paddle-ext reproduce any-batch --bank my-features.npz --shots 1,5 --n-tasks 100
+
 paddle-ext reproduce label-cost
 """
 PARAMETERS = {"tuned": "options"}  # of the experiments, where an option has another name
@@ -63,7 +65,7 @@ def reproduce(
     fresh: Fresh = False,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
-    """Run an experiment of the paper; its numbers stand beside ours."""
+    """Run an experiment: those of the paper with its numbers beside ours, or any-batch."""
     if listed or experiment is None:
         list_experiments()
         return
@@ -144,10 +146,12 @@ def run(
 
 
 def show_result(result: ExperimentResult, folder: Path) -> None:
+    from ...research.evaluation.drawing import emphasised
+
     show.say(result.title)
     show.say(result.summary())
     for each in result.tables():
-        strong = [number for number, row in enumerate(each.rows) if row[0].startswith("PADDLE")]
+        strong = [number for number, row in enumerate(each.rows) if emphasised(row[0])]
         show.table(each.header, each.rows, title=each.title, emphasised=strong)
     for path in sorted(folder.glob(f"{result.experiment}*.*")):
         show.say(f"written: {path}")

@@ -39,9 +39,10 @@ STYLES: dict[str, tuple[str, str]] = {
     "alpha_tim": ("#0063a8", "h"),
     "soft_kmeans": ("#117733", "d"),
     "paddle_pgd": ("#6a1b4d", "p"),
-    "adaptive": ("#d55e00", "*"),
+    "adaptive": ("#6a1fb0", "*"),
 }
 OTHER = ("#555555", "8")
+EMPHASISED = ("adaptive", "paddle")
 
 T = TypeVar("T")
 
@@ -61,7 +62,27 @@ def paler(colour: str) -> str:
 
 
 def emphasised(label: str) -> bool:
-    return base_name(label) == "paddle"
+    return base_name(label) in EMPHASISED
+
+
+def line_style(label: str, *, dashed: bool = False) -> dict[str, Any]:
+    """How the curve of a method is drawn; dashed and without markers if others are held to it."""
+    if dashed:
+        return {"color": INK, "lw": 2.2, "ls": (0, (4, 1.6)), "zorder": 4}
+    colour, marker = style(label)
+    # Width of the line, size of the marker (a star looks smaller than it is), and what is on top.
+    width, size, order = {"adaptive": (3.8, 13.0, 6), "paddle": (3.0, 7.5, 5)}.get(
+        base_name(label), (1.7, 6.0, 3)
+    )
+    return {
+        "color": colour,
+        "marker": marker,
+        "lw": width,
+        "ms": size,
+        "mec": "white",
+        "mew": 0.6,
+        "zorder": order,
+    }
 
 
 def shots_title(shots: int | None) -> str:
@@ -123,27 +144,18 @@ def interval(result: Result) -> float:
 # --- marks --------------------------------------------------------------------------------------
 
 
-def draw_line(axes: Axes, label: str, points: Sequence[tuple[float, float, float]]) -> None:
+def draw_line(
+    axes: Axes, label: str, points: Sequence[tuple[float, float, float]], *, dashed: bool = False
+) -> None:
     """A line through (x, y, half the height of the band)."""
     if not points:
         return
     x, y, half = zip(*points, strict=True)
-    colour, marker = style(label)
-    strong = emphasised(label)
+    drawn = line_style(label, dashed=dashed)
     low = [a - b for a, b in zip(y, half, strict=True)]
     high = [a + b for a, b in zip(y, half, strict=True)]
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0, zorder=2)
-    axes.plot(
-        x,
-        y,
-        color=colour,
-        marker=marker,
-        lw=3.0 if strong else 1.7,
-        ms=7.5 if strong else 6,
-        mec="white",
-        mew=0.6,
-        zorder=5 if strong else 3,
-    )
+    axes.fill_between(x, low, high, color=drawn["color"], alpha=0.18, lw=0, zorder=2)
+    axes.plot(x, y, **drawn)
 
 
 def draw_bars(
@@ -236,6 +248,14 @@ def name_panel(axes: Axes, text: str, x: str = "", y: str = "") -> None:
         axes.set_ylabel(y, fontsize=NORMAL, color=INK)
 
 
+def mark_counts(axes: Axes, counts: Sequence[int]) -> None:
+    """A tick at each count; on a log scale if the small ones would be on top of each other."""
+    if max(counts) > 10 * min(counts):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(counts, [str(count) for count in counts])
+
+
 def head(figure: Figure, title: str, below: str = "") -> None:
     """The title, and in smaller letters what is below it; the panels get the rest."""
     width, height = figure.get_size_inches()
@@ -263,26 +283,28 @@ def legend_below(figure: Figure, handles: list[Any], labels: list[str], columns:
         columnspacing=1.6,
     )
     for text in made.get_texts():
-        if text.get_text() == TITLES["paddle"]:
+        if text.get_text() in [TITLES[name] for name in EMPHASISED]:
             text.set_fontweight("bold")
 
 
-def method_legend(figure: Figure, methods: Sequence[str], published: bool) -> None:
-    """An entry for each method, PADDLE first, and one for the published curve."""
+def method_legend(
+    figure: Figure, methods: Sequence[str], published: bool, reference: str | None = None
+) -> None:
+    """An entry for each method, the emphasised ones first, and one for the published curve."""
     from matplotlib.lines import Line2D
 
-    handles: list[Any] = []
-    labels: list[str] = []
-    for label in sorted(methods, key=lambda label: not emphasised(label)):
-        colour, marker = style(label)
-        width = 3.0 if emphasised(label) else 1.7
-        line = Line2D([], [], color=colour, marker=marker, lw=width, ms=7, mec="white", mew=0.6)
-        handles.append(line)
-        labels.append(title_of(label))
-    if published:
-        handles.insert(1, Line2D([], [], **published_line()))
-        labels.insert(1, f"{TITLES['paddle']}, published")
-    legend_below(figure, handles, labels)
+    order = [*EMPHASISED, reference]
+    entries: dict[str, Any] = {}
+    for label in sorted(methods, key=lambda label: place_in(order, base_name(label) or label)):
+        entries[title_of(label)] = Line2D([], [], **line_style(label, dashed=label == reference))
+        if published and label == "paddle":
+            entries[f"{TITLES['paddle']}, published"] = Line2D([], [], **published_line())
+    legend_below(figure, list(entries.values()), list(entries))
+
+
+def place_in(order: Sequence[object], item: object) -> int:
+    """Where an item comes; the end for those that are not there."""
+    return order.index(item) if item in order else len(order)
 
 
 def published_line() -> dict[str, Any]:

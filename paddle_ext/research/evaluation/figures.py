@@ -30,6 +30,7 @@ from .drawing import (
     interval,
     legend_below,
     make_panels,
+    mark_counts,
     method_legend,
     name_panel,
     paler,
@@ -66,6 +67,7 @@ def accuracy_against_k_eff(
     evaluation: Evaluation,
     published: Mapping[int | None, Mapping[int, float]] | None = None,
     path: str | Path | None = None,
+    reference: str | None = None,
 ) -> Figure:
     """Draw accuracy against the number of effective classes, one panel per number of shots.
 
@@ -76,6 +78,8 @@ def accuracy_against_k_eff(
     published : mapping, optional
         From shots to K_eff to the published accuracy of PADDLE, drawn dashed.
     path : path, optional
+    reference : str, optional
+        The method that the others are held to, drawn as a dashed line.
 
     Examples
     --------
@@ -86,20 +90,21 @@ def accuracy_against_k_eff(
     results = at_least_one(evaluation)
     every_shots = distinct(result.shots for result in results)
     every_k_eff = distinct(result.k_eff for result in results)
-    figure, panels = make_panels(len(every_shots), height=5.0)
+    figure, panels = make_panels(len(every_shots), height=6.0 if len(every_shots) == 1 else 5.0)
     for axes, shots in zip(panels, every_shots, strict=True):
         for method in evaluation.methods:
             own = [r for r in evaluation.select(method) if r.shots == shots]
-            draw_line(axes, method, sorted((r.k_eff, r.accuracy, interval(r)) for r in own))
+            points = sorted((r.k_eff, r.accuracy, interval(r)) for r in own)
+            draw_line(axes, method, points, dashed=method == reference)
         dashed = (published or {}).get(shots, {})
         if dashed:
             axes.plot(list(dashed), list(dashed.values()), **published_line())
         name_panel(axes, shots_title(shots), f"classes present, {K_EFF}")
-        axes.set_xticks(every_k_eff)
+        mark_counts(axes, every_k_eff)
     panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
-    bank = evaluation.bank
-    head(figure, "Accuracy against the number of classes present", settings_line(results, bank))
-    method_legend(figure, evaluation.methods, any((published or {}).values()))
+    below = settings_line(results, evaluation.bank)
+    head(figure, "Accuracy against the number of classes present", below)
+    method_legend(figure, evaluation.methods, any((published or {}).values()), reference)
     return finish(figure, path)
 
 
@@ -191,9 +196,8 @@ def ablation(
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(visible=False, axis="x")
     name_panel(axes, "", y="accuracy (%)")
-    head(
-        figure, "With and without the partition complexity", settings_line(results, evaluation.bank)
-    )
+    below = settings_line(results, evaluation.bank)
+    head(figure, "With and without the partition complexity", below)
     handles, labels = axes.get_legend_handles_labels()
     if published:
         handles += axes.plot([], [], color=INK, lw=2.4)

@@ -303,6 +303,26 @@ def test_reproduce(bank: Path, tmp_path: Path) -> None:
     assert f"written: {tmp_path / 'table1.json'}" in shown
 
 
+def test_reproduce_any_batch(bank: Path, tmp_path: Path) -> None:
+    shown = run("reproduce", "any-batch", "--bank", bank, "--methods", "paddle,adaptive",
+                "--shots", "1,5", "--k_eff", "1", "12", "--tasks", 4, "--output", tmp_path,
+                *CPU)  # fmt: skip
+    results = json.loads((tmp_path / "any-batch.json").read_text())["evaluation"]["results"]
+    assert len(results) == 12  # with the nearest class mean, which is always there
+    means = [
+        sum(100 * r["correct"] / (r["n_tasks"] * r["n_query"]) for r in own) / 2
+        for own in (
+            [r for r in results if (r["method"], r["shots"]) == ("adaptive", shots)]
+            for shots in (1, 5)
+        )
+    ]
+    rows = [line.split() for line in shown.splitlines() if line.startswith("Adaptive")]
+    for mean, row in zip(means, rows, strict=True):
+        assert f"{mean:.1f}" in row
+    for name in ("any-batch.md", "any-batch-1-shot.png", "any-batch-5-shot.png"):
+        assert f"written: {tmp_path / name}" in shown
+
+
 def test_reproduce_without_a_bank(tmp_path: Path) -> None:
     shown = run("reproduce", "label-cost", "--output", tmp_path)
     assert f"written: {tmp_path / 'label-cost.png'}" in shown
@@ -314,6 +334,11 @@ def test_reproduce_without_a_bank(tmp_path: Path) -> None:
     [
         (["table9"], "EXPERIMENT must be one of table1, table2"),
         (["table1"], "--bank must be given for table1"),
+        (["any-batch"], "--bank must be given for any-batch"),
+        (
+            ["any-batch", "--bank", "x.npz", "--dataset", "mini"],
+            "--dataset must not be given for any-batch",
+        ),
         (["label-cost", "--tasks", "3"], "--n-tasks must not be given for label-cost"),
         (["convergence", "--bank", "x.npz", "--methods", "all"], "--methods must not be given"),
     ],

@@ -105,6 +105,8 @@ def test_published_numbers_are_those_of_five_classes(bank: FeatureBank) -> None:
 def test_methods_and_their_options() -> None:
     chosen, published = experiments_base.methods_by_name, paper.methods("table1")
     assert tuple(chosen("paper", published, "mini", None)) == published
+    assert len(published) == 8
+    assert "adaptive" not in published
     assert set(chosen("all", published, "paper", None)) == set(methods.available())
     assert chosen("paper", published, "tiered", None)["bd_cspn"].temperature == 30
     assert chosen("paddle", (), "mini", None)["paddle"].scaling == "minmax"
@@ -256,8 +258,8 @@ def test_label_cost(tmp_path) -> None:
 
 
 def test_registry() -> None:
-    names = ["table1", "table2", "ablation", "keff", "convergence", "lambda", "label-cost"]
-    assert list(EXPERIMENTS) == names
+    names = "table1 table2 ablation keff any-batch convergence lambda label-cost"
+    assert list(EXPERIMENTS) == names.split()
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name
         assert experiment.description
@@ -331,5 +333,5 @@ def test_json_is_plain(bank: FeatureBank, tmp_path) -> None:
 
 def test_examples() -> None:
     package = "paddle_ext.research.evaluation.experiments"
-    for module in ("", ".accuracy", ".convergence", ".label_cost", ".lambda_"):
+    for module in ("", ".accuracy", ".any_batch", ".convergence", ".label_cost", ".lambda_"):
         assert doctest.testmod(sys.modules[package + module]).failed == 0

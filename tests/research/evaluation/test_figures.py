@@ -90,6 +90,25 @@ def test_accuracy_against_k_eff() -> None:
     assert "toy features, 20 candidate classes, 75 queries, 400 tasks" in texts(figure)
 
 
+def test_from_one_class_to_all() -> None:
+    """A log scale, the reference dashed, and the method for any batch on top."""
+    accuracies = {1: 80.0, 2: 70.0, 75: 60.0, 150: 50.0}
+    names = ("nearest", "tim", "paddle", "adaptive")
+    results = [result(name, y, 5, k) for name in names for k, y in accuracies.items()]
+    figure = figures.accuracy_against_k_eff(evaluation(*results), reference="nearest")
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "75", "150"]
+    assert len(axes.get_xticks(minor=True)) == 0
+    nearest, tim, paddle, adaptive = axes.get_lines()
+    assert (nearest.get_linestyle(), nearest.get_marker()) == ("--", "None")
+    assert {line.get_linestyle() for line in (tim, paddle, adaptive)} == {"-"}
+    assert adaptive.get_linewidth() > paddle.get_linewidth() > tim.get_linewidth()
+    assert adaptive.get_zorder() > paddle.get_zorder() > nearest.get_zorder() > tim.get_zorder()
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["Adaptive", "PADDLE", "nearest", "TIM"]
+
+
 def test_bars_are_sorted() -> None:
     found = evaluation(
         result("paddle", 70.0), result("tim", 75.0), result("pt_map", 20.0), result("tim", 1.0, 10)

@@ -1,4 +1,4 @@
-"""The paper's experiments: a function `run` for each, and a result that can be saved."""
+"""The experiments: a function `run` for each, and a result that can be saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import paper
 from ..results import contents_of
 from ..settings import RunSettings
-from . import accuracy, convergence, label_cost, lambda_
+from . import accuracy, any_batch, convergence, label_cost, lambda_
 from .base import ExperimentResult, Table
 
 __all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
@@ -72,6 +72,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             "accuracy against the number of classes present, 2 to 10",
             partial(accuracy.run, "keff", k_eff=paper.K_EFFS, n_tasks=1000),
             accuracy.AccuracyCurves,
+        ),
+        Experiment(
+            "any-batch",
+            "accuracy from one class present to all of them, beside the nearest class mean",
+            any_batch.run,
+            any_batch.AnyBatch,
         ),
         Experiment(
             "convergence",

@@ -13,13 +13,12 @@ from .... import check
 from ...data.bank import FeatureBank
 from .. import figures as pictures
 from .. import paper
-from ..drawing import distinct, settings_line, shots_title
+from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
-from ..results import Evaluation
 from ..settings import RunSettings
 from ..tables import MISSING, accuracy_text, published_cells, rows, title_of
 from .base import (
-    ExperimentResult,
+    EvaluationResult,
     Table,
     check_data_set,
     features_title,
@@ -30,7 +29,6 @@ from .base import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from typing_extensions import Self
 
 TITLES = {
     "table1": "Table 1: accuracy of the methods",
@@ -42,25 +40,15 @@ JOURNAL = "tasks"  # folder of evaluate's journal, in that of the experiment
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyTable(ExperimentResult):
+class AccuracyTable(EvaluationResult):
     """One evaluation, beside what the paper has for a data set and a backbone."""
 
-    evaluation: Evaluation
     dataset: str | None  # None: the paper has nothing to compare with
     backbone: str
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**{**data, "evaluation": Evaluation.from_fields(data["evaluation"])})
 
     @property
     def title(self) -> str:
         return TITLES[self.experiment]
-
-    def summary(self) -> str:
-        where = f" Seconds: {self.evaluation.machine}." if self.evaluation.machine else ""
-        intervals = "± is half the 95 % confidence interval."
-        return f"{settings_line(self.evaluation, self.evaluation.bank)}; {intervals}{where}"
 
     def published(self) -> dict[str, dict[int | None, float]]:
         """The paper's table, which has K_eff = 5 alone."""

@@ -16,9 +16,9 @@ from ...files import replacing
 from ...ranks import is_first_rank
 from .. import paper
 from ..arguments import PAPER_ORDER
-from ..drawing import finish
+from ..drawing import finish, settings_line
 from ..plan import TaskPlan, distinct_integers, plan_tasks
-from ..results import write_json
+from ..results import Evaluation, write_json
 from ..settings import RunSettings
 from ..tables import markdown_table
 
@@ -94,6 +94,22 @@ class ExperimentResult(ABC):
         return written
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult(ExperimentResult):
+    """What an experiment found that is one evaluation."""
+
+    evaluation: Evaluation
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "evaluation": Evaluation.from_fields(data["evaluation"])})
+
+    def summary(self) -> str:
+        where = f" Seconds: {self.evaluation.machine}." if self.evaluation.machine else ""
+        intervals = "± is half the 95 % confidence interval."
+        return f"{settings_line(self.evaluation, self.evaluation.bank)}; {intervals}{where}"
+
+
 R = TypeVar("R", bound=ExperimentResult)
 
 
@@ -120,7 +136,7 @@ def features_title(name: str, dataset: str | None, backbone: str) -> str:
 def methods_by_name(
     methods: str | Sequence[str],
     published: Sequence[str],
-    preset: str,
+    preset: str | None,
     options: Mapping[str, Mapping[str, object]] | None,
 ) -> dict[str, Method]:
     """Those of the paper, all, or some; options as tuning found them.

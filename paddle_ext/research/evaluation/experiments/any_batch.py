@@ -1,0 +1,217 @@
+"""Any batch: accuracy from one class present to all of them, beside the nearest class mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .... import check
+from .... import methods as registry
+from ...data.bank import FeatureBank
+from .. import figures as pictures
+from .. import paper
+from ..drawing import distinct, shots_title
+from ..evaluate import evaluate_plan
+from ..plan import TaskPlan, distinct_integers
+from ..results import Evaluation, Result
+from ..settings import RunSettings
+from ..tables import MISSING, accuracy_text, milliseconds_text, title_of
+from .base import EvaluationResult, Table, methods_by_name, plan_experiment, save_on_first_rank
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXPERIMENT = "any-batch"
+NEAREST = "nearest class mean"  # of unit-norm rows: what no method should fall below
+# Those that can be told apart in one picture, and none that takes seconds for a task.
+METHODS = (
+    "baseline",
+    "simpleshot",
+    "bd_cspn",
+    "pt_map",
+    "laplacian_shot",
+    "tim",
+    "alpha_tim",
+    "paddle",
+    "adaptive",
+)
+FEW = (1, 2, 5, 10, 20)  # classes present, beside half and all of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyBatch(EvaluationResult):
+    """An evaluation from one class present to all; `NEAREST` is the first of its methods."""
+
+    experiment: str = EXPERIMENT
+
+    @property
+    def title(self) -> str:
+        return "Any batch: accuracy from one class present to all of them"
+
+    def parts(self) -> dict[int | None, Evaluation]:
+        """The evaluation of each number of shots."""
+        every_shots = distinct(result.shots for result in self.evaluation)
+        return {
+            shots: replace(
+                self.evaluation, results=tuple(r for r in self.evaluation if r.shots == shots)
+            )
+            for shots in every_shots
+        }
+
+    def tables(self) -> list[Table]:
+        return [table(shots, part) for shots, part in self.parts().items()]
+
+    def figures(self) -> dict[str, Figure]:
+        found = {}
+        for shots, part in self.parts().items():
+            stem = EXPERIMENT if shots is None else f"{EXPERIMENT}-{shots}-shot"
+            found[stem] = pictures.accuracy_against_k_eff(part, reference=NEAREST)
+        return found
+
+
+def table(shots: int | None, evaluation: Evaluation) -> Table:
+    """K_eff in columns; their mean, and the largest loss against the nearest class mean."""
+    nearest = evaluation.select(NEAREST)
+    cells = []
+    for method in evaluation.methods:
+        own = evaluation.select(method)
+        mean = sum(result.accuracy for result in own) / len(own)
+        worst = MISSING if method == NEAREST else worst_text(own, nearest)
+        accuracies = [accuracy_text(result) for result in own]
+        milliseconds = milliseconds_text(own)
+        cells.append([title_of(method), *accuracies, f"{mean:.1f}", worst, milliseconds])
+    if len({result.n_query for result in nearest}) > 1:
+        cells.append(["queries", *(str(result.n_query) for result in nearest), "", "", ""])
+    every_k_eff = [str(result.k_eff) for result in nearest]
+    header = ["K_eff", *every_k_eff, "mean", "worst against the nearest mean", "ms/task"]
+    return Table(shots_title(shots), header, cells)
+
+
+def worst_text(own: Sequence[Result], nearest: Sequence[Result]) -> str:
+    """The smallest difference from the nearest class mean, and where it is."""
+    pairs = zip(own, nearest, strict=True)
+    value, k_eff = min((a.accuracy - b.accuracy, a.k_eff) for a, b in pairs)
+    return f"{round(value, 1) + 0.0:+.1f} (K_eff {k_eff})"  # + 0.0: no -0.0
+
+
+def run(
+    bank: FeatureBank,
+    *,
+    methods: str | Sequence[str] = METHODS,
+    shots: int | Sequence[int] | None = 5,
+    k_eff: int | Sequence[int] | None = None,
+    n_tasks: int = 200,
+    n_query: int = 75,
+    support: str | None = None,
+    query: str | None = None,
+    options: Mapping[str, Mapping[str, object]] | None = None,
+    **run: Any,
+) -> AnyBatch:
+    """Evaluate methods on any bank, from one class present to all of them.
+
+    Parameters
+    ----------
+    bank : FeatureBank
+        All its classes are candidates.
+    methods : {"paper", "all"}, or names
+        With their default options, which are for no data set in particular; PT-MAP takes no roots
+        of features if some are negative. The nearest class mean of unit-norm rows is always there:
+        the others are compared with it.
+    shots, n_tasks
+        As in `evaluate`. Each number of shots has a picture and a table.
+    k_eff : int or sequence of int, optional
+        Classes that the queries of a task come from. By default 1, 2, 5, 10, 20, half and all of
+        them, as far as there are so many.
+    n_query : int
+        Queries of a task; fewer where the smallest `k_eff` classes have fewer rows beside the
+        support.
+    support, query : str, optional
+        Splits to draw from.
+    options : mapping, optional
+        From names to options of methods, such as `Tuning.options`.
+    **run
+        As in `accuracy.run`.
+
+    Returns
+    -------
+    AnyBatch
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
+    >>> print(run(bank, methods=["paddle", "adaptive"]).markdown())  # doctest: +SKIP
+    """
+    settings = RunSettings(**run)
+    tasks = {"n_tasks": n_tasks, "support": support, "query": query, "seed": settings.seed}
+    plans = plans_by_queries(bank, shots, k_eff, check.integer("n_query", n_query), tasks)
+    fitting = {**needed_options(bank), **(options or {})}
+    chosen = {NEAREST: registry.create("simpleshot", scaling="l2n")}
+    chosen |= methods_by_name(methods, paper.methods("table1"), None, fitting)
+    parts = [
+        evaluate_plan(bank, chosen, plan, settings.in_subfolder(f"tasks-{count}"))
+        for count, plan in sorted(plans.items(), reverse=True)
+    ]
+    results = [result for part in parts for result in part]
+    results.sort(key=lambda result: (result.shots or 0, result.k_eff))  # methods keep their order
+    found = AnyBatch(evaluation=replace(parts[0], results=tuple(results)))
+    return save_on_first_rank(found, settings)
+
+
+def needed_options(bank: FeatureBank) -> dict[str, dict[str, object]]:
+    """Options without which a method would refuse the features."""
+    return {"pt_map": {"power": 1.0}} if float(bank.features.amin()) < 0 else {}
+
+
+def plans_by_queries(
+    bank: FeatureBank,
+    shots: int | Sequence[int] | None,
+    k_eff: int | Sequence[int] | None,
+    n_query: int,
+    tasks: Mapping[str, Any],
+) -> dict[int, TaskPlan]:
+    """The tasks of all settings, by how many queries they have: a journal has one number."""
+    found: dict[int, TaskPlan] = {}
+    for count in [None] if shots is None else distinct_integers("shots", shots):
+        # The smallest tasks there are: what they cannot be drawn from, others cannot either.
+        least = plan_experiment(EXPERIMENT, bank, shots=count, k_eff=1, n_query=1, **tasks)
+        room = rows_for_queries(least)
+        K = least.samplers[0].num_classes
+        every_k_eff = default_k_eff(K) if k_eff is None else distinct_integers("k_eff", k_eff)
+        for effective in every_k_eff:
+            queries = min(n_query, int(room[:effective].sum()))
+            plan = plan_experiment(
+                EXPERIMENT, bank, shots=count, k_eff=effective, n_query=queries, **tasks
+            )
+            before = found[queries].samplers if queries in found else ()
+            found[queries] = replace(plan, samplers=(*before, *plan.samplers))
+    return found
+
+
+def default_k_eff(K: int) -> list[int]:
+    """Few, half and all of the classes.
+
+    Examples
+    --------
+    >>> default_k_eff(20), default_k_eff(37), default_k_eff(1)
+    ([1, 2, 5, 10, 20], [1, 2, 5, 10, 18, 20, 37], [1])
+    """
+    return distinct(count for count in (*FEW, K // 2, K) if 1 <= count <= K)
+
+
+def rows_for_queries(plan: TaskPlan) -> Tensor:
+    """Rows of each class [K] that are left for the queries, the smallest number first."""
+    sampler, taken = plan.samplers[0], 0
+    rows = torch.ones_like(plan.labels, dtype=torch.bool)
+    if plan.query is not None:
+        rows.zero_()[plan.query] = True
+    elif plan.support is not None:
+        rows[plan.support] = False
+    else:
+        taken = sampler.shots or 0
+    labels = plan.labels[rows & (plan.labels >= 0)]
+    return (torch.bincount(labels, minlength=sampler.num_classes) - taken).sort().values

@@ -1,0 +1,169 @@
+"""Accuracy from one class present to all of them, on banks of 12 small classes."""
+
+import pytest
+import torch
+
+from paddle_ext import FeatureBank, TaskSampler, methods
+from paddle_ext.research.evaluation import Result
+from paddle_ext.research.evaluation.experiments import EXPERIMENTS, any_batch, load
+from paddle_ext.research.evaluation.experiments.any_batch import NEAREST, AnyBatch
+
+pytest.importorskip("matplotlib")
+
+CLASSES, ROWS = 12, 30
+SMALL = {"n_tasks": 6, "n_query": 20, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def bank() -> FeatureBank:
+    """Class k has 2k rows fewer than 30."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.cat([torch.full((ROWS - 2 * k,), k) for k in range(CLASSES)])
+    centres = torch.randn(CLASSES, 16, generator=generator)
+    noise = torch.randn(len(labels), 16, generator=generator)
+    split = ["repr" if i % 2 else "query" for i in range(len(labels))]
+    return FeatureBank(centres[labels] + 0.9 * noise, labels, split=split)
+
+
+def run(bank: FeatureBank, **options: object) -> AnyBatch:
+    found = EXPERIMENTS["any-batch"].run(bank, **{**SMALL, **options})
+    assert isinstance(found, AnyBatch)
+    return found
+
+
+def cells(result: AnyBatch, number: int = 0) -> dict[str, list[str]]:
+    table = result.tables()[number]
+    return {row[0]: row[1:] for row in (table.header, *table.rows)}
+
+
+def right_answers(bank: FeatureBank, method: methods.Method, result: Result) -> int:
+    """Task after task, through the protocol of the methods alone."""
+    sampler = TaskSampler(
+        bank.labels, shots=result.shots, k_eff=result.k_eff, n_query=result.n_query
+    )
+    correct = 0
+    for support, labels, query, truth in zip(*sampler.batch(0, result.n_tasks), strict=True):
+        found = method.predict(bank.features[support], labels, bank.features[query])
+        correct += int((found.labels == truth).sum())
+    return correct
+
+
+def test_all_numbers_of_classes(bank: FeatureBank, tmp_path) -> None:
+    result = run(bank, methods=["paddle", "adaptive"], shots=(1, 5), output=tmp_path)
+    assert result.evaluation.methods == (NEAREST, "paddle", "adaptive")
+    assert [r.k_eff for r in result.evaluation.select("paddle", shots=1)] == [1, 2, 5, 6, 10, 12]
+    made = {
+        NEAREST: methods.create("simpleshot", scaling="l2n"),
+        "paddle": methods.create("paddle"),
+        "adaptive": methods.create("adaptive"),
+    }
+    for one in result.evaluation:
+        assert one.correct == right_answers(bank, made[one.method], one)
+    assert load(tmp_path / "any-batch.json") == result
+    assert (tmp_path / "any-batch.md").read_text() == result.markdown()
+    for shots in (1, 5):
+        picture = tmp_path / f"any-batch-{shots}-shot.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_fewer_queries_of_small_classes(bank: FeatureBank) -> None:
+    """The smallest classes have 8, 10, 12 ... rows, of which 5 are the support."""
+    result = run(bank, methods="adaptive", k_eff=(1, 2, 4))
+    queries = {r.k_eff: r.n_query for r in result.evaluation}
+    assert queries == {1: 3, 2: 3 + 5, 4: 20}
+    assert cells(result)["queries"][:3] == ["3", "8", "20"]
+    assert "3 to 20 queries" in result.summary()
+
+
+def test_table(bank: FeatureBank) -> None:
+    result = run(bank, methods=["pt_map", "adaptive"], k_eff=(2, 12), n_query=8)
+    table = cells(result)
+    last = ["mean", "worst against the nearest mean", "ms/task"]
+    assert table["K_eff"] == ["2", "12", *last]
+    assert list(table)[1:] == [NEAREST, "PT-MAP", "Adaptive"]  # all have as many queries
+    nearest = {r.k_eff: r.accuracy for r in result.evaluation.select(NEAREST)}
+    for name, title in (("pt_map", "PT-MAP"), ("adaptive", "Adaptive")):
+        own = {r.k_eff: r.accuracy for r in result.evaluation.select(name)}
+        differences = {own[k] - nearest[k]: k for k in own}
+        worst = min(differences)
+        assert table[title][2] == f"{sum(own.values()) / 2:.1f}"
+        assert float(table[title][3].split()[0]) == pytest.approx(worst, abs=0.051)
+        assert table[title][3].endswith(f"(K_eff {differences[worst]})")
+    assert table[NEAREST][3] == "–"
+
+
+def test_negative_features(bank: FeatureBank) -> None:
+    """No method refuses them; options that are given win."""
+    few = {"k_eff": 2, "n_tasks": 2}
+    (found,) = run(bank, methods="pt_map", **few).evaluation.select("pt_map")
+    assert found.options["power"] == 1.0
+    positive = FeatureBank(bank.features.abs(), bank.labels)
+    (found,) = run(positive, methods="pt_map", **few).evaluation.select("pt_map")
+    assert found.options["power"] == 0.5
+    with pytest.raises(ValueError, match="'pt_map' refuses these tasks"):
+        run(bank, methods="pt_map", options={"pt_map": {"power": 0.5}}, **few)
+
+
+def test_picture(bank: FeatureBank) -> None:
+    result = run(bank, methods=["adaptive"])
+    (figure,) = result.figures().values()
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    nearest, adaptive = axes.get_lines()
+    assert nearest.get_linestyle() == "--"
+    assert list(adaptive.get_xdata()) == [1, 2, 5, 6, 10, 12]
+    expected = [r.accuracy for r in result.evaluation.select("adaptive")]
+    assert list(adaptive.get_ydata()) == pytest.approx(expected)
+
+
+def test_splits(bank: FeatureBank) -> None:
+    """One support for all tasks: the query split alone gives the queries."""
+    result = run(bank, methods="paddle", shots=None, support="repr", query="query", k_eff=(1, 3))
+    assert {r.k_eff: r.n_query for r in result.evaluation} == {1: 4, 3: 4 + 5 + 6}
+    assert list(result.figures()) == ["any-batch"]
+    rest = run(bank, methods="paddle", shots=2, support="repr", k_eff=(1, 3))
+    assert {r.k_eff: r.n_query for r in rest.evaluation} == {1: 4, 3: 4 + 5 + 6}
+
+
+def test_resumes(bank: FeatureBank, tmp_path) -> None:
+    options = {"methods": ["paddle"], "k_eff": (1, 4), "output": tmp_path}
+    first = run(bank, **options)
+    assert run(bank, **options) == first  # the seconds too: nothing was computed a second time
+    more = run(bank, **{**options, "methods": ["paddle", "bd_cspn"], "k_eff": (1, 4, 12)})
+    again = [r for r in more.evaluation if r.method != "bd_cspn" and r.k_eff != 12]
+    assert again == list(first.evaluation)
+
+
+def test_defaults() -> None:
+    assert set(any_batch.METHODS) <= set(methods.available())
+    assert any_batch.METHODS[-1] == "adaptive"
+    assert any_batch.default_k_eff(150) == [1, 2, 5, 10, 20, 75, 150]
+    assert any_batch.default_k_eff(3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shots": 9}, "shots must be at most what every class has for the support, 8 of class 11"),
+        ({"shots": 8}, "every class must have 1 or more samples for the queries"),
+        ({"k_eff": 13}, "k_eff must be at most the number of candidate classes, 12, got 13"),
+        ({"support": "train"}, "support must be rows or a split of the bank"),
+        ({"shots": None}, "support or query must be given with shots=None"),
+    ],
+)
+def test_banks_that_cannot_serve(bank: FeatureBank, tmp_path, options, message) -> None:
+    context = "this bank cannot serve the experiment any-batch: "
+    with pytest.raises(ValueError, match=context + message):
+        run(bank, output=tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_arguments(bank: FeatureBank) -> None:
+    with pytest.raises(ValueError, match="n_query must be an integer in"):
+        run(bank, n_query=0)
+    with pytest.raises(ValueError, match="k_eff must not have a number twice"):
+        run(bank, k_eff=(1, 1))
+    with pytest.raises(ValueError, match="methods must be among 'paper', 'all'"):
+        run(bank, methods="padle")
+    with pytest.raises(TypeError, match="bank must be a FeatureBank, got str"):
+        run("bank.npz")
