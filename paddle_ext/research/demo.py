@@ -59,12 +59,12 @@ QUICK = Scale(replace(recipe("small"), epochs=1), base=4, val=6, novel=30)
 
 
 class Batch(NamedTuple):
-    """One task as a person sees it, and what PADDLE and the nearest mean make of it."""
+    """One task as a person sees it, and what two methods make of it."""
 
     support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
     query: Tensor  # [Q, H, W] uint8
     truth: Tensor  # [Q]
-    labels: Tensor  # [Q]: PADDLE's
+    labels: Tensor  # [Q]: those of the method for any batch, `adaptive`
     nearest: Tensor  # [Q]: SimpleShot's
     names: tuple[str, ...]  # [K]: of the candidate classes
 
@@ -186,8 +186,12 @@ def features(
 def contenders(quick: bool = False) -> dict[str, Method]:
     """All methods as the paper has them, in its order; PADDLE also with the scaling "auto"."""
     fewer = FEWER if quick else {}
-    found = {name: create(name, "paper", **fewer.get(name, {})) for name in PAPER_ORDER}
-    return found | {AUTO: create("paddle")}
+    found: dict[str, Method] = {}
+    for name in PAPER_ORDER:
+        found[name] = create(name, "paper", **fewer.get(name, {}))
+        if name == "paddle":
+            found[AUTO] = create("paddle")
+    return found
 
 
 def task_counts(n_tasks: int) -> dict[str, int]:
@@ -230,7 +234,7 @@ def one_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Ba
     support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(0, 1))
     K = sampler.num_classes
     tensors = bank.features, support, labels, query
-    paddle = create("paddle", "paper").predict_indexed(*tensors, num_classes=K)
+    adaptive = create("adaptive").predict_indexed(*tensors, num_classes=K)
     nearest = create("simpleshot").predict_indexed(
         *tensors, num_classes=K, base_mean=bank.base_mean
     )
@@ -239,7 +243,7 @@ def one_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Ba
         support=images.read(shown).squeeze(-1),
         query=images.read(query).squeeze(-1),
         truth=truth,
-        labels=paddle.labels,
+        labels=adaptive.labels,
         nearest=nearest.labels,
         names=tuple(images.class_names[int(images.labels[row])] for row in shown),
     )
@@ -265,7 +269,8 @@ def draw(found: Demo, path: str | Path) -> None:
             candidate_sheet(batch)
         ),
     }
-    for name, labels in ((f"{Q} images by PADDLE", batch.labels), ("by SimpleShot", batch.nearest)):
+    found_by = {f"{Q} images by Adaptive": batch.labels, "by SimpleShot": batch.nearest}
+    for name, labels in found_by.items():
         sheets[f"{name}: {grouping_text(batch, labels)}"] = group_sheet(batch, labels)
     counts = {result.n_tasks for result in evaluation}
     heights = [len(each) for each in sheets.values()]

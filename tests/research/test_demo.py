@@ -15,7 +15,7 @@ pytest.importorskip("PIL", reason="needs Pillow")
 
 from typer.testing import CliRunner
 
-from paddle_ext import methods
+from paddle_ext import TaskSampler, methods
 from paddle_ext.app.cli.app import app
 from paddle_ext.research import demo
 from paddle_ext.research.demo import Batch, Demo, group_sheet, grouping_text, sheet, task_counts
@@ -37,8 +37,8 @@ def found(cache: Path) -> Demo:
 def test_all_methods_on_the_same_tasks(found: Demo) -> None:
     evaluation = found.evaluation
     assert {result.method for result in evaluation} == {*methods.available(), demo.AUTO}
-    assert evaluation.methods[-2:] == ("paddle", "paddle (auto)")
-    scalings = [result.options["scaling"] for result in evaluation.results[-2:]]
+    assert evaluation.methods[-3:] == ("paddle", "paddle (auto)", "adaptive")
+    scalings = [result.options["scaling"] for result in evaluation.results[-3:-1]]
     assert scalings == ["minmax", "auto"]
     for result in evaluation:
         assert (result.num_classes, result.k_eff, result.shots, result.n_query) == (12, 3, 5, 75)
@@ -57,11 +57,18 @@ def test_the_batch_is_the_first_task(found: Demo) -> None:
     assert len(torch.unique(batch.truth)) == 3
     assert len(set(batch.names)) == 12
     assert set(batch.names) <= set(found.bank.class_names)
+    sampler = TaskSampler(found.bank.labels, shots=5, n_query=75, k_eff=3, num_classes=12)
+    support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(0, 1))
+    assert torch.equal(batch.truth, truth)
+    features = found.bank.features
+    expected = methods.create("adaptive").predict(features[support], labels, features[query])
+    assert torch.equal(batch.labels, expected.labels)
 
 
 def test_slow_methods_get_fewer_tasks() -> None:
     counts = task_counts(300)
-    assert counts["paddle"] == counts[demo.AUTO] == counts["simpleshot"] == 300
+    fast = ("paddle", demo.AUTO, "simpleshot", "adaptive")
+    assert {counts[name] for name in fast} == {300}
     assert 3 <= counts["paddle_pgd"] < counts["tim"] < counts["tim_adm"] < 300
     assert set(task_counts(1).values()) == {1}
 

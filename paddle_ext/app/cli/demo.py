@@ -90,7 +90,7 @@ def show_demo(found: Demo) -> None:
     strong = [number for number, r in enumerate(results) if emphasised(r.method)]
     show.table(["method", "accuracy %", "ms/task", "tasks"], cells, emphasised=strong)
     batch = found.batch
-    counts = {"are there": batch.truth, "by SimpleShot": batch.nearest, "by PADDLE": batch.labels}
+    counts = {"are there": batch.truth, "by SimpleShot": batch.nearest, "by Adaptive": batch.labels}
     listed = ", ".join(f"{len(torch.unique(labels))} {name}" for name, labels in counts.items())
     show.say(f"classes in the first batch: {listed}")
     show.say(f"± 95 % confidence interval; {found.evaluation.machine}")
