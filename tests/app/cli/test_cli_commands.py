@@ -317,7 +317,7 @@ def test_reproduce_any_batch(bank: Path, tmp_path: Path) -> None:
         )
     ]
     rows = [line.split() for line in shown.splitlines() if line.startswith("Adaptive")]
-    for mean, row in zip(means, rows, strict=True):
+    for mean, row in zip(means, rows[::2], strict=True):  # each other row has the accuracies
         assert f"{mean:.1f}" in row
     for name in ("any-batch.md", "any-batch-1-shot.png", "any-batch-5-shot.png"):
         assert f"written: {tmp_path / name}" in shown

@@ -71,25 +71,28 @@ def test_fewer_queries_of_small_classes(bank: FeatureBank) -> None:
     result = run(bank, methods="adaptive", k_eff=(1, 2, 4))
     queries = {r.k_eff: r.n_query for r in result.evaluation}
     assert queries == {1: 3, 2: 3 + 5, 4: 20}
-    assert cells(result)["queries"][:3] == ["3", "8", "20"]
+    assert cells(result, 1)["queries"] == ["3", "8", "20"]
     assert "3 to 20 queries" in result.summary()
 
 
-def test_table(bank: FeatureBank) -> None:
+def test_tables(bank: FeatureBank) -> None:
     result = run(bank, methods=["pt_map", "adaptive"], k_eff=(2, 12), n_query=8)
-    table = cells(result)
-    last = ["mean", "worst against the nearest mean", "ms/task"]
-    assert table["K_eff"] == ["2", "12", *last]
-    assert list(table)[1:] == [NEAREST, "PT-MAP", "Adaptive"]  # all have as many queries
+    overview, table = cells(result), cells(result, 1)
+    assert overview["method"][0] == "mean"
+    assert table["K_eff"] == ["2", "12"]
+    assert list(table)[1:] == list(overview)[1:] == [NEAREST, "PT-MAP", "Adaptive"]
     nearest = {r.k_eff: r.accuracy for r in result.evaluation.select(NEAREST)}
     for name, title in (("pt_map", "PT-MAP"), ("adaptive", "Adaptive")):
         own = {r.k_eff: r.accuracy for r in result.evaluation.select(name)}
+        assert [float(text.split()[0]) for text in table[title]] == pytest.approx(
+            list(own.values()), abs=0.051
+        )
+        mean, worst, where, _ = overview[title]
         differences = {own[k] - nearest[k]: k for k in own}
-        worst = min(differences)
-        assert table[title][2] == f"{sum(own.values()) / 2:.1f}"
-        assert float(table[title][3].split()[0]) == pytest.approx(worst, abs=0.051)
-        assert table[title][3].endswith(f"(K_eff {differences[worst]})")
-    assert table[NEAREST][3] == "–"
+        assert mean == f"{sum(own.values()) / 2:.1f}"
+        assert float(worst) == pytest.approx(min(differences), abs=0.051)
+        assert where == str(differences[min(differences)])
+    assert overview[NEAREST][1:3] == ["–", "–"]
 
 
 def test_negative_features(bank: FeatureBank) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "any-batch"
 NEAREST = "nearest class mean"  # of unit-norm rows: what no method should fall below
-# Those that can be told apart in one picture, and none that takes seconds for a task.
+# Those that can be told apart in one picture, without the slowest.
 METHODS = (
     "baseline",
     "simpleshot",
@@ -63,7 +63,7 @@ class AnyBatch(EvaluationResult):
         }
 
     def tables(self) -> list[Table]:
-        return [table(shots, part) for shots, part in self.parts().items()]
+        return [make(*part) for part in self.parts().items() for make in (overview, table)]
 
     def figures(self) -> dict[str, Figure]:
         found = {}
@@ -73,29 +73,37 @@ class AnyBatch(EvaluationResult):
         return found
 
 
-def table(shots: int | None, evaluation: Evaluation) -> Table:
-    """K_eff in columns; their mean, and the largest loss against the nearest class mean."""
+def overview(shots: int | None, evaluation: Evaluation) -> Table:
+    """The mean over all K_eff, and where a method falls furthest below the nearest class mean."""
     nearest = evaluation.select(NEAREST)
     cells = []
     for method in evaluation.methods:
         own = evaluation.select(method)
         mean = sum(result.accuracy for result in own) / len(own)
-        worst = MISSING if method == NEAREST else worst_text(own, nearest)
-        accuracies = [accuracy_text(result) for result in own]
-        milliseconds = milliseconds_text(own)
-        cells.append([title_of(method), *accuracies, f"{mean:.1f}", worst, milliseconds])
-    if len({result.n_query for result in nearest}) > 1:
-        cells.append(["queries", *(str(result.n_query) for result in nearest), "", "", ""])
-    every_k_eff = [str(result.k_eff) for result in nearest]
-    header = ["K_eff", *every_k_eff, "mean", "worst against the nearest mean", "ms/task"]
-    return Table(shots_title(shots), header, cells)
+        worst = [MISSING, MISSING] if method == NEAREST else worst_cells(own, nearest)
+        cells.append([title_of(method), f"{mean:.1f}", *worst, milliseconds_text(own)])
+    header = ["method", "mean", "worst against nearest mean", "at K_eff", "ms/task"]
+    return Table(f"{shots_title(shots)}, over all K_eff", header, cells)
 
 
-def worst_text(own: Sequence[Result], nearest: Sequence[Result]) -> str:
+def worst_cells(own: Sequence[Result], nearest: Sequence[Result]) -> list[str]:
     """The smallest difference from the nearest class mean, and where it is."""
     pairs = zip(own, nearest, strict=True)
     value, k_eff = min((a.accuracy - b.accuracy, a.k_eff) for a, b in pairs)
-    return f"{round(value, 1) + 0.0:+.1f} (K_eff {k_eff})"  # + 0.0: no -0.0
+    return [f"{round(value, 1) + 0.0:+.1f}", str(k_eff)]  # + 0.0: no -0.0
+
+
+def table(shots: int | None, evaluation: Evaluation) -> Table:
+    """Accuracies, K_eff in columns; below them the queries, where not all have as many."""
+    nearest = evaluation.select(NEAREST)
+    cells = [
+        [title_of(method), *map(accuracy_text, evaluation.select(method))]
+        for method in evaluation.methods
+    ]
+    if len({result.n_query for result in nearest}) > 1:
+        cells.append(["queries", *(str(result.n_query) for result in nearest)])
+    header = ["K_eff", *(str(result.k_eff) for result in nearest)]
+    return Table(f"{shots_title(shots)}, accuracy", header, cells)
 
 
 def run(
