@@ -34,7 +34,7 @@ def parametrised(
     def rows(cases: Iterable[Any]) -> list[tuple[Any, ...]]:
         return [tuple(case) if "," in names else (case,) for case in cases]
 
-    both = rows(everywhere)
-    cases = [pytest.param(where, *row) for where in on_cpu for row in both + rows(cpu_only)]
+    both, rest = rows(everywhere), rows(cpu_only)  # once: they may be iterators
+    cases = [pytest.param(where, *row) for where in on_cpu for row in both + rest]
     cases += [pytest.param(on_cuda, *row, marks=pytest.mark.cuda) for row in both]
     return pytest.mark.parametrize(f"{fixture}, {names}", cases, indirect=[fixture])

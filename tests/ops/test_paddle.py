@@ -168,13 +168,18 @@ def test_criterion(place: Place, shape: tuple[int, int, int], scaling: str) -> N
         assert float(place.solve(problem, **options).criterion) == pytest.approx(want, rel=slack)
 
 
+# All pairs of a shape and a scaling, half of them with a shared support.
+PROTOTYPES = [
+    (shape, scaling, (i + j) % 2 == 1)
+    for i, shape in enumerate([(12, 4, 6), (75, 40, 33), (500, 40, 24)])
+    for j, scaling in enumerate(SCALINGS)
+]
+
+
 @at_places(
     "shape, scaling, shared",
-    [
-        (shape, scaling, (i + j) % 2 == 1)  # every pair of two of them
-        for i, shape in enumerate([(12, 4, 6), (75, 40, 33), (500, 40, 24)])
-        for j, scaling in enumerate(SCALINGS)
-    ],
+    everywhere=PROTOTYPES,
+    cpu_only=[(shape, scaling, not shared) for shape, scaling, shared in PROTOTYPES],
 )
 def test_prototypes(place: Place, shape: tuple[int, int, int], scaling: str, shared: bool) -> None:
     Q, K, D = shape
