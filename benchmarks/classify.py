@@ -2,7 +2,7 @@
 
 The bank is split into labelled samples, some of each class, and all others in random order; the
 command runs in a process of its own. With --k-eff: instead tasks with queries of so many classes,
-by the nearest class mean, by `paddle_ext.solve`, and by the rule that the command has for a batch.
+by the nearest class mean, by `paddle_ext.solve`, and by the method `adaptive`, the command's rule.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paddle_ext import FeatureBank, TaskSampler, solve
-from paddle_ext.batches import BatchSolver
+from paddle_ext import FeatureBank, TaskSampler, methods, solve
 from paddle_ext.rows import class_means, squared_distances, unit_rows
 
 
@@ -59,15 +58,16 @@ def run_tasks(bank: FeatureBank, arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
     )
     features, K = bank.features.float(), sampler.num_classes
+    rule = methods.create("adaptive")
     right = {"nearest class mean": 0, "solve": 0, "classify": 0}
     for task in zip(*sampler.batch(0, arguments.n_tasks), strict=True):
         support_index, labels, query_index, truth = task
         support, query = features[support_index], features[query_index]
-        rule = BatchSolver(support, labels, K)
+        means = class_means(unit_rows(support), labels, K)
         found = {
-            "nearest class mean": squared_distances(unit_rows(query), rule.means).argmin(1),
+            "nearest class mean": squared_distances(unit_rows(query), means).argmin(1),
             "solve": solve(support, labels, query, num_classes=K).labels,
-            "classify": rule(query).solution.labels,
+            "classify": rule.predict(support, labels, query, num_classes=K).labels,
         }
         for name, answers in found.items():
             right[name] += int((answers == truth).sum())

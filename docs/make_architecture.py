@@ -30,7 +30,6 @@ FLOORS = (
     ),
     (
         ("integrations", "for scikit-learn and easyfsl"),
-        ("batches.py", "one batch after the other"),
         ("presence.py", "samples of no class"),
         ("methods", "every method, one protocol"),
     ),

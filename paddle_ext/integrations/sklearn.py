@@ -1,10 +1,9 @@
-"""PADDLE as a scikit-learn classifier."""
+"""A scikit-learn classifier for batches: of any classes, or by PADDLE of few."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +11,13 @@ import torch
 from torch import Tensor
 
 from .. import check, presence
-from ..batches import TEMPERATURE, BatchSolver
-from ..ops import native
-from ..rows import class_means, parts
-from ..scaling import Coordinates, coordinates
+from ..methods.adaptive import Adaptive
+from ..methods.calibration import calibrated
+from ..ops import native, solve
+from ..rows import class_means, class_sums
+from ..scaling import coordinates
 from ..solution import Solution
+from .fitted import Array, Fitted, FittedAdaptive, FittedPaddle, array, on
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -26,34 +27,37 @@ except ImportError as error:
         "PaddleClassifier needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
     ) from error
 
-Array: TypeAlias = "npt.NDArray[Any]"
-
-LARGEST = 1e150  # coordinates are cut off here: products of them stay finite
+METHODS = ("adaptive", "paddle")
+# Options that only PADDLE has, and their defaults.
+OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
+TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Labels for the unlabelled rows of a batch, of which only a few classes may be present.
+    """Labels for the unlabelled rows of a batch, be one class present or all.
 
-    `fit` takes labelled and unlabelled rows together and classifies the unlabelled ones by PADDLE,
-    as `paddle_ext.solve` does, or with fixed prototypes where that is safer: ``transduction_``.
-    `predict` then classifies further rows one by
-    one, by the prototypes and proportions that were found. For another batch that should be seen as
+    `fit` takes labelled and unlabelled rows together, and classifies the unlabelled ones as a
+    batch: ``transduction_``. `predict` then classifies further rows one by one, by what the
+    labelled rows say and the proportions that were found. For another batch that should be seen as
     a whole, fit again.
 
     Parameters
     ----------
+    method : {"adaptive", "paddle"}
+        "adaptive" is right for any number of classes present, see `paddle_ext.methods.Adaptive`.
+        "paddle" is `paddle_ext.solve`, for batches that are known to hold few of the classes.
+    max_iter : int
+        At most this many iterations.
+    tol : float, optional
+        Where to stop, as `paddle_ext.adapt` or `paddle_ext.solve` mean it; by default theirs.
     lam : float, optional
-        Weight of the number of classes present; by default the number of unlabelled rows.
+        Only of "paddle", as the next three: weight of the number of classes present; by default the
+        number of unlabelled rows.
     scaling : {"auto", "minmax", "none"}
         "auto" serves any embedding: unit-norm rows and one factor. "minmax" divides each feature by
         its range over the unlabelled rows. "none" takes the features as they are.
-    max_iter : int
-        At most this many iterations.
-    tol : float
-        Stop when the prototypes move by at most this on average.
-    temperature : float or "auto"
-        Factor on the squared distances. "auto" is 1 if the answers are then much like those of
-        fixed prototypes, and otherwise takes these; see Notes.
+    temperature : float
+        Factor on the squared distances.
     epsilon : float
         Added to the proportions inside the logarithm.
     present_threshold : float
@@ -77,9 +81,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     present_classes_ : array
         The labels of the classes that occur in the unlabelled rows.
     prototypes_ : array [K, D]
-        In the coordinates of the inputs.
-    temperature_ : float or None
-        Of the solver; None if fixed prototypes have answered.
+        Means of the labelled rows of each class and of the others by their probabilities, in the
+        coordinates of the inputs.
+    concentration_ : float or None
+        Of "adaptive": small if few classes are present, large if all are, and equally often. None
+        if no row is unlabelled.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : array [D] of str
@@ -89,15 +95,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     -----
     Unlabelled is -1 in numbers, as in `sklearn.semi_supervised`, so -1 cannot be a class; among
     objects and in pandas columns also None, NaN and pandas.NA. If all rows are labelled, the
-    prototypes are the class means and the proportions those of the labels; the labelled rows then
-    also stand for the unlabelled ones in `scaling` and in the default of `lam`.
+    prototypes are the class means and the proportions those of the labels; for "paddle" the
+    labelled rows then also stand for the unlabelled ones in `scaling` and in the default of `lam`.
 
-    PADDLE expects few of the classes among the unlabelled rows. With most of them there, large
-    classes swallow others, so temperature="auto" first makes an estimate that cannot do that:
-    probabilities calibrated on the labelled rows, prototypes fixed at their class means, class
-    proportions of maximum likelihood. The rule of `paddle_ext.batches` then takes the answers of
-    PADDLE, of the estimate, or, with about all classes there and no `lam` given, of the nearest
-    class mean. The estimate compares unit-norm rows, whatever the scaling.
+    "adaptive" has no option but `max_iter` and `tol`; it refuses those of "paddle".
 
     Examples
     --------
@@ -117,19 +118,21 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
+        method: str = "adaptive",
+        max_iter: int = 100,
+        tol: float | None = None,
         lam: float | None = None,
         scaling: str = "auto",
-        max_iter: int = 100,
-        tol: float = 1e-6,
-        temperature: float | str = "auto",
+        temperature: float = 1.0,
         epsilon: float = 1e-6,
         present_threshold: float = 1.5,
         device: str | torch.device = "auto",
     ) -> None:
-        self.lam = lam
-        self.scaling = scaling
+        self.method = method
         self.max_iter = max_iter
         self.tol = tol
+        self.lam = lam
+        self.scaling = scaling
         self.temperature = temperature
         self.epsilon = epsilon
         self.present_threshold = present_threshold
@@ -162,15 +165,17 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         known = labelled(y)
         self.classes_, places = sorted_classes(y[known])
-        rows = tensor(X, device)
+        rows = on(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask = torch.from_numpy(known).to(device)
         support, labels = rows[mask], torch.from_numpy(places).to(device)
         if known.all():
-            self._fit_labelled(support, labels, options)
+            self._fit_labelled(support, labels)
         else:
-            self._fit_mixed(support, labels, rows[~mask], known, options)
+            fit = self._fit_adaptive if self.method == "adaptive" else self._fit_paddle
+            solution = fit(support, labels, rows[~mask], options)
+            self._tell_all_rows(solution, labels, known)
         return self
 
     def fit_predict(self, X: Any, y: Any) -> Array:
@@ -178,11 +183,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found: Array = self.fit(X, y).transduction_
         return found
 
-    def _fit_labelled(self, support: Tensor, labels: Tensor, options: dict[str, Any]) -> None:
-        """Class means; what `_fit_mixed` finds where no row is unlabelled."""
+    def _fit_labelled(self, support: Tensor, labels: Tensor) -> None:
+        """Class means and the proportions of the labels."""
         K, n = len(self.classes_), len(labels)
         shots = labels.bincount(minlength=K).double()
-        space = coordinates(support, labels, support, K, self.scaling)
         self.prototypes_ = array(class_means(support.double(), labels, K))
         self.class_proportions_ = array(shots / n)
         self.present_classes_ = self.classes_
@@ -190,45 +194,58 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.label_distributions_ = np.eye(K, dtype=array(support[:0]).dtype)[array(labels)]
         self.doubt_ = np.zeros(n)
         self.n_iter_ = 1  # the means are one pass
+        self.concentration_: float | None = None
+        if self.method == "adaptive":
+            likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
+            self._fitted: Fitted = FittedAdaptive.of(likelihood, torch.log(shots / n))
+            return
+        space = coordinates(support, labels, support, K, self.scaling)
         w = class_means(space.of(support), labels, K)
         usual = presence.usual_distances(space, support, labels, w, torch.zeros_like(shots))
-        given = options["temperature"]
-        self.temperature_: float | None = TEMPERATURE if given is None else given
-        self._remember(space, w, usual, 1 + torch.log(shots / n + self.epsilon), n)
+        preference = self._dual_weight(n) * (1 + torch.log(shots / n + self.epsilon))
+        self._fitted = FittedPaddle.of(space, w, preference, self.temperature, usual)
 
-    def _fit_mixed(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        query: Tensor,
-        known: npt.NDArray[np.bool_],
-        options: dict[str, Any],
-    ) -> None:
-        K, Q = len(self.classes_), len(query)
-        solver = BatchSolver(support, labels, K, return_prototypes=True, **options)
-        solution, self.temperature_, sharpness = solver(query)
+    def _fit_adaptive(
+        self, support: Tensor, labels: Tensor, query: Tensor, options: dict[str, Any]
+    ) -> Solution:
+        likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), len(self.classes_))
+        solution = Adaptive(**options).solve_one(likelihood, query)
         u = solution.probabilities
-        self.prototypes_ = array(solution.prototypes)  # type: ignore[arg-type]
+        sums, shots = class_sums(support, labels, len(self.classes_))
+        mass = shots + u.sum(0)
+        self.prototypes_ = array((sums + u.mT @ query) / mass.unsqueeze(-1))
+        assert solution.concentration is not None
+        self.concentration_ = float(solution.concentration)
+        self._fitted = FittedAdaptive.of(likelihood, solution.dual)
+        return solution
+
+    def _fit_paddle(
+        self, support: Tensor, labels: Tensor, query: Tensor, options: dict[str, Any]
+    ) -> Solution:
+        K = len(self.classes_)
+        solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
+        u = solution.probabilities
+        assert solution.prototypes is not None
+        self.prototypes_ = array(solution.prototypes)
+        self.concentration_ = None
+        space = coordinates(support, labels, query, K, self.scaling)
+        w = space.prototypes(support, labels, query, u)
+        mass = u.sum(0, dtype=torch.float64)
+        usual = presence.usual_distances(space, support, labels, w, mass)
+        preference = self._dual_weight(len(query)) * solution.dual.double()
+        self._fitted = FittedPaddle.of(space, w, preference, self.temperature, usual)
+        return solution
+
+    def _dual_weight(self, count: int) -> float:
+        return 1.0 if self.lam is None else self.lam / count
+
+    def _tell_all_rows(
+        self, solution: Solution, labels: Tensor, known: npt.NDArray[np.bool_]
+    ) -> None:
+        """What is told of the batch and of every row, from what is known and what was found."""
         self.class_proportions_ = array(solution.proportions)
         self.present_classes_ = self.classes_[array(solution.present(self.present_threshold))]
         self.n_iter_ = int(solution.iterations)
-        self._of_all_rows(solution, labels, known)
-        if self.temperature_ is None:
-            # The coordinates in which the estimate has temperature 1.
-            mass = torch.zeros(K, dtype=torch.float64, device=u.device)
-            space = Coordinates(True, mass.new_full((1,), sharpness**0.5))
-            w = class_means(space.of(support), labels, K)
-        else:
-            space = coordinates(support, labels, query, K, self.scaling)
-            mass = u.sum(0, dtype=torch.float64)
-            w = space.prototypes(support, labels, query, u)
-        usual = presence.usual_distances(space, support, labels, w, mass)
-        self._remember(space, w, usual, solution.dual.double(), Q)
-
-    def _of_all_rows(
-        self, solution: Solution, labels: Tensor, known: npt.NDArray[np.bool_]
-    ) -> None:
-        """What is told of every row, from what is known and what was found."""
         n, K = len(known), len(self.classes_)
         place = np.empty(n, dtype=np.int64)  # of each row's class in classes_
         place[known], place[~known] = array(labels), array(solution.labels)
@@ -240,22 +257,12 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.doubt_ = np.zeros(n)
         self.doubt_[~known] = array(solution.doubt())
 
-    def _remember(
-        self, space: Coordinates, w: Tensor, usual: Tensor, dual: Tensor, count: int
-    ) -> None:
-        """What new rows are classified by; as arrays, so that any machine can load them."""
-        weight = 1.0 if self.lam is None else self.lam / count
-        self._unit, self._factor = space.unit, array(space.factor)
-        self._prototypes, self._usual = array(w), array(usual)
-        self._preference = array(weight * dual)
-        self._sharpness = 1.0 if self.temperature_ is None else self.temperature_
-
     # --- new rows -------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> Array:
         """How likely each class is for each row, [n, K]; each row by itself."""
         rows = self._checked_rows(X)
-        return array(torch.cat([torch.softmax(x, dim=-1) for x in self._logits(rows)]))
+        return array(torch.cat([torch.softmax(x, dim=-1) for x in self._fitted.logits(rows)]))
 
     def predict(self, X: Any) -> Array:
         """The label of each row, [n]; each row by itself."""
@@ -270,54 +277,41 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         its label; see `paddle_ext.presence.novelty`. A class must have two labelled rows or more.
         """
         rows = self._checked_rows(X)
-        if len(self._usual) == 0:
+        if len(self._fitted.usual) == 0:
             raise ValueError(
                 "y must have had a class with two labelled rows or more for novelty, which "
                 "compares with how far they lie apart, got one of each"
             )
-        space, w = self._fitted(rows.device)
-        distances = space.distances_to_own(rows, self._places_of(rows), w)
-        return array(presence.rank(torch.from_numpy(self._usual).to(rows.device), distances))
+        distances = self._fitted.distances_to_own(rows, self._places_of(rows))
+        return array(presence.rank(on(self._fitted.usual, rows.device), distances))
 
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return tensor(X, chosen_device(self.device))
-
-    def _fitted(self, device: torch.device) -> tuple[Coordinates, Tensor]:
-        """The coordinates of the fit, and its prototypes there."""
-        factor, w = (torch.from_numpy(x).to(device) for x in (self._factor, self._prototypes))
-        return Coordinates(self._unit, factor), w
+        return on(X, chosen_device(self.device))
 
     def _places_of(self, rows: Tensor) -> Tensor:
         """The place of each row's label in ``classes_``."""
-        return torch.cat([logits.argmax(-1) for logits in self._logits(rows)])
-
-    def _logits(self, rows: Tensor) -> Iterator[Tensor]:
-        """For some rows after the other, so that any number of them fits the memory: [part, K]."""
-        space, w = self._fitted(rows.device)
-        preference = torch.from_numpy(self._preference).to(rows.device)
-        centre = w.mean(0)
-        w = (w - centre).clamp(-LARGEST, LARGEST)
-        for part in parts(len(rows), sum(w.shape)):
-            z = (space.of(rows[part]) - centre).clamp(-LARGEST, LARGEST)
-            distance = w.square().sum(-1) - 2 * z @ w.mT  # less ||z||^2, the same for all classes
-            behind = distance - distance.amin(-1, keepdim=True)
-            yield preference - self._sharpness / 2 * behind
+        return torch.cat([logits.argmax(-1) for logits in self._fitted.logits(rows)])
 
     def _checked_options(self) -> dict[str, Any]:
-        """The options of `solve`; temperature None for "auto"."""
-        names = ("lam", "scaling", "temperature", "epsilon", "max_iter", "tol")
-        chosen = {name: getattr(self, name) for name in names}
-        automatic = isinstance(self.temperature, str)
-        if automatic:
-            check.choice("temperature", self.temperature, ("auto",))
-            chosen["temperature"] = TEMPERATURE
-        check.options(None, **chosen, return_prototypes=True, validate=True)
-        if automatic:
-            chosen["temperature"] = None  # BatchSolver chooses
+        """The options of the method."""
+        check.choice("method", self.method, METHODS)
+        tol = TOL[self.method] if self.tol is None else self.tol
+        chosen = {name: getattr(self, name) for name in OF_PADDLE}
+        check.options(
+            None, **chosen, max_iter=self.max_iter, tol=tol, return_prototypes=True, validate=True
+        )
         check.real("present_threshold", self.present_threshold, positive=True)
-        return chosen
+        if self.method == "paddle":
+            return chosen | {"max_iter": self.max_iter, "tol": tol}
+        for name, default in OF_PADDLE.items():
+            if chosen[name] != default:
+                raise ValueError(
+                    f"{name} must be left at {default!r} unless method='paddle', "
+                    f"got {chosen[name]!r}"
+                )
+        return {"max_iter": self.max_iter, "tol": tol}
 
 
 # --- labels and devices -------------------------------------------------------------------------
@@ -374,13 +368,3 @@ def chosen_device(device: str | torch.device) -> torch.device:
         usable = torch.cuda.is_available() and native.has_cuda()
         return torch.device("cuda" if usable else "cpu")
     return check.device(device)
-
-
-def tensor(x: Array, device: torch.device) -> Tensor:
-    # torch warns of arrays that are not writable, as those that joblib maps into memory
-    return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device)
-
-
-def array(x: Tensor) -> Array:
-    found: Array = x.detach().cpu().numpy()
-    return found

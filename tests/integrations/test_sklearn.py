@@ -1,6 +1,7 @@
 """The scikit-learn estimator: what it finds, what it refuses, and how it fits into scikit-learn."""
 
 import doctest
+import inspect
 import pickle
 import re
 import subprocess
@@ -23,6 +24,8 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 
 from paddle_ext import PaddleClassifier  # noqa: E402
 from paddle_ext.integrations import sklearn as integration  # noqa: E402
+from paddle_ext.methods import Adaptive  # noqa: E402
+from paddle_ext.methods.task import Task  # noqa: E402
 
 CLASSES, SHOTS, DIMENSION = 12, 4, 16
 SCALINGS = ("auto", "minmax", "none")
@@ -46,15 +49,49 @@ def solved(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
     return paddle_ext.solve(support, labels, query, return_prototypes=True, **options)
 
 
+def adapted(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
+    """By the method `adaptive`, of the rows with -1."""
+    support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
+    method = Adaptive(**options)
+    task = Task(support[None], labels[None], query[None], CLASSES)
+    return method.solve_one(method.likelihood(task), query)
+
+
 # --- what it finds ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_fit_is_solve(scaling: str, dtype: type) -> None:
+def test_fit_of_paddle_is_solve(scaling: str, dtype: type) -> None:
     X, y, truth = batch(dtype)
-    model = PaddleClassifier(scaling=scaling, lam=30.0, device="cpu").fit(X, y)
+    model = PaddleClassifier(method="paddle", scaling=scaling, lam=30.0, device="cpu").fit(X, y)
     expected = solved(X, y, scaling=scaling, lam=30.0)
+    tells(model, expected, y)
+    asked = y < 0
+    np.testing.assert_array_equal(model.prototypes_, expected.prototypes)
+    assert model.concentration_ is None
+    assert model.label_distributions_.dtype == dtype
+    if scaling == "auto":
+        assert (model.transduction_[asked] == truth[asked]).mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fit_is_adaptive(dtype: type) -> None:
+    X, y, truth = batch(dtype)
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    expected = adapted(X, y)
+    tells(model, expected, y)
+    asked = y < 0
+    assert model.label_distributions_.dtype == dtype
+    assert model.concentration_ == float(expected.concentration)
+    weights = np.where(asked[:, None], model.label_distributions_, np.eye(CLASSES)[y])
+    means = weights.T @ X / weights.sum(0)[:, None]
+    np.testing.assert_allclose(model.prototypes_, means, rtol=1e-4, atol=1e-5)
+    assert (model.transduction_[asked] == truth[asked]).mean() > 0.95
+
+
+def tells(model: PaddleClassifier, expected: paddle_ext.Solution, y: np.ndarray) -> None:
+    """The estimator's attributes are those of the solution of the rows with -1."""
     asked = y < 0
     np.testing.assert_array_equal(model.classes_, np.arange(CLASSES))
     np.testing.assert_array_equal(model.transduction_[asked], expected.labels)
@@ -62,13 +99,9 @@ def test_fit_is_solve(scaling: str, dtype: type) -> None:
     np.testing.assert_array_equal(model.label_distributions_[asked], expected.probabilities)
     np.testing.assert_array_equal(model.label_distributions_[~asked], np.eye(CLASSES)[y[~asked]])
     np.testing.assert_array_equal(model.class_proportions_, expected.proportions)
-    np.testing.assert_array_equal(model.prototypes_, expected.prototypes)
     np.testing.assert_array_equal(model.doubt_[asked], expected.doubt())
     assert (model.doubt_[~asked] == 0).all()
     assert model.n_iter_ == int(expected.iterations)
-    assert model.label_distributions_.dtype == dtype
-    if scaling == "auto":
-        assert (model.transduction_[asked] == truth[asked]).mean() > 0.9
 
 
 def everything(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,50 +123,55 @@ def nearest(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     return ((unit[y < 0][:, None] - means) ** 2).sum(-1).argmin(1)
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_all_classes_present(scaling: str) -> None:
-    """The nearest class mean answers; PADDLE alone loses classes."""
+def test_all_classes_present() -> None:
+    """At least as good as the nearest class mean, and probabilities mean what they say."""
     X, y, truth = everything()
     asked = y < 0
-    model = PaddleClassifier(scaling=scaling).fit(X, y)
-    assert model.temperature_ is None
-    np.testing.assert_array_equal(model.transduction_[asked], nearest(X, y))
+    model = PaddleClassifier().fit(X, y)
+    right = (model.transduction_[asked] == truth[asked]).mean()
     alone = (nearest(X, y) == truth[asked]).mean()
+    assert right >= alone
     assert (solved(X, y).labels.numpy() == truth[asked]).mean() < alone - 0.05
     assert model.present_classes_.tolist() == list(range(CLASSES))
-    np.testing.assert_allclose(
-        model.predict_proba(X[asked]), model.label_distributions_[asked], atol=1e-9
-    )
-    means = np.stack([X[y == k].mean(0) for k in range(CLASSES)])
-    np.testing.assert_allclose(model.prototypes_, means)
+    assert model.concentration_ > 1
+    assert abs(model.label_distributions_[asked].max(1).mean() - right) < 0.1
     np.testing.assert_allclose(model.doubt_[asked], 1 - model.label_distributions_[asked].max(1))
     assert 0.3 < model.novelty(X[asked]).mean() < 0.7
 
 
-def test_given_temperature() -> None:
-    """A number is taken as it is, however many classes there are."""
+def test_the_fewer_classes_the_smaller_the_concentration() -> None:
+    few = PaddleClassifier().fit(*batch()[:2]).concentration_
+    assert few < 0.5 < PaddleClassifier().fit(*everything()[:2]).concentration_
+
+
+def test_options_of_paddle() -> None:
+    """Taken as they are, however many classes there are."""
     X, y, _ = everything()
-    options = {"temperature": 2.5, "lam": 50.0, "max_iter": 7, "tol": 0.0, "scaling": "minmax"}
-    model = PaddleClassifier(**options).fit(X, y)
+    options = {"temperature": 2.5, "lam": 50.0, "max_iter": 7, "tol": 0.0, "epsilon": 1e-4}
+    options |= {"scaling": "minmax"}
+    model = PaddleClassifier(method="paddle", **options).fit(X, y)
     expected = solved(X, y, **options)
-    assert model.temperature_ == 2.5
     assert model.n_iter_ == 7
     np.testing.assert_array_equal(model.transduction_[y < 0], expected.labels)
     np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.probabilities)
 
 
-def test_automatic_temperature_honours_the_options() -> None:
+def test_options_of_adaptive() -> None:
     X, y, _ = batch()
-    options = {"lam": 30.0, "max_iter": 4, "tol": 0.0, "epsilon": 1e-4}
-    model = PaddleClassifier(**options).fit(X, y)
-    assert model.temperature_ == 1.0
-    assert model.n_iter_ == 4
-    expected = solved(X, y, **options, temperature=model.temperature_)
-    np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.probabilities)
+    model = PaddleClassifier(max_iter=3, tol=0.0).fit(X, y)
+    assert model.n_iter_ == 3
+    tells(model, adapted(X, y, max_iter=3, tol=0.0), y)
+
+
+def test_defaults_are_those_of_the_methods() -> None:
+    assert Adaptive().tol == integration.TOL["adaptive"]
+    for name, default in (integration.OF_PADDLE | {"tol": integration.TOL["paddle"]}).items():
+        assert inspect.signature(paddle_ext.solve).parameters[name].default == default
+    assert PaddleClassifier().max_iter == Adaptive().max_iter
 
 
 def test_as_the_command_does() -> None:
-    """One batch, the same rule: the same labels, whoever answers."""
+    """One batch, the same rule: the same labels."""
     from paddle_ext.app.classify import Batch, Labelled, answer
 
     for X, y, _ in (batch(np.float32), everything(np.float32)):
@@ -143,8 +181,9 @@ def test_as_the_command_does() -> None:
         query = rows[labels < 0]
         part = Batch([str(i) for i in range(len(query))], query, [""] * len(query), None)
         found = answer(known, [part], batch=len(query))
-        model = PaddleClassifier(device="cpu", max_iter=30, tol=1e-4).fit(X, y)
+        model = PaddleClassifier(device="cpu").fit(X, y)
         np.testing.assert_array_equal(model.transduction_[y < 0], found.labels)
+        np.testing.assert_array_equal(model.doubt_[y < 0], found.doubt)
 
 
 def test_present_classes() -> None:
@@ -155,11 +194,11 @@ def test_present_classes() -> None:
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_predict_maps_as_fit_did(scaling: str) -> None:
+def test_predict_of_paddle_maps_as_fit_did(scaling: str) -> None:
     """The rows of the fit get, one by one, what they got together: u has converged by then."""
     X, y, _ = batch()
     asked = y < 0
-    model = PaddleClassifier(scaling=scaling, tol=1e-10, max_iter=1000).fit(X, y)
+    model = PaddleClassifier(method="paddle", scaling=scaling, tol=1e-10, max_iter=1000).fit(X, y)
     together = model.label_distributions_[asked]
     np.testing.assert_allclose(model.predict_proba(X[asked]), together, atol=1e-6)
     np.testing.assert_array_equal(model.predict(X[asked]), model.transduction_[asked])
@@ -167,11 +206,41 @@ def test_predict_maps_as_fit_did(scaling: str) -> None:
     np.testing.assert_allclose(alone, model.predict_proba(X[asked])[:5], atol=1e-12)
 
 
-def test_predict_by_hand() -> None:
+@pytest.mark.parametrize("shots", [1, 2, SHOTS])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_predict(dtype: type, shots: int) -> None:
+    """By the likelihood of the labelled rows and the dual of the batch, row by row."""
+    X, y, truth = few_shots(shots, dtype)
+    asked = y < 0
+    model = PaddleClassifier().fit(X, y)
+    likelihood = Adaptive().likelihood(
+        Task(*(torch.from_numpy(x)[None] for x in (X[~asked], y[~asked], X[asked])), CLASSES)
+    )
+    logits = likelihood.logits(torch.from_numpy(X[asked])) + adapted(X, y).dual
+    expected = torch.softmax(likelihood.temper * logits, -1).numpy()
+    found = model.predict_proba(X[asked])
+    np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == np.float32 else 1e-9)
+    np.testing.assert_array_equal(model.predict(X[asked]), found.argmax(1))
+    assert (model.predict(X[asked]) == truth[asked]).mean() > 0.7
+    # Only the batch is not seen: prototypes have not taken in its rows.
+    assert (model.predict(X[asked]) == model.transduction_[asked]).mean() > 0.8
+    alone = np.vstack([model.predict_proba(row[None]) for row in X[asked][:5]])
+    np.testing.assert_allclose(alone, found[:5], atol=1e-5 if dtype == np.float32 else 1e-12)
+
+
+def few_shots(shots: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`batch` with so many of the labelled rows of each class."""
+    X, y, truth = batch(dtype)
+    number = np.array([(y[:i] == k).sum() for i, k in enumerate(y)])
+    kept = (y < 0) | (number < shots)
+    return X[kept], y[kept], truth[kept]
+
+
+def test_predict_of_paddle_by_hand() -> None:
     """exp of lam/Q v - T/2 ||z - w||^2, with prototypes in the coordinates of the inputs."""
     X, y, _ = batch()
     options = {"scaling": "none", "lam": 20.0, "temperature": 0.5}
-    model = PaddleClassifier(**options).fit(X, y)
+    model = PaddleClassifier(method="paddle", **options).fit(X, y)
     new = np.random.default_rng(1).normal(size=(6, DIMENSION)) + 2
     distance = ((new[:, None] - model.prototypes_) ** 2).sum(-1)
     logits = 20 / (y < 0).sum() * (1 + np.log(model.class_proportions_ + 1e-6)) - 0.25 * distance
@@ -180,20 +249,21 @@ def test_predict_by_hand() -> None:
     np.testing.assert_allclose(model.predict_proba(new), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", integration.METHODS)
+def test_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches go in parts, to the same result."""
     X, y, _ = batch()
-    whole = PaddleClassifier().fit(X, y)
+    whole = PaddleClassifier(method=method).fit(X, y)
     monkeypatch.setattr("paddle_ext.rows.PART", 100)
-    pieces = PaddleClassifier().fit(X, y)
+    pieces = PaddleClassifier(method=method).fit(X, y)
     np.testing.assert_allclose(pieces.predict_proba(X), whole.predict_proba(X), atol=1e-12)
     np.testing.assert_allclose(pieces.novelty(X), whole.novelty(X), atol=1e-12)
 
 
 @pytest.mark.parametrize("scaling", ["minmax", "none"])
-def test_all_labelled(scaling: str) -> None:
+def test_all_labelled_of_paddle(scaling: str) -> None:
     X, _, truth = batch()
-    model = PaddleClassifier(scaling=scaling).fit(X, truth)
+    model = PaddleClassifier(method="paddle", scaling=scaling).fit(X, truth)
     means = np.stack([X[truth == k].mean(0) for k in range(CLASSES)])
     np.testing.assert_allclose(model.prototypes_, means)
     np.testing.assert_allclose(model.class_proportions_, np.bincount(truth) / len(truth))
@@ -202,7 +272,22 @@ def test_all_labelled(scaling: str) -> None:
     width = np.ptp(X, axis=0) if scaling == "minmax" else 1
     logits = logits - (((X[:, None] - means) / width) ** 2).sum(-1) / 2
     np.testing.assert_array_equal(model.predict(X), logits.argmax(1))
-    assert PaddleClassifier().fit(X, truth).score(X, truth) > 0.95
+
+
+def test_all_labelled() -> None:
+    """The likelihood of the labelled rows, and the proportions of their labels."""
+    X, _, truth = batch()
+    model = PaddleClassifier().fit(X, truth)
+    means = np.stack([X[truth == k].mean(0) for k in range(CLASSES)])
+    np.testing.assert_allclose(model.prototypes_, means)
+    np.testing.assert_allclose(model.class_proportions_, np.bincount(truth) / len(truth))
+    np.testing.assert_array_equal(model.transduction_, truth)
+    assert model.concentration_ is None
+    rows, labels = torch.from_numpy(X), torch.from_numpy(truth)
+    likelihood = Adaptive().likelihood(Task(rows[None], labels[None], rows[None], CLASSES))
+    logits = likelihood.logits(rows) + torch.from_numpy(model.class_proportions_).log()
+    np.testing.assert_allclose(model.predict_proba(X), torch.softmax(logits, -1), atol=1e-9)
+    assert model.score(X, truth) > 0.95
 
 
 def test_one_shot() -> None:
@@ -215,9 +300,10 @@ def test_one_shot() -> None:
     assert model.present_classes_.tolist() == [0, 1, 2]
 
 
-def test_novelty() -> None:
+@pytest.mark.parametrize("options", [{}, {"method": "paddle", "scaling": "none"}])
+def test_novelty(options: dict[str, str]) -> None:
     X, y, _ = batch()
-    model = PaddleClassifier(scaling="none").fit(X, y)
+    model = PaddleClassifier(**options).fit(X, y)
     strange = np.random.default_rng(2).normal(size=(20, DIMENSION)) - 4
     assert (model.novelty(strange) == 1).all()
     ordinary = model.novelty(X[y < 0])
@@ -226,14 +312,16 @@ def test_novelty() -> None:
     first = [int(np.flatnonzero(y == k)[0]) for k in range(CLASSES)]
     rows = np.concatenate([first, np.flatnonzero(y < 0)])
     with pytest.raises(ValueError, match="two labelled rows or more for novelty"):
-        PaddleClassifier().fit(X[rows], y[rows]).novelty(X)
+        PaddleClassifier(**options).fit(X[rows], y[rows]).novelty(X)
 
 
 def test_extreme_numbers() -> None:
     """Never NaN, however far away a new row is."""
     X, y, _ = batch()
-    for scaling in SCALINGS:
-        model = PaddleClassifier(scaling=scaling).fit(X, y)
+    paddles = [PaddleClassifier(method="paddle", scaling=scaling) for scaling in SCALINGS]
+    for model in (PaddleClassifier().fit(X.astype(np.float32), y), PaddleClassifier(), *paddles):
+        if not hasattr(model, "classes_"):
+            model.fit(X, y)
         far = np.vstack([np.zeros(DIMENSION), X[0] * 1e300, X[1] * 1e-300, -X[2] * 1e200])
         assert np.isfinite(model.predict_proba(far)).all()
         np.testing.assert_allclose(model.predict_proba(far).sum(1), 1)
@@ -270,7 +358,7 @@ def test_forms_of_labels(form: str) -> None:
     given, classes = forms(y)[form]
     model = PaddleClassifier().fit(X, given)
     assert model.classes_.tolist() == classes
-    expected = solved(X, y).labels.numpy()
+    expected = adapted(X, y).labels.numpy()
     assert model.transduction_[y < 0].tolist() == [classes[k] for k in expected]
     assert set(model.predict(X)) <= set(classes)
     assert model.fit_predict(X, given).tolist() == model.transduction_.tolist()
@@ -299,7 +387,11 @@ def test_bad_labels(labels: Any, message: str) -> None:
     [
         ({"lam": -1.0}, "lam must be finite and >= 0, got -1"),
         ({"scaling": "zscore"}, "scaling must be one of"),
-        ({"temperature": "hot"}, "temperature must be one of 'auto', got 'hot'"),
+        ({"method": "nearest"}, "method must be one of 'adaptive', 'paddle', got 'nearest'"),
+        ({"temperature": 2.0}, "temperature must be left at 1.0 unless method='paddle', got 2.0"),
+        ({"scaling": "none"}, "scaling must be left at 'auto' unless method='paddle', got 'none'"),
+        ({"lam": 3.0}, "lam must be left at None unless method='paddle', got 3.0"),
+        ({"tol": -1.0}, "tol must be finite and >= 0, got -1"),
         ({"temperature": 0.0}, "temperature must be finite and > 0, got 0"),
         ({"max_iter": 0}, "max_iter must be an integer"),
         ({"present_threshold": 0.0}, "present_threshold must be finite and > 0"),
@@ -325,12 +417,13 @@ def test_pipeline_and_search() -> None:
     X, y, truth = batch()
     pipeline = make_pipeline(StandardScaler(), PaddleClassifier()).fit(X, y)
     asked = y < 0
-    expected = solved(StandardScaler().fit_transform(X), y).labels
+    expected = adapted(StandardScaler().fit_transform(X), y).labels
     np.testing.assert_array_equal(pipeline[-1].transduction_[asked], expected)
     assert (pipeline.predict(X[asked]) == truth[asked]).mean() > 0.9
     scores = cross_val_score(PaddleClassifier(), X, truth, cv=3)
     assert scores.mean() > 0.85
-    search = GridSearchCV(PaddleClassifier(), {"scaling": ["auto", "minmax"]}, cv=3).fit(X, truth)
+    choices = [{"method": ["adaptive"]}, {"method": ["paddle"], "scaling": ["auto", "minmax"]}]
+    search = GridSearchCV(PaddleClassifier(), choices, cv=3).fit(X, truth)
     assert search.best_score_ >= scores.mean() - 1e-9
 
 
@@ -347,9 +440,10 @@ def test_data_frames() -> None:
         model.predict(frame.rename(columns={"f0": "other"}))
 
 
-def test_clone_and_pickle() -> None:
+@pytest.mark.parametrize("options", [{}, {"method": "paddle", "lam": 12.0, "scaling": "minmax"}])
+def test_clone_and_pickle(options: dict[str, Any]) -> None:
     X, y, _ = batch()
-    model = PaddleClassifier(lam=12.0, scaling="minmax").fit(X, y)
+    model = PaddleClassifier(**options).fit(X, y)
     loaded = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
     fresh = clone(model)

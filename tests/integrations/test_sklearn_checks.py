@@ -12,11 +12,12 @@ from paddle_ext import PaddleClassifier
 EXPECTED = {"check_classifiers_classes": "takes -1 for a class, where it means unlabelled"}
 
 
-@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
-def test_scikit_learn(scaling: str) -> None:
-    """For each scaling: each brings new rows into the coordinates of the fit in its own way."""
+@pytest.mark.parametrize("scaling", [None, "auto", "minmax", "none"])
+def test_scikit_learn(scaling: str | None) -> None:
+    """Each scaling of PADDLE brings new rows into the coordinates of the fit in its own way."""
+    paddle = {} if scaling is None else {"method": "paddle", "scaling": scaling}
     results = estimator_checks.check_estimator(
-        PaddleClassifier(scaling=scaling),
+        PaddleClassifier(**paddle),
         expected_failed_checks=EXPECTED,
         on_skip=None,
         on_fail=None,

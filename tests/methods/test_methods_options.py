@@ -15,7 +15,6 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import methods, reference
-from paddle_ext.batches import BatchSolver
 from paddle_ext.methods import Method, Option, base
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -197,7 +196,7 @@ def test_defaults_of_paddle_are_those_of_solve() -> None:
     of_solve = inspect.signature(paddle_ext.solve).parameters
     for option in methods.describe("paddle"):
         assert option.default == of_solve[option.name].default
-    for place in (BatchSolver.__init__, paddle_ext.solve_indexed, reference.solve):
+    for place in (paddle_ext.solve_indexed, reference.solve):
         for name, parameter in inspect.signature(place).parameters.items():
             if name in ("lam", "scaling", "epsilon", "max_iter", "tol"):
                 assert parameter.default == of_solve[name].default, (place, name)

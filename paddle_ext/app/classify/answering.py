@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...batches import BatchSolver
+from ...methods.adaptive import Adaptive
+from ...methods.calibration import calibrated
 from ...research.progress import Progress
 from .samples import Batch, Labelled, check_finite, rebatched
 
@@ -71,13 +72,12 @@ def answer(
     batches: Iterable[Batch],
     *,
     batch: int | None = None,
-    temperature: float | None = None,
     device: str | torch.device = "cpu",
     source: str = "unlabelled",
     total: int = 0,
     progress: bool = False,
 ) -> Answers:
-    """Classify samples, a batch at a time.
+    """Classify samples, a batch at a time, by `paddle_ext.methods.Adaptive`.
 
     Parameters
     ----------
@@ -86,8 +86,6 @@ def answer(
         Of any sizes; they are put together anew.
     batch : int or None
         Samples that are classified together; None: 300, fewer with more than 160,000 classes.
-    temperature : float or None
-        Of the solver; None: chosen for each batch, see `paddle_ext.batches`.
     device : device
     source : str
         Where the batches come from, for messages.
@@ -112,12 +110,11 @@ def answer(
     size = check.integer("batch", BATCH if batch is None else batch)
     if batch is None:
         size = max(1, min(size, MOST_ENTRIES // K))
-    if temperature is not None:
-        check.real("temperature", temperature, positive=True)
     place = check.device(device)
     support = labelled.features.to(place, torch.float32)
     labels = labelled.labels.to(place)
-    solve = BatchSolver(support, labels, K, temperature)
+    likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
+    method = Adaptive()
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
@@ -126,7 +123,7 @@ def answer(
     with Progress("classifying", total, show=progress and total > size) as shown:
         for part in rebatched(batches, size):
             check_batch(part, support.shape[1], labelled.source, source)
-            solution = solve(part.features.to(place, torch.float32)).solution
+            solution = method.solve_one(likelihood, part.features.to(place, torch.float32))
             values, classes = solution.probabilities.topk(2, dim=1)
             best.append((values.cpu(), classes.cpu(), solution.doubt().cpu()))
             present |= solution.present().cpu()

@@ -37,7 +37,7 @@ class Settings:
         The network for pictures: ``"efficientnet_lite0"``, ``"timm:NAME"`` or a checkpoint.
     encoder : str or None
         The model for texts, as sentence-transformers knows it.
-    batch, temperature
+    batch
         As in `answer`.
     device : str or None
         None: a GPU if there is one.
@@ -51,7 +51,6 @@ class Settings:
     backbone: str = DEFAULT
     encoder: str | None = None
     batch: int | None = None
-    temperature: float | None = None
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))
     progress: bool = False
@@ -124,7 +123,6 @@ def classify(
         source.labelled,
         source.unlabelled,
         batch=settings.batch,
-        temperature=settings.temperature,
         device=device,
         source=source.name,
         total=source.total,

@@ -77,9 +77,6 @@ def classify(
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Of the solver; default: chosen for each batch.")
-    ] = None,
     device: Device = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder to keep features in; default: the user's.")
@@ -101,7 +98,6 @@ def classify(
             backbone=backbone,
             encoder=encoder,
             batch=batch,
-            temperature=temperature,
             device=device,
             cache=None if no_cache else cache or user_cache("classify"),
             progress=True,

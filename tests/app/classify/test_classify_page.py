@@ -252,7 +252,6 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--truth", "real"], "--truth must be a column of"),
         (["--text", "words"], "--text must be a column of"),
         (["--batch", "0"], "--batch must be an integer"),
-        (["--temperature", "0"], "--temperature must be finite and > 0"),
         (["--device", "abacus"], "--device must be the CPU or a CUDA device"),
     ],
 )
