@@ -93,27 +93,29 @@ __device__ float criterion(const Block& b, const int* classes, int count) {
 }
 
 // Lets the classes that hold nothing leave the list, if that saves a tile. All threads agree.
-__device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, float2& asleep,
-                          float2& reference, const float2& best) {
+__device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, Sleepers& asleep,
+                          const float2& best) {
     int staying = 0;
     for (int tile = b.lane; tile < tiles; tile += 32) staying += __popc(full[tile]);
     staying = warp_sum(staying);
     const int left = max(ceil_div(staying, kTile), 1);
     if (left >= tiles) return;
     if (tiles == ceil_div(b.K, kTile)) {
-        reference = best;
-        asleep = make_float2(0, 0);
+        asleep.reference = best;
+        asleep.clear();
     }
-    float2 share = make_float2(0, 0);
+    float2 share = make_float2(0, 0), top = asleep.top;
     for (int slot = b.quarter; slot < tiles * kTile; slot += 4) {
         const int k = b.s.live[slot];
         if (k < 0 || (full[slot / kTile] >> (slot % kTile) & 1u) != 0) continue;
         const float2 value = logits(b, load_cell(b, k));
-        share.x += power_of_two(fminf(value.x - reference.x, kHighestExponent));
-        share.y += power_of_two(fminf(value.y - reference.y, kHighestExponent));
+        share.x += power_of_two(fminf(value.x - asleep.reference.x, kHighestExponent));
+        share.y += power_of_two(fminf(value.y - asleep.reference.y, kHighestExponent));
+        top = make_float2(fmaxf(top.x, value.x), fmaxf(top.y, value.y));
     }
-    asleep.x += quad_sum(share.x);
-    asleep.y += quad_sum(share.y);
+    asleep.sum.x += quad_sum(share.x);
+    asleep.sum.y += quad_sum(share.y);
+    asleep.top = make_float2(quad_max(top.x), quad_max(top.y));
     __syncthreads();  // the old list has been read by all
     if (b.warp == 0) gather_classes(b, tiles, full, b.s.live);
     tiles = left;
@@ -168,14 +170,16 @@ struct Outcome {
 
 __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
     const int all_tiles = ceil_div(b.K, kTile);
-    float2 asleep = make_float2(0, 0), reference = make_float2(0, 0);
+    Sleepers asleep;
+    asleep.reference = make_float2(0, 0);
+    asleep.clear();
     int tiles = all_tiles;
     RowSoftmax soft;
     Outcome outcome{max_iter, 0.0f};
     for (int iteration = 1; iteration <= max_iter;) {
         unsigned* const loud = b.s.loud + (iteration % 2) * all_tiles;
         unsigned* const full = b.s.full + (iteration % 2) * all_tiles;
-        soft = row_softmax(b, tiles, asleep, reference);
+        soft = row_softmax(b, tiles, asleep);
         if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
         // At the start nearly all move.
         const bool all = tiles <= kFewTiles || iteration <= 2;
@@ -187,7 +191,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
             clear_bits(loud, full, all_tiles);
             if (threadIdx.x == 0) b.s.state[kWake] = 0;
             tiles = all_tiles;
-            asleep = make_float2(0, 0);
+            asleep.clear();
             __syncthreads();
             continue;
         }
@@ -204,8 +208,10 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
             outcome.iterations = iteration;
             break;
         }
+        // The last softmax has told what classes hold, by logits that are theirs no longer.
+        if (iteration == max_iter) break;
         const int before = tiles;
-        let_sleep(b, full, tiles, asleep, reference, soft.best);
+        let_sleep(b, full, tiles, asleep, soft.best);
         // Nothing moved and nobody left: every further iteration would repeat this one exactly.
         if (step.count == 0 && tiles == before && iteration > 1) break;
         ++iteration;
@@ -285,7 +291,8 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
                 float(limit.quiet),
                 float(limit.quiet_share),
                 float(limit.sleep),
-                float(limit.wake)};
+                float(limit.wake),
+                float(log2(limit.wake))};
 
         // 1) The task into shared memory.
         if (SharedGram) {

@@ -79,6 +79,7 @@ struct Block {
     const float* count;
     float temperature, weight, epsilon;
     float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
+    float log2_wake;
 };
 
 // 2^x to about two units in the last place; results too small for a normal number are zero.
@@ -161,14 +162,25 @@ __device__ inline float2 logits(const Block& b, const Cell& cell) {
     return make_float2(cell.m.x * line.x + line.y, cell.m.y * line.x + line.y);
 }
 
+// What the sleeping classes hold of this thread's two rows: the sum of 2^(logit - reference), and the
+// largest logit.
+struct Sleepers {
+    float2 sum, reference, top;
+
+    __device__ void clear() {
+        constexpr float kLow = Range<float>::kMinusInfinity;
+        sum = make_float2(0, 0);
+        top = make_float2(kLow, kLow);
+    }
+};
+
 // Maximum and inverse sum of the softmax of this thread's two rows, sleeping classes included.
 struct RowSoftmax {
     float2 best, inverse;
     bool wake;
 };
 
-__device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 asleep,
-                                         float2 reference) {
+__device__ inline RowSoftmax row_softmax(const Block& b, int tiles, const Sleepers& asleep) {
     constexpr float kLow = Range<float>::kMinusInfinity;
     float2 best = make_float2(kLow, kLow), sum = make_float2(0, 0);
 #pragma unroll 4
@@ -194,9 +206,13 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, float2 aslee
     const float2 top = make_float2(quad_max(best.x), quad_max(best.y));
     sum.x = quad_sum(sum.x * power_of_two(best.x - top.x));
     sum.y = quad_sum(sum.y * power_of_two(best.y - top.y));
-    const float extra_x = asleep.x * power_of_two(fminf(reference.x - top.x, kHighestExponent));
-    const float extra_y = asleep.y * power_of_two(fminf(reference.y - top.y, kHighestExponent));
-    const bool wake = (b.row < b.Q && extra_x > b.wake) || (b.row + 1 < b.Q && extra_y > b.wake);
+    const float2 drift = make_float2(asleep.reference.x - top.x, asleep.reference.y - top.y);
+    const float extra_x = asleep.sum.x * power_of_two(fminf(drift.x, kHighestExponent));
+    const float extra_y = asleep.sum.y * power_of_two(fminf(drift.y, kHighestExponent));
+    // By their sum, and by the largest: where logits are far apart, the sum is all or nothing.
+    const bool wake_x = extra_x > b.wake || asleep.top.x - top.x > b.log2_wake;
+    const bool wake_y = extra_y > b.wake || asleep.top.y - top.y > b.log2_wake;
+    const bool wake = (b.row < b.Q && wake_x) || (b.row + 1 < b.Q && wake_y);
     return {top, make_float2(1.0f / (sum.x + extra_x), 1.0f / (sum.y + extra_y)), wake};
 }
 

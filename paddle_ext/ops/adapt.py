@@ -95,9 +95,9 @@ def adapt(
     Examples
     --------
     >>> import torch, paddle_ext
-    >>> logits = torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.4, 0.5, 0.0]])
+    >>> logits = torch.tensor([[3.0, 0.0, 0.0]] * 6 + [[0.4, 0.5, 0.0]])
     >>> logits.argmax(1), paddle_ext.adapt(logits).labels  # the last one is unsure
-    (tensor([0, 0, 1]), tensor([0, 0, 0]))
+    (tensor([0, 0, 0, 0, 0, 0, 1]), tensor([0, 0, 0, 0, 0, 0, 0]))
     """
     weight = check.real("weight", weight, positive=True, most=1.0)
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
@@ -110,8 +110,12 @@ def adapt(
         from .. import reference
 
         return reference.adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
-    found = adapt_op(logits, weight, max_iter, tol)
-    return Solution(*found[:6], concentration=found[6], bound=found[7])
+    labels, u, proportions, dual, iterations, criterion, a, bound = adapt_op(
+        logits, weight, max_iter, tol
+    )
+    return Solution(
+        labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
+    )
 
 
 def check_values(logits: Tensor) -> None:

@@ -30,7 +30,12 @@ LOWEST = -1.7e308  # stands for minus infinity
 
 
 def trigamma(x: Tensor) -> Tensor:
-    found: Tensor = torch.special.polygamma(1, x)
+    """For x > 0. Torch's is right to 5e-10 only where x is small, so x is first shifted up."""
+    lower = torch.zeros_like(x)
+    for _ in range(20):
+        lower = lower + x.square().reciprocal()
+        x = x + 1
+    found: Tensor = lower + torch.special.polygamma(1, x)
     return found
 
 
@@ -72,9 +77,9 @@ def adapt(
     Examples
     --------
     >>> import torch
-    >>> logits = torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.4, 0.5, 0.0]])
+    >>> logits = torch.tensor([[3.0, 0.0, 0.0]] * 6 + [[0.4, 0.5, 0.0]])
     >>> adapt(logits).labels
-    tensor([0, 0, 0])
+    tensor([0, 0, 0, 0, 0, 0, 0])
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     *batch, Q, K = logits.shape
