@@ -1,13 +1,14 @@
-"""PADDLE as a classifier of easyfsl, for its episodes, data sets and evaluation loop."""
+"""Classifiers of easyfsl, for its episodes, data sets and evaluation loop."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import check
+from .. import check, methods
 from ..ops import solve
 from ..solution import Solution
 
@@ -19,9 +20,93 @@ except ImportError as error:
         f"({error}): pip install easyfsl"
     ) from error
 
+__all__ = ["PADDLE", "Adaptive"]
 
-class PADDLE(FewShotClassifier):  # type: ignore[misc]
-    """Classifies the queries of an episode together, by `paddle_ext.solve`.
+
+class Transductive(FewShotClassifier):  # type: ignore[misc]
+    """Classifies the queries of an episode together; `solve` is what a subclass has."""
+
+    solution: Solution | methods.Prediction | None = None
+
+    @abstractmethod
+    def solve(self, query: Tensor) -> Solution | methods.Prediction:
+        """Classify features [Q, D] by those of the support."""
+
+    def forward(self, query_images: Tensor) -> Tensor:
+        """Scores of the queries, [Q, K]; `process_support_set` comes first."""
+        if len(self.support_labels) == 0:
+            raise ValueError("process_support_set must be called before forward, got no support")
+        features = self.compute_features(query_images)
+        self._raise_error_if_features_are_multi_dimensional(features)
+        found = self.solve(features)
+        self.solution = found
+        # A probability of 0 was too small for the dtype; a score must be finite.
+        scores = found.probabilities.clamp(min=torch.finfo(found.probabilities.dtype).tiny).log()
+        chosen: Tensor = self.softmax_if_specified(scores)
+        return chosen
+
+    @staticmethod
+    def is_transductive() -> bool:
+        """The queries of an episode are classified together."""
+        return True
+
+
+class Adaptive(Transductive):
+    """Classifies the queries of an episode together, be one class among them or all.
+
+    By the method `paddle_ext.methods.Adaptive`.
+
+    Parameters
+    ----------
+    backbone : Module, optional
+        Makes one feature vector of each image; by default the inputs are features already.
+    metric, max_iter, tol
+        As in `paddle_ext.methods.Adaptive`.
+    use_softmax, feature_centering, feature_normalization
+        As in every classifier of easyfsl.
+
+    Attributes
+    ----------
+    solution : Prediction or None
+        That of the last episode: ``solution.present()``, ``solution.doubt()``.
+
+    Notes
+    -----
+    Labels of the support are 0 to K - 1, as easyfsl's episodes have them. The scores are
+    log-probabilities; with ``use_softmax=True`` they are probabilities. No gradient flows through:
+    train the backbone with another method.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from paddle_ext.integrations.easyfsl import Adaptive
+    >>> model = Adaptive(use_softmax=True)
+    >>> model.process_support_set(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 1]))
+    >>> model(torch.tensor([[3.5, 0.5], [4.0, 0.5], [0.0, 3.0]])).argmax(-1)
+    tensor([1, 1, 0])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module | None = None,
+        *,
+        metric: str = "auto",
+        max_iter: int = 100,
+        tol: float = 1e-3,
+        use_softmax: bool = False,
+        feature_centering: Tensor | None = None,
+        feature_normalization: float | None = None,
+    ) -> None:
+        method = methods.Adaptive(metric=metric, max_iter=max_iter, tol=tol)
+        super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
+        self.method = method
+
+    def solve(self, query: Tensor) -> methods.Prediction:
+        return self.method.predict(self.support_features, self.support_labels, query)
+
+
+class PADDLE(Transductive):
+    """Classifies the queries of an episode together, by `paddle_ext.solve`: few classes present.
 
     Parameters
     ----------
@@ -39,9 +124,7 @@ class PADDLE(FewShotClassifier):  # type: ignore[misc]
 
     Notes
     -----
-    Labels of the support are 0 to K - 1, as easyfsl's episodes have them. The scores are
-    log-probabilities; with ``use_softmax=True`` they are probabilities. No gradient flows through:
-    train the backbone with another method.
+    As those of `Adaptive`.
 
     Examples
     --------
@@ -77,22 +160,6 @@ class PADDLE(FewShotClassifier):  # type: ignore[misc]
             "max_iter": max_iter,
             "tol": tol,
         }
-        self.solution: Solution | None = None
 
-    def forward(self, query_images: Tensor) -> Tensor:
-        """Scores of the queries, [Q, K]; `process_support_set` comes first."""
-        if len(self.support_labels) == 0:
-            raise ValueError("process_support_set must be called before forward, got no support")
-        features = self.compute_features(query_images)
-        self._raise_error_if_features_are_multi_dimensional(features)
-        found = solve(self.support_features, self.support_labels, features, **self.options)
-        self.solution = found
-        # An assignment of 0 was too small for the dtype; a score must be finite.
-        scores = found.probabilities.clamp(min=torch.finfo(found.probabilities.dtype).tiny).log()
-        chosen: Tensor = self.softmax_if_specified(scores)
-        return chosen
-
-    @staticmethod
-    def is_transductive() -> bool:
-        """The queries of an episode are classified together."""
-        return True
+    def solve(self, query: Tensor) -> Solution:
+        return solve(self.support_features, self.support_labels, query, **self.options)

@@ -62,6 +62,18 @@ def test_scores(adapter: ModuleType) -> None:
     torch.testing.assert_close(found.exp(), expected.probabilities, atol=1e-6, rtol=1e-4)
 
 
+def test_scores_of_adaptive(adapter: ModuleType) -> None:
+    support, labels, query, truth = episode()
+    expected = paddle_ext.methods.create("adaptive", max_iter=30).predict(support, labels, query)
+    model = adapter.Adaptive(max_iter=30, use_softmax=True)
+    model.process_support_set(support, labels)
+    scores = model(query)
+    torch.testing.assert_close(scores, expected.probabilities, atol=1e-6, rtol=1e-4)
+    assert (scores.argmax(-1) == truth).float().mean() > 0.9
+    assert model.solution.present().nonzero().view(-1).tolist() == [2, 3, 4]
+    assert model.is_transductive()
+
+
 def test_backbone_and_centring(adapter: ModuleType) -> None:
     """The backbone, the centre and the norm of easyfsl are applied to support and query."""
     support, labels, query, _ = episode()
@@ -91,13 +103,15 @@ def test_evaluation_loop(adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.utils.data.Sampler, "__init__", lambda self, data_source=None: None)
     data = FeaturesDataset.from_dict(features())
     accuracy = {}
-    for name, model in {"paddle": adapter.PADDLE(), "mean": PrototypicalNetworks()}.items():
+    models = {"adaptive": adapter.Adaptive(), "paddle": adapter.PADDLE()}
+    for name, model in (models | {"mean": PrototypicalNetworks()}).items():
         assert isinstance(model, FewShotClassifier)
         random.seed(0)
         sampler = TaskSampler(data, n_way=5, n_shot=1, n_query=10, n_tasks=20)
         loader = DataLoader(data, batch_sampler=sampler, collate_fn=sampler.episodic_collate_fn)
         accuracy[name] = evaluate(model, loader, device="cpu", use_tqdm=False)
     assert accuracy["paddle"] > accuracy["mean"] > 0.5
+    assert accuracy["adaptive"] > 0.9
 
 
 def test_bad_calls(adapter: ModuleType) -> None:
@@ -105,6 +119,8 @@ def test_bad_calls(adapter: ModuleType) -> None:
         adapter.PADDLE(scaling="whiten")
     with pytest.raises(TypeError, match="max_iter must be an integer"):
         adapter.PADDLE(max_iter=1.5)
+    with pytest.raises(ValueError, match="metric must be one of"):
+        adapter.Adaptive(metric="cosine")
     model = adapter.PADDLE()
     with pytest.raises(ValueError, match="process_support_set must be called before forward"):
         model(torch.randn(3, 4))
