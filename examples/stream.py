@@ -3,9 +3,9 @@
     python examples/stream.py                       made-up features
     python examples/stream.py --bank features.npz   a feature bank of yours
 
-Each batch is one call of `paddle_ext.solve`, and nothing is carried over from batch to batch.
+Each batch is one call of the method `adaptive`, and nothing is carried over from batch to batch.
 Batches that are there at once may go in one call, with a batch dimension:
-``solve(support, labels, torch.stack(batches))``.
+``predict(support, labels, torch.stack(batches))``.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-import paddle_ext
 from paddle_ext import FeatureBank, methods
 
 
@@ -43,15 +42,15 @@ def run(bank: FeatureBank, shots: int, batches: int, size: int, present: int) ->
     rest = torch.ones(len(bank), dtype=torch.bool)
     rest[known] = False
     support, labels = bank.features[known], bank.labels[known]
-    nearest = methods.create("simpleshot")
+    adaptive, nearest = methods.create("adaptive"), methods.create("simpleshot")
     accuracies = []
     for number, (rows, there) in enumerate(
         stream(bank.labels, rest.nonzero().view(-1), batches, size, present)
     ):
         query, truth = bank.features[rows], bank.labels[rows]
-        solution = paddle_ext.solve(support, labels, query)
-        found = solution.present().nonzero().view(-1)
-        right = 100 * (solution.labels == truth).double().mean().item()
+        prediction = adaptive.predict(support, labels, query)
+        found = prediction.present().nonzero().view(-1)
+        right = 100 * (prediction.labels == truth).double().mean().item()
         alone = nearest.predict(support, labels, query).labels
         before = 100 * (alone == truth).double().mean().item()
         print(

@@ -83,12 +83,13 @@ def main(arguments: list[str] | None = None) -> None:
     rows = [*known, *texts]
     features = hashed(rows) if chosen.hashing else encoded(rows, chosen.model)
 
-    solution = paddle_ext.solve(features[: len(known)], labels, features[len(known) :])
-    print("intents present:", ", ".join(names[k] for k in solution.present().nonzero()))
-    doubt = solution.doubt()
+    method = paddle_ext.methods.create("adaptive")
+    found = method.predict(features[: len(known)], labels, features[len(known) :])
+    print("intents present:", ", ".join(names[k] for k in found.present().nonzero()))
+    doubt = found.doubt()
     for i in doubt.argsort(descending=True).tolist():  # the doubtful ones first
-        print(f"{names[solution.labels[i]]:14} doubt {doubt[i]:.2f}  {texts[i]}")
-    right = sum(names[k] == truth for k, (_, truth) in zip(solution.labels, BATCH, strict=True))
+        print(f"{names[found.labels[i]]:14} doubt {doubt[i]:.2f}  {texts[i]}")
+    right = sum(names[k] == truth for k, (_, truth) in zip(found.labels, BATCH, strict=True))
     print(f"{right} of {len(BATCH)} right")
 
 

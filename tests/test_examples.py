@@ -195,8 +195,8 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     plt.close("all")
     plt.switch_backend(before)
     assert len(drawn) == 2
-    assert {3, 5, 8} <= set(names["solution"].present().nonzero().view(-1).tolist())
-    nearest, paddle = names["accuracy"].values()
-    assert 0.5 < nearest < paddle
+    assert {3, 5, 8} <= set(names["found"].present().nonzero().view(-1).tolist())
+    nearest, adaptive = names["accuracy"].values()
+    assert 0.5 < nearest < adaptive
     assert names["model"].transduction_.shape == (110,)
     assert [len(figure.axes) for figure in drawn] == [1, 8]
