@@ -235,6 +235,7 @@ def test_batches_of_methods_that_do_not_gather() -> None:
 
 def test_all_methods_in_the_order_of_the_paper() -> None:
     assert set(PAPER_ORDER) == set(methods.available())
+    assert PAPER_ORDER[-1] == "adaptive"
     found = run(small_bank(), shots=1, k_eff=2, num_classes=3, n_query=4, n_tasks=2)
     assert found.methods == PAPER_ORDER
 
@@ -265,7 +266,7 @@ def test_one_method_of_each_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"methods": "padle"}, ValueError, "methods must be one of 'alpha_tim', "),
+        ({"methods": "padle"}, ValueError, "methods must be one of 'adaptive', 'alpha_tim', "),
         ({"methods": []}, ValueError, "methods must be at least one, got none"),
         ({"methods": 3}, TypeError, "methods must be names or methods, got int"),
         ({"methods": [3]}, TypeError, "methods must be names or methods, got int"),
