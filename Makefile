@@ -11,7 +11,7 @@ PADDLE_EXT_CUDA ?= AUTO
 # 90-real: one architecture, so that the CUDA code is compiled also where no GPU is.
 PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 WERROR ?= OFF
-BENCHMARKS ?= paddle pgd sinkhorn tim methods tasks_sampling evaluate
+BENCHMARKS ?= paddle pgd sinkhorn tim adapt methods tasks_sampling evaluate
 
 VENV := .venv
 BIN := $(VENV)/bin
