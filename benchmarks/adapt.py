@@ -108,10 +108,7 @@ def run_adaptive(chosen: argparse.Namespace, device: torch.device) -> list[dict[
         solve()
         calls = {"adaptive": adaptive, "solve": solve}
         timings = harness.time_side_by_side(
-            {"adaptive": adaptive, "solve": solve},
-            device,
-            rounds=chosen.rounds,
-            budget=chosen.budget,
+            calls, device, rounds=chosen.rounds, budget=chosen.budget
         )
         ms, solve_ms = (timings[name].best(device) for name in ("adaptive", "solve"))
         rows.append(
