@@ -17,10 +17,13 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FeatureBank, Solution, TaskBatch, TaskSampler, presence
+from paddle_ext.methods import Adaptive
+from paddle_ext.methods.task import IndexedTask, Task
 from paddle_ext.solution import DUAL_SHARE
 
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test
+  python benchmarks/presence.py clinc150_minilm.npz --method paddle
 """
 
 THRESHOLDS = (0.1, 0.5, 1.5, 2.5, 3.5)
@@ -32,7 +35,7 @@ SHARES = (
     5 / 6,
     1.0,
 )  # of the dual, taken off; 0: probabilities
-OURS = SHARES.index(DUAL_SHARE)
+OURS = {"adaptive": 0, "paddle": SHARES.index(DUAL_SHARE)}  # doubt
 CHUNK = 20  # tasks of a call
 BINS = 10
 
@@ -41,6 +44,7 @@ def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
     add = parser.add_argument
     add("banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT")
+    add("--method", choices=tuple(OURS), default="adaptive", help="default: adaptive")
     add("--tasks", type=int, default=100, help="of each setting (default: 100)")
     add("--shots", type=int, default=5, help="default: 5")
     add("--queries", type=int, default=75, help="at most; fewer where classes are small")
@@ -75,11 +79,11 @@ class Answers(NamedTuple):
     doubts: Tensor  # [B, Q, number of SHARES]
 
 
-def answers(bank: FeatureBank, tasks: TaskSampler, count: int) -> Answers:
+def answers(bank: FeatureBank, tasks: TaskSampler, count: int, method: str) -> Answers:
     found = []
     for start in range(0, count, CHUNK):
         batch = tasks.batch(start, min(CHUNK, count - start))
-        solution = solve(bank, batch)
+        solution = solve(bank, batch, method)
         there = torch.zeros_like(solution.proportions, dtype=torch.bool)
         found.append(
             Answers(
@@ -102,10 +106,21 @@ def pooled(found: list[Answers]) -> tuple[Tensor, Tensor]:
     return ~wrong, torch.cat([x.doubts.flatten(0, 1) for x in found])
 
 
-def solve(bank: FeatureBank, batch: TaskBatch) -> Solution:
-    return paddle_ext.solve_indexed(
-        bank.features, batch.support_index, batch.support_labels, batch.query_index
-    )
+def solve(bank: FeatureBank, batch: TaskBatch, method: str) -> Solution:
+    support = (batch.support_index, batch.support_labels)
+    if method == "paddle":
+        return paddle_ext.solve_indexed(bank.features, *support, batch.query_index)
+    K = int(batch.support_labels.max()) + 1
+    task = IndexedTask(bank.features, *support, batch.query_index, K)
+    return Adaptive().solution(task.gathered())
+
+
+def solve_one(support: Tensor, labels: Tensor, query: Tensor, method: str) -> Solution:
+    if method == "paddle":
+        return paddle_ext.solve(support, labels, query)
+    adaptive = Adaptive()
+    task = Task(support[None], labels[None], query[None], int(labels.max()) + 1)
+    return adaptive.solve_one(adaptive.likelihood(task), query)
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:
@@ -172,7 +187,7 @@ def outsider_row(
         drawn = strangers[torch.randperm(len(strangers), generator=generator)[:count]]
         index = torch.cat([batch.query_index[0], drawn])
         support, query = bank.features[batch.support_index[0]], bank.features[index]
-        solution = paddle_ext.solve(support, batch.support_labels[0], query)
+        solution = solve_one(support, batch.support_labels[0], query, chosen.method)
         novelty = presence.novelty(solution, support, batch.support_labels[0], query)
         unknown = torch.arange(len(index)) >= tasks.n_query
         scores = [novelty, *doubts(solution).unbind(-1)]
@@ -187,12 +202,14 @@ def outsider_row(
     return row | {"known over 0.95": known, "outsiders over 0.95": unknown_ones}
 
 
-def draw(path: Path, found: dict[str, list[Answers]]) -> None:
+def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
     plt = harness.pyplot()
     if plt is None:
         return
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), sharex=True, sharey=True)
-    for axis, column, title in zip(axes, (OURS, 0), ("1 - doubt", "assignment"), strict=True):
+    for axis, column, title in zip(
+        axes, (OURS[method], 0), ("1 - doubt", "probability"), strict=True
+    ):
         axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
         for name, settings in found.items():
             right, scores = pooled(settings)
@@ -216,7 +233,9 @@ def main() -> None:
         curves[name] = []
         for k_eff in effective:
             harness.progress(f"{name}: {k_eff} effective classes")
-            found = answers(bank, sampler(bank, chosen, k_eff, chosen.queries), chosen.tasks)
+            found = answers(
+                bank, sampler(bank, chosen, k_eff, chosen.queries), chosen.tasks, chosen.method
+            )
             there.append(presence_row(name, k_eff, found))
             doubtful.append(doubt_row(name, k_eff, [found]))
             curves[name].append(found)
@@ -236,7 +255,7 @@ def main() -> None:
         if table:
             harness.print_table(title, [*table, mean_row(table)])
             harness.write_csv(chosen.output / f"{name}.csv", table)
-    draw(chosen.output / "doubt.png", curves)
+    draw(chosen.output / "doubt.png", curves, chosen.method)
 
 
 def mean_row(table: list[dict[str, Any]]) -> dict[str, Any]:

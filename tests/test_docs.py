@@ -118,8 +118,7 @@ def test_code(page: str, run_code_of: Run) -> None:
 def test_code_of_the_readme(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
     names = run_code_of("README.md")
     assert capsys.readouterr().out.startswith("tensor([ 3, 14, 15])")
-    solution = names["solution"]
-    assert solution.labels.tolist() == [3, 14, 15] * 25
+    assert names["found"].labels.tolist() == [3, 14, 15] * 25
 
 
 def test_code_of_the_methods(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
