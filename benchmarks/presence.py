@@ -206,10 +206,14 @@ def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
     plt = harness.pyplot()
     if plt is None:
         return
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), sharex=True, sharey=True)
-    for axis, column, title in zip(
-        axes, (OURS[method], 0), ("1 - doubt", "probability"), strict=True
-    ):
+    panels = {"1 - doubt": OURS[method]}
+    if OURS[method]:
+        panels["probability"] = 0
+    size = (4.5 * len(panels), 4.2)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=size, sharex=True, sharey=True, squeeze=False
+    )
+    for axis, (title, column) in zip(axes[0], panels.items(), strict=True):
         axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
         for name, settings in found.items():
             right, scores = pooled(settings)
@@ -217,8 +221,8 @@ def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
             axis.plot(said, true, marker="o", markersize=4, label=name)
         axis.set_title(title)
         axis.set_xlabel("mean of the bin")
-    axes[0].set_ylabel("share of right labels")
-    axes[1].legend(fontsize=8)
+    axes[0, 0].set_ylabel("share of right labels")
+    axes[0, -1].legend(fontsize=8)
     harness.save_figure(figure, path)
 
 

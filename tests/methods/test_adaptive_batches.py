@@ -1,0 +1,149 @@
+"""The method `adaptive` on batches of one class, of few, of all; large ones, and many classes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext.methods import Adaptive, Prediction, calibration
+from paddle_ext.methods.calibration import Likelihood, calibrated
+
+CLASSES, DIMENSION = 40, 32
+
+
+def task(
+    present: int, queries: int = 400, shots: int = 5, noise: float = 1.5, uneven: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Support, its labels, queries of the first `present` classes, and their labels.
+
+    Two of the features have `uneven` times the noise.
+    """
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(CLASSES, DIMENSION, generator=generator)
+    labels = torch.arange(CLASSES).repeat_interleave(shots)
+    truth = torch.arange(present).repeat_interleave(queries // present)
+    scale = torch.full((DIMENSION,), noise)
+    scale[:2] *= uneven
+    support, query = (
+        centres[rows] + scale * torch.randn(len(rows), DIMENSION, generator=generator)
+        for rows in (labels, truth)
+    )
+    return support, labels, query, truth
+
+
+def nearest(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+    rows, query = (torch.nn.functional.normalize(x, dim=1) for x in (support, query))
+    means = torch.stack([rows[labels == k].mean(0) for k in range(CLASSES)])
+    return torch.cdist(query, means).argmin(1)
+
+
+def share(found: Tensor, truth: Tensor) -> float:
+    return float((found == truth).double().mean())
+
+
+def predict(support: Tensor, labels: Tensor, query: Tensor) -> Prediction:
+    return Adaptive().predict(support, labels, query)
+
+
+# --- how many classes are there -------------------------------------------------------------------
+
+
+def test_all_classes_present() -> None:
+    """Each query nearly by itself, where the solver collapses; probabilities are calibrated."""
+    *given, truth = task(CLASSES)
+    found = predict(*given)
+    right = share(found.labels, truth)
+    assert right > share(nearest(*given), truth) - 0.01
+    assert right > share(paddle_ext.solve(*given).labels, truth) + 0.2
+    assert abs(float(found.probabilities.amax(1).mean()) - right) < 0.1
+
+
+@pytest.mark.parametrize("present", [1, 3])
+def test_few_classes_present(present: int) -> None:
+    *given, truth = task(present, queries=60, noise=1.2)
+    found = predict(*given)
+    alone = share(nearest(*given), truth)
+    assert 0.5 < alone < share(found.labels, truth) - 0.05
+    assert share(found.labels, truth) > 0.95
+    assert found.present().nonzero().view(-1).tolist() == list(range(present))
+
+
+def test_where_the_solver_goes_astray() -> None:
+    """Two classes that lie widely in some directions drag others along in PADDLE."""
+    *given, truth = task(2, queries=600, noise=1.2, uneven=3.0)
+    found = share(predict(*given).labels, truth)
+    assert found > share(paddle_ext.solve(*given).labels, truth) + 0.3
+    assert found > share(nearest(*given), truth) + 0.1
+
+
+def test_a_rare_class_in_a_large_batch() -> None:
+    support, labels, query, truth = task(4, queries=2000, noise=0.5)
+    noise = torch.randn(5, DIMENSION, generator=torch.Generator().manual_seed(1))
+    rare = support[labels == 30].mean(0) + 0.5 * noise
+    found = predict(support, labels, torch.cat([query, rare]))
+    assert share(found.labels[:-5], truth) > 0.99
+    assert found.labels[-5:].tolist() == [30] * 5
+
+
+@pytest.mark.parametrize("shots", [1, 2])
+def test_few_shots(shots: int) -> None:
+    *given, truth = task(3, queries=60, shots=shots, noise=0.7)
+    assert share(predict(*given).labels, truth) > 0.9
+
+
+def test_one_query() -> None:
+    support, labels, query, _ = task(3, noise=0.3)
+    assert predict(support, labels, query[:1]).labels.tolist() == [0]
+
+
+def test_nothing_to_tell_apart() -> None:
+    """All rows equal, or zero: no NaN."""
+    labels = torch.arange(4).repeat(2)
+    for value in (0.0, 1.0, 1e29):
+        rows = torch.full((8, 3), value)
+        found = predict(rows, labels, rows[:5])
+        torch.testing.assert_close(found.probabilities.sum(1), torch.ones(5))
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def likelihood(shots: int, metric: str = "auto") -> Likelihood:
+    support, labels, _, _ = task(3, shots=shots)
+    return calibrated(support.double()[None], labels[None], CLASSES, metric)
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "full"])
+def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to the same numbers; which one is taken depends on the shapes."""
+    known = likelihood(5, metric)
+    x = known.coordinates(task(3)[2].double()[None, :50])
+    weights = torch.rand(1, 50, CLASSES, dtype=torch.float64)
+    found = []
+    for gram in (True, False):
+        monkeypatch.setattr(calibration, "has_gram", lambda *_, gram=gram: gram)
+        found.append(known.weighted_products(x, weights))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_many_classes_of_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, to the same result."""
+    whole = likelihood(1).bias
+    monkeypatch.setattr(calibration, "MOST_ENTRIES", 7 * CLASSES)
+    torch.testing.assert_close(likelihood(1).bias, whole)
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "full"])
+def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows calibrate than there are classes, which says nearly the same."""
+    whole = likelihood(10, metric)
+    monkeypatch.setattr(calibration, "MOST_ROWS", 30)
+    all_classes = likelihood(10, metric)
+    monkeypatch.setattr(calibration, "MOST_ENTRIES", 35 * CLASSES)
+    fewer = likelihood(10, metric)
+    assert [x.usual.shape[1] for x in (whole, all_classes, fewer)] == [256, CLASSES, 35]
+    assert float(fewer.sharpness) == pytest.approx(float(whole.sharpness), rel=0.5)
+    *given, truth = task(5, shots=10)
+    found = Adaptive().solve_one(fewer, given[2].double())
+    assert share(found.labels, truth) > share(nearest(*given), truth)
