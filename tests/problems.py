@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -404,3 +406,15 @@ class Place(NamedTuple):
         truth = problem.to(self.dtype).truth(**options)
         assert_agrees(got, truth, epsilon=options.get("epsilon", 1e-6))
         return got
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Torch raises in the block where it waits for the device; the mode is never left on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

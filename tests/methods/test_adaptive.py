@@ -9,7 +9,7 @@ import pytest
 import torch
 from method_tasks import assert_prediction, hard
 from places import at_places
-from problems import NASTY, Place, Problem, largest, make_problem, remembered
+from problems import NASTY, Place, Problem, largest, make_problem, nothing_waits, remembered
 
 from paddle_ext import methods, reference
 from paddle_ext.methods import task as features
@@ -291,11 +291,8 @@ def test_nothing_waits_for_the_device(shots: tuple[int, int]) -> None:
         problem = make_problem(B=3, Q=15, K=5, D=8, shots=shots, shared=shared).to("cuda")
         task = task_of(problem)
         want = Adaptive().solution(task)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with nothing_waits():
             got = Adaptive().solution(task)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(got.probabilities, want.probabilities)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Place, Problem, largest, make_problem
+from problems import Place, Problem, largest, make_problem, nothing_waits
 from tim_tasks import (
     ADM,
     ALPHA,
@@ -181,7 +181,6 @@ def test_equal_classes_go_to_the_smaller(place: Place) -> None:
         assert solve(place, problem, max_iter=1, **options).labels.tolist() == [1]
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.cuda
 def test_no_synchronisation_and_graphs() -> None:
     problem = overlapping(B=3, seed=13).to("cuda")
@@ -192,11 +191,8 @@ def test_no_synchronisation_and_graphs() -> None:
     with torch.cuda.stream(stream):
         run(problem, **options)
     torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         run(problem, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = run(problem, **options)
