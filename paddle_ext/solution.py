@@ -24,7 +24,7 @@ class Trace(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """Result of a solver, and how it was asked for; without a batch in the query there is none here.
+    """Result of a solver, and how it was asked for; without a batch of queries there is none here.
 
     `present` tells which classes are in the batch, `doubt` which labels to look at, and
     `paddle_ext.presence.novelty` which queries are of no class.

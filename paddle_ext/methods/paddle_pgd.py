@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -73,8 +74,7 @@ class PaddlePgd(Method):
         return in_chunks(self.solve_chunk, task, 8 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
-        for u, _ in self.steps(task):
-            pass
+        ((u, _),) = deque(self.steps(task), maxlen=1)  # the last one
         return u
 
     def steps(self, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
