@@ -34,6 +34,32 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
     static_cast<T*>(p.criterion)[task] = T(criterion);
 }
 
+constexpr int64_t kSumWidth = 64;  // features that are summed at a time
+
+// Adds the weighted queries, less their mean, to features [first, first + width) of a class sum. The
+// shares of a class that nobody is in are tiny: added one by one to the sum they would be rounded off.
+template <typename T, typename Rows>
+static void add_queries(const Rows& query, const T* weights, int64_t Q, int64_t first,
+                        int64_t width, const T* mean, T* w) {
+    constexpr int kTerms = 256;  // of a part, which starts at zero
+    T total[kSumWidth] = {}, part[kSumWidth] = {};
+    const auto add_part = [&] {
+        for (int64_t d = 0; d < width; ++d) {
+            total[d] += part[d];
+            part[d] = 0;
+        }
+    };
+    int terms = 0;
+    for (int64_t q = 0; q < Q; ++q) {
+        if (!(weights[q] > 0)) continue;
+        const T* __restrict__ x = query(q) + first;
+        for (int64_t d = 0; d < width; ++d) part[d] += weights[q] * (x[d] - mean[first + d]);
+        if (++terms % kTerms == 0) add_part();
+    }
+    add_part();
+    for (int64_t d = 0; d < width; ++d) w[first + d] += total[d];
+}
+
 // Prototypes in the coordinates of the inputs: means of the rows themselves, under the probabilities.
 template <typename T>
 static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, int64_t Qp, T* mean,
@@ -45,14 +71,11 @@ static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, in
     const int64_t* labels = p.support_labels + (n.support_shared ? 0 : task * n.S);
     class_sums(support_rows<T>(p, task), labels, n, false, mean, out, count);
     for (int64_t k = 0; k < n.K; ++k) {
-        T* __restrict__ w = out + k * n.D;
+        T* const w = out + k * n.D;
         double mass = count[k];
-        for (int64_t q = 0; q < n.Q; ++q) {
-            const T weight = u[k * Qp + q];
-            if (!(weight > 0)) continue;
-            const T* __restrict__ x = query(q);
-            for (int64_t d = 0; d < n.D; ++d) w[d] += weight * (x[d] - mean[d]);
-            mass += weight;
+        for (int64_t q = 0; q < n.Q; ++q) mass += std::max(u[k * Qp + q], T(0));
+        for (int64_t first = 0; first < n.D; first += kSumWidth) {
+            add_queries(query, u + k * Qp, n.Q, first, std::min(n.D - first, kSumWidth), mean, w);
         }
         const T inverse = T(1.0 / safe_mass(mass));
         for (int64_t d = 0; d < n.D; ++d) w[d] = mean[d] + w[d] * inverse;
