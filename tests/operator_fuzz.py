@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paddle_ext.ops.adapt_operators import adapt_op
+from paddle_ext.ops.calibrate import calibrate_op
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.tim_operators import tim_op
@@ -109,7 +111,31 @@ def sinkhorn() -> Call:
     }
 
 
+def adapt() -> Call:
+    batch, _, Q, _, K, _ = sizes()
+    return {
+        "logits": features(*batch, Q, K),
+        "weight": random.choice((1.0, 0.3)),
+        "max_iter": random.choice((1, 2, 30)),
+        "tol": random.choice((0.0, 1e-3)),
+    }
+
+
+def calibrate() -> Call:
+    _, _, R, _, K, _ = sizes()
+    B = random.choice((0, 1, 3))
+    return {
+        "distances": features(B, R, K).square(),
+        "labels": torch.randint(K, (B, R)),
+        "count": torch.randint(R + 1, (B,)),
+        "centre": random.choice((16.0, 1.0)),
+        "spread": random.choice((0.7, 100.0)),
+    }
+
+
 OPERATORS = {
+    "adapt": (adapt_op, adapt),
+    "calibrate": (calibrate_op, calibrate),
     "solve": (solve_op, solve),
     "solve_indexed": (solve_indexed_op, solve_indexed),
     "tim": (tim_op, tim),
@@ -275,8 +301,13 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert bool(plan.isfinite().all()), "plan is not finite"
             assert bool((plan >= 0).all()), "plan is negative"
         return
+    if name == "calibrate":
+        if sound:
+            assert all(bool(x.isfinite().all()) for x in out), "not finite"
+        return
     labels, probabilities = out[:2]
-    assert bool(((labels >= 0) & (labels < call["num_classes"])).all()), "labels out of range"
+    classes = probabilities.shape[-1]
+    assert bool(((labels >= 0) & (labels < classes)).all()), "labels out of range"
     if sound:
         if max(call.get("weights", [0.0])) > 1e30:  # then a loss may be beyond all numbers
             out = out[:3]

@@ -39,7 +39,8 @@ def calibrate(
     count : Tensor [B] int64
         Rows of each task that count, from the first one on; without any, f is `centre`.
     centre, spread : float
-        Where f is expected, and the standard deviation of its logarithm.
+        Where f is expected, in [0.1, 1e4], and the standard deviation of its logarithm, in
+        [1e-6, 1e6].
     backend : {"auto", "native", "reference"}
         As in `solve`.
 
@@ -56,9 +57,7 @@ def calibrate(
     >>> bool(5 < sharpness < 20)
     True
     """
-    centre = check.real("centre", centre, positive=True)
-    spread = check.real("spread", spread, positive=True)
-    check_tensors(distances, labels, count)
+    check_call(distances, labels, count, centre, spread)
     if takes_reference(backend, distances):
         from .. import reference
 
@@ -67,7 +66,12 @@ def calibrate(
     return found
 
 
-def check_tensors(distances: Tensor, labels: Tensor, count: Tensor) -> None:
+def check_call(
+    distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
+) -> None:
+    for name, value, least, most in (("centre", centre, 0.1, 1e4), ("spread", spread, 1e-6, 1e6)):
+        if not least <= check.real(name, value) <= most:
+            raise check.ArgumentValueError(name, f"must be in [{least:g}, {most:g}], got {value}")
     check.features("distances", distances)
     check.integers("labels", labels)
     check.integers("count", count)
@@ -87,9 +91,7 @@ def check_tensors(distances: Tensor, labels: Tensor, count: Tensor) -> None:
 def calibrate_kernel(
     distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
 ) -> tuple[Tensor, Tensor]:
-    check_tensors(distances, labels, count)
-    check.real("centre", centre, positive=True)
-    check.real("spread", spread, positive=True)
+    check_call(distances, labels, count, centre, spread)
     B, R, K = distances.shape
     sharpness, objective = distances.new_empty(B), distances.new_empty(B)
     if B == 0:
@@ -120,7 +122,7 @@ def calibrate_kernel(
 def calibrate_fake(
     distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
 ) -> tuple[Tensor, Tensor]:
-    check_tensors(distances, labels, count)
+    check_call(distances, labels, count, centre, spread)
     B = distances.shape[0]
     return distances.new_empty(B), distances.new_empty(B)
 

@@ -94,8 +94,9 @@ def test_levels() -> None:
         ({"distances": torch.zeros(2, 3, 4).half()}, "distances must be float32 or float64"),
         ({"labels": torch.zeros(2, 4).long()}, r"labels must have shape \[2, 3\], got \[2, 4\]"),
         ({"count": torch.zeros(3).long()}, r"count must have shape \[2\], got \[3\]"),
-        ({"centre": 0.0}, "centre must be finite and > 0, got 0.0"),
-        ({"spread": -1.0}, "spread must be finite and > 0, got -1.0"),
+        ({"centre": 0.0}, r"centre must be in \[0.1, 10000\], got 0.0"),
+        ({"spread": -1.0}, "spread must be finite and >= 0, got -1.0"),
+        ({"spread": 1e-9}, r"spread must be in \[1e-06, 1e\+06\], got 1e-09"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], words: str) -> None:
