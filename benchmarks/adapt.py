@@ -27,10 +27,10 @@ TOLERANCE = 1e-4
 
 def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
-    parser.add_argument("--tasks", type=int, help="per call (default: 8, on CUDA 1000)")
+    parser.add_argument("--n-tasks", type=int, help="per call (default: 8, on CUDA 1000)")
     parser.add_argument("--check-tasks", type=int, default=3, help="compared with the reference")
     chosen = parser.parse_args()
-    chosen.tasks = chosen.tasks or (1000 if chosen.device == "cuda" else 8)
+    chosen.n_tasks = chosen.n_tasks or (1000 if chosen.device == "cuda" else 8)
     return chosen
 
 
@@ -62,7 +62,7 @@ def in_torch(logits: Tensor) -> Tensor:
 def run_adapt(chosen: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for K, present in ((20, 5), (160, 5), (160, 160)):
-        logits = make_logits(chosen.tasks, K, present, device, chosen.seed)
+        logits = make_logits(chosen.n_tasks, K, present, device, chosen.seed)
         few = logits[: chosen.check_tasks]
         fixed: dict[str, Any] = {"tol": 0.0, "max_iter": 20}
         got, want = paddle_ext.adapt(few, **fixed), reference.adapt(few.double(), **fixed)
@@ -90,7 +90,7 @@ def run_adaptive(chosen: argparse.Namespace, device: torch.device) -> list[dict[
     method = methods.create("adaptive")
     rows = []
     for shape in SHAPES:
-        count = fitting_tasks(shape, chosen.tasks, device)
+        count = fitting_tasks(shape, chosen.n_tasks, device)
         dense = sample_tasks(shape, count, device, seed=chosen.seed).dense()
         inputs = dense.support, dense.support_labels, dense.query
         K = shape.classes
@@ -130,7 +130,7 @@ def main() -> int:
     chosen = options()
     device = harness.start(chosen)
     loop = run_adapt(chosen, device)
-    harness.print_table(f"adapt, {chosen.tasks} tasks, {QUERIES} queries, to {TOL:g}", loop)
+    harness.print_table(f"adapt, {chosen.n_tasks} tasks, {QUERIES} queries, to {TOL:g}", loop)
     whole = run_adaptive(chosen, device)
     harness.print_table("adaptive, features to labels", whole)
     print(harness.load_line())

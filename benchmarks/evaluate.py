@@ -23,7 +23,7 @@ from paddle_ext.research.evaluation.arguments import PAPER_ORDER
 EXAMPLES = """\
   python benchmarks/evaluate.py --threads 2
   python benchmarks/evaluate.py --device cuda --methods all
-  python benchmarks/evaluate.py --bank features.npz --tasks 1000 --reference 1000
+  python benchmarks/evaluate.py --bank features.npz --n-tasks 1000 --reference 1000
 """
 
 CLASSES, SIZE, DIMENSION = 20, 600, 512
@@ -35,7 +35,7 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--bank", help="a file of features (default: a synthetic bank, 20 classes of 600 rows)")
     add("--methods", default="paddle", help="names, comma separated, or all (default: paddle)")
-    add("--tasks", type=int, default=10_000, help="default: 10000")
+    add("--n-tasks", type=int, default=10_000, help="default: 10000")
     add("--shots", type=int, default=5, help="default: 5")
     add("--k-eff", type=int, default=5, help="default: 5")
     add("--memory", type=float, help="GiB of a batch of tasks")
@@ -82,7 +82,7 @@ def peak_mib(device: torch.device) -> float:
 def measure(
     bank: FeatureBank, method: str, chosen: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    tasks = chosen.tasks
+    tasks = chosen.n_tasks
     few = max(1, tasks // 10)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

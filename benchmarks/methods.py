@@ -20,7 +20,7 @@ from paddle_ext import methods
 EXAMPLES = """\
   python benchmarks/methods.py
   python benchmarks/methods.py --device cuda
-  python benchmarks/methods.py --methods tim,alpha_tim --shapes K20-5shot --tasks 16
+  python benchmarks/methods.py --methods tim,alpha_tim --shapes K20-5shot --n-tasks 16
 """
 
 BOTH = {shape.name: shape for shape in (Shape("K20-5shot", 20, 5), SHAPES["K160-5shot"])}
@@ -33,7 +33,7 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--methods", default="all", help="names, comma separated (default: all)")
     add("--shapes", default=",".join(BOTH), help="default: both")
-    add("--tasks", type=int, help="tasks of a call (default: 4, on CUDA 1000)")
+    add("--n-tasks", type=int, help="tasks of a call (default: 4, on CUDA 1000)")
     add("--checked", type=int, default=1, help="tasks compared with float64 (default: 1)")
     add("--max-iter", type=int, help="fewer iterations, for those that have so many")
     return parser.parse_args()
@@ -98,7 +98,7 @@ def main() -> int:
     chosen = options()
     names = methods.available() if chosen.methods == "all" else chosen.methods.split(",")
     device = harness.start(chosen)
-    tasks = chosen.tasks or (1000 if device.type == "cuda" else 4)
+    tasks = chosen.n_tasks or (1000 if device.type == "cuda" else 4)
     rows = []
     for shape in (BOTH[name] for name in chosen.shapes.split(",")):
         dense = sample_tasks(shape, tasks, device, seed=chosen.seed).dense()

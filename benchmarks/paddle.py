@@ -20,10 +20,10 @@ from tasks import SHAPES, DenseTasks, Shape, Tasks, fitting_tasks, sample_tasks
 EXAMPLES = """\
   python benchmarks/paddle.py                                   # 8 tasks, one CPU thread
   python benchmarks/paddle.py --shapes K160-20shot --only ours,gram,public
-  python benchmarks/paddle.py --device cuda --tasks 1000        # 100 iterations each
-  python benchmarks/paddle.py --device cuda --tasks 1000 --tol 1e-6
+  python benchmarks/paddle.py --device cuda --n-tasks 1000        # 100 iterations each
+  python benchmarks/paddle.py --device cuda --n-tasks 1000 --tol 1e-6
   python benchmarks/paddle.py --suite single,overhead,threads
-  python benchmarks/paddle.py --suite indexed --device cuda --tasks 10000
+  python benchmarks/paddle.py --suite indexed --device cuda --n-tasks 10000
 """
 
 
@@ -34,7 +34,7 @@ def options() -> argparse.Namespace:
     add("--shapes", default=",".join(SHAPES), help="comma separated (default: all four)")
     add("--only", help=f"comma separated, of {', '.join(PEERS)} (default: all but gram-compiled)")
     add("--compile", action="store_true", help="also torch.compile of the Gram form")
-    add("--tasks", type=int, help="tasks per call (default: 8, on CUDA 1000)")
+    add("--n-tasks", type=int, help="tasks per call (default: 8, on CUDA 1000)")
     add("--max-iter", type=int, default=100, help="iterations at most (default: 100)")
     add("--tol", type=float, default=0.0, help="stop a task at this criterion (default: 0, never)")
     add("--scaling", default="minmax", choices=["minmax", "auto", "none"], help="default: minmax")
@@ -95,7 +95,7 @@ def table(options: argparse.Namespace, device: torch.device) -> bool:
     for name in options.shapes:
         shape = SHAPES[name]
         count = fitting_tasks(
-            shape, options.tasks or (1000 if device.type == "cuda" else 8), device
+            shape, options.n_tasks or (1000 if device.type == "cuda" else 8), device
         )
         tasks = sample_tasks(shape, count, device, seed=options.seed)
         dense = tasks.dense()

@@ -45,9 +45,9 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT")
     add("--method", choices=tuple(OURS), default="adaptive", help="default: adaptive")
-    add("--tasks", type=int, default=100, help="of each setting (default: 100)")
+    add("--n-tasks", type=int, default=100, help="of each setting (default: 100)")
     add("--shots", type=int, default=5, help="default: 5")
-    add("--queries", type=int, default=75, help="at most; fewer where classes are small")
+    add("--n-query", type=int, default=75, help="at most; fewer where classes are small")
     add("--k-eff", default="1,2,5,10,20", help="default: 1,2,5,10,20")
     add("--outsiders", default="15,60", help="rows of no class beside 60 others (default: 15,60)")
     return parser.parse_args()
@@ -182,7 +182,7 @@ def outsider_row(
     strangers = (bank.labels < 0).nonzero().view(-1)
     generator = torch.Generator().manual_seed(chosen.seed)
     found, flagged = [], []
-    for number in range(chosen.tasks):
+    for number in range(chosen.n_tasks):
         batch = tasks.batch(number, 1)
         drawn = strangers[torch.randperm(len(strangers), generator=generator)[:count]]
         index = torch.cat([batch.query_index[0], drawn])
@@ -238,7 +238,7 @@ def main() -> None:
         for k_eff in effective:
             harness.progress(f"{name}: {k_eff} effective classes")
             found = answers(
-                bank, sampler(bank, chosen, k_eff, chosen.queries), chosen.tasks, chosen.method
+                bank, sampler(bank, chosen, k_eff, chosen.n_query), chosen.n_tasks, chosen.method
             )
             there.append(presence_row(name, k_eff, found))
             doubtful.append(doubt_row(name, k_eff, [found]))

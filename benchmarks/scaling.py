@@ -25,7 +25,7 @@ from paddle_ext.reference.paddle import AUTO_GAP
 
 EXAMPLES = """\
   python benchmarks/scaling.py features.npz
-  python benchmarks/scaling.py mini.npz clinc.npz --tasks 100 --device cuda
+  python benchmarks/scaling.py mini.npz clinc.npz --n-tasks 100 --device cuda
   python benchmarks/scaling.py flowers.npz --least 58 --shots 1,5
 """
 
@@ -41,7 +41,7 @@ def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
     add = parser.add_argument
     add("banks", nargs="+", type=Path, metavar="BANK", help="files of features")
-    add("--tasks", type=int, default=40, help="of each shots and effective classes (default: 40)")
+    add("--n-tasks", type=int, default=40, help="of each shots and effective classes (default: 40)")
     add("--shots", type=numbers, default=[1, 2, 5, 10, 20], help="default: 1,2,5,10,20")
     add("--k-eff", type=numbers, default=[2, 3, 5, 7, 10], help="default: 2,3,5,7,10")
     add("--least", type=int, default=0, help="leave out classes with fewer rows")
@@ -88,7 +88,7 @@ def accuracies(
                 methods,
                 shots=shots,
                 k_eff=k_eff,
-                n_tasks=chosen.tasks,
+                n_tasks=chosen.n_tasks,
                 n_query=min(QUERIES, room),
                 seed=chosen.seed,
                 device=device,

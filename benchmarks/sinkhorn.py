@@ -57,7 +57,7 @@ def options() -> argparse.Namespace:
     add("--max-iter", type=int, default=100, help="iterations at most (default: 100)")
     add("--tol", type=float, default=0.0, help="stop at this residual (default: 0, never)")
     add("--reg", type=float, default=0.1, help="weight of the entropy (default: 0.1)")
-    add("--tasks", type=int, help="PT-MAP: tasks per call (default: 8, on CUDA 1000)")
+    add("--n-tasks", type=int, help="PT-MAP: tasks per call (default: 8, on CUDA 1000)")
     add("--check-tasks", type=int, default=3, help="tasks compared with the float64 reference")
     result = parser.parse_args()
     result.suite = result.suite.split(",")
@@ -229,7 +229,9 @@ def run_pt_map(chosen: argparse.Namespace, device: torch.device) -> bool:
     method = methods.create("pt_map")
     rows: list[dict[str, Any]] = []
     for shape in PT_MAP_SHAPES:
-        count = fitting_tasks(shape, chosen.tasks or (1000 if device.type == "cuda" else 8), device)
+        count = fitting_tasks(
+            shape, chosen.n_tasks or (1000 if device.type == "cuda" else 8), device
+        )
         dense = sample_tasks(shape, count, device, seed=chosen.seed).dense()
         inputs = dense.support, dense.support_labels, dense.query
 

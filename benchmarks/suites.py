@@ -86,7 +86,7 @@ def _host_milliseconds(call: Call, device: torch.device, rounds: int) -> float:
 def indexed(options: argparse.Namespace, device: torch.device) -> bool:
     """Many tasks over one bank by solve_indexed: time and extra memory."""
     shape = SHAPES["K160-20shot"]
-    count = options.tasks or (10_000 if device.type == "cuda" else 64)
+    count = options.n_tasks or (10_000 if device.type == "cuda" else 64)
     settings = Settings(options.max_iter, TOL, options.scaling)
     tasks = sample_tasks(shape, count, device, seed=options.seed)
     call = PEERS["ours-indexed"].prepare(tasks, tasks.dense([0]), settings)
@@ -153,7 +153,7 @@ def threads(options: argparse.Namespace, device: torch.device) -> bool:
     """
     shape = SHAPES["K160-20shot"]
     cpu = torch.device("cpu")
-    count = fitting_tasks(shape, options.tasks or 64, cpu)
+    count = fitting_tasks(shape, options.n_tasks or 64, cpu)
     settings = Settings(options.max_iter, options.tol, options.scaling)
     tasks = sample_tasks(shape, count, cpu, seed=options.seed)
     call = PEERS["ours"].prepare(tasks, tasks.dense(), settings)

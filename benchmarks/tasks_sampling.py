@@ -39,7 +39,7 @@ CASES = (
 
 def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
-    parser.add_argument("--tasks", type=int, default=10_000, help="default: 10000")
+    parser.add_argument("--n-tasks", type=int, default=10_000, help="default: 10000")
     parser.add_argument("--batch", type=int, default=250, help="tasks per call (default: 250)")
     return parser.parse_args()
 
@@ -67,8 +67,8 @@ def main() -> None:
             raise SystemExit(f"{case.name}: the tasks are wrong")
 
         def call(sampler: TaskSampler = sampler) -> None:
-            for start in range(0, chosen.tasks, chosen.batch):
-                sampler.batch(start, min(chosen.batch, chosen.tasks - start))
+            for start in range(0, chosen.n_tasks, chosen.batch):
+                sampler.batch(start, min(chosen.batch, chosen.n_tasks - start))
 
         calls[case.name] = call
         draws = case.options["shots"] * sampler.num_classes + sampler.n_query
@@ -80,10 +80,10 @@ def main() -> None:
         best = timing.best(device)
         rows[name]["s"] = best / 1e3
         rows[name]["spread %"] = 100 * timing.spread
-        rows[name]["us/task"] = 1e3 * best / chosen.tasks
-        rows[name]["ns/row"] = 1e6 * best / chosen.tasks / rows[name]["rows per task"]
+        rows[name]["us/task"] = 1e3 * best / chosen.n_tasks
+        rows[name]["ns/row"] = 1e6 * best / chosen.n_tasks / rows[name]["rows per task"]
     table = list(rows.values())
-    harness.print_table(f"{chosen.tasks} tasks in batches of {chosen.batch}", table)
+    harness.print_table(f"{chosen.n_tasks} tasks in batches of {chosen.batch}", table)
     print(harness.load_line())
     harness.write_csv(chosen.output / "tasks_sampling.csv", table)
 

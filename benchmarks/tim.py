@@ -23,7 +23,7 @@ EXAMPLES = """\
   python benchmarks/tim.py                                      # one CPU thread
   python benchmarks/tim.py --shapes K20-5shot --methods tim,alpha-tim
   python benchmarks/tim.py --device cuda                        # ours in batches of 1000 tasks
-  python benchmarks/tim.py --device cuda --tasks 200 --peer-tasks 200
+  python benchmarks/tim.py --device cuda --n-tasks 200 --peer-tasks 200
 """
 
 SHAPES = {
@@ -183,7 +183,7 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--shapes", default=",".join(SHAPES), help="comma separated (default: all three)")
     add("--methods", default=",".join(METHODS), help="comma separated (default: all three)")
-    add("--tasks", type=int, help="tasks per call of ours (default: the peer's, on CUDA 1000)")
+    add("--n-tasks", type=int, help="tasks per call of ours (default: the peer's, on CUDA 1000)")
     add("--peer-tasks", type=int, help="tasks per call of the peer (default: by shape)")
     add("--max-iter", type=int, help="timed iterations (default: 50, on CUDA 100)")
     add("--check-tasks", type=int, default=2, help="tasks compared with the float64 reference")
@@ -272,7 +272,7 @@ def main() -> int:
     for name in chosen.shapes:
         shape = SHAPES[name]
         peer_tasks = chosen.peer_tasks or PEER_TASKS[device.type][name]
-        wanted = chosen.tasks or (1000 if device.type == "cuda" else peer_tasks)
+        wanted = chosen.n_tasks or (1000 if device.type == "cuda" else peer_tasks)
         count = fitting_tasks(shape, max(wanted, peer_tasks), device)
         dense = sample_tasks(shape, count, device, seed=chosen.seed).dense()
         tasks = {"ours": dense.take(slice(wanted)), "peer": dense.take(slice(peer_tasks))}
