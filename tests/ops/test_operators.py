@@ -326,18 +326,31 @@ def test_numbers_are_those_of_the_native_code() -> None:
     assert (enumeration("TimSolver"), SOLVERS) == (["gradient", "alternating"], ("gd", "adm"))
 
 
-def test_random_calls(tmp_path: Path) -> None:
+def fuzz(folder: Path, calls: int, seed: int) -> dict[str, int]:
+    """Outcomes of random calls, counted; the process that makes them must survive."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", FUZZ, "--calls", "2000"],
-        cwd=tmp_path,
+        [sys.executable, "-W", "ignore", FUZZ, "--calls", str(calls), "--seed", str(seed)],
+        cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60 + calls // 20,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    counts = {line.split(maxsplit=1)[1]: int(line.split()[0]) for line in done.stdout.splitlines()}
-    assert sum(counts.values()) == 2000
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    counts = {outcome: int(count) for count, outcome in lines}
+    assert sum(counts.values()) == calls
+    return counts
+
+
+def test_random_calls(tmp_path: Path) -> None:
+    counts = fuzz(tmp_path, 2000, 0)
     for name in CALLS:
         assert counts[f"{name}: answered"] > 100
         assert counts[f"{name}: ValueError"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_many_random_calls(tmp_path: Path, seed: int) -> None:
+    fuzz(tmp_path, 20_000, seed)
