@@ -12,8 +12,7 @@ from torch import Tensor
 from . import check
 from .methods import Prediction
 from .methods.calibration import Likelihood, calibrated
-from .methods.task import computing_dtype
-from .rows import parts
+from .rows import computing_dtype, parts
 from .scaling import Coordinates, coordinates
 from .solution import Solution
 

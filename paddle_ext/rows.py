@@ -14,6 +14,11 @@ from torch import Tensor
 PART = 2**24  # numbers of a part of the work; 128 MiB in float64
 
 
+def computing_dtype(features: Tensor) -> torch.dtype:
+    """What features are computed in: float64 as they are, everything else in float32."""
+    return torch.float64 if features.dtype is torch.float64 else torch.float32
+
+
 def unit_rows(x: Tensor) -> Tensor:
     """Rows of norm 1, [.., D]; a zero row stays zero."""
     largest = x.abs().amax(-1, keepdim=True)  # first to at most 1, or the squares could overflow

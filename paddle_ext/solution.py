@@ -77,8 +77,7 @@ class Solution(NamedTuple):
         >>> solution.present(threshold=0.5)
         tensor([ True,  True, False])
         """
-        threshold = check.real("threshold", threshold, positive=True)
-        return self.probabilities.sum(-2, dtype=torch.float64) >= threshold
+        return classes_present(self.probabilities, threshold)
 
     def doubt(self) -> Tensor:
         """How doubtful each label is.
@@ -113,6 +112,12 @@ class Solution(NamedTuple):
         logits = u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
         own = torch.softmax(logits, dim=-1).gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
         return (1 - own).clamp(min=0)
+
+
+def classes_present(probabilities: Tensor, threshold: float) -> Tensor:
+    """Which classes hold so many queries of [.., Q, K] together, [.., K] bool."""
+    threshold = check.real("threshold", threshold, positive=True)
+    return probabilities.sum(-2, dtype=torch.float64) >= threshold
 
 
 class TimSolution(NamedTuple):

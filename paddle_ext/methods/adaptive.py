@@ -70,7 +70,7 @@ class Adaptive(Method):
             part = task.part(slice(start, start + step))
             likelihood = self.likelihood(part) if shared is None else shared
             found.append(self.solve_batch(likelihood, part.query))
-        return found[0] if len(found) == 1 else joined(found)
+        return found[0] if len(found) == 1 else concatenated(found)
 
     def likelihood(self, task: Task) -> Likelihood:
         """What the labelled rows say, before any query is seen."""
@@ -139,7 +139,7 @@ def bytes_per_task(task: Task, metric: str) -> int:
     return numbers * task.query.itemsize
 
 
-def joined(parts: list[Solution]) -> Solution:
+def concatenated(parts: list[Solution]) -> Solution:
     """One solution of the tasks of many."""
     together: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts])

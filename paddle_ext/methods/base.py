@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from .. import check
-from .task import IndexedTask, Task, computing_dtype
+from ..rows import computing_dtype
+from ..solution import classes_present
+from .task import IndexedTask, Task
 
 DATA_SETS = ("mini", "tiered", "inat")
 # "paper": as the tables of the paper have it; those of a data set come on top of that.
@@ -33,8 +35,7 @@ class Prediction(NamedTuple):
 
     def present(self, threshold: float = 1.5) -> Tensor:
         """Which classes hold `threshold` queries or more, [.., K] bool; see `Solution.present`."""
-        threshold = check.real("threshold", threshold, positive=True)
-        return self.probabilities.sum(-2, dtype=torch.float64) >= threshold
+        return classes_present(self.probabilities, threshold)
 
     def doubt(self) -> Tensor:
         """How doubtful each label is, [.., Q]: the probability of all other classes."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..rows import class_means, unit_rows
+from ..rows import class_means, computing_dtype, unit_rows
 
 # Bytes that the temporary tensors of a chunk of tasks may take together. A GPU needs many tasks to
 # be busy.
@@ -87,10 +87,6 @@ class IndexedTask:
             self.features[x].to(dtype) for x in (self.support_index, self.query_index)
         )
         return Task(support, self.support_labels, query, self.num_classes, self.base_mean)
-
-
-def computing_dtype(features: Tensor) -> torch.dtype:
-    return torch.float64 if features.dtype is torch.float64 else torch.float32
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..rows import computing_dtype
 from . import native
-from .operators import computable, real, register, target, workspace
+from .operators import computable, register, target, workspace
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -17,7 +18,7 @@ Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
 def allocate(logits: Tensor) -> Outputs:
     *batch, Q, K = logits.shape
-    new, device, dtype = torch.empty, logits.device, real(logits)
+    new, device, dtype = torch.empty, logits.device, computing_dtype(logits)
     strides = (1,) * len(batch)
 
     def per_task(dtype: torch.dtype) -> Tensor:

@@ -60,11 +60,6 @@ def check_classes(K: int, B: int) -> None:
         raise ValueError(f"num_classes must be an integer in [1, {check.MOST}], got {K}")
 
 
-def real(features: Tensor) -> torch.dtype:
-    """What features are computed in."""
-    return torch.float64 if features.dtype is torch.float64 else torch.float32
-
-
 def computable(name: str, x: Tensor) -> Tensor:
     """Contiguous, and in a dtype the native code has: no copy unless one of the two is missing."""
     dtype = x.dtype

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..rows import computing_dtype
 from . import native
 from .operators import (
     Sizes,
@@ -16,7 +17,6 @@ from .operators import (
     computable,
     dense_sizes,
     integers,
-    real,
     register,
     target,
     workspace,
@@ -37,7 +37,7 @@ def allocate(
     """Labels, probabilities, proportions, dual, iterations, criterion, prototypes (or nothing)."""
     # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
     # than as a tuple, and strides faster than an empty tuple of sizes.
-    new, device, dtype = torch.empty, like.device, real(like)
+    new, device, dtype = torch.empty, like.device, computing_dtype(like)
     proportions = new(*batch, K, dtype=dtype, device=device)
     strides = (1,) * len(batch)
     return (

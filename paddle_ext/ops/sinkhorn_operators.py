@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..rows import computing_dtype
 from . import native
-from .operators import computable, real, register, target, workspace
+from .operators import computable, register, target, workspace
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
 
 def allocate(cost: Tensor) -> Outputs:
     batch: Sequence[int] = cost.shape[:-2]
-    device, dtype, strides = cost.device, real(cost), (1,) * len(batch)
+    device, dtype, strides = cost.device, computing_dtype(cost), (1,) * len(batch)
     return (
         torch.empty(cost.shape, dtype=dtype, device=device),
         torch.empty_strided(batch, strides, dtype=torch.int32, device=device),

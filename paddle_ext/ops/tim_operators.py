@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..rows import computing_dtype
 from . import native
-from .operators import computable, dense_sizes, integers, real, register, target, workspace
+from .operators import computable, dense_sizes, integers, register, target, workspace
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Triple: TypeAlias = tuple[float, float, float]
@@ -22,7 +23,7 @@ def allocate(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, max_iter: int, losses: bool
 ) -> Outputs:
     """Labels, probabilities, prototypes, losses (or nothing)."""
-    new, device, dtype = torch.empty, like.device, real(like)
+    new, device, dtype = torch.empty, like.device, computing_dtype(like)
     return (
         new(*batch, Q, dtype=torch.int64, device=device),
         new(*batch, Q, K, dtype=dtype, device=device),
