@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ... import check
 from ...methods.adaptive import Adaptive
+from ...methods.base import Prediction, create
 from ...methods.calibration import calibrated
 from ...research.progress import Progress
+from ...solution import Solution
 from .samples import Batch, Labelled, check_finite, rebatched
 
 BATCH = 300
@@ -111,10 +114,8 @@ def answer(
     if batch is None:
         size = max(1, min(size, MOST_ENTRIES // K))
     place = check.device(device)
-    support = labelled.features.to(place, torch.float32)
-    labels = labelled.labels.to(place)
-    likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
-    method = Adaptive()
+    solve = solver(labelled, place)
+    D = labelled.features.shape[1]
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
@@ -122,8 +123,8 @@ def answer(
     present = torch.zeros(K, dtype=torch.bool)
     with Progress("classifying", total, show=progress and total > size) as shown:
         for part in rebatched(batches, size):
-            check_batch(part, support.shape[1], labelled.source, source)
-            solution = method.solve_one(likelihood, part.features.to(place, torch.float32))
+            check_batch(part, D, labelled.source, source)
+            solution = solve(part.features.to(place, torch.float32))
             values, classes = solution.probabilities.topk(2, dim=1)
             best.append((values.cpu(), classes.cpu(), solution.doubt().cpu()))
             present |= solution.present().cpu()
@@ -145,6 +146,23 @@ def answer(
         doubts,
         present,
         truth or None,
+    )
+
+
+def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
+    """What classifies a batch [n, D] by all that is known of the classes."""
+    K = len(labelled.class_names)
+    support = labelled.features.to(place, torch.float32)
+    labels = labelled.labels.to(place)
+    if labelled.prototypes is None:
+        likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
+        return partial(Adaptive().solve_one, likelihood)
+    return partial(
+        create("adaptive", logit_scale=labelled.logit_scale).predict,
+        support,
+        labels,
+        prototypes=labelled.prototypes.to(place, torch.float32),
+        num_classes=K,
     )
 
 
