@@ -186,10 +186,10 @@ class Encoder:
         return compute
 
 
-def lacking(name: str, tower: str) -> check.ArgumentValueError:
+def lacking(name: str, what: str) -> check.ArgumentValueError:
     return check.ArgumentValueError(
         "encoder",
-        f"must have an image tower and a text tower, got {name}, which has no {tower} one",
+        f"must have a tower for pictures and one for texts, got {name} without one for {what}",
     )
 
 
