@@ -14,7 +14,10 @@ from .paddle_pgd import PaddlePgd
 from .pt_map import PtMap
 from .simpleshot import SimpleShot
 from .soft_kmeans import SoftKMeans
+from .stata import StatA
 from .tim import AlphaTim, Tim, TimAdm
+from .transclip import TransClip
+from .zero_shot import ZeroShot
 
 __all__ = [
     "Adaptive",
@@ -31,8 +34,11 @@ __all__ = [
     "PtMap",
     "SimpleShot",
     "SoftKMeans",
+    "StatA",
     "Tim",
     "TimAdm",
+    "TransClip",
+    "ZeroShot",
     "available",
     "create",
     "describe",

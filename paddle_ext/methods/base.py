@@ -55,6 +55,8 @@ class Method(ABC):
     presets: ClassVar[Presets] = {}
     # Whether it can use class prototypes, or zero-shot logits, beside labelled rows.
     takes_prototypes: ClassVar[bool] = False
+    # Whether it cannot do without them.
+    needs_prototypes: ClassVar[bool] = False
 
     @abstractmethod
     def solve(self, task: Task) -> Tensor:
@@ -295,16 +297,26 @@ def register(cls: type[M]) -> type[M]:
     return cls
 
 
-def available() -> tuple[str, ...]:
+def available(*, named: bool = True) -> tuple[str, ...]:
     """Names of all methods, sorted.
+
+    Parameters
+    ----------
+    named : bool
+        Those among them that need class prototypes, or zero-shot logits; without, the methods that
+        labelled rows are enough for.
 
     Examples
     --------
     >>> import paddle_ext
     >>> "paddle" in paddle_ext.methods.available()
     True
+    >>> "zero_shot" in paddle_ext.methods.available(named=False)
+    False
     """
-    return tuple(sorted(registry))
+    return tuple(
+        sorted(name for name, cls in registry.items() if named or not cls.needs_prototypes)
+    )
 
 
 def create(name: str, preset: str | None = None, **options: object) -> Method:

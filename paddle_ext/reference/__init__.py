@@ -11,7 +11,10 @@ from .pgd import pgd
 from .pt_map import pt_map
 from .simpleshot import simpleshot
 from .sinkhorn import sinkhorn
+from .stata import stata
 from .tim import tim
+from .transclip import transclip
+from .zero_shot import zero_shot
 
 __all__ = [
     "adapt",
@@ -25,5 +28,8 @@ __all__ = [
     "simpleshot",
     "sinkhorn",
     "solve",
+    "stata",
     "tim",
+    "transclip",
+    "zero_shot",
 ]
