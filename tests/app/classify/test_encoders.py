@@ -28,7 +28,10 @@ from paddle_ext.app.classify.encoders.towers import Preparation, of_open_clip, o
 
 CPU = torch.device("cpu")
 # What other libraries warn of while they are imported is not ours to mend.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("torchvision_operators"),
+]
 
 
 def pixels_of(encoder: Any, picture: Any) -> torch.Tensor:
