@@ -66,6 +66,14 @@ def names_of_pictures(
         encoder.text_tower()  # or say that there is none
         check_widths(encoder)
         given = through(encoder, given, settings)
+    elif given is not None and encoder is not None and encoder.images is not None:
+        D, width = given.prototypes.shape[1], encoder.images.width()
+        if width != D:
+            raise check.ArgumentValueError(
+                "encoder",
+                f"must make as many features of a picture as {given.source} has, {D}, got {width} "
+                f"by {encoder.name}",
+            )
     return scaled(given, settings)
 
 

@@ -149,6 +149,21 @@ def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
         yield concatenated(waiting)
 
 
+def alike(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+    """Groups of at most `most` batches that follow one another and have one shape."""
+    group: list[Batch] = []
+    for batch in batches:
+        if group and batch.features.shape != group[0].features.shape:
+            yield group
+            group = []
+        group.append(batch)
+        if len(group) == most:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
 def concatenated(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
