@@ -7,6 +7,7 @@ from .adaptive import Adaptive
 from .base import Method, Option, Prediction, available, create, describe
 from .baseline import Baseline
 from .bd_cspn import BdCspn
+from .em_dirichlet import EmDirichlet
 from .ici import Ici
 from .laplacian_shot import LaplacianShot
 from .paddle import Paddle
@@ -24,6 +25,7 @@ __all__ = [
     "AlphaTim",
     "Baseline",
     "BdCspn",
+    "EmDirichlet",
     "Ici",
     "LaplacianShot",
     "Method",
