@@ -204,7 +204,7 @@ class Sums:
         """For some of the classes, [B, M]."""
         return Sums(*(narrowed(x, kept) for x in (self.cross, self.squares, self.mass)))
 
-    def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor | float) -> Tensor:
+    def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
         """The same with the queries in the prototypes, each query judged without itself.
 
         `weights` [B, Q, K] are those of a query in a class, `inner` the products of the queries
@@ -360,7 +360,8 @@ def solve_by_rows(task: Task, loop: Loop, metric: str, logit_scale: float) -> So
     W = u.square().mul_(N / (N + a))
     squares = likelihood.squares.unsqueeze(-2)
     sums = Sums(cross * shots, squares * shots.square(), shots)
-    d = sums.distances_with(W, *likelihood.weighted_products(x, W))
+    inner, own = likelihood.weighted_products(x, W)
+    d = sums.distances_with(W, inner, own.view(*x.shape[:2], 1))
     logits = (bias + (squares - d) * (sharpness / 2) + added) * column(factor)
     u = torch.softmax(logits + found.dual.unsqueeze(-2), dim=-1)
     return found._replace(labels=u.argmax(-1), probabilities=u)
