@@ -1,7 +1,5 @@
 """The references of the methods for class names, against their maths stated once more."""
 
-import doctest
-import importlib
 import math
 from itertools import permutations
 
@@ -220,10 +218,3 @@ def test_best_classes(K: int) -> None:
             sum(float(value[c, k]) for c, k in zip(clusters, way, strict=True)) for way in ways
         )
         assert got == pytest.approx(most)
-
-
-@pytest.mark.parametrize("name", ["em_dirichlet", "stata", "transclip", "zero_shot"])
-def test_examples(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"paddle_ext.reference.{name}"))
-    assert found.attempted > 0
-    assert found.failed == 0
