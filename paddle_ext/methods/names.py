@@ -26,7 +26,7 @@ NAME_SHARPNESS = 20.0  # most of the names' logits, for centred unit-norm rows a
 NAME_WEIGHT = 0.7  # of the names' logits beside distances
 NAME_SHOTS = 1.4  # a class with n labelled rows needs its name NAME_SHOTS / (1 + n) as much
 NAME_SHARES = (0.0, 0.5, 2.0)  # of that, beside 1, that labelled rows may ask for
-ANCHOR = 0.3  # length of a name as a unit-norm row; it counts for one labelled row
+ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and labelled rows that it counts for
 MODALITY_SLOPE = 0.4  # a class mean is off the others' so many times what its name is
 SHARPNESS = 12.0  # of distances to anchors
 # Proportions must not settle before the prototypes have seen the queries.
@@ -313,24 +313,25 @@ def anchored(
     anchors: Tensor | float = 0.0
     if names.away is not None:
         assert names.products is not None
-        shrink = ANCHOR * inverse(lengths(names.away))
+        shrink = ANCHOR_ROWS * ANCHOR * inverse(lengths(names.away))
         cross = names.products - products(centre, names.away)
         cross = cross.mul_(length).mul_(shrink.mT)
         anchors = names.away * shrink
         squares = anchors.square().sum(-1).unsqueeze(1)
     if not len(rows.index):
-        return Sums(cross, squares, 1 + shots), x.new_ones(B)
+        return Sums(cross, squares, ANCHOR_ROWS + shots), x.new_ones(B)
     support = rows.support - centre
     support = support * inverse(lengths(support))
     labels = rows.labels.expand(B, -1)
     labelled, _ = class_sums(support, labels.contiguous(), shots.shape[-1])
     s = labelled + anchors
-    sums = Sums(products(x, labelled).add_(cross), s.square().sum(-1).unsqueeze(1), 1 + shots)
+    squares, mass = s.square().sum(-1).unsqueeze(1), ANCHOR_ROWS + shots
+    sums = Sums(products(x, labelled).add_(cross), squares, mass)
     judges = rows.judges(support)
     own = rows.judges(labels).unsqueeze(-1)
-    d = Sums(products(judges, s), sums.squares, sums.mass).distances()
+    d = Sums(products(judges, s), squares, mass).distances()
     # As far from its class as a new row would be on average.
-    mass = sums.mass.expand_as(d).gather(-1, own)
+    mass = mass.expand_as(d).gather(-1, own)
     square = judges.square().sum(-1, keepdim=True)
     d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
     logits = d * (-SHARPNESS / 2)

@@ -89,8 +89,9 @@ def by_anchors(
     x = off * length
     _, factor = names.anchored(rows, said, centre, x, length)
     assert said.away is not None
-    sums = (said.away * (names.ANCHOR * names.inverse(names.lengths(said.away))))[0]
-    mass = 1 + rows.shots[0]
+    length_of_anchors = names.ANCHOR_ROWS * names.ANCHOR
+    sums = (said.away * (length_of_anchors * names.inverse(names.lengths(said.away))))[0]
+    mass = names.ANCHOR_ROWS + rows.shots[0]
     if len(rows.index):
         support = rows.support - centre
         support = support * names.inverse(names.lengths(support))

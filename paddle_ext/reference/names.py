@@ -26,7 +26,7 @@ from .adaptive import (
 from .paddle import unit_rows
 from .zero_shot import NamedTask, one_by_one
 
-SHARPNESS, ANCHOR, SLOPE = 12.0, 0.3, 0.4
+SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4
 NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7
 
 
@@ -104,15 +104,16 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
     x, s = centred(task.query, centre), centred(task.support, centre)
     anchors = torch.zeros(K, x.shape[1]).double()
     if names.away is not None:
-        anchors = ANCHOR * unit_rows(names.away)
+        anchors = ANCHOR_ROWS * ANCHOR * unit_rows(names.away)
     sums = torch.stack([anchors[k] + s[task.labels == k].sum(0) for k in range(K)])
-    prototypes = sums / (1 + shots).unsqueeze(1)
+    mass = ANCHOR_ROWS + shots
+    prototypes = sums / mass.unsqueeze(1)
     eye = torch.eye(x.shape[1]).double()
     factor, query, start = 1.0, names.query, first
     if len(s):
         judges, own = s[names.judging], task.labels[names.judging]
         d = squared(judges, prototypes, eye)
-        rate = (2 + shots[own]) / shots[own]
+        rate = (mass[own] + 1) / (mass[own] - 1)
         place = torch.arange(len(own))
         d[place, own] = d[place, own] * rate
         logits = -SHARPNESS / 2 * d
@@ -126,7 +127,7 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
     kept = start.proportions.topk(min(K, max(256, Q))).indices.sort().values
     u = start.probabilities[:, kept]
     for _ in range(2):
-        moved = moved_distances(x, prototypes[kept], 1 + shots[kept], u.square(), eye)
+        moved = moved_distances(x, prototypes[kept], mass[kept], u.square(), eye)
         logits = query[:, kept] - factor * SHARPNESS / 2 * moved
         u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
     found = torch.zeros(Q, K).double()
