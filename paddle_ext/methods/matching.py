@@ -21,12 +21,10 @@ def matched(cost: Tensor, wanted: Tensor) -> Tensor:
     Tensor [B, K] int64
         A permutation of the classes.
     """
-    B, K, _ = cost.shape
-    classes = torch.arange(K, device=cost.device).expand(B, K)
     best = cost.argmin(-1)
     # Most often every cluster is nearest to a class of its own, and nothing is to be weighed.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
-    contested = ((chosen > 1).any(-1)).nonzero().flatten()
+    contested = (chosen > 1).any(-1).nonzero().flatten()
     match = best.clone()
     if len(contested):
         match[contested] = assigned(cost[contested], wanted[contested])
@@ -34,7 +32,7 @@ def matched(cost: Tensor, wanted: Tensor) -> Tensor:
     others = wanted.long().argsort(dim=-1, stable=True)  # clusters that are not wanted come first
     left = taken.argsort(dim=-1, stable=True)  # classes that are free come first
     filled = torch.zeros_like(best).scatter_(1, others, left)
-    return torch.where(wanted, match, filled) if K else classes
+    return torch.where(wanted, match, filled)
 
 
 def assigned(cost: Tensor, wanted: Tensor) -> Tensor:
