@@ -296,7 +296,7 @@ def main() -> None:
         bank = load(argument, chosen.logit_scale)
         rows = cells(bank, device, chosen)
         for shots in sorted({row["shots"] for row in rows}):
-            title = f"{bank.name}, {bank.num_classes} names, {shots} shots: accuracy by K_eff/Q"
+            title = f"{bank.name}, {bank.num_classes} classes, {shots} shots: accuracy by K_eff/Q"
             harness.print_table(title, table([row for row in rows if row["shots"] == shots]))
         every += rows
     path = chosen.output / "names.json"
