@@ -253,6 +253,8 @@ class Method(ABC):
         """K, if it follows from anything but the labels."""
         if num_classes is not None:
             num_classes = check.integer("num_classes", num_classes)
+        if prototypes is None and logits is None:
+            return num_classes
         takers = {name for name in available() if registry[name].takes_prototypes}
         if self.takes_prototypes:
             takers.add(self.name)

@@ -74,17 +74,18 @@ SHOTS = {
 
 @pytest.mark.parametrize("by", ["prototypes", "logits"])
 @pytest.mark.parametrize("kind", SHOTS)
-def test_agrees_with_the_reference(kind: str, by: str) -> None:
+def test_agrees_with_the_reference(device: str, kind: str, by: str) -> None:
     scene = towers(SHOTS[kind], present=min(3, len(SHOTS[kind])))
     if by == "logits":
         logits = 5 * scene["query"] @ scene.pop("prototypes").mT / 50
         scene["logits"] = logits
     want = reference.names(**given(scene))
-    got = predict(scene)
-    assert float((got.probabilities - want).abs().max()) < 1e-9
-    assert torch.equal(got.labels, want.argmax(-1))
-    single = {name: x.float() if x.is_floating_point() else x for name, x in scene.items()}
-    assert float((predict(single).probabilities - want).abs().max()) < 2e-3
+    there = {name: x.to(device) for name, x in scene.items()}
+    got = predict(there)
+    assert float((got.probabilities.cpu() - want).abs().max()) < 1e-9
+    assert torch.equal(got.labels.cpu(), want.argmax(-1))
+    single = {name: x.float() if x.is_floating_point() else x for name, x in there.items()}
+    assert float((predict(single).probabilities.cpu() - want).abs().max()) < 2e-3
 
 
 @pytest.mark.parametrize(
