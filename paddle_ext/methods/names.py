@@ -29,6 +29,7 @@ NAME_SHARES = (0.0, 0.5, 2.0)  # of that, beside 1, that labelled rows may ask f
 ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and labelled rows that it counts for
 MODALITY_SLOPE = 0.4  # a class mean is off the others' so many times what its name is
 SHARPNESS = 12.0  # of distances to anchors
+MOST_FACTOR = 1.25  # on it and on names; labelled rows of few classes may fit sharper ones
 # Proportions must not settle before the prototypes have seen the queries.
 FIRST_ITERATIONS = 3
 STEPS, STEP_ITERATIONS = 2, 10  # in which prototypes take in the queries
@@ -335,7 +336,8 @@ def anchored(
     square = judges.square().sum(-1, keepdim=True)
     d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
     logits = d * (-SHARPNESS / 2)
-    return sums, fitted(logits if names.judges is None else logits + names.judges, rows)[0]
+    factor, _ = fitted(logits if names.judges is None else logits + names.judges, rows)
+    return sums, factor.clamp(max=MOST_FACTOR)
 
 
 # --- every class has labelled rows ----------------------------------------------------------------

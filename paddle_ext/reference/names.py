@@ -119,7 +119,7 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
         logits = -SHARPNESS / 2 * d
         if names.judges is not None:
             logits = logits + names.judges
-        factor, _ = fitted(logits, own)
+        factor = min(fitted(logits, own)[0], 1.25)
         query = query if names.judges is None else factor * query
         logits = query - factor * SHARPNESS / 2 * squared(x, prototypes, eye)
         start = adapt(logits, weight=weight, max_iter=min(3, max_iter), tol=tol)
