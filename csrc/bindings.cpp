@@ -9,17 +9,21 @@
 #include "common/params.h"
 #include "cpu/adapt.h"
 #include "cpu/calibrate.h"
+#include "cpu/labelled.h"
 #include "cpu/paddle.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
+#include "cpu/step.h"
 #include "cpu/tasks.h"
 #include "cpu/tim.h"
 #include "keywords.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/adapt.h"
 #include "cuda/calibrate.h"
+#include "cuda/labelled.h"
 #include "cuda/paddle.h"
 #include "cuda/sinkhorn.h"
+#include "cuda/step.h"
 #include "cuda/tim.h"
 #endif
 
@@ -53,6 +57,11 @@ constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, adapt_cuda_
                                      adapt_cuda};
 constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu,
                                              calibrate_cuda_workspace, calibrate_cuda};
+constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
+                                           labelled_cuda_workspace, labelled_cuda};
+constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
+                                                 coordinates_cuda_workspace, coordinates_cuda};
+constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, step_cuda_workspace, step_cuda};
 #else
 constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
 constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};
@@ -60,6 +69,10 @@ constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, nullptr, nullptr};
 constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, nullptr, nullptr};
 constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu, nullptr,
                                              nullptr};
+constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu, nullptr, nullptr};
+constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
+                                                 nullptr, nullptr};
+constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, nullptr, nullptr};
 #endif
 
 template <typename Params>
@@ -198,14 +211,67 @@ void add_calibrate(py::module_& module) {
     all.make.add<p, &P::centre>("centre").add<p, &P::spread>("spread");
     all.run.add<p, &P::distances>("distances").add<p, &P::labels>("labels");
     all.run.add<p, &P::count>("count").add<p, &P::sharpness>("sharpness");
-    all.run.add<p, &P::objective>("objective");
+    all.run.add<p, &P::objective>("objective").add<p, &P::drawn>("drawn");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "CalibrateCall", all, workspace<P, kCalibrate>,
                          solve<P, kCalibrate>);
 }
 
+void add_labelled(py::module_& module) {
+    using C = Call<LabelledParams>;
+    using P = LabelledParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("labelled_call"), Keywords<C>("workspace"),
+                        Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
+    all.make.add<p, &P::R>("R");
+    all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
+    all.run.add<p, &P::first>("first").add<p, &P::second>("second");
+    all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::shots>("shots");
+    all.run.add<p, &P::own>("own").add<p, &P::judging>("judging").add<p, &P::x>("x");
+    all.run.add<p, &P::off>("off").add<p, &P::scale>("scale");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "LabelledCall", all, workspace<P, kLabelled>, solve<P, kLabelled>);
+}
+
+void add_coordinates(py::module_& module) {
+    using C = Call<CoordinatesParams>;
+    using P = CoordinatesParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("coordinates_call"), Keywords<C>("workspace"),
+                        Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
+    all.make.add<p, &P::shared>("shared");
+    all.run.add<p, &P::rows>("rows").add<p, &P::centre>("centre").add<p, &P::x>("x");
+    all.run.add<p, &P::lengths>("lengths");
+    CallClass<C>::add_to(module, "CoordinatesCall", all, workspace<P, kCoordinates>,
+                         solve<P, kCoordinates>);
+}
+
+void add_step(py::module_& module) {
+    using C = Call<StepParams>;
+    using P = StepParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("step_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
+    all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
+    all.make.add<p, &P::temper>("temper");
+    all.run.add<p, &P::given>("given").add<p, &P::cross>("cross").add<p, &P::inner>("inner");
+    all.run.add<p, &P::own>("own").add<p, &P::extra>("extra").add<p, &P::shots>("shots");
+    all.run.add<p, &P::squares>("squares").add<p, &P::sharpness>("sharpness");
+    all.run.add<p, &P::constant>("constant").add<p, &P::total>("total");
+    all.run.add<p, &P::prior>("prior").add<p, &P::probabilities>("probabilities");
+    all.run.add<p, &P::labels>("labels");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "StepCall", all, workspace<P, kStep>, solve<P, kStep>);
+}
+
 // For the tests: digamma, trigamma and the logarithm of the gamma function.
 py::tuple gamma_functions(double x) {
-    const Polygamma found = polygamma(x);
+    const Polygamma<double> found = polygamma(x);
     return py::make_tuple(found.digamma, found.trigamma, log_gamma(x));
 }
 
@@ -258,6 +324,9 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_sinkhorn(module);
     add_tim(module);
     add_adapt(module);
+    add_labelled(module);
+    add_coordinates(module);
     add_calibrate(module);
+    add_step(module);
     add_tasks(module);
 }

@@ -136,6 +136,54 @@ class AdaptCall:
         workspace_bytes: int,
     ) -> None: ...
 
+def labelled_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    S: int,
+    K: int,
+    D: int,
+    R: int,
+) -> LabelledCall: ...
+
+@final
+class LabelledCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        support: int,
+        labels: int,
+        first: int,
+        second: int,
+        centre: int,
+        means: int,
+        shots: int,
+        own: int,
+        judging: int,
+        x: int,
+        off: int,
+        scale: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def coordinates_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    N: int,
+    D: int,
+    shared: bool,
+) -> CoordinatesCall: ...
+
+@final
+class CoordinatesCall:
+    def workspace(self) -> int: ...
+    def solve(self, *, rows: int, centre: int, x: int, lengths: int) -> None: ...
+
 def calibrate_call(
     *,
     target: Target,
@@ -158,6 +206,44 @@ class CalibrateCall:
         count: int,
         sharpness: int,
         objective: int,
+        drawn: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def step_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    Q: int,
+    K: int,
+    shared: bool,
+    weight: float,
+    temper: float,
+) -> StepCall: ...
+
+@final
+class StepCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        given: int,
+        cross: int,
+        inner: int,
+        own: int,
+        extra: int,
+        shots: int,
+        squares: int,
+        sharpness: int,
+        constant: int,
+        total: int,
+        prior: int,
+        probabilities: int,
+        labels: int,
+        workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def tim_call(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FEW_ROWS = 32  # with more, a copy in the order that OpenBLAS likes pays: up to three times as fast
 PART = 2**24  # numbers of a part of the work; 128 MiB in float64
 
 
@@ -29,8 +30,16 @@ def unit_rows(x: Tensor) -> Tensor:
 
 def products(x: Tensor, w: Tensor) -> Tensor:
     """Scalar products of rows, [.., N, D] and [.., K, D] -> [.., N, K]."""
-    # A batch of 1 would be copied for every task.
-    return x @ (w[0].mT if w.dim() == 3 and len(w) == 1 else w.mT)
+    if w.dim() == 3 and len(w) == 1 < len(x):
+        w = w[0]  # a batch of 1 would be copied for every task
+    if x.shape[-2] >= FEW_ROWS:
+        w = laid_out(w)
+    return x @ w.mT
+
+
+def laid_out(w: Tensor) -> Tensor:
+    """The rows [.., K, D] in the order of memory that products with many others like."""
+    return w.mT.contiguous().mT if w.is_cpu else w
 
 
 def squared_distances(x: Tensor, w: Tensor) -> Tensor:

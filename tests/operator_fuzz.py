@@ -18,8 +18,10 @@ from torch import Tensor
 
 from paddle_ext.ops.adapt_operators import adapt_op
 from paddle_ext.ops.calibrate import calibrate_op
+from paddle_ext.ops.labelled import coordinates_op, labelled_op
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
+from paddle_ext.ops.step import step_op
 from paddle_ext.ops.tim_operators import tim_op
 
 Call = dict[str, Any]
@@ -133,9 +135,51 @@ def calibrate() -> Call:
     }
 
 
+def labelled() -> Call:
+    _, _, _, S, K, D = sizes()
+    B = random.choice((0, 1, 3))
+    return {
+        "support": features(B, S, D),
+        "labels": torch.randint(K, (B, S)),
+        "num_classes": K,
+        "rows": random.choice((0, 1, 5, 2 * S)),
+    }
+
+
+def coordinates() -> Call:
+    _, _, N, _, _, D = sizes()
+    B = random.choice((0, 1, 3))
+    return {"rows": features(B, N, D), "centre": features(random.choice((1, B)), D)}
+
+
+def step() -> Call:
+    _, _, Q, _, K, _ = sizes()
+    B = random.choice((0, 1, 3))
+    L = random.choice((1, B))
+    return {
+        "given": torch.rand(B, Q, K),
+        "cross": features(B, Q, K),
+        "inner": features(B, Q, K),
+        "own": torch.rand(B, Q),
+        "extra": random.choice((None, torch.rand(B, Q, K))),
+        "shots": torch.ones(L, K),
+        "squares": torch.rand(L, K),
+        "sharpness": 16 * torch.ones(B),
+        "constant": torch.rand(B, K),
+        "total": 1 + torch.rand(B, K),
+        "prior": 0.1 * torch.ones(B),
+        "weight": 0.5,
+        "temper": random.choice((1.0, 0.7)),
+    }
+
+
+POSITIVE = ("shots", "total", "prior")
 OPERATORS = {
     "adapt": (adapt_op, adapt),
     "calibrate": (calibrate_op, calibrate),
+    "coordinates": (coordinates_op, coordinates),
+    "labelled": (labelled_op, labelled),
+    "step": (step_op, step),
     "solve": (solve_op, solve),
     "solve_indexed": (solve_indexed_op, solve_indexed),
     "tim": (tim_op, tim),
@@ -283,6 +327,12 @@ def soundly(call: Call) -> bool:
                 return False
             if name.endswith("mass") and not bool((x > 0).all()):
                 return False
+    if "given" in call:  # products of unit-norm rows
+        return all(
+            bool((x.abs() <= 1e6).all()) and bool((x > 0).all() or name not in POSITIVE)
+            for name, x in call.items()
+            if isinstance(x, Tensor)
+        )
     if "cost" in call:
         totals = call["row_mass"].double().sum(-1), call["col_mass"].double().sum(-1)
         return bool(torch.isclose(*totals, rtol=1e-4).all())
@@ -301,11 +351,11 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert bool(plan.isfinite().all()), "plan is not finite"
             assert bool((plan >= 0).all()), "plan is negative"
         return
-    if name == "calibrate":
+    if name in ("calibrate", "coordinates", "labelled"):
         if sound:
             assert all(bool(x.isfinite().all()) for x in out), "not finite"
         return
-    labels, probabilities = out[:2]
+    labels, probabilities = out[:2] if name != "step" else (out[1], out[0])
     classes = probabilities.shape[-1]
     assert bool(((labels >= 0) & (labels < classes)).all()), "labels out of range"
     if sound:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import paddle_ext
+from paddle_ext.methods import create
 from paddle_ext.ops.calibrate import calibrate
+from paddle_ext.ops.labelled import labelled
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
 # more classes than a tile.
@@ -45,6 +47,16 @@ def run_adapt(device: str) -> None:
         calibrate(logits.square(), labels, count)
 
 
+def run_adaptive(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
+    for metric in ("diagonal", "full"):
+        create("adaptive", metric=metric).predict(support, labels, query, num_classes=K)
+    one = torch.stack([support[0], support[0] * 2])  # shared by no task
+    bad = labels[:2].clone()
+    bad[:, ::3] = -(2**40)
+    bad[:, 1::3] = K
+    labelled(one, bad, K, 7)
+
+
 def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
     """Labels and indices that nobody validated are not followed out of bounds."""
     support, options = bank[: len(labels)], {"num_classes": K, "validate": False, "max_iter": 2}
@@ -72,6 +84,7 @@ def run(device: str) -> None:
             options = {"num_classes": K, "scaling": scaling, "max_iter": 12}
             paddle_ext.solve(*own, query, tol=0.0, return_prototypes=True, **options)
             paddle_ext.solve(support, labels, query, validate=False, **options)
+        run_adaptive(*own, query, K)
         bank = torch.cat([support, query[0]]).half()
         rows = torch.arange(len(bank), device=device)
         paddle_ext.solve_indexed(

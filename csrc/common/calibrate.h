@@ -17,7 +17,8 @@ namespace paddle_ext {
 
 constexpr double kMinSharpness = 0.1, kMaxSharpness = 1e4;
 constexpr int kMaxCalibrationSteps = 40;
-constexpr double kCalibrated = 1e-6;  // a step in ln f, relative to f
+// A step in ln f after which there is no other: Newton's error is about its square.
+constexpr double kCalibrated = 1e-3;
 
 struct Bracket {
     double low, high, at;  // ln f
@@ -37,7 +38,7 @@ struct Bracket {
         const double curvature = first + 0.25 * f * f * variance + precision;
         (slope < 0 ? low : high) = at;
         double next = at - slope / curvature;
-        if (!(curvature > 0 && next > low && next < high)) next = 0.5 * (low + high);
+        if (!(curvature > 0 && next >= low && next <= high)) next = 0.5 * (low + high);
         const bool moved = fabs(next - at) > kCalibrated;
         at = next;
         return moved;

@@ -122,6 +122,79 @@ struct CalibrateParams {
     // out
     void* sharpness;  // [B]
     void* objective;  // [B]
+    void* drawn;      // [B, K] what a class draws of the rows of the others
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// What the labelled rows of `adaptive` say before anything is calibrated.
+struct LabelledParams {
+    int64_t B, S, K, D;
+    int64_t R;    // rows that calibrate; 0 if every class has one row
+    DType dtype;  // of all arrays: float32 or float64
+
+    // in
+    const void* support;    // [B, S, D]
+    const int64_t* labels;  // [B, S]
+
+    // out
+    void* first;       // [B, S]    1 / norm of a row
+    void* second;      // [B, S]    1 / norm of that less the centre
+    void* centre;      // [B, D]
+    void* means;       // [B, K, D] of the rows in these coordinates
+    void* shots;       // [B, K]
+    int64_t* own;      // [B, R]    class of a row that calibrates
+    int64_t* judging;  // [B]       how many rows calibrate; those beyond only fill up
+    void* x;           // [B, R, D] these rows, in the coordinates
+    void* off;         // [B, R]    their squared distances to their own means, in the feature scale
+    void* scale;       // [B, D]    the feature scale
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// Rows into the coordinates that labelled rows chose: unit norm, less the centre, unit norm.
+struct CoordinatesParams {
+    int64_t B, N, D;
+    bool shared;  // one centre for all tasks
+    DType dtype;  // of all arrays: float32 or float64
+
+    const void* rows;    // [B, N, D]
+    const void* centre;  // [B, D], or [D] when shared
+
+    // out
+    void* x;        // [B, N, D]
+    void* lengths;  // [B, N]    norms before the second division by them
+};
+
+// The late step of `adaptive`: prototypes take in the queries, each query judged without itself.
+struct StepParams {
+    int64_t B, Q, K;
+    bool shared;    // what belongs to labelled rows is one for all tasks
+    DType dtype;    // of all arrays: float32 or float64
+    double weight;  // of a query in the counts
+    double temper;  // factor on the logits
+
+    // in
+    const void* given;      // [B, Q, K] probabilities before the step
+    const void* cross;      // [B, Q, K] products of queries and prototypes, ...
+    const void* inner;      // [B, Q, K] ... of queries and weighted sums of queries, ...
+    const void* own;        // [B, Q]    ... and of queries with themselves
+    const void* extra;      // [B, Q, K] added to the logits, or null
+    const void* shots;      // [B, K], or [K] when shared
+    const void* squares;    // [B, K], or [K] when shared: products of prototypes with themselves
+    const void* sharpness;  // [B]
+    const void* constant;   // [B, K]    added to the logits
+    const void* total;      // [B, K]    counts of the classes and their prior
+    const void* prior;      // [B]
+
+    // out
+    void* probabilities;  // [B, Q, K]
+    int64_t* labels;      // [B, Q]
+
+    void* workspace;
+    int64_t workspace_bytes;
 };
 
 enum class TimSolver : int { kGradient = 0, kAlternating = 1 };

@@ -1,6 +1,5 @@
 #include "cpu/adapt.h"
 
-#include "common/check.h"
 #include "cpu/levels.h"
 #include "cpu/sharing.h"
 
@@ -20,19 +19,11 @@ Sharing make_sharing(const AdaptParams& p, int threads) {
 
 int64_t adapt_cpu_workspace(const AdaptParams& p, int threads) {
     const int at = precision(p.dtype, "logits");
-    return make_sharing(p, threads).workers * cpu_kernels().adapt.scratch_bytes[at](p);
+    return scratch_of_workers(cpu_kernels().adapt, at, p, make_sharing(p, threads));
 }
 
 void adapt_cpu(const AdaptParams& p, int threads) {
-    const int at = precision(p.dtype, "logits");
-    const AdaptKernels& level = cpu_kernels().adapt;
-    const Sharing sharing = make_sharing(p, threads);
-    const int64_t scratch = level.scratch_bytes[at](p);
-    require_workspace(p.workspace_bytes, sharing.workers * scratch);
-    char* const base = static_cast<char*>(p.workspace);
-    share_tasks(p.B, sharing, [&](int64_t task, int worker, int) {
-        level.solve_task[at](p, task, base + worker * scratch);
-    });
+    solve_tasks(cpu_kernels().adapt, precision(p.dtype, "logits"), p, make_sharing(p, threads));
 }
 
 }  // namespace paddle_ext

@@ -129,7 +129,7 @@ static double update_prior(AdaptTask<T>& t, double& a, double total) {
     for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number that has a logarithm
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
         const Vec<double> x = load(t.counts + k) + a;
-        const auto found = polygamma<Vec<double>>(x, vlog(x + kShift));
+        const auto found = polygamma<Vec<double>>(x, vlog<double>(x + kShift));
         for (int64_t lane = 0; lane < kLanes && k + lane < t.K; ++lane) {
             slope += found.digamma[lane];
             curvature += found.trigamma[lane];
@@ -144,7 +144,7 @@ static double update_prior(AdaptTask<T>& t, double& a, double total) {
     const double all = polygamma(total + K * a).digamma;
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
         const Vec<double> x = load(t.counts + k) + a;
-        store(t.x + k, polygamma<Vec<double>>(x, vlog(x + kShift)).digamma - all);
+        store(t.x + k, polygamma<Vec<double>>(x, vlog<double>(x + kShift)).digamma - all);
     }
     for (int64_t k = 0; k < t.K; ++k) t.e[k] = T(t.x[k]);
     return moved;

@@ -1,6 +1,7 @@
 // What the per-level kernels of `calibrate` give to the level-independent part in calibrate.cpp.
 #pragma once
 
+#include "common/arena.h"
 #include "common/calibrate.h"
 #include "common/params.h"
 
@@ -8,7 +9,8 @@ namespace paddle_ext {
 
 // Index 0 is float, 1 is double.
 struct CalibrateKernels {
-    void (*solve_task[2])(const CalibrateParams&, int64_t task);
+    int64_t (*scratch_bytes[2])(const CalibrateParams&);
+    void (*solve_task[2])(const CalibrateParams&, int64_t task, void* scratch);
 };
 
 }  // namespace paddle_ext

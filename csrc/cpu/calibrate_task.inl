@@ -1,8 +1,8 @@
 // `calibrate` for one SIMD level: one task on one thread. The algebra is in common/calibrate.h.
 
-// What a row adds to the step, and to the cross-entropy.
+// What a row adds to the step.
 struct RowMoments {
-    double lag, variance, entropy;
+    double lag, variance;
 };
 
 // The softmax of -f/2 d over the classes of a row: d less its minimum, so that nothing overflows.
@@ -35,12 +35,31 @@ static RowMoments row_moments(const T* __restrict__ d, int64_t K, T own, T f) {
     }
     const double sum = horizontal_sum<T>(sums), mean = horizontal_sum<T>(firsts) / sum;
     const double second = horizontal_sum<T>(seconds) / sum, behind = double(own) - double(low);
-    return {behind - mean, std::max(second - mean * mean, 0.0),
-            std::log(sum) + 0.5 * double(f) * behind};
+    return {behind - mean, std::max(second - mean * mean, 0.0)};
+}
+
+// What the classes draw of a row of another class, added to `drawn`. Returns its cross-entropy.
+template <typename T>
+static double add_drawn(const T* __restrict__ d, int64_t K, int64_t own, T f, T* __restrict__ row,
+                        double* __restrict__ drawn) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    const T low = *std::min_element(d, d + K), half = T(-0.5) * f;
+    for (int64_t k = 0; k < K; ++k) row[k] = half * (d[k] - low);
+    for (int64_t k = K; k < round_up(K, kLanes); ++k) row[k] = Range<T>::kMinusInfinity;
+    Vec<T> sums = splat(T(0));
+    for (int64_t k = 0; k < round_up(K, kLanes); k += kLanes) {
+        const Vec<T> e = vexp<T>(load(row + k));
+        store(row + k, e);
+        sums += e;
+    }
+    const T sum = horizontal_sum<T>(sums), share = 1 / sum;
+    row[own] = 0;
+    for (int64_t k = 0; k < K; ++k) drawn[k] += double(row[k] * share);
+    return std::log(double(sum)) - double(half) * (double(d[own]) - double(low));
 }
 
 template <typename T>
-static void calibrate_task(const CalibrateParams& p, int64_t task) {
+static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch) {
     const T* const d = static_cast<const T*>(p.distances) + task * p.R * p.K;
     const int64_t* const labels = p.labels + task * p.R;
     const int64_t count = std::min(std::max(p.count[task], int64_t(0)), p.R);
@@ -54,7 +73,6 @@ static void calibrate_task(const CalibrateParams& p, int64_t task) {
             const RowMoments row = row_moments(d + i * p.K, p.K, d[i * p.K + own], f);
             all.lag += row.lag;
             all.variance += row.variance;
-            all.entropy += row.entropy;
         }
         return all;
     };
@@ -62,9 +80,28 @@ static void calibrate_task(const CalibrateParams& p, int64_t task) {
         const RowMoments all = moments();
         if (!bracket.step(all.lag, all.variance)) break;
     }
-    entropy = moments().entropy;
+    Arena arena(scratch);
+    T* const row = arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    double* const drawn = arena.take<double>(p.K);
+    for (int64_t k = 0; k < p.K; ++k) drawn[k] = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t own = std::min(std::max(labels[i], int64_t(0)), p.K - 1);
+        entropy += add_drawn(d + i * p.K, p.K, own, T(bracket.sharpness()), row, drawn);
+    }
+    for (int64_t k = 0; k < p.K; ++k) static_cast<T*>(p.drawn)[task * p.K + k] = T(drawn[k]);
     static_cast<T*>(p.sharpness)[task] = T(bracket.sharpness());
     static_cast<T*>(p.objective)[task] = T(entropy + bracket.prior());
 }
 
-constexpr CalibrateKernels kCalibrateKernels = {{calibrate_task<float>, calibrate_task<double>}};
+template <typename T>
+static int64_t calibrate_scratch_bytes(const CalibrateParams& p) {
+    Arena arena(nullptr);
+    arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    arena.take<double>(p.K);
+    return arena.used();
+}
+
+constexpr CalibrateKernels kCalibrateKernels = {
+    {calibrate_scratch_bytes<float>, calibrate_scratch_bytes<double>},
+    {calibrate_task<float>, calibrate_task<double>},
+};

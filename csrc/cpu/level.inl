@@ -22,10 +22,14 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"
 #include "cpu/adapt_task.inl"
+#include "cpu/labelled_task.inl"
 #include "cpu/calibrate_task.inl"
+#include "cpu/step_task.inl"
 
-constexpr CpuKernels kKernels = {PADDLE_EXT_LEVEL_NAME, kPaddleKernels, kSinkhornKernels,
-                                 kTimKernels,           kAdaptKernels,  kCalibrateKernels};
+constexpr CpuKernels kKernels = {
+    PADDLE_EXT_LEVEL_NAME, kPaddleKernels,   kSinkhornKernels,  kTimKernels,
+    kAdaptKernels,         kLabelledKernels, kCalibrateKernels, kStepKernels,
+};
 
 }  // namespace PADDLE_EXT_LEVEL
 }  // namespace paddle_ext

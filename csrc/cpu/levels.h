@@ -3,8 +3,10 @@
 
 #include "cpu/adapt_cpu.h"
 #include "cpu/calibrate_cpu.h"
+#include "cpu/labelled_cpu.h"
 #include "cpu/paddle_cpu.h"
 #include "cpu/sinkhorn_cpu.h"
+#include "cpu/step_cpu.h"
 #include "cpu/tim_cpu.h"
 
 namespace paddle_ext {
@@ -15,7 +17,9 @@ struct CpuKernels {
     SinkhornKernels sinkhorn;
     TimKernels tim;
     AdaptKernels adapt;
+    LabelledKernels labelled;
     CalibrateKernels calibrate;
+    StepKernels step;
 };
 
 // Of the current level. Take it once per call: another thread may switch levels meanwhile.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/check.h"
 #include "common/parallel.h"
 
 namespace paddle_ext {
@@ -38,6 +39,24 @@ void share_tasks(int64_t B, const Sharing& sharing, const Solve& solve) {
     parallel_for(sharing.singles, sharing.workers,
                  [&](int64_t task, int worker) { solve(task, worker, 1); });
     for (int64_t task = sharing.singles; task < B; ++task) solve(task, 0, sharing.inside);
+}
+
+// For kernels that solve a task on one thread, with scratch memory of its own; index 0 of their tables
+// is float, 1 is double.
+template <typename Kernels, typename Params>
+int64_t scratch_of_workers(const Kernels& kernels, int at, const Params& p,
+                           const Sharing& sharing) {
+    return sharing.workers * kernels.scratch_bytes[at](p);
+}
+
+template <typename Kernels, typename Params>
+void solve_tasks(const Kernels& kernels, int at, const Params& p, const Sharing& sharing) {
+    const int64_t scratch = kernels.scratch_bytes[at](p);
+    require_workspace(p.workspace_bytes, sharing.workers * scratch);
+    char* const base = static_cast<char*>(p.workspace);
+    share_tasks(p.B, sharing, [&](int64_t task, int worker, int) {
+        kernels.solve_task[at](p, task, base + worker * scratch);
+    });
 }
 
 }  // namespace paddle_ext

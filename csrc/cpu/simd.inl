@@ -140,27 +140,28 @@ static inline Vec<T> vexp(Vec<T> x) {
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 
-// ln(x) for positive normal x, to 1e-13 of it or of 1: with x = 2^n m and f = (m - 1) / (m + 1),
-// ln m = 2 (f + f^3/3 + f^5/5 + ...).
-static inline Vec<double> vlog(Vec<double> x) {
-    using BitVec = Simd<double>::BitVec;
-    constexpr uint64_t kOne = 0x3ff0000000000000, kHalfRoot = 0x3fe6a09e667f3bcd;  // 1, sqrt(1/2)
-    const BitVec bits = reinterpret_cast<BitVec>(x) + (kOne - kHalfRoot);
-    // The low bits of 2^52 + n + 1023 are n + 1023.
-    const BitVec exponent = (bits >> 52) | 0x4330000000000000;
-    const Vec<double> n = reinterpret_cast<Vec<double>>(exponent) - (4503599627370496.0 + 1023.0);
-    const Vec<double> m = reinterpret_cast<Vec<double>>((bits & 0x000fffffffffffff) + kHalfRoot);
-    const Vec<double> f = (m - 1.0) / (m + 1.0), s = f * f;
-    Vec<double> p = splat(1.0 / 17);
-    p = p * s + 1.0 / 15;
-    p = p * s + 1.0 / 13;
-    p = p * s + 1.0 / 11;
-    p = p * s + 1.0 / 9;
-    p = p * s + 1.0 / 7;
-    p = p * s + 1.0 / 5;
-    p = p * s + 1.0 / 3;
-    p = p * s + 1.0;
-    return n * 0.6931471805599453 + 2.0 * f * p;
+// Terms of the series of log that are not hidden by rounding.
+template <typename T>
+constexpr int kLogTerms = sizeof(T) == 4 ? 6 : 12;
+
+// ln(x) for normal x > 0: x = 2^n m with m within a factor sqrt(2) of one, and
+// ln(m) = 2 (s + s^3/3 + s^5/5 + ..) with s = (m - 1) / (m + 1), |s| < 0.172.
+template <typename T>
+static inline Vec<T> vlog(Vec<T> x) {
+    using L = Lanes<T>;
+    using IntVec = typename Simd<T>::IntVec;
+    using BitVec = typename Simd<T>::BitVec;
+    const BitVec root_half = reinterpret_cast<BitVec>(splat(T(0.70710678118654752440)));
+    const BitVec bits = reinterpret_cast<BitVec>(x);
+    const IntVec n = reinterpret_cast<IntVec>(bits - root_half) >> L::kMantissaBits;
+    const BitVec power = reinterpret_cast<BitVec>(n) << L::kMantissaBits;
+    const Vec<T> m = reinterpret_cast<Vec<T>>(bits - power);
+    const Vec<T> s = (m - T(1)) / (m + T(1)), squared = s * s;
+    Vec<T> series = splat(T(1.0 / (2 * kLogTerms<T> - 1)));
+#pragma GCC unroll 12
+    for (int i = kLogTerms<T> - 2; i >= 0; --i) series = series * squared + T(1.0 / (2 * i + 1));
+    const Vec<T> exponent = __builtin_convertvector(n, Vec<T>);
+    return exponent * L::kLn2High + (exponent * L::kLn2Low + T(2) * s * series);
 }
 
 template <typename T>

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .. import check
 from ..ops.adapt import adapt
+from ..ops.calibrate import CENTRE
+from ..ops.step import step
 from ..solution import Solution
 from .base import Method, register
 from .calibration import (
@@ -18,11 +20,17 @@ from .calibration import (
     column,
     has_gram,
     how_many_calibrate,
-    takes_full_metric,
 )
+from .metrics import takes_full_metric
+from .names import solution as solution_by_names
 from .task import Task, how_many
 
 METRICS = ("auto", "diagonal", "full")
+SOFTER, FEW = 0.7, 0.02  # logits count less by this share, if the concentration is far below this
+# With one shot, the share of the logits of the nearest class mean: at most the first, and far less
+# below a concentration of the second.
+PLAIN, MANY = 0.5, 10.0
+SAME = 1e-6  # a unit-norm row this near to the centre is the centre
 
 
 @register
@@ -45,24 +53,34 @@ class Adaptive(Method):
     tol : float
         A task stops when no class moves by more than this many queries, >= 0; 0.0 never stops
         earlier.
+    logit_scale : float
+        Factor on cosines that makes zero-shot logits of `prototypes`, at most; > 0. That of CLIP
+        by default; what is too sharp for the spread of rows and prototypes is made less so.
     """
 
     name: ClassVar[str] = "adaptive"
+    takes_prototypes: ClassVar[bool] = True
 
     metric: str = "auto"
     max_iter: int = 100
     tol: float = 1e-3
+    logit_scale: float = 100.0
 
     def __post_init__(self) -> None:
         check.choice("metric", self.metric, METRICS)
         check.integer("max_iter", self.max_iter)
         check.real("tol", self.tol)
+        check.real("logit_scale", self.logit_scale, positive=True)
 
     def solve(self, task: Task) -> Tensor:
         return self.solution(task).probabilities
 
     def solution(self, task: Task) -> Solution:
         """All that is known of a batch of tasks, not only the probabilities."""
+        if task.prototypes is not None or task.logits is not None:
+            return solution_by_names(
+                task, self.proportions, metric=self.metric, logit_scale=self.logit_scale
+            )
         step = how_many(bytes_per_task(task, self.metric), task.query.device)
         shared = self.likelihood(task) if len(task.support) == 1 else None
         found = []
@@ -72,20 +90,24 @@ class Adaptive(Method):
             found.append(self.solve_batch(likelihood, part.query))
         return found[0] if len(found) == 1 else concatenated(found)
 
+    def proportions(self, logits: Tensor, weight: float, most: int | None = None) -> Solution:
+        """Those of the batches of logits [B, Q, K], after at most `most` iterations."""
+        max_iter = self.max_iter if most is None else min(most, self.max_iter)
+        return adapt(logits, weight=weight, max_iter=max_iter, tol=self.tol, validate=False)
+
     def likelihood(self, task: Task) -> Likelihood:
         """What the labelled rows say, before any query is seen."""
         return calibrated(task.support, task.support_labels, task.num_classes, self.metric)
 
     def solve_batch(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [B, Q, D] of tasks whose likelihoods are known."""
-        x = likelihood.coordinates(query)
+        x, lengths = likelihood.coordinates_and_lengths(query)
         cross = likelihood.products(x)
         logits = torch.addcmul(likelihood.bias.unsqueeze(-2), cross, column(likelihood.sharpness))
         weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
         found = adapt(logits, weight=weight, max_iter=self.max_iter, tol=self.tol, validate=False)
-        logits = moved_logits(likelihood, found, weight, x, cross)
-        probabilities = torch.softmax(logits.mul_(likelihood.temper), dim=-1)
-        return found._replace(labels=probabilities.argmax(-1), probabilities=probabilities)
+        probabilities, labels = late_step(likelihood, found, weight, x, lengths, cross)
+        return found._replace(labels=labels, probabilities=probabilities)
 
     def solve_one(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [Q, D] of one task, whose solution has no batch dimension."""
@@ -96,46 +118,70 @@ class Adaptive(Method):
         return found._replace(**alone)
 
 
-def moved_logits(
-    likelihood: Likelihood, found: Solution, weight: float, x: Tensor, cross: Tensor
-) -> Tensor:
-    """Logits [B, Q, K] of prototypes that have taken in the queries, each without itself.
+def late_step(
+    likelihood: Likelihood,
+    found: Solution,
+    weight: float,
+    x: Tensor,
+    lengths: Tensor,
+    cross: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Probabilities [B, Q, K] and labels, of prototypes that have taken in the queries.
 
-    Query q has a weight of ``W_qk = u_qk^2 N_k / (N_k + a)`` in class k, beside the labelled rows.
+    Query q weighs ``W_qk = (u_qk N_k / (N_k + a))^2`` in class k, beside the labelled rows, and is
+    judged by the proportions of the other queries.
     """
-    u = found.probabilities
+    u, a = found.probabilities, found.concentration
     Q, K = u.shape[-2:]
-    assert found.concentration is not None
-    a = found.concentration.unsqueeze(-1)
-    trust = 1 - a / (found.proportions * (weight * Q + K * a))  # N / (N + a)
-    W = u.square().mul_(trust.clamp(min=0).unsqueeze(-2))
-    shots = likelihood.shots.unsqueeze(-2)
-    labelled = shots * cross
-    # With s the weighted sum of the rows of a class: products x.s, then s.s and the weights.
-    inner, own = likelihood.weighted_products(x, W)
-    inner = inner.add_(labelled)
-    square = (W * labelled.add_(inner)).sum(-2, keepdim=True)
-    square = square + shots.square() * likelihood.squares.unsqueeze(-2)
-    mass = shots + W.sum(-2, keepdim=True)
-    # The same without the query itself.
-    mass = mass - W
-    alone = torch.addcmul(inner, W, own, value=-1)
-    square = torch.addcmul(square, W, inner.add_(alone), value=-1)
-    half = alone.div_(mass).sub_(square.div_(mass.square_()).mul_(0.5))
-    sharpness = likelihood.sharpness.unsqueeze(-1)
-    constant = likelihood.bias + sharpness / 2 * likelihood.squares + found.dual
-    return half.mul_(sharpness.unsqueeze(-1)).add_(constant.unsqueeze(-2))
+    assert a is not None
+    total = found.proportions * (weight * Q + K * a).unsqueeze(-1)  # N + a
+    trust = (1 - a.unsqueeze(-1) / total).clamp_(min=0)
+    inner, own = likelihood.weighted_products(x, (u * trust.unsqueeze(-2)).square_())
+    half = likelihood.sharpness.unsqueeze(-1) / 2
+    constant = torch.addcmul(likelihood.bias, half, likelihood.squares)
+    share, extra = 1 - SOFTER / (1 + a / FEW), None
+    if likelihood.lengths is not None:
+        plain = PLAIN * (1 - weight) * a / (MANY + a)
+        share = 1 - plain
+        extra = plain_logits(cross, lengths, likelihood.lengths, plain)
+    return step(
+        u,
+        cross,
+        inner,
+        own,
+        extra,
+        likelihood.shots,
+        likelihood.squares,
+        likelihood.sharpness * share,
+        constant * share.unsqueeze(-1),
+        total,
+        a,
+        weight=weight,
+        temper=likelihood.temper,
+    )
+
+
+def plain_logits(cross: Tensor, lengths: Tensor, means: Tensor, share: Tensor) -> Tensor:
+    """`share` [B] of the logits of the nearest class mean, for one shot, [B, Q, K].
+
+    `cross` are the products of unit-norm rows, of which `lengths` [B, Q] and `means` [B or 1, K]
+    are the norms before they were made so.
+    """
+    factor = share * CENTRE / means.square().mean(-1).clamp(min=SAME**2)
+    halves = (means / 2).unsqueeze(-2)
+    found = torch.addcmul(-halves, cross, lengths.unsqueeze(-1))
+    return found.mul_(means.unsqueeze(-2) * column(factor))
 
 
 def bytes_per_task(task: Task, metric: str) -> int:
     """What the temporary tensors of one task take."""
     (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
-    numbers = Q * (4 * D + 8 * K + (Q if has_gram(Q, D, K) else 0))
+    numbers = Q * (2 * D + 6 * K + (Q if has_gram(Q, D, K) else D))
     if len(task.support) > 1:
         R = how_many_calibrate(S, K)
-        numbers += S * D + 3 * R * (D + 2 * K) + 3 * K * D
+        numbers += R * (D + 2 * K) + 2 * K * D
         if takes_full_metric(metric, S, K, D):
-            numbers += 3 * max(S, D) * D + 3 * R * K
+            numbers += 3 * max(S, D) * D + 4 * R * K
     return numbers * task.query.itemsize
 
 

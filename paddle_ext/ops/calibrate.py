@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +11,17 @@ from torch import Tensor
 from .. import check
 from . import native
 from .backend import takes_reference
-from .operators import computable, integers, register, target
+from .operators import computable, integers, register, target, workspace
 
 CENTRE, SPREAD = 16.0, math.log(2.0)
+
+
+class Calibration(NamedTuple):
+    """What `calibrate` found, in the dtype of the distances."""
+
+    sharpness: Tensor  # [B] f
+    objective: Tensor  # [B] what was minimised
+    drawn: Tensor  # [B, K] the sum of softmax(-f/2 d) over rows of other classes
 
 
 def calibrate(
@@ -23,7 +32,7 @@ def calibrate(
     centre: float = CENTRE,
     spread: float = SPREAD,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> Calibration:
     """Find the factor on half the squared distances with the least cross-entropy, for each task.
 
     Over ``f`` in [0.1, 1e4] it minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
@@ -46,24 +55,29 @@ def calibrate(
 
     Returns
     -------
-    Tensor [B], Tensor [B]
-        f, and what was minimised; in the dtype of the distances.
+    Calibration
+        sharpness : Tensor [B]
+            f.
+        objective : Tensor [B]
+            What was minimised.
+        drawn : Tensor [B, K]
+            What each class draws of the rows of the others: the sum of their probabilities.
 
     Examples
     --------
     >>> import torch
     >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
-    >>> sharpness, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([3]))
-    >>> bool(5 < sharpness < 20)
+    >>> found = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([3]))
+    >>> bool(5 < found.sharpness < 20)
     True
     """
     check_call(distances, labels, count, centre, spread)
     if takes_reference(backend, distances):
         from .. import reference
 
-        return reference.calibrate(distances, labels, count, centre=centre, spread=spread)
-    found: tuple[Tensor, Tensor] = calibrate_op(distances, labels, count, centre, spread)
-    return found
+        found = reference.calibrate(distances, labels, count, centre=centre, spread=spread)
+        return Calibration(*found)
+    return Calibration(*calibrate_op(distances, labels, count, centre, spread))
 
 
 def check_call(
@@ -88,20 +102,23 @@ def check_call(
             raise ValueError(f"{name} must have shape {list(expected)}, got {list(x.shape)}")
 
 
+def allocate(distances: Tensor) -> Calibration:
+    B, _, K = distances.shape
+    new = distances.new_empty
+    return Calibration(new(B), new(B), new(B, K))
+
+
 def calibrate_kernel(
     distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
-) -> tuple[Tensor, Tensor]:
+) -> Calibration:
     check_call(distances, labels, count, centre, spread)
     B, R, K = distances.shape
-    sharpness, objective = distances.new_empty(B), distances.new_empty(B)
+    found = allocate(distances)
     if B == 0:
-        return sharpness, objective
-    distances, labels, count = (
-        computable("distances", distances),
-        integers(labels),
-        integers(count),
-    )
-    native.module.calibrate_call(
+        return found
+    distances = computable("distances", distances)
+    labels, count = integers(labels), integers(count)
+    call = native.module.calibrate_call(
         target=target(distances),
         dtype=check.DTYPES[distances.dtype],
         B=B,
@@ -109,27 +126,31 @@ def calibrate_kernel(
         K=K,
         centre=centre,
         spread=spread,
-    ).solve(
+    )
+    memory = workspace(call.workspace(), distances)
+    call.solve(
         distances=distances.data_ptr(),
         labels=labels.data_ptr(),
         count=count.data_ptr(),
-        sharpness=sharpness.data_ptr(),
-        objective=objective.data_ptr(),
+        sharpness=found.sharpness.data_ptr(),
+        objective=found.objective.data_ptr(),
+        drawn=found.drawn.data_ptr(),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
     )
-    return sharpness, objective
+    return found
 
 
 def calibrate_fake(
     distances: Tensor, labels: Tensor, count: Tensor, centre: float, spread: float
-) -> tuple[Tensor, Tensor]:
+) -> Calibration:
     check_call(distances, labels, count, centre, spread)
-    B = distances.shape[0]
-    return distances.new_empty(B), distances.new_empty(B)
+    return allocate(distances)
 
 
 register(
     "calibrate(Tensor distances, Tensor labels, Tensor count, float centre, float spread) "
-    "-> (Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor)",
     calibrate_kernel,
     calibrate_fake,
 )

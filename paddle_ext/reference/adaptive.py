@@ -20,6 +20,9 @@ from .paddle import batched, computing_dtype, unit_rows
 SHARPNESS = 16.0  # of one shot, and the centre of its prior
 SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SOFTER, FEW = 0.7, 0.02  # logits count less by this share, if the concentration is far below this
+BEFORE, MANY = 0.5, 10.0  # of one shot: share of distances before the second unit norm, at most;
+# it takes a large batch, and a concentration far above this
 
 
 class Judged(NamedTuple):
@@ -51,10 +54,10 @@ def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:
 
 
 def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor) -> Rows:
-    """Of classes with two rows or more, evenly spread: 256 rows, or K up to 4096 classes."""
+    """Of classes with two rows or more, evenly spread: 128 rows, or K up to 4096 classes."""
     S, K = len(x), len(means)
     able = [i for i in range(S) if shots[labels[i]] >= 2]
-    R = min(len(able), max(256, min(K, 2**24 // K)))
+    R = min(len(able), max(128, min(K, 2**24 // K)))
     chosen = torch.tensor([able[(2 * i + 1) * len(able) // (2 * R)] for i in range(R)])
     chosen = chosen.to(labels.device)
     own = labels[chosen]
@@ -163,6 +166,25 @@ def moved_distances(
     return torch.cat(found)
 
 
+def less_sharp(logits: Tensor, a: Tensor) -> Tensor:
+    """Where few classes are present, odds are beyond what labelled rows have shown."""
+    return logits * (1 - SOFTER / (1 + a / FEW))
+
+
+def with_lengths(
+    logits: Tensor, support: Tensor, query: Tensor, labels: Tensor, centre: Tensor, share: Tensor
+) -> Tensor:
+    """Of one shot: where all classes seem present, also what the plain nearest mean says.
+
+    `share` is how much that counts.
+    """
+    rows = means_of(unit_rows(support) - centre, labels, logits.shape[1])
+    scatter = rows.square().sum(-1).mean().clamp(min=SAME**2)
+    away = (unit_rows(query) - centre).unsqueeze(1) - rows
+    plain = -SHARPNESS / 2 * away.square().sum(-1) / scatter
+    return (1 - share) * logits + share * plain
+
+
 def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:
     if metric != "auto":
         return metric == "full"
@@ -206,10 +228,17 @@ def solve_task(
     assert found.concentration is not None
     a = found.concentration
     counts = weight * found.probabilities.sum(0)
-    weights = found.probabilities.square() * counts / (counts + a)
+    weights = (found.probabilities * counts / (counts + a)).square()
     moved = moved_distances(z, means, shots, weights, best.metric)
     still = squared(z, means, best.metric)
-    logits = logits - f / 2 * (moved - still) + found.dual
+    logits = logits - f / 2 * (moved - still)
+    if S == K:
+        share = BEFORE * (1 - weight) * a / (MANY + a)
+        logits = with_lengths(logits, support, query, labels, centre, share)
+    else:
+        logits = less_sharp(logits, a)
+    others = (counts - weight * found.probabilities).clamp(min=0)  # of each query, [Q, K]
+    logits = logits + torch.log(others + a)
     u = torch.softmax(temper * logits, dim=-1)
     return found._replace(labels=u.argmax(-1), probabilities=u)
 

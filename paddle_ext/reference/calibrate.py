@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LEAST, MOST = 0.1, 1e4  # of f
-MAX_STEPS, ARRIVED = 40, 1e-6
+MAX_STEPS, ARRIVED = 40, 1e-3
 
 
 def calibrate(
@@ -25,14 +25,16 @@ def calibrate(
     *,
     centre: float = 16.0,
     spread: float = math.log(2.0),
-) -> tuple[Tensor, Tensor]:
-    """Find the sharpness [B] and what was minimised [B]; see `paddle_ext.ops.calibrate`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the sharpness [B], what was minimised [B] and what classes draw [B, K].
+
+    See `paddle_ext.ops.calibrate`.
 
     Examples
     --------
     >>> import torch
     >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
-    >>> sharpness, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([0]))
+    >>> sharpness, _, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([0]))
     >>> round(float(sharpness), 3)  # no row counts
     16.0
     """
@@ -55,7 +57,7 @@ def calibrate(
         low = torch.where(running & (slope < 0), at, low)
         high = torch.where(running & (slope >= 0), at, high)
         step = at - slope / curvature
-        inside = (curvature > 0) & (step > low) & (step < high)
+        inside = (curvature > 0) & (step >= low) & (step <= high)
         step = torch.where(inside, step, (low + high) / 2)
         moved = (step - at).abs() > ARRIVED
         at = torch.where(running, step, at)
@@ -66,4 +68,7 @@ def calibrate(
     own_logits = logits.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
     entropy = ((logits.logsumexp(-1) - own_logits) * counts).sum(-1)
     objective = entropy + 0.5 * (at - middle).square() * precision
-    return at.exp().to(distances.dtype), objective.to(distances.dtype)
+    drawn = logits.softmax(-1).scatter(-1, labels.long().unsqueeze(-1), 0.0)
+    drawn = (drawn * counts.unsqueeze(-1)).sum(1)
+    dtype = distances.dtype
+    return at.exp().to(dtype), objective.to(dtype), drawn.to(dtype)

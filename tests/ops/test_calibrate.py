@@ -40,11 +40,12 @@ def test_agrees_with_the_reference(place: Place, shape: tuple[int, int, int]) ->
         tolerance = 1e-4 if place.dtype is torch.float32 else 1e-9
         assert largest((got[0].cpu().double() / want[0]).log()) < tolerance
         assert largest((got[1].cpu().double() - want[1]) / want[1].clamp(min=1)) < tolerance
+        assert largest(got.drawn.cpu().double() - want[2]) < 10 * tolerance
 
 
 def test_is_the_least_of_a_search() -> None:
     distances, labels, _ = make(1, 60, 12)
-    f, found = calibrate(distances, labels, torch.tensor([60]))
+    f, found, _ = calibrate(distances, labels, torch.tensor([60]))
     assert float(found) == pytest.approx(objective(distances[0], labels[0], float(f)), rel=1e-9)
     others = [objective(distances[0], labels[0], x) for x in torch.logspace(-1, 4, 300).tolist()]
     assert float(found) <= min(others) + 1e-9
@@ -55,7 +56,8 @@ def test_any_scale(place: Place, scale: float) -> None:
     """The end of the range where it must be, and never NaN."""
     distances, labels, count = make(3, 20, 7)
     distances = (scale * distances).to(place.device, place.dtype)
-    f, found = calibrate(distances, labels.to(place.device), count.to(place.device))
+    f, found, drawn = calibrate(distances, labels.to(place.device), count.to(place.device))
+    assert torch.isfinite(drawn).all()
     assert torch.isfinite(f).all()
     assert torch.isfinite(found).all()
     assert ((f >= 0.099) & (f <= 1.001e4)).all()
@@ -65,7 +67,8 @@ def test_no_rows_and_rows_that_do_not_count(place: Place) -> None:
     distances, labels, _ = make(2, 10, 4)
     count = torch.tensor([0, 6])
     inputs = [x.to(place.device) for x in (distances.to(place.dtype), labels, count)]
-    f, found = calibrate(*inputs)
+    f, found, drawn = calibrate(*inputs)
+    assert largest(drawn[0]) == 0
     assert float(f[0]) == pytest.approx(16.0, rel=1e-6)
     assert float(found[0]) == pytest.approx(0.0, abs=1e-9)
     inputs[0][1, 6:] = 1e6

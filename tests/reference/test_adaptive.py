@@ -49,11 +49,11 @@ def test_rows_that_calibrate_are_spread() -> None:
     x = torch.arange(1000.0).double().unsqueeze(1)
     shots = torch.tensor([600.0, 1.0, 399.0]).double()
     rows = calibrating(x, labels, means_of(x, labels, 3), shots)
-    assert len(rows.x) == 256
+    assert len(rows.x) == 128
     assert rows.own.unique().tolist() == [0, 2]  # a class of one row cannot judge itself
     steps = rows.x.squeeze(1).diff()
-    assert float(steps.min()) >= 3
-    assert float(steps.max()) <= 5
+    assert float(steps.min()) >= 7
+    assert float(steps.max()) <= 9
 
 
 def test_feature_scale_by_hand() -> None:

@@ -1,0 +1,81 @@
+// The late step of `adaptive` for one SIMD level: one task on one thread. The algebra is in
+// common/step.h.
+
+template <typename T>
+static void step_task(const StepParams& p, int64_t task, void* scratch) {
+    const int64_t Q = p.Q, K = p.K, at = task * Q * K, shared = p.shared ? 0 : task;
+    const T* const given = static_cast<const T*>(p.given) + at;
+    const T* const cross = static_cast<const T*>(p.cross) + at;
+    const T* const inner = static_cast<const T*>(p.inner) + at;
+    const T* const extra = p.extra == nullptr ? nullptr : static_cast<const T*>(p.extra) + at;
+    const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
+    const T* const squares = static_cast<const T*>(p.squares) + shared * K;
+    const T* __restrict__ constant = static_cast<const T*>(p.constant) + task * K;
+    const T* __restrict__ total = static_cast<const T*>(p.total) + task * K;
+    const T sharpness = static_cast<const T*>(p.sharpness)[task], temper = T(p.temper);
+    const T prior = static_cast<const T*>(p.prior)[task], weight = T(p.weight);
+    T* const out = static_cast<T*>(p.probabilities) + at;
+    Arena arena(scratch);
+    const int64_t Kp = round_up(K, Simd<T>::kLanes);
+    T* __restrict__ square = arena.take<T>(Kp);
+    T* __restrict__ mass = arena.take<T>(Kp);
+    T* __restrict__ row = arena.take<T>(Kp);
+    T* __restrict__ left = arena.take<T>(Kp);
+    T* __restrict__ trust = arena.take<T>(Kp);
+
+    for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
+    for (int64_t k = 0; k < K; ++k) {
+        square[k] = shots[k] * shots[k] * squares[k];
+        mass[k] = shots[k];
+        trust[k] = trust_of(total[k], prior);
+    }
+    for (int64_t q = 0; q < Q; ++q) {
+        const T* __restrict__ u = given + q * K;
+        const T* __restrict__ x = cross + q * K;
+        const T* __restrict__ y = inner + q * K;
+        for (int64_t k = 0; k < K; ++k) {
+            const T w = query_weight(u[k], trust[k]);
+            square[k] += w * (2 * shots[k] * x[k] + y[k]);
+            mass[k] += w;
+        }
+    }
+    for (int64_t q = 0; q < Q; ++q) {
+        const T* __restrict__ u = given + q * K;
+        const T* __restrict__ x = cross + q * K;
+        const T* __restrict__ y = inner + q * K;
+        const T self = static_cast<const T*>(p.own)[task * Q + q];
+        for (int64_t k = 0; k < K; ++k) {
+            const T w = query_weight(u[k], trust[k]);
+            const T half = half_distance(w, shots[k] * x[k], y[k], self, square[k], mass[k]);
+            row[k] = temper * (sharpness * half + constant[k]);
+            if (extra != nullptr) row[k] += temper * extra[q * K + k];
+        }
+        for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior);
+        for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
+        Vec<T> mosts = splat(Range<T>::kMinusInfinity), sums = splat(T(0));
+        for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
+            store(row + k, load(row + k) + temper * vlog<T>(load(left + k)));
+            mosts = vmax<T>(mosts, load(row + k));
+        }
+        const T most = horizontal_max<T>(mosts);
+        for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
+            store(row + k, vexp<T>(load(row + k) - most));
+            sums += load(row + k);
+        }
+        const T share = 1 / horizontal_sum<T>(sums);
+        for (int64_t k = 0; k < K; ++k) out[q * K + k] = row[k] * share;
+        p.labels[task * Q + q] = largest(out + q * K, K);
+    }
+}
+
+template <typename T>
+static int64_t step_scratch_bytes(const StepParams& p) {
+    Arena arena(nullptr);
+    for (int i = 0; i < 5; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    return arena.used();
+}
+
+constexpr StepKernels kStepKernels = {
+    {step_scratch_bytes<float>, step_scratch_bytes<double>},
+    {step_task<float>, step_task<double>},
+};

@@ -1,0 +1,196 @@
+// What both kernels of `adapt` share: the update of the prior, and what is reported of a task.
+#pragma once
+
+#include "common/adapt.h"
+#include "common/device.cuh"
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+
+namespace paddle_ext {
+
+// What the likelihoods have lost to underflow is nothing beside a sum of this. A row with less is
+// recomputed from its logits.
+constexpr float kFaint = 1e-28f;
+
+// --- gamma functions in float, which a GPU has faster ---------------------------------------------
+
+// The recurrence of common/gamma.h in partial fractions: P'/P = w sum_i 1 / (t + c_i).
+struct Fractions {
+    float t, w, a, b, c;  // a, b, c = 1 / t, 1 / (t + 4), 1 / (t + 6)
+
+    __device__ explicit Fractions(float x)
+        : t(x * (x + 5.0f)), w(2.0f * x + 5.0f), a(1.0f / t), b(1.0f / (t + 4.0f)),
+          c(1.0f / (t + 6.0f)) {}
+
+    __device__ float sum() const { return a + b + c; }
+    __device__ float squares() const {
+        return w * w * (a * a + b * b + c * c) - 2.0f * sum();  // of the 1 / (x + i)
+    }
+};
+
+__device__ inline float digamma(float x) {
+    const Fractions p(x);
+    const float r = 1.0f / (x + 6.0f), s = r * r;
+    return logf(x + 6.0f) - 0.5f * r - s * (1.0f / 12 - s * (1.0f / 120 - s * (1.0f / 252))) -
+           p.w * p.sum();
+}
+
+// digamma(a + n) - digamma(a), and the same of trigamma. Written such that nothing cancels: under a
+// strong prior these differences are far smaller than what they are of.
+__device__ inline Polygamma<float> polygamma_growth(float n, float a) {
+    const float x = a + n;
+    const Fractions p(a), q(x);
+    const float r0 = 1.0f / (a + 6.0f), r1 = 1.0f / (x + 6.0f), s0 = r0 * r0, s1 = r1 * r1;
+    const float grown = -n * r0 * r1;                                        // r1 - r0
+    const float farther = n * (2.0f * a + n + 5.0f);                         // q.t - p.t
+    const float fractions = -farther * (p.a * q.a + p.b * q.b + p.c * q.c);  // q.sum() - p.sum()
+    const auto tail = [](float s) { return s * (1.0f / 12 - s * (1.0f / 120 - s * (1.0f / 252))); };
+    const auto end = [](float r, float s) {
+        return r * s * (1.0f / 6 - s * (1.0f / 30 - s * (1.0f / 42)));
+    };
+    return {log1pf(n * r0) - 0.5f * grown - (tail(s1) - tail(s0)) -
+                (q.w * fractions + 2.0f * n * p.sum()),
+            grown + 0.5f * grown * (r0 + r1) + (end(r1, s1) - end(r0, s0)) +
+                (q.squares() - p.squares())};
+}
+
+// Over the classes of a task: sums of slope and curvature, the largest move and the largest count.
+struct Update {
+    float slope, curvature, moved, largest;
+};
+
+// Over the block, in a fixed order; every thread gets it. Between two of these on the same scratch
+// there must be another barrier.
+__device__ inline Update block_reduce(Update own, Update* scratch) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        own.slope += __shfl_xor_sync(kAllLanes, own.slope, step);
+        own.curvature += __shfl_xor_sync(kAllLanes, own.curvature, step);
+        own.moved = fmaxf(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
+        own.largest = fmaxf(own.largest, __shfl_xor_sync(kAllLanes, own.largest, step));
+    }
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
+    __syncthreads();
+    Update all = scratch[0];
+    for (int warp = 1; warp < int(blockDim.x / 32); ++warp) {
+        all.slope += scratch[warp].slope;
+        all.curvature += scratch[warp].curvature;
+        all.moved = fmaxf(all.moved, scratch[warp].moved);
+        all.largest = fmaxf(all.largest, scratch[warp].largest);
+    }
+    return all;
+}
+
+__device__ inline double block_sum(double value, double* scratch) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    double sum = 0;
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
+    return sum;
+}
+
+// Where the loop of a task stands; the same in all threads of its block.
+struct Loop {
+    double a = kFirstConcentration;
+    float most = 0;   // the largest dual but for the constant, which changes no probability
+    float moved = 0;  // how far a count moved in the last iteration
+    int iterations = 0;
+
+    __device__ bool goes_on(const AdaptParams& p) const {
+        return iterations < p.max_iter && !(p.tol > 0 && double(moved) <= p.tol);
+    }
+};
+
+// The next concentration and dual from the counts. counts(k) gives N_k, exchange(k, N) that of the
+// iteration before, and set(k, e) takes the dual less the largest one.
+template <typename Counts, typename Exchange, typename Set>
+__device__ void update_prior(Loop& loop, const AdaptParams& p, const Counts& counts,
+                             const Exchange& exchange, const Set& set, Update* scratch) {
+    const float a = float(loop.a), K = float(p.K);
+    Update own{0, 0, 0, 0};
+    for (int64_t i = threadIdx.x; i <= p.K; i += blockDim.x) {
+        const bool is_class = i < p.K;
+        const double count = is_class ? counts(i) : p.weight * double(p.Q);
+        const Polygamma<float> growth = polygamma_growth(float(count), is_class ? a : K * a);
+        own.slope += (is_class ? 1.0f : -K) * growth.digamma;
+        own.curvature += (is_class ? 1.0f : -K * K) * growth.trigamma;
+        if (!is_class) continue;
+        own.moved = fmaxf(own.moved, float(fabs(count - exchange(i, count))));
+        own.largest = fmaxf(own.largest, float(count));
+    }
+    const Update all = block_reduce(own, scratch);
+    loop.a = next_concentration(loop.a, double(all.slope), double(all.curvature));
+    loop.most = digamma(all.largest + float(loop.a));
+    loop.moved = all.moved;
+    ++loop.iterations;
+    for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
+        set(k, digamma(float(counts(k) + loop.a)) - loop.most);
+    }
+}
+
+// What is reported of a task, once its probabilities are written. `dual` is less the largest one, and
+// so is that in `normalisers`.
+template <typename Counts, typename Dual>
+__device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop, double normalisers,
+                           const Counts& counts, const Dual& dual, double* scratch) {
+    const double K = double(p.K), total = p.weight * double(p.Q), mass = total + K * loop.a;
+    const double constant = polygamma(mass).digamma - double(loop.most);
+    double bound = 0;
+    for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
+        const double count = counts(k), e = dual(k);
+        bound += log_gamma(count + loop.a) - count * e;
+        static_cast<float*>(p.proportions)[task * p.K + k] = float((count + loop.a) / mass);
+        static_cast<float*>(p.dual)[task * p.K + k] = float(e - constant);
+    }
+    bound = block_sum(bound, scratch);
+    if (threadIdx.x != 0) return;
+    static_cast<float*>(p.concentration)[task] = float(loop.a);
+    static_cast<float*>(p.criterion)[task] = loop.moved;
+    static_cast<float*>(p.bound)[task] =
+        float(p.weight * normalisers + bound + prior_bound(loop.a, total, K));
+    p.iterations[task] = loop.iterations;
+}
+
+// --- rows, by a warp ------------------------------------------------------------------------------
+
+// The logits of a task, of any type: they are looked at once, so it need not be known in advance.
+struct Logits {
+    const void* base;
+    DType dtype;
+    int64_t first, K;  // where the task begins, and its classes
+
+    __device__ Logits(const AdaptParams& p, int64_t task)
+        : base(p.logits), dtype(p.dtype), first(task * p.Q * p.K), K(p.K) {}
+
+    // -inf becomes a number that is one also less any offset.
+    __device__ float operator()(int64_t q, int64_t k) const {
+        const int64_t at = first + q * K + k;
+        const float value = dtype == DType::kFloat32 ? static_cast<const float*>(base)[at]
+                            : dtype == DType::kFloat16
+                                ? to_float(static_cast<const __half*>(base)[at])
+                                : to_float(static_cast<const __nv_bfloat16*>(base)[at]);
+        return fmaxf(value, Range<float>::kMinusInfinity / 4);
+    }
+
+    // The largest of a row. It is taken off before the dual is added, or a common offset would
+    // swallow the dual.
+    __device__ float offset(int64_t q) const {
+        float most = Range<float>::kMinusInfinity;
+        for (int64_t k = threadIdx.x % 32; k < K; k += 32) most = fmaxf(most, (*this)(q, k));
+        return warp_max(most);
+    }
+
+    // The likelihoods of a row: exp(l - max l). Returns that maximum.
+    __device__ float likelihood(int64_t q, float* to) const {
+        const float most = offset(q);
+        for (int64_t k = threadIdx.x % 32; k < K; k += 32) to[k] = expf((*this)(q, k) - most);
+        return most;
+    }
+};
+
+void launch_adapt_many(const AdaptParams& p, cudaStream_t stream);
+int64_t adapt_many_workspace(const AdaptParams& p);
+
+}  // namespace paddle_ext

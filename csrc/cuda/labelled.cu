@@ -1,0 +1,445 @@
+// `labelled` and `coordinates` on CUDA; the algebra is in common/labelled.h.
+//
+// order_kernel lists the rows of every class, and which rows calibrate. Then two passes over the
+// support, a warp for each class: the first finds the norms and the centre, the second the norms
+// after it and the class means. What is left looks only at the rows that calibrate. Sums are taken in
+// a fixed order, without atomics.
+
+#include "cuda/labelled.h"
+
+#include "common/check.h"
+#include "common/device.cuh"
+#include "common/labelled.h"
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+// Arrays of all tasks in the workspace.
+struct Plan {
+    int* order;    // [B, S]      rows, by class
+    int* start;    // [B, K + 1]  where a class begins in `order`
+    int* chosen;   // [B, R]      rows that calibrate
+    bool aligned;  // rows can be read four numbers at a time
+    int64_t bytes;
+
+    Plan(const LabelledParams& p, bool aligned) : aligned(aligned) {
+        SharedArena arena(p.workspace);
+        order = arena.take<int>(p.B * p.S);
+        start = arena.take<int>(p.B * (p.K + 1));
+        chosen = arena.take<int>(p.B * p.R);
+        bytes = arena.used();
+    }
+};
+
+// --- which rows -----------------------------------------------------------------------------------
+
+// The sum of `value` over the threads before this one; `total` over all. Two barriers.
+__device__ int block_scan(int value, int* scratch, int& total) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = value;
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(kAllLanes, sum, step);
+        if (lane >= step) sum += below;
+    }
+    if (lane == 31) scratch[warp] = sum;
+    __syncthreads();
+    int before = 0;
+    total = 0;
+    for (int other = 0; other < kWarps; ++other) {
+        before += other < warp ? scratch[other] : 0;
+        total += scratch[other];
+    }
+    __syncthreads();
+    return before + sum - value;
+}
+
+constexpr int kTile = 4096;  // labels in shared memory at a time
+
+// Calls body(s) for the rows of class k, in order; all threads of the block take part.
+template <typename Body>
+__device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, int* tile,
+                             const Body& body) {
+    for (int64_t first = 0; first < p.S; first += kTile) {
+        const int size = int(min(p.S - first, int64_t(kTile)));
+        __syncthreads();  // the tile before has been read
+        for (int i = threadIdx.x; i < size; i += kThreads) {
+            tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
+        }
+        __syncthreads();
+        if (k >= p.K) continue;
+        for (int i = 0; i < size; ++i) {
+            if (tile[i] == k) body(int(first) + i);
+        }
+    }
+}
+
+// One block a task.
+__global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Plan plan) {
+    __shared__ int scratch[kWarps];
+    __shared__ int tile[kTile];
+    const int64_t task = blockIdx.x, S = p.S, K = p.K;
+    const int64_t* const labels = p.labels + task * S;
+    float* const shots = static_cast<float*>(p.shots) + task * K;
+    int* const start = plan.start + task * (K + 1);
+    int* const order = plan.order + task * S;
+    int done = 0;
+    for (int64_t first = 0; first < K; first += kThreads) {
+        const int64_t k = first + threadIdx.x;
+        int count = 0;
+        for_each_row(p, task, k, tile, [&](int) { ++count; });
+        int total;
+        int at = done + block_scan(count, scratch, total);
+        done += total;
+        if (k < K) {
+            start[k] = at;
+            shots[k] = float(count);
+        }
+        for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
+    }
+    if (threadIdx.x == 0) start[K] = done;
+    if (p.R == 0) {
+        if (threadIdx.x == 0) p.judging[task] = 0;
+        return;
+    }
+    __syncthreads();  // the shots are there
+
+    const auto eligible = [&](int64_t s) {
+        const int label = s < S ? load_label(labels, s, K) : -1;
+        return label >= 0 && shots[label] > 1;
+    };
+    int total = 0;
+    for (int64_t first = 0; first < S; first += kThreads) {
+        int here;
+        block_scan(eligible(first + threadIdx.x), scratch, here);
+        total += here;
+    }
+    const int64_t count = min(int64_t(total), p.R);
+    if (threadIdx.x == 0) p.judging[task] = count;
+    int ranked = 0;
+    for (int64_t first = 0; first < S; first += kThreads) {
+        const int64_t s = first + threadIdx.x;
+        const bool is = eligible(s);
+        int here;
+        const int rank = ranked + block_scan(is, scratch, here);
+        ranked += here;
+        const int64_t place = is ? place_of(rank, total, count) : -1;
+        if (place < 0) continue;
+        plan.chosen[task * p.R + place] = int(s);
+        p.own[task * p.R + place] = labels[s];
+    }
+    for (int64_t i = count + threadIdx.x; i < p.R; i += kThreads) {
+        plan.chosen[task * p.R + i] = -1;
+        p.own[task * p.R + i] = 0;
+    }
+}
+
+// --- rows, by a warp --------------------------------------------------------------------------------
+
+__device__ float4 centred(float4 x, float first, float4 c) {
+    return make_float4(x.x * first - c.x, x.y * first - c.y, x.z * first - c.z, x.w * first - c.w);
+}
+
+__device__ void store_row4(float* row, int64_t d, int64_t D, bool aligned, float4 value) {
+    if (aligned) {
+        *reinterpret_cast<float4*>(row + d) = value;
+        return;
+    }
+    row[d] = value.x;
+    if (d + 1 < D) row[d + 1] = value.y;
+    if (d + 2 < D) row[d + 2] = value.z;
+    if (d + 3 < D) row[d + 3] = value.w;
+}
+
+// 1 / norm of row times `first` less the centre.
+__device__ float second_norm(const float* row, float first, const float* centre, int64_t D,
+                             bool aligned) {
+    float sum = 0;
+    for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
+        const float4 c = load_row4(centre, d, D, aligned);
+        const float4 x = centred(load_row4(row, d, D, aligned), first, c);
+        sum += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    }
+    return inverse_of_centred(warp_sum(sum));
+}
+
+__device__ void write_coordinates(const float* row, float first, float second, const float* centre,
+                                  int64_t D, bool aligned, float* to) {
+    for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
+        const float4 c = load_row4(centre, d, D, aligned);
+        const float4 x = centred(load_row4(row, d, D, aligned), first, c);
+        const float4 out = make_float4(x.x * second, x.y * second, x.z * second, x.w * second);
+        store_row4(to, d, D, aligned, out);
+    }
+}
+
+__device__ void add_scaled(float4& sum, float4 x, float factor) {
+    sum.x += x.x * factor;
+    sum.y += x.y * factor;
+    sum.z += x.z * factor;
+    sum.w += x.w * factor;
+}
+
+// One class, seen by its warp: its rows are order[begin .. end).
+struct ClassRows {
+    const float* support;
+    const float* centre;
+    float *firsts, *seconds, *mean;
+    const int* order;
+    int begin, end;
+    int64_t D;
+    bool aligned;
+
+    __device__ ClassRows(const LabelledParams& p, const Plan& plan, int64_t item) {
+        const int64_t task = item / p.K, k = item % p.K;
+        D = p.D;
+        aligned = plan.aligned;
+        support = static_cast<const float*>(p.support) + task * p.S * D;
+        centre = static_cast<const float*>(p.centre) + task * D;
+        firsts = static_cast<float*>(p.first) + task * p.S;
+        seconds = static_cast<float*>(p.second) + task * p.S;
+        mean = static_cast<float*>(p.means) + item * D;
+        order = plan.order + task * p.S;
+        begin = plan.start[task * (p.K + 1) + k];
+        end = plan.start[task * (p.K + 1) + k + 1];
+    }
+
+    // Four numbers of a row, scaled and less the centre in the second pass.
+    template <bool kCentred>
+    __device__ float4 load(int64_t s, float first, int64_t d) const {
+        const float4 x = load_row4(support + s * D, d, D, aligned);
+        return kCentred ? centred(x, first, load_row4(centre, d, D, aligned)) : x;
+    }
+};
+
+// A warp for each class of each task: norms of its rows, and their mean. The first pass has no centre.
+// A row is held in kHeld registers of a lane; with 0 of them it is read twice.
+template <bool kCentred, int kHeld>
+__global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, Plan plan) {
+    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (item >= p.B * p.K) return;
+    const int lane = threadIdx.x % 32;
+    const ClassRows c(p, plan, item);
+    float* const factors = kCentred ? c.seconds : c.firsts;
+    float4 sum[kHeld > 0 ? kHeld : 1] = {};
+    for (int i = c.begin; i < c.end; ++i) {
+        const int64_t s = c.order[i];
+        const float first = kCentred ? c.firsts[s] : 1.0f;
+        float4 x[kHeld > 0 ? kHeld : 1];
+        float squared = 0;
+        const auto add = [&](float4 v) {
+            squared += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            return v;
+        };
+        if constexpr (kHeld > 0) {
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) {
+                x[h] = add(c.load<kCentred>(s, first, 4 * lane + 128 * h));
+            }
+        } else {
+            for (int64_t d = 4 * lane; d < c.D; d += 128) add(c.load<kCentred>(s, first, d));
+        }
+        squared = warp_sum(squared);
+        const float factor = kCentred ? inverse_of_centred(squared)
+                                      : inverse_norm(c.support + s * c.D, c.D, c.aligned, squared);
+        if (lane == 0) factors[s] = factor;
+#pragma unroll
+        for (int h = 0; h < kHeld; ++h) add_scaled(sum[h], x[h], factor);
+    }
+    const float share = 1.0f / float(max(c.end - c.begin, 1));
+    const auto write = [&](int64_t d, float4 v) {
+        if (d >= c.D) return;
+        v = make_float4(v.x * share, v.y * share, v.z * share, v.w * share);
+        store_row4(c.mean, d, c.D, c.aligned, v);
+    };
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) write(4 * lane + 128 * h, sum[h]);
+    if constexpr (kHeld > 0) return;
+    __syncwarp();
+    for (int64_t d = 4 * lane; d < c.D; d += 128) {
+        float4 total = make_float4(0, 0, 0, 0);
+        for (int i = c.begin; i < c.end; ++i) {
+            const int64_t s = c.order[i];
+            const float first = kCentred ? c.firsts[s] : 1.0f;
+            add_scaled(total, c.load<kCentred>(s, first, d), factors[s]);
+        }
+        write(d, total);
+    }
+}
+
+template <bool kCentred>
+void launch_means(const LabelledParams& p, const Plan& plan, cudaStream_t stream) {
+    const unsigned blocks = grid_size(ceil_div(p.B * p.K, int64_t(kWarps)));
+    const int64_t held = ceil_div(p.D, int64_t(128));
+    const auto kernel = held <= 1   ? means_kernel<kCentred, 1>
+                        : held <= 4 ? means_kernel<kCentred, 4>
+                        : held <= 8 ? means_kernel<kCentred, 8>
+                                    : means_kernel<kCentred, 0>;
+    kernel<<<blocks, kThreads, 0, stream>>>(p, plan);
+    check_launch("means_kernel");
+}
+
+// The mean of the class means; a thread for each feature.
+__global__ void __launch_bounds__(kThreads) centre_kernel(LabelledParams p) {
+    const int64_t tiles = ceil_div(p.D, int64_t(kThreads));
+    const int64_t task = blockIdx.x / tiles, d = blockIdx.x % tiles * kThreads + threadIdx.x;
+    if (d >= p.D) return;
+    const float* const means = static_cast<const float*>(p.means) + task * p.K * p.D + d;
+    float sum = 0;
+#pragma unroll 8
+    for (int64_t k = 0; k < p.K; ++k) sum += means[k * p.D];
+    static_cast<float*>(p.centre)[task * p.D + d] =
+        p.K > 1 ? sum / float(p.K) : 0.0f;  // one class is not centred
+}
+
+// --- rows that calibrate ----------------------------------------------------------------------------
+
+__device__ double block_sum(double value, double* scratch) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    double sum = 0;
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
+    return sum;
+}
+
+constexpr int kScaleThreads = 512;
+constexpr int kRowsAtATime = 256;
+
+// Where a row that calibrates comes from.
+struct Source {
+    int row, own;
+    float first, second;
+};
+
+// One block a task: its rows in the coordinates, the feature scale, then what the rows are off their
+// means in it. First a thread takes a feature, at last a warp a row.
+__global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, Plan plan) {
+    __shared__ double scratch[kScaleThreads / 32];
+    __shared__ Source sources[kRowsAtATime];
+    const int64_t task = blockIdx.x, D = p.D, count = p.judging[task];
+    const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
+    const float* const firsts = static_cast<const float*>(p.first) + task * p.S;
+    const float* const seconds = static_cast<const float*>(p.second) + task * p.S;
+    const float* const centre = static_cast<const float*>(p.centre) + task * D;
+    float* const x = static_cast<float*>(p.x) + task * p.R * D;
+    const float* const means = static_cast<const float*>(p.means) + task * p.K * D;
+    const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
+    const int64_t* const own = p.own + task * p.R;
+    float* const scale = static_cast<float*>(p.scale) + task * D;
+    double degrees = 0, mean = 0, sum = 0;
+    for (int64_t i = threadIdx.x; i < count; i += kScaleThreads) {
+        degrees += 1 - 1 / double(shots[own[i]]);
+    }
+    degrees = block_sum(degrees, scratch);
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) scale[d] = 0;
+    for (int64_t start = 0; start < count; start += kRowsAtATime) {
+        const int size = int(min(count - start, int64_t(kRowsAtATime)));
+        __syncthreads();  // the rows before have been read
+        for (int i = threadIdx.x; i < size; i += kScaleThreads) {
+            const int row = plan.chosen[task * p.R + start + i];
+            sources[i] = {row, int(own[start + i]), firsts[row], seconds[row]};
+        }
+        __syncthreads();
+        for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+            float scatter = 0;
+            const float c = centre[d];
+#pragma unroll 8
+            for (int i = 0; i < size; ++i) {
+                const Source from = sources[i];
+                const float value = (support[from.row * D + d] * from.first - c) * from.second;
+                const float away = value - means[from.own * D + d];
+                x[(start + i) * D + d] = value;
+                scatter += away * away;
+            }
+            scale[d] += scatter;
+        }
+    }
+    for (int64_t at = count * D + threadIdx.x; at < p.R * D; at += kScaleThreads) x[at] = 0;
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) mean += double(scale[d]);
+    mean = block_sum(mean, scratch) / double(D);
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+        const double found = feature_scale(double(scale[d]), mean, degrees, double(D));
+        scale[d] = float(found);
+        sum += found;
+    }
+    sum = block_sum(sum, scratch);
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+        scale[d] = float(double(scale[d]) * double(D) / sum);
+    }
+    __syncthreads();
+    const int lane = threadIdx.x % 32;
+    for (int64_t i = threadIdx.x / 32; i < p.R; i += kScaleThreads / 32) {
+        float off = 0;
+        for (int64_t d = 4 * lane; i < count && d < D; d += 128) {
+            const float4 a = load_row4(x + i * D, d, D, plan.aligned);
+            const float4 b = load_row4(means + own[i] * D, d, D, plan.aligned);
+            for (int j = 0; j < 4 && d + j < D; ++j) {
+                const float away = (&a.x)[j] - (&b.x)[j];
+                off += away * away * scale[d + j];
+            }
+        }
+        off = warp_sum(off);
+        if (lane == 0) static_cast<float*>(p.off)[task * p.R + i] = off;
+    }
+}
+
+// --- rows of queries --------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams p, bool aligned) {
+    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (item >= p.B * p.N) return;
+    const int64_t D = p.D, task = p.shared ? 0 : item / p.N;
+    const float* const row = static_cast<const float*>(p.rows) + item * D;
+    const float* const centre = static_cast<const float*>(p.centre) + task * D;
+    const float first = warp_inverse_norm(row, D, aligned);
+    const float second = second_norm(row, first, centre, D, aligned);
+    write_coordinates(row, first, second, centre, D, aligned, static_cast<float*>(p.x) + item * D);
+    if (threadIdx.x % 32 == 0) {
+        static_cast<float*>(p.lengths)[item] = second > 0 ? 1.0f / second : 0.0f;
+    }
+}
+
+}  // namespace
+
+int64_t labelled_cuda_workspace(const LabelledParams& p, int) {
+    LabelledParams counted = p;
+    counted.workspace = nullptr;
+    return Plan(counted, false).bytes;
+}
+
+void labelled_cuda(const LabelledParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
+    require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
+    require_workspace(p.workspace_bytes, labelled_cuda_workspace(p, device));
+    const DeviceGuard guard(device);
+    const auto on = static_cast<cudaStream_t>(stream);
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means, p.x});
+    const Plan plan(p, aligned);
+    order_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
+    check_launch("order_kernel");
+    launch_means<false>(p, plan, on);
+    centre_kernel<<<grid_size(p.B * ceil_div(p.D, int64_t(kThreads))), kThreads, 0, on>>>(p);
+    check_launch("centre_kernel");
+    launch_means<true>(p, plan, on);
+    scale_kernel<<<grid_size(p.B), kScaleThreads, 0, on>>>(p, plan);
+    check_launch("scale_kernel");
+}
+
+int64_t coordinates_cuda_workspace(const CoordinatesParams&, int) { return 0; }
+
+void coordinates_cuda(const CoordinatesParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
+    const DeviceGuard guard(device);
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.x});
+    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
+    coordinates_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, aligned);
+    check_launch("coordinates_kernel");
+}
+
+}  // namespace paddle_ext

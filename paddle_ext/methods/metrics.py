@@ -1,0 +1,169 @@
+"""Metrics that labelled rows choose: distances of rows that calibrate, each left out of its class.
+
+Letters: B tasks, or 1 for labelled rows that all tasks share; S labelled rows, K classes, D
+features; R of the labelled rows calibrate; M = min(S, D). docs/adaptive.md has the equations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ops.labelled import Labelled
+
+NOISE = 0.6  # share of the noise of a class mean that is taken off its distances
+NO_SCATTER = 1e-10  # squared distances below are rounding
+FULL_SHOTS = 4  # rows a class, from which the full metric is taken if it is cheap, and
+FULL_WORK = 2**27  # multiplications up to which it is; with twice as many rows it always is
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Labelled rows that calibrate: of classes with two rows or more, evenly spread."""
+
+    x: Tensor  # [B, R, D]
+    own: Tensor  # [B, R] their classes
+    counts: Tensor  # [B, R] 1 for a row that counts, 0 for one that fills up
+    count: Tensor  # [B] how many count
+    shots: Tensor  # [B, R] of their classes, at least 2
+    off: Tensor  # [B, R] squared distances to their class means, in the feature scale
+
+    @property
+    def rate(self) -> Tensor:
+        """A row is so much farther from the mean of the others, in squares; [B, R]."""
+        return (self.shots + 1) / (self.shots - 1)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over the rows that count, [B, R] -> [B, 1]."""
+        return (x * self.counts).sum(-1, keepdim=True) / self.count.unsqueeze(-1)
+
+    def of(self, x: Tensor) -> Tensor:
+        """The entries of the own classes, [B, R, K] -> [B, R]."""
+        return x.gather(-1, self.own.unsqueeze(-1)).squeeze(-1)
+
+
+def judges(data: Labelled) -> Judges:
+    places = torch.arange(data.own.shape[-1], device=data.own.device)
+    return Judges(
+        x=data.x,
+        own=data.own,
+        counts=(places < data.judging.unsqueeze(-1)).to(data.x.dtype),
+        count=data.judging,
+        shots=data.shots.gather(1, data.own).clamp(min=2),
+        off=data.off,
+    )
+
+
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows by their numbers in each task: [B, N, D] and [B, R] -> [B, R, D]."""
+    B, N, D = rows.shape
+    start = torch.arange(0, B * N, N, device=rows.device).unsqueeze(-1)
+    found = rows.reshape(-1, D).index_select(0, (index + start).view(-1))
+    return found.view(*index.shape, D)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Squared distances in one metric, of the rows that calibrate, each left out of its class."""
+
+    to: Tensor  # [B, R, K], up to a constant for each row, less the noise
+    own: Tensor  # [B, R] to the mean of the other rows of its class
+    noise: Tensor  # [B, K] what is taken off
+
+
+def noise_of_means(own: Tensor, who: Judges, shots: Tensor) -> Tensor:
+    """A mean of few rows is farther from everybody: by how much, [B, K]."""
+    return NOISE * who.mean(own * who.shots / (who.shots + 1)) / shots
+
+
+def scaled_distances(who: Judges, shots: Tensor, squares: Tensor, cross: Tensor) -> Distances:
+    """In the metric of the feature scale; `squares` w.w [B, K], `cross` x.w [B, R, K]."""
+    own = who.rate * who.off
+    noise = noise_of_means(own, who, shots)
+    to = torch.sub((squares - noise).unsqueeze(1), cross, alpha=2)
+    to.scatter_add_(-1, who.own.unsqueeze(-1), (own - who.off).unsqueeze(-1))
+    return Distances(to, own, noise)
+
+
+@dataclass(frozen=True)
+class FullMetric:
+    """x A y with A = (C / level + 1)^-1, C the covariance inside the classes, level its mean.
+
+    x A y is ``plain x.y + sign (P x).(P y)``, the first product in the feature scale. P has as many
+    rows as is cheaper: S by the identity of Woodbury, or D.
+    """
+
+    projection: Tensor  # P [B, M, D]
+    plain: float
+    sign: float
+    inverse_scatter: Tensor  # [B, 1] 1 / (degrees of freedom x level)
+
+    def product(self, plain: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """From the plain products [B, N, L] and the projections of both sides."""
+        found = (self.sign * x) @ y.mT
+        return found.add_(plain) if self.plain else found
+
+
+def full_metric(data: Labelled, support: Tensor, labels: Tensor) -> FullMetric:
+    B, S, D = support.shape
+    root = data.scale.unsqueeze(1).sqrt()
+    off = torch.addcmul(-data.centre.unsqueeze(1), support, data.first.unsqueeze(-1))
+    off = off.mul_(data.second.unsqueeze(-1)).sub_(take(data.means, labels)).mul_(root)
+    degrees = S - data.shots.shape[-1]
+    scatter = off.square().sum((-2, -1)).div_(D).add_(degrees * NO_SCATTER / D).view(B, 1, 1)
+    if S < D:
+        gram = (off @ off.mT).add_(scatter * torch.eye(S, dtype=off.dtype, device=off.device))
+        right = off.mul_(root)
+    else:
+        eye = torch.eye(D, dtype=off.dtype, device=off.device)
+        gram = (off.mT @ off).div_(scatter).add_(eye)
+        right = eye * root
+    factor = torch.linalg.cholesky_ex(gram).L
+    projection = torch.linalg.solve_triangular(factor, right, upper=False)
+    plain, sign = (1.0, -1.0) if S < D else (0.0, 1.0)
+    return FullMetric(projection, plain, sign, 1 / scatter.view(B, 1))
+
+
+def full_distances(
+    who: Judges, data: Labelled, metric: FullMetric, base: Distances, weights: Tensor, cross: Tensor
+) -> tuple[Distances, Tensor]:
+    """In the full metric that the row left behind, as large as `base` on average; and 1 / kappa.
+
+    A row leaves ``cut v v^T`` of the covariance with it, v what it is off its class mean, so that
+    the metric without it follows from that with it.
+    """
+    x, w = who.x @ metric.projection.mT, data.means @ metric.projection.mT
+    cross = metric.product(cross, x, w)
+    if cross.shape[-2] < cross.shape[-1]:  # so many classes that their matrix would be too large
+        squares = metric.plain * (data.means * weights).sum(-1) + metric.sign * w.square().sum(-1)
+        own_class = metric.product(take(data.means, who.own) @ weights.mT, take(w, who.own), w)
+    else:
+        gram = metric.product(data.means @ weights.mT, w, w)
+        squares = gram.diagonal(dim1=-2, dim2=-1)
+        own_class = take(gram, who.own)
+    off = (x - take(w, who.own)).square_().sum(-1) * metric.sign  # v A v
+    off = (off + metric.plain * base.own / who.rate).clamp(min=0)
+    with_off = cross - own_class  # v A w, [B, R, K]
+    away = (off + who.of(with_off)).unsqueeze(-1) - with_off  # v A (x - w)
+
+    cut = who.shots / (who.shots - 1) * metric.inverse_scatter
+    kept = (1 - cut * off).clamp(min=1e-3)
+    own = who.rate * off / kept
+    noise = noise_of_means(own, who, data.shots)
+    to = torch.sub((squares - noise).unsqueeze(1), cross, alpha=2)
+    row = off - squares.gather(1, who.own) + 2 * who.of(cross)  # x A x, which all others lack
+    own_entry = own - row - noise.gather(1, who.own)
+    to.addcmul_((cut / kept).unsqueeze(-1), away.square_())
+    to.scatter_(-1, who.own.unsqueeze(-1), own_entry.unsqueeze(-1))
+    shrink = (who.mean(base.own) + NO_SCATTER) / (who.mean(own) + NO_SCATTER)
+    to.mul_(shrink.unsqueeze(-1))
+    return Distances(to, own * shrink, noise * shrink), shrink.squeeze(-1)
+
+
+def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:
+    if metric != "auto":
+        return metric == "full"
+    shots = FULL_SHOTS if S * D * min(S, D) <= FULL_WORK else 2 * FULL_SHOTS
+    return shots * K <= S
