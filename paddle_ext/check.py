@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-# lam, scaling as the native code numbers it, temperature, epsilon, max_iter, tol
-Options: TypeAlias = tuple[float | None, int, float, float, int, float]
+# lam, scaling as the native code numbers it, temperature, epsilon, max_iter, tol, the prior of the
+# proportions as it numbers it, update_prototypes
+Options: TypeAlias = tuple[float | None, int, float, float, int, float, int, bool]
 
-SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
-SCALING_NAMES = tuple(SCALINGS)
+SCALINGS = {"none": 0, "minmax": 1, "auto": 2, "calibrated": 3}
+SCALING_NAMES = ("none", "minmax", "auto")  # of the methods; `solve` has all
+PRIORS = {"paddle": 0, "dirichlet": 1}
+MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # of `solve` by default: on prototypes, and on counts
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -151,15 +154,23 @@ def options(
     temperature: float,
     epsilon: float,
     max_iter: int,
-    tol: float,
+    tol: float | None,
     return_prototypes: bool,
     validate: bool,
+    proportions: str = "paddle",
+    update_prototypes: bool = True,
+    scalings: Collection[str] = SCALING_NAMES,
 ) -> tuple[int | None, Options]:
-    """Check the options of a call; returns num_classes, and lam to tol for the operators."""
-    if scaling not in SCALING_NAMES:
-        not_a_choice("scaling", scaling, SCALING_NAMES)
+    """Check the options of a call; returns num_classes, and the others for the operators."""
+    if scaling not in scalings:
+        not_a_choice("scaling", scaling, scalings)
+    if proportions not in PRIORS:
+        not_a_choice("proportions", proportions, PRIORS)
+    flag("update_prototypes", update_prototypes)
     flag("return_prototypes", return_prototypes)
     flag("validate", validate)
+    if tol is None:
+        tol = MOVING_TOL if update_prototypes else STAYING_TOL
     return classes(num_classes, validate), (
         None if lam is None else real("lam", lam),
         SCALINGS[scaling],
@@ -167,10 +178,12 @@ def options(
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),
         real("tol", tol),
+        PRIORS[proportions],
+        update_prototypes,
     )
 
 
-def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def not_a_choice(name: str, value: object, choices: Collection[str]) -> None:
     if not isinstance(value, str):
         raise ArgumentTypeError(name, f"must be a string, got {kind(value)}")
     raise ArgumentValueError(name, f"must be one of {', '.join(map(repr, choices))}, got {value!r}")

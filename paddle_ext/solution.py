@@ -33,16 +33,22 @@ class Solution(NamedTuple):
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     probabilities: Tensor  # [.., Q, K]: soft assignments, rows on the simplex
     proportions: Tensor  # [.., K] of the classes in the batch
-    dual: Tensor  # [.., K]: preference for each class; of `adapt` the mean log proportions
+    dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
     iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: how far the prototypes, of `adapt` the counts, moved in the last one
+    criterion: Tensor  # [..]: how far prototypes, or if they stay counts, moved in the last one
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
     lam: float | None = None  # None: Q
     scaling: str = "auto"
     temperature: float = 1.0
-    concentration: Tensor | None = None  # [..] of `adapt`: small for few classes, large for all
+    concentration: Tensor | None = None  # [..] of Dirichlet proportions: small for few classes
     bound: Tensor | None = None  # [..] of `adapt`: of the logarithm of the evidence
+    update_prototypes: bool | None = None  # of `solve`; others have none
+
+    @property
+    def of_adapt(self) -> bool:
+        """Whether it is one of `adapt`, which knows no features."""
+        return self.concentration is not None and self.update_prototypes is None
 
     @property
     def dual_weight(self) -> float:

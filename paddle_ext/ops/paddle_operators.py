@@ -22,19 +22,22 @@ from .operators import (
     workspace,
 )
 
-Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# Labels, probabilities, proportions, dual, iterations, criterion, concentration, prototypes.
+Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 OPTIONS = (
     "SymInt num_classes, float? lam, int scaling, float temperature, float epsilon, "
-    "int max_iter, float tol, bool prototypes"
+    "int max_iter, float tol, bool prototypes, int prior=0, bool update_prototypes=True, "
+    "Tensor? sharpness=None"
 )
-OUTPUTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+OUTPUTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+DIRICHLET, CALIBRATED = check.PRIORS["dirichlet"], check.SCALINGS["calibrated"]
 
 
 def allocate(
-    like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool
+    like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool, prior: int = 0
 ) -> Outputs:
-    """Labels, probabilities, proportions, dual, iterations, criterion, prototypes (or nothing)."""
+    """The results; nothing for a concentration or prototypes that nobody asked for."""
     # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
     # than as a tuple, and strides faster than an empty tuple of sizes.
     new, device, dtype = torch.empty, like.device, computing_dtype(like)
@@ -47,6 +50,9 @@ def allocate(
         torch.empty_like(proportions),
         torch.empty_strided(batch, strides, dtype=torch.int32, device=device),
         torch.empty_strided(batch, strides, dtype=dtype, device=device),
+        torch.empty_strided(batch, strides, dtype=dtype, device=device)
+        if prior == DIRICHLET
+        else new(0, dtype=dtype, device=device),
         new(*batch, K, D, dtype=dtype, device=device)
         if prototypes
         else new(0, dtype=dtype, device=device),
@@ -54,8 +60,21 @@ def allocate(
 
 
 def check_options(
-    lam: float | None, scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float
+    B: int,
+    features: Tensor,
+    lam: float | None,
+    scaling: int,
+    temperature: float,
+    epsilon: float,
+    max_iter: int,
+    tol: float,
+    prototypes: bool,
+    prior: int = 0,
+    update_prototypes: bool = True,
+    sharpness: Tensor | None = None,
 ) -> None:
+    if sharpness is not None or scaling == CALIBRATED:
+        check_sharpness(sharpness, scaling, B, features)
     most = check.LARGEST
     if (
         (lam is None or 0.0 <= lam <= most)
@@ -64,17 +83,38 @@ def check_options(
         and 0.0 < epsilon <= most
         and 1 <= max_iter <= check.MOST
         and 0.0 <= tol <= most
+        and 0 <= prior < len(check.PRIORS)
     ):
         return
-    if not 0 <= scaling < len(check.SCALINGS):
-        numbers = ", ".join(f"{number} ({name})" for name, number in check.SCALINGS.items())
-        raise ValueError(f"scaling must be one of {numbers}, got {scaling}")
+    number_of("scaling", scaling, check.SCALINGS)
+    number_of("prior", prior, check.PRIORS)
     if lam is not None:
         check.real("lam", lam)
     check.real("temperature", temperature, positive=True)
     check.real("epsilon", epsilon, positive=True)
     check.integer("max_iter", max_iter)
     check.real("tol", tol)
+
+
+def number_of(name: str, value: int, numbers: dict[str, int]) -> None:
+    if not 0 <= value < len(numbers):
+        known = ", ".join(f"{number} ({meaning})" for meaning, number in numbers.items())
+        raise ValueError(f"{name} must be one of {known}, got {value}")
+
+
+def check_sharpness(sharpness: Tensor | None, scaling: int, B: int, features: Tensor) -> None:
+    if sharpness is None or scaling != CALIBRATED:
+        expected = "given" if scaling == CALIBRATED else "None"
+        raise ValueError(
+            f"sharpness must be {expected} with scaling {scaling}, got {check.kind(sharpness)}"
+        )
+    dtype = computing_dtype(features)
+    if sharpness.dtype is not dtype or sharpness.shape != (B,):
+        raise ValueError(
+            f"sharpness must have shape [{B}] and be {check.plain(dtype)}, "
+            f"got {list(sharpness.shape)} and {check.plain(sharpness.dtype)}"
+        )
+    check.one_device(features=features, sharpness=sharpness)
 
 
 def indexed_sizes(
@@ -92,7 +132,7 @@ def solve_kernel(
     support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
 ) -> Outputs:
     sizes = dense_sizes(support, support_labels, query, num_classes)
-    check_options(*options[:-1])
+    check_options(sizes[1], query, *options)
     support, query = computable("support", support), computable("query", query)
     labels = integers(support_labels)
     return launch(query, support, labels, None, None, sizes, 0, *options)
@@ -107,7 +147,7 @@ def solve_indexed_kernel(
     *options: Any,
 ) -> Outputs:
     sizes = indexed_sizes(features, support_index, support_labels, query_index, num_classes)
-    check_options(*options[:-1])
+    check_options(sizes[1], features, *options)
     bank, labels = computable("features", features), integers(support_labels)
     rows = integers(support_index), integers(query_index)
     return launch(bank, bank, labels, *rows, sizes, bank.shape[0], *options)
@@ -128,21 +168,21 @@ def launch(
     max_iter: int,
     tol: float,
     prototypes: bool,
+    prior: int = 0,
+    update_prototypes: bool = True,
+    sharpness: Tensor | None = None,
 ) -> Outputs:
     batch, B, Q, S, K, D, shared = sizes
-    outputs = allocate(query, batch, Q, K, D, prototypes)
+    outputs = allocate(query, batch, Q, K, D, prototypes, prior)
     if B == 0:
         return outputs
-    labels, probabilities, proportions, dual, iterations, criterion, means = outputs
+    labels, probabilities, proportions, dual, iterations, criterion, concentration, means = outputs
+    if sharpness is not None:
+        sharpness = sharpness.contiguous()  # held until the call is made
     call = native.module.paddle_call(
         target=target(query),
         dtype=check.DTYPES[query.dtype],
-        B=B,
-        Q=Q,
-        S=S,
-        K=K,
-        D=D,
-        N=N,
+        sizes=(B, Q, S, K, D, N),
         support_shared=shared,
         lam=float(Q) if lam is None else lam,
         scaling=scaling,
@@ -150,6 +190,9 @@ def launch(
         epsilon=epsilon,
         max_iter=max_iter,
         tol=tol,
+        prior=prior,
+        update_prototypes=update_prototypes,
+        sharpness=0 if sharpness is None else sharpness.data_ptr(),
     )
     means_pointer = means.data_ptr() if prototypes else 0
     memory = workspace(call.workspace(prototypes=means_pointer), query)
@@ -165,6 +208,7 @@ def launch(
         dual=dual.data_ptr(),
         iterations=iterations.data_ptr(),
         criterion=criterion.data_ptr(),
+        concentration=concentration.data_ptr() if prior == DIRICHLET else 0,
         prototypes=means_pointer,
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
@@ -175,9 +219,9 @@ def launch(
 def solve_fake(
     support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
 ) -> Outputs:
-    batch, _, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
-    check_options(*options[:-1])
-    return allocate(query, batch, Q, K, D, options[-1])
+    batch, B, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
+    check_options(B, query, *options)
+    return allocate(query, batch, Q, K, D, *options[6:8])
 
 
 def solve_indexed_fake(
@@ -189,9 +233,9 @@ def solve_indexed_fake(
     *options: Any,
 ) -> Outputs:
     tensors = features, support_index, support_labels, query_index
-    batch, _, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
-    check_options(*options[:-1])
-    return allocate(features, batch, Q, K, D, options[-1])
+    batch, B, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
+    check_options(B, features, *options)
+    return allocate(features, batch, Q, K, D, *options[6:8])
 
 
 register(
