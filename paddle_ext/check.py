@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -20,8 +20,10 @@ from torch import Tensor
 Options: TypeAlias = tuple[float | None, int, float, float, int, float, int, bool]
 
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2, "calibrated": 3}
-SCALING_NAMES = ("none", "minmax", "auto")  # of the methods; `solve` has all
+SCALING_NAMES = ("none", "minmax", "auto")  # of the methods;
+SOLVER_SCALINGS = tuple(SCALINGS)  # of `solve`
 PRIORS = {"paddle": 0, "dirichlet": 1}
+PRIOR_NAMES = tuple(PRIORS)
 MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # of `solve` by default: on prototypes, and on counts
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -159,13 +161,13 @@ def options(
     validate: bool,
     proportions: str = "paddle",
     update_prototypes: bool = True,
-    scalings: Collection[str] = SCALING_NAMES,
+    scalings: Sequence[str] = SCALING_NAMES,
 ) -> tuple[int | None, Options]:
     """Check the options of a call; returns num_classes, and the others for the operators."""
     if scaling not in scalings:
         not_a_choice("scaling", scaling, scalings)
-    if proportions not in PRIORS:
-        not_a_choice("proportions", proportions, PRIORS)
+    if proportions not in PRIOR_NAMES:
+        not_a_choice("proportions", proportions, PRIOR_NAMES)
     flag("update_prototypes", update_prototypes)
     flag("return_prototypes", return_prototypes)
     flag("validate", validate)
@@ -183,7 +185,7 @@ def options(
     )
 
 
-def not_a_choice(name: str, value: object, choices: Collection[str]) -> None:
+def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str):
         raise ArgumentTypeError(name, f"must be a string, got {kind(value)}")
     raise ArgumentValueError(name, f"must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -44,7 +44,16 @@ def options() -> Call:
         "max_iter": random.choice((1, 2, 9)),
         "tol": random.choice((0.0, 1e-6)),
         "prototypes": random.random() < 0.5,
+        "prior": random.randrange(2),
+        "update_prototypes": random.random() < 0.5,
     }
+
+
+def sharpness(batch: list[int]) -> Call:
+    """What scaling 3 needs, for a third of the calls."""
+    if random.random() < 0.7:
+        return {"sharpness": None}
+    return {"scaling": 3, "sharpness": torch.rand(*(batch or [1])) * random.choice((0.0, 30.0))}
 
 
 def sizes() -> tuple[list[int], list[int], int, int, int, int]:
@@ -63,6 +72,7 @@ def solve() -> Call:
         "query": features(*batch, Q, D),
         "num_classes": K,
         **options(),
+        **sharpness(batch),
     }
 
 
@@ -76,6 +86,7 @@ def solve_indexed() -> Call:
         "query_index": torch.randint(N, (*batch, Q)),
         "num_classes": K,
         **options(),
+        **sharpness(batch),
     }
 
 

@@ -159,7 +159,7 @@ def solve(
         validate,
         proportions,
         update_prototypes,
-        check.SCALINGS,
+        check.SOLVER_SCALINGS,
     )
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
@@ -170,7 +170,9 @@ def solve(
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     sharpness = None
     if scaling == "calibrated":
-        sharpness = of_each_task(sharpness_of(support, support_labels, num_classes), query.shape[:-2])
+        sharpness = of_each_task(
+            sharpness_of(support, support_labels, num_classes), query.shape[:-2]
+        )
     inputs = support, support_labels, query
     out = solve_op(*inputs, num_classes, *options[:6], return_prototypes, *options[6:], sharpness)
     return solution(out, scaling, options, return_prototypes)
@@ -250,7 +252,7 @@ def solve_indexed(
         validate,
         proportions,
         update_prototypes,
-        check.SCALINGS,
+        check.SOLVER_SCALINGS,
     )
     check.indexed(features, support_index, support_labels, query_index)
     by_reference = takes_reference(backend, features)

@@ -29,7 +29,11 @@ OPTIONS = {
     "max_iter": 7,
     "tol": 1e-6,
     "prototypes": False,
+    "prior": 1,
+    "update_prototypes": True,
+    "sharpness": None,
 }
+CALIBRATED = 3  # of `scaling`
 
 
 def solve_call(device: str) -> dict[str, Any]:
@@ -222,12 +226,15 @@ def test_devices(name: str) -> None:
     ("name", "argument", "values"),
     [
         ("solve", "lam", (-1.0, float("nan"), float("inf"))),
-        ("solve", "scaling", (-1, 3, 2**40)),
+        ("solve", "scaling", (-1, 4, 2**40)),
         ("solve", "temperature", (0.0, -1.0, float("nan"), float("inf"))),
         ("solve", "epsilon", (0.0, -1e-6, float("nan"))),
         ("solve", "max_iter", (0, -1, 2**31, 2**62)),
         ("solve", "tol", (-1e-6, float("nan"))),
-        ("solve_indexed", "scaling", (-1, 3)),
+        ("solve_indexed", "scaling", (-1, 4)),
+        ("solve", "prior", (-1, 2, 2**40)),
+        ("solve_indexed", "prior", (-1, 2)),
+        ("solve", "sharpness", (torch.ones(3),)),
         ("solve_indexed", "max_iter", (0, 2**31)),
         ("sinkhorn", "reg", (0.0, -1.0, float("nan"), float("inf"))),
         ("sinkhorn", "max_iter", (0, 2**31)),
@@ -243,6 +250,17 @@ def test_devices(name: str) -> None:
 def test_options(name: str, argument: str, values: tuple[Any, ...]) -> None:
     for value in values:
         assert refused(name, "cpu", **{argument: value}).startswith(f"{argument}")
+
+
+@pytest.mark.parametrize("name", ["solve", "solve_indexed"])
+def test_sharpness(name: str, device: str) -> None:
+    operator, make = CALLS[name]
+    three = torch.tensor([9.0, 0.0, 1e30], device=device)
+    calibrated = make(device) | {"scaling": CALIBRATED, "sharpness": three}
+    assert bool(operator(*calibrated.values())[1].isfinite().all())
+    for wrong in (three.double(), three[:2], three[None], three.half(), None):
+        sentence = refused(name, device, scaling=CALIBRATED, sharpness=wrong)
+        assert sentence.startswith("sharpness must ")
 
 
 @pytest.mark.parametrize("bad", BAD_VALUES)
@@ -320,6 +338,7 @@ def enumeration(name: str) -> list[str]:
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="needs the sources")
 def test_numbers_are_those_of_the_native_code() -> None:
     assert enumeration("Scaling") == list(check.SCALINGS)
+    assert enumeration("Prior") == list(check.PRIORS)
     assert enumeration("Sampling") == list(sampler.SAMPLINGS)
     assert enumeration("DType") == [check.plain(dtype) for dtype in check.DTYPES]
     assert list(check.DTYPES.values()) == [0, 1, 2, 3]
