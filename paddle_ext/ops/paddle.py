@@ -170,9 +170,8 @@ def solve(
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     sharpness = None
     if scaling == "calibrated":
-        sharpness = of_each_task(
-            sharpness_of(support, support_labels, num_classes), query.shape[:-2]
-        )
+        own = sharpness_of(support, support_labels, num_classes)
+        sharpness = of_each_task(own, query.shape[:-2])
     inputs = support, support_labels, query
     out = solve_op(*inputs, num_classes, *options[:6], return_prototypes, *options[6:], sharpness)
     return solution(out, scaling, options, return_prototypes)
@@ -213,10 +212,10 @@ def solve_indexed(
         Integers in [0, K), one for each of `support_index`.
     query_index : Tensor [Q] or [B, Q]
         Rows of the bank to classify.
-    num_classes, lam, proportions, update_prototypes, scaling, temperature, epsilon, max_iter, tol, \
-    return_prototypes, backend
-        As in `solve`. backend="reference" gathers the features, and scaling="calibrated" those of
-        the support, of some tasks at a time.
+    num_classes, lam, proportions, update_prototypes, scaling, temperature, epsilon
+        As in `solve`. scaling="calibrated" gathers support rows, of some tasks at a time.
+    max_iter, tol, return_prototypes, backend
+        As in `solve`. backend="reference" gathers the features.
     validate : bool
         As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
 

@@ -104,10 +104,8 @@ def number_of(name: str, value: int, numbers: dict[str, int]) -> None:
 
 def check_sharpness(sharpness: Tensor | None, scaling: int, B: int, features: Tensor) -> None:
     if sharpness is None or scaling != CALIBRATED:
-        expected = "given" if scaling == CALIBRATED else "None"
-        raise ValueError(
-            f"sharpness must be {expected} with scaling {scaling}, got {check.kind(sharpness)}"
-        )
+        expected, got = ("given", "None") if scaling == CALIBRATED else ("None", "a tensor")
+        raise ValueError(f"sharpness must be {expected} with scaling {scaling}, got {got}")
     dtype = computing_dtype(features)
     if sharpness.dtype is not dtype or sharpness.shape != (B,):
         raise ValueError(

@@ -15,7 +15,7 @@ MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
 SPREAD = 1e3  # of ln f a priori: nothing is known
 
 
-def sharpness_of(support: Tensor, support_labels: Tensor, num_classes: int) -> Tensor:
+def sharpness_of(support: Tensor, support_labels: Tensor, num_classes: int | None) -> Tensor:
     """The factor on squared distances of unit-norm rows, [B], or [1] for one support.
 
     It makes the labels of labelled rows most likely, each as far from the mean of its own class as
@@ -26,7 +26,7 @@ def sharpness_of(support: Tensor, support_labels: Tensor, num_classes: int) -> T
 
 
 def sharpness_of_indexed(
-    features: Tensor, support_index: Tensor, support_labels: Tensor, num_classes: int
+    features: Tensor, support_index: Tensor, support_labels: Tensor, num_classes: int | None
 ) -> Tensor:
     """The same of rows of a bank [N, D], which are gathered for some tasks at a time."""
     index = support_index.long().reshape(-1, support_index.shape[-1])
@@ -36,10 +36,13 @@ def sharpness_of_indexed(
 
 
 def in_parts(
-    rows: Callable[[slice], Tensor], features: Tensor, support_labels: Tensor, num_classes: int
+    rows: Callable[[slice], Tensor],
+    features: Tensor,
+    support_labels: Tensor,
+    num_classes: int | None,
 ) -> Tensor:
-    """`features` tells dtype, device and the number of features."""
-    S, D, K = support_labels.shape[-1], features.shape[-1], num_classes
+    """`features` tells dtype, device and the number of features; checks told that of classes."""
+    S, D, K = support_labels.shape[-1], features.shape[-1], num_classes or 0
     labels = support_labels.long().reshape(-1, S).clamp(0, max(K - 1, 0))
     dtype = computing_dtype(features)
     found = [

@@ -181,7 +181,7 @@ def solve(
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
     until the prototypes move by at most `tol` on average. Every task of a batch stops by itself.
-    proportions="dirichlet" has ``v_k = digamma(N_k + a) - digamma(Q + K a)``, after a step of ``a``.
+    proportions="dirichlet" has ``v_k = digamma(N_k + a) - digamma(Q + K a)`` after a step of a.
 
     Parameters
     ----------
