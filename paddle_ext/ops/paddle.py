@@ -10,7 +10,16 @@ from .. import check
 from ..check import Options
 from ..solution import Solution
 from .backend import takes_reference
-from .paddle_operators import DIRICHLET, Outputs, allocate, solve_indexed_op, solve_op
+from .paddle_operators import (
+    DIRICHLET,
+    Outputs,
+    allocate,
+    room_for_concentration,
+    solve_indexed_op,
+    solve_indexed_switched_op,
+    solve_op,
+    solve_switched_op,
+)
 from .paddle_sharpness import sharpness_of, sharpness_of_indexed
 
 
@@ -168,13 +177,15 @@ def solve(
     if by_reference:
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
+    arguments = support, support_labels, query, num_classes, *options[:6], return_prototypes
+    if is_paddle(scaling, options):
+        return solution(solve_op(*arguments), scaling, options, return_prototypes)
     sharpness = None
     if scaling == "calibrated":
         own = sharpness_of(support, support_labels, num_classes)
         sharpness = of_each_task(own, query.shape[:-2])
-    inputs = support, support_labels, query
-    out = solve_op(*inputs, num_classes, *options[:6], return_prototypes, *options[6:], sharpness)
-    return solution(out, scaling, options, return_prototypes)
+    out = solve_switched_op(*arguments, *options[6:], sharpness)
+    return solution(out[:7], scaling, options, return_prototypes, out[7])
 
 
 def solve_indexed(
@@ -264,26 +275,35 @@ def solve_indexed(
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     tensors = features, support_index, support_labels, query_index
+    arguments = *tensors, num_classes, *options[:6], return_prototypes
+    if is_paddle(scaling, options):
+        return solution(solve_indexed_op(*arguments), scaling, options, return_prototypes)
     sharpness = None
     if scaling == "calibrated":
         own = sharpness_of_indexed(features, support_index, support_labels, num_classes)
         sharpness = of_each_task(own, query_index.shape[:-1])
-    out = solve_indexed_op(
-        *tensors, num_classes, *options[:6], return_prototypes, *options[6:], sharpness
-    )
-    return solution(out, scaling, options, return_prototypes)
+    out = solve_indexed_switched_op(*arguments, *options[6:], sharpness)
+    return solution(out[:7], scaling, options, return_prototypes, out[7])
 
 
-def solution(out: Outputs, scaling: str, options: Options, return_prototypes: bool) -> Solution:
-    lam, _, temperature, *_, prior, update_prototypes = options
+def is_paddle(scaling: str, options: Options) -> bool:
+    return options[7] and options[6] != DIRICHLET and scaling != "calibrated"
+
+
+def solution(
+    out: Outputs,
+    scaling: str,
+    options: Options,
+    return_prototypes: bool,
+    concentration: Tensor | None = None,
+) -> Solution:
+    prototypes = out[6] if return_prototypes else None
+    if options[6] != DIRICHLET:
+        concentration = None
+    lam, _, temperature = options[:3]
+    # By position: names would take as long as all the rest of this function.
     return Solution(
-        *out[:6],
-        prototypes=out[7] if return_prototypes else None,
-        lam=lam,
-        scaling=scaling,
-        temperature=temperature,
-        concentration=out[6] if prior == DIRICHLET else None,
-        update_prototypes=update_prototypes,
+        *out[:6], prototypes, None, lam, scaling, temperature, concentration, None, options[7]
     )
 
 
@@ -303,8 +323,9 @@ def solve_in_torch(
 
     *batch, Q, D = inputs[2].shape
     if num_classes == 0:  # no task, so no label told the number of classes
-        empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes, options[6])
-        return solution(empty, scaling, options, return_prototypes)
+        empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes)
+        nothing = room_for_concentration(inputs[2], batch, options[6])
+        return solution(empty, scaling, options, return_prototypes, nothing)
     lam, _, temperature, epsilon, max_iter, tol, prior, update_prototypes = options
     return reference.solve(
         *inputs,

@@ -1,4 +1,9 @@
-"""The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`."""
+"""The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`.
+
+Dirichlet proportions, prototypes that stay and calibrated distances have operators of their own,
+`solve_switched` and `solve_indexed_switched`: what PADDLE has no use for would cost a small call of
+it a tenth of its time.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +27,25 @@ from .operators import (
     workspace,
 )
 
-# Labels, probabilities, proportions, dual, iterations, criterion, concentration, prototypes.
-Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# Labels, probabilities, proportions, dual, iterations, criterion, prototypes; and concentration.
+Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Switched: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# The prior as the native code numbers it, update_prototypes, sharpness.
+Switch: TypeAlias = tuple[int, bool, Tensor | None]
 
 OPTIONS = (
     "SymInt num_classes, float? lam, int scaling, float temperature, float epsilon, "
-    "int max_iter, float tol, bool prototypes, int prior=0, bool update_prototypes=True, "
-    "Tensor? sharpness=None"
+    "int max_iter, float tol, bool prototypes"
 )
-OUTPUTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+SWITCH = "int prior, bool update_prototypes, Tensor? sharpness"
+OUTPUTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
 DIRICHLET, CALIBRATED = check.PRIORS["dirichlet"], check.SCALINGS["calibrated"]
 
 
 def allocate(
-    like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool, prior: int = 0
+    like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool
 ) -> Outputs:
-    """The results; nothing for a concentration or prototypes that nobody asked for."""
+    """The results; no numbers for prototypes that nobody asked for."""
     # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
     # than as a tuple, and strides faster than an empty tuple of sizes.
     new, device, dtype = torch.empty, like.device, computing_dtype(like)
@@ -50,9 +58,6 @@ def allocate(
         torch.empty_like(proportions),
         torch.empty_strided(batch, strides, dtype=torch.int32, device=device),
         torch.empty_strided(batch, strides, dtype=dtype, device=device),
-        torch.empty_strided(batch, strides, dtype=dtype, device=device)
-        if prior == DIRICHLET
-        else new(0, dtype=dtype, device=device),
         new(*batch, K, D, dtype=dtype, device=device)
         if prototypes
         else new(0, dtype=dtype, device=device),
@@ -60,34 +65,25 @@ def allocate(
 
 
 def check_options(
-    B: int,
-    features: Tensor,
     lam: float | None,
     scaling: int,
     temperature: float,
     epsilon: float,
     max_iter: int,
     tol: float,
-    prototypes: bool,
-    prior: int = 0,
-    update_prototypes: bool = True,
-    sharpness: Tensor | None = None,
+    scalings: Sequence[str] = check.SCALING_NAMES,
 ) -> None:
-    if sharpness is not None or scaling == CALIBRATED:
-        check_sharpness(sharpness, scaling, B, features)
     most = check.LARGEST
     if (
         (lam is None or 0.0 <= lam <= most)
-        and 0 <= scaling < len(check.SCALINGS)
+        and 0 <= scaling < len(scalings)
         and 0.0 < temperature <= most
         and 0.0 < epsilon <= most
         and 1 <= max_iter <= check.MOST
         and 0.0 <= tol <= most
-        and 0 <= prior < len(check.PRIORS)
     ):
         return
-    number_of("scaling", scaling, check.SCALINGS)
-    number_of("prior", prior, check.PRIORS)
+    number_of("scaling", scaling, scalings)
     if lam is not None:
         check.real("lam", lam)
     check.real("temperature", temperature, positive=True)
@@ -96,13 +92,19 @@ def check_options(
     check.real("tol", tol)
 
 
-def number_of(name: str, value: int, numbers: dict[str, int]) -> None:
-    if not 0 <= value < len(numbers):
-        known = ", ".join(f"{number} ({meaning})" for meaning, number in numbers.items())
+def number_of(name: str, value: int, meanings: Sequence[str]) -> None:
+    if not 0 <= value < len(meanings):
+        known = ", ".join(f"{number} ({meaning})" for number, meaning in enumerate(meanings))
         raise ValueError(f"{name} must be one of {known}, got {value}")
 
 
-def check_sharpness(sharpness: Tensor | None, scaling: int, B: int, features: Tensor) -> None:
+def check_switch(B: int, features: Tensor, options: Sequence[Any], switch: Switch) -> None:
+    check_options(*options[:-1], scalings=check.SOLVER_SCALINGS)
+    prior, _, sharpness = switch
+    number_of("prior", prior, check.PRIOR_NAMES)
+    scaling = options[1]
+    if sharpness is None and scaling != CALIBRATED:
+        return
     if sharpness is None or scaling != CALIBRATED:
         expected, got = ("given", "None") if scaling == CALIBRATED else ("None", "a tensor")
         raise ValueError(f"sharpness must be {expected} with scaling {scaling}, got {got}")
@@ -130,10 +132,20 @@ def solve_kernel(
     support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
 ) -> Outputs:
     sizes = dense_sizes(support, support_labels, query, num_classes)
-    check_options(sizes[1], query, *options)
+    check_options(*options[:-1])
     support, query = computable("support", support), computable("query", query)
     labels = integers(support_labels)
     return launch(query, support, labels, None, None, sizes, 0, *options)
+
+
+def solve_switched_kernel(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
+) -> Switched:
+    sizes = dense_sizes(support, support_labels, query, num_classes)
+    check_switch(sizes[1], query, options[:-3], options[-3:])
+    support, query = computable("support", support), computable("query", query)
+    labels = integers(support_labels)
+    return switched(options[-3:], query, support, labels, None, None, sizes, 0, *options[:-3])
 
 
 def solve_indexed_kernel(
@@ -145,10 +157,37 @@ def solve_indexed_kernel(
     *options: Any,
 ) -> Outputs:
     sizes = indexed_sizes(features, support_index, support_labels, query_index, num_classes)
-    check_options(sizes[1], features, *options)
+    check_options(*options[:-1])
     bank, labels = computable("features", features), integers(support_labels)
     rows = integers(support_index), integers(query_index)
     return launch(bank, bank, labels, *rows, sizes, bank.shape[0], *options)
+
+
+def solve_indexed_switched_kernel(
+    features: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int,
+    *options: Any,
+) -> Switched:
+    sizes = indexed_sizes(features, support_index, support_labels, query_index, num_classes)
+    check_switch(sizes[1], features, options[:-3], options[-3:])
+    bank, labels = computable("features", features), integers(support_labels)
+    rows = integers(support_index), integers(query_index)
+    N = bank.shape[0]
+    return switched(options[-3:], bank, bank, labels, *rows, sizes, N, *options[:-3])
+
+
+def switched(switch: Switch, query: Tensor, *arguments: Any) -> Switched:
+    batch = arguments[4][0]
+    concentration = room_for_concentration(query, batch, switch[0])
+    return (*launch(query, *arguments, switch=switch, concentration=concentration), concentration)
+
+
+def room_for_concentration(like: Tensor, batch: Sequence[int], prior: int) -> Tensor:
+    shape = batch if prior == DIRICHLET else (0,)
+    return torch.empty(shape, dtype=computing_dtype(like), device=like.device)
 
 
 def launch(
@@ -166,15 +205,16 @@ def launch(
     max_iter: int,
     tol: float,
     prototypes: bool,
-    prior: int = 0,
-    update_prototypes: bool = True,
-    sharpness: Tensor | None = None,
+    *,
+    switch: Switch = (0, True, None),
+    concentration: Tensor | None = None,
 ) -> Outputs:
     batch, B, Q, S, K, D, shared = sizes
-    outputs = allocate(query, batch, Q, K, D, prototypes, prior)
+    outputs = allocate(query, batch, Q, K, D, prototypes)
     if B == 0:
         return outputs
-    labels, probabilities, proportions, dual, iterations, criterion, concentration, means = outputs
+    labels, probabilities, proportions, dual, iterations, criterion, means = outputs
+    prior, update_prototypes, sharpness = switch
     if sharpness is not None:
         sharpness = sharpness.contiguous()  # held until the call is made
     call = native.module.paddle_call(
@@ -206,7 +246,7 @@ def launch(
         dual=dual.data_ptr(),
         iterations=iterations.data_ptr(),
         criterion=criterion.data_ptr(),
-        concentration=concentration.data_ptr() if prior == DIRICHLET else 0,
+        concentration=0 if concentration is None else concentration.data_ptr(),
         prototypes=means_pointer,
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
@@ -217,9 +257,18 @@ def launch(
 def solve_fake(
     support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
 ) -> Outputs:
+    batch, _, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
+    check_options(*options[:-1])
+    return allocate(query, batch, Q, K, D, options[-1])
+
+
+def solve_switched_fake(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
+) -> Switched:
     batch, B, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
-    check_options(B, query, *options)
-    return allocate(query, batch, Q, K, D, *options[6:8])
+    check_switch(B, query, options[:-3], options[-3:])
+    outputs = allocate(query, batch, Q, K, D, options[-4])
+    return (*outputs, room_for_concentration(query, batch, options[-3]))
 
 
 def solve_indexed_fake(
@@ -231,22 +280,45 @@ def solve_indexed_fake(
     *options: Any,
 ) -> Outputs:
     tensors = features, support_index, support_labels, query_index
+    batch, _, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
+    check_options(*options[:-1])
+    return allocate(features, batch, Q, K, D, options[-1])
+
+
+def solve_indexed_switched_fake(
+    features: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int,
+    *options: Any,
+) -> Switched:
+    tensors = features, support_index, support_labels, query_index
     batch, B, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
-    check_options(B, features, *options)
-    return allocate(features, batch, Q, K, D, *options[6:8])
+    check_switch(B, features, options[:-3], options[-3:])
+    outputs = allocate(features, batch, Q, K, D, options[-4])
+    return (*outputs, room_for_concentration(features, batch, options[-3]))
 
 
+DENSE = "Tensor support, Tensor support_labels, Tensor query"
+INDEXED = "Tensor features, Tensor support_index, Tensor support_labels, Tensor query_index"
+
+register(f"solve({DENSE}, {OPTIONS}) -> ({OUTPUTS})", solve_kernel, solve_fake)
 register(
-    f"solve(Tensor support, Tensor support_labels, Tensor query, {OPTIONS}) -> {OUTPUTS}",
-    solve_kernel,
-    solve_fake,
+    f"solve_indexed({INDEXED}, {OPTIONS}) -> ({OUTPUTS})", solve_indexed_kernel, solve_indexed_fake
 )
 register(
-    "solve_indexed(Tensor features, Tensor support_index, Tensor support_labels, "
-    f"Tensor query_index, {OPTIONS}) -> {OUTPUTS}",
-    solve_indexed_kernel,
-    solve_indexed_fake,
+    f"solve_switched({DENSE}, {OPTIONS}, {SWITCH}) -> ({OUTPUTS}, Tensor)",
+    solve_switched_kernel,
+    solve_switched_fake,
+)
+register(
+    f"solve_indexed_switched({INDEXED}, {OPTIONS}, {SWITCH}) -> ({OUTPUTS}, Tensor)",
+    solve_indexed_switched_kernel,
+    solve_indexed_switched_fake,
 )
 
 solve_op = torch.ops.paddle_ext.solve.default
 solve_indexed_op = torch.ops.paddle_ext.solve_indexed.default
+solve_switched_op = torch.ops.paddle_ext.solve_switched.default
+solve_indexed_switched_op = torch.ops.paddle_ext.solve_indexed_switched.default

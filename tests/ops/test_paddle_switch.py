@@ -354,4 +354,5 @@ def test_opcheck(prior: int, moving: bool, device: str) -> None:
     problem = make_problem(B=3, Q=6, K=4, D=5).to(device)
     sharpness = torch.tensor([9.0, 0.0, 2.0], device=device)
     tail = (4, None, 3, 1.0, 1e-6, 7, 1e-6, True, prior, moving, sharpness)
-    torch.library.opcheck(torch.ops.paddle_ext.solve.default, (*problem.inputs(), *tail))
+    switched = torch.ops.paddle_ext.solve_switched.default
+    torch.library.opcheck(switched, (*problem.inputs(), *tail))
