@@ -14,9 +14,10 @@ from . import check
 # a large class has swallowed. benchmarks/presence.py compares shares.
 DUAL_SHARE = 2 / 3
 
-# A batch looks mixed to PADDLE if so many classes have a label, and so many would without the
-# preference for those that hold much. docs/solver.md has the measurement.
-MIXED_LABELS, MIXED_CLASSES = 8, 10
+# A batch looks mixed if so many classes would have a label without PADDLE's preference for those
+# that hold much, and with it either so many have one, or more than such a share of the queries has
+# another one than without. docs/solver.md has the measurement.
+MIXED_CLASSES, MIXED_LABELS, MIXED_SHARE = 10, 8, 0.5
 MIXED_HINT = "many classes seem present: consider methods.create('adaptive')"
 
 
@@ -135,9 +136,9 @@ class Solution(NamedTuple):
     def looks_mixed(self) -> Tensor:
         """Whether more classes seem to be in a batch than PADDLE is made for.
 
-        At least eight classes have a label, and at least ten would have one if classes that hold
-        much of the batch were not preferred. Always False for Dirichlet proportions, which are for
-        any number of classes.
+        At least ten classes would have a label if classes that hold much of the batch were not
+        preferred; and eight of them have one, or more than half of the queries have another one.
+        Always False for Dirichlet proportions, which are for any number of classes.
 
         Returns
         -------
@@ -145,11 +146,10 @@ class Solution(NamedTuple):
         """
         if self.concentration is not None:
             return torch.zeros_like(self.iterations, dtype=torch.bool)
-        found = distinct(self.labels, self.probabilities.shape[-1]) >= MIXED_LABELS
-        if found.any():  # the second question costs a pass over the probabilities
-            nearest = self.logits_without(1.0).argmax(-1)
-            found &= distinct(nearest, self.probabilities.shape[-1]) >= MIXED_CLASSES
-        return found
+        K, nearest = self.probabilities.shape[-1], self.logits_without(1.0).argmax(-1)
+        many = distinct(self.labels, K) >= MIXED_LABELS
+        swallowed = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
+        return (distinct(nearest, K) >= MIXED_CLASSES) & (many | swallowed)
 
 
 def distinct(labels: Tensor, num_classes: int) -> Tensor:

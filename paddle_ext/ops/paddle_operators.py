@@ -99,10 +99,10 @@ def number_of(name: str, value: int, meanings: Sequence[str]) -> None:
 
 
 def check_switch(B: int, features: Tensor, options: Sequence[Any], switch: Switch) -> None:
-    check_options(*options[:-1], scalings=check.SOLVER_SCALINGS)
+    lam, scaling, temperature, epsilon, max_iter, tol, _ = options
+    check_options(lam, scaling, temperature, epsilon, max_iter, tol, check.SOLVER_SCALINGS)
     prior, _, sharpness = switch
     number_of("prior", prior, check.PRIOR_NAMES)
-    scaling = options[1]
     if sharpness is None and scaling != CALIBRATED:
         return
     if sharpness is None or scaling != CALIBRATED:
@@ -180,14 +180,22 @@ def solve_indexed_switched_kernel(
 
 
 def switched(switch: Switch, query: Tensor, *arguments: Any) -> Switched:
+    prior, update_prototypes, sharpness = switch
+    if sharpness is not None:
+        sharpness = sharpness.contiguous()
     batch = arguments[4][0]
-    concentration = room_for_concentration(query, batch, switch[0])
+    concentration = room_for_concentration(query, batch, prior)
+    switch = prior, update_prototypes, sharpness
     return (*launch(query, *arguments, switch=switch, concentration=concentration), concentration)
 
 
 def room_for_concentration(like: Tensor, batch: Sequence[int], prior: int) -> Tensor:
     shape = batch if prior == DIRICHLET else (0,)
     return torch.empty(shape, dtype=computing_dtype(like), device=like.device)
+
+
+def pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def launch(
@@ -215,8 +223,6 @@ def launch(
         return outputs
     labels, probabilities, proportions, dual, iterations, criterion, means = outputs
     prior, update_prototypes, sharpness = switch
-    if sharpness is not None:
-        sharpness = sharpness.contiguous()  # held until the call is made
     call = native.module.paddle_call(
         target=target(query),
         dtype=check.DTYPES[query.dtype],
@@ -230,7 +236,7 @@ def launch(
         tol=tol,
         prior=prior,
         update_prototypes=update_prototypes,
-        sharpness=0 if sharpness is None else sharpness.data_ptr(),
+        sharpness=pointer(sharpness),
     )
     means_pointer = means.data_ptr() if prototypes else 0
     memory = workspace(call.workspace(prototypes=means_pointer), query)
@@ -238,15 +244,15 @@ def launch(
         support=support.data_ptr(),
         support_labels=support_labels.data_ptr(),
         query=query.data_ptr(),
-        support_index=0 if support_index is None else support_index.data_ptr(),
-        query_index=0 if query_index is None else query_index.data_ptr(),
+        support_index=pointer(support_index),
+        query_index=pointer(query_index),
         labels=labels.data_ptr(),
         probabilities=probabilities.data_ptr(),
         proportions=proportions.data_ptr(),
         dual=dual.data_ptr(),
         iterations=iterations.data_ptr(),
         criterion=criterion.data_ptr(),
-        concentration=0 if concentration is None else concentration.data_ptr(),
+        concentration=pointer(concentration),
         prototypes=means_pointer,
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),

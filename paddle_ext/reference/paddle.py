@@ -235,9 +235,7 @@ def solve(
         tol = 1e-6 if update_prototypes else 1e-3
 
     # Coordinates of about 1: then squares fit every dtype, and no scale overflows the logits.
-    unit = power_of_two_above(task)  # [B, 1, 1]
-    scatter = task.scatter / unit.square().view(-1)
-    task = Task(task.query / unit, task.means / unit, task.shots, scatter)
+    task, unit = of_size_one(task)
     sharpened = temperature / 2 * unit.square()
     steep = sharpened.clamp(max=torch.finfo(dtype).max).to(dtype)
 
@@ -255,19 +253,16 @@ def solve(
         u_next = torch.softmax(weight / Q * v - steep * behind, dim=-1)
         # 2) dual
         v_next, a_next = dual(u_next, a, epsilon)
-        # 3) prototypes
-        w_next = w
+        # 3) prototypes, unless they stay
+        w_next, moved = w, (counts(u_next) - counts(u)).abs().amax(-1)
         if update_prototypes:
             w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
             moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
-        else:
-            moved = (counts(u_next) - counts(u)).abs().amax(-1)
 
         live = running.view(-1, 1, 1)  # tasks that have stopped stay as they are
         u, v = torch.where(live, u_next, u), torch.where(live, v_next.to(dtype), v)
         w = torch.where(live, w_next, w)
-        if a is not None and a_next is not None:
-            a = torch.where(running.view(-1, 1), a_next, a)
+        a = a_next if a is None or a_next is None else torch.where(live[..., 0], a_next, a)
         criterion = torch.where(running, moved.to(dtype), criterion)
         iterations += running.int()
         if trace:
@@ -280,10 +275,9 @@ def solve(
         if not running.any():
             break
 
-    prototypes = None
-    if return_prototypes:
-        held = u if update_prototypes else torch.zeros_like(u)
-        prototypes = input_prototypes(raw_support, one_hot, raw_query, held)
+    held = u if update_prototypes else torch.zeros_like(u)
+    inputs = raw_support, one_hot, raw_query
+    prototypes = input_prototypes(*inputs, held) if return_prototypes else None
     found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3, a)
     return found._replace(
         lam=lam, scaling=scaling, temperature=temperature, update_prototypes=update_prototypes
@@ -312,6 +306,13 @@ def evidence(u: Tensor, a: Tensor) -> Tensor:
     lgamma = torch.lgamma
     prior = lgamma(K * a) - K * lgamma(a) - lgamma(Q + K * a)
     return prior.squeeze(-1) + lgamma(counts(u) + a).sum(-1)
+
+
+def of_size_one(task: Task) -> tuple[Task, Tensor]:
+    """The task in units in which no coordinate exceeds 1, and how large one is, [B, 1, 1]."""
+    unit = power_of_two_above(task)
+    scatter = task.scatter / unit.square().view(-1)
+    return Task(task.query / unit, task.means / unit, task.shots, scatter), unit
 
 
 def power_of_two_above(task: Task) -> Tensor:
