@@ -47,7 +47,7 @@ def in_parts(
     dtype = computing_dtype(features)
     found = [
         sharpness(unit_rows(rows(tasks).to(dtype)), labels[tasks], K)
-        for tasks in parts(len(labels), 3 * S * D + 2 * how_many_calibrate(S, K) * K)
+        for tasks in parts(len(labels), S * D + how_many_calibrate(S, K) * K)
     ]
     return torch.cat(found) if found else torch.empty(0, dtype=dtype, device=features.device)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, reference
-from paddle_ext.ops.paddle_sharpness import sharpness_of
+from paddle_ext.ops.paddle_sharpness import sharpness, sharpness_of
 
 SWITCHES = [
     {"proportions": proportions, "update_prototypes": moving, "scaling": scaling}
@@ -288,9 +288,22 @@ def test_batches_and_banks(place: Place, shared: bool, switch: dict[str, Any]) -
 
 def test_parts_of_a_bank_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(B=7, Q=20, K=5, D=16, seed=4)
-    whole = problem.solve(**VB)
-    monkeypatch.setattr("paddle_ext.rows.PART", 1500)  # numbers: one task at a time
-    assert_same(problem.solve(**VB), whole)
+    bank = problem.support.reshape(-1, 16)
+    rows = torch.arange(len(bank)).view(problem.support_labels.shape)
+    query = torch.randint(len(bank), (7, 20))
+    whole = paddle_ext.solve_indexed(bank, rows, problem.support_labels, query, **VB)
+    sizes = []
+
+    def noted(support: Tensor, *rest: Any) -> Tensor:
+        sizes.append(len(support))
+        return sharpness(support, *rest)
+
+    monkeypatch.setattr("paddle_ext.ops.paddle_sharpness.sharpness", noted)
+    monkeypatch.setattr("paddle_ext.rows.PART", 700)  # numbers: two tasks at a time
+    again = paddle_ext.solve_indexed(bank, rows, problem.support_labels, query, **VB)
+    assert_same(again, whole)
+    assert max(sizes) < 3
+    assert sum(sizes) == 7
 
 
 @pytest.mark.parametrize("switch", [VB, VB | {"update_prototypes": True}], ids=named)
@@ -352,7 +365,7 @@ def test_compile(switch: dict[str, Any], device: str) -> None:
 @pytest.mark.parametrize("moving", [True, False])
 def test_opcheck(prior: int, moving: bool, device: str) -> None:
     problem = make_problem(B=3, Q=6, K=4, D=5).to(device)
-    sharpness = torch.tensor([9.0, 0.0, 2.0], device=device)
-    tail = (4, None, 3, 1.0, 1e-6, 7, 1e-6, True, prior, moving, sharpness)
+    given = torch.tensor([9.0, 0.0, 2.0], device=device)
+    tail = (4, None, 3, 1.0, 1e-6, 7, 1e-6, True, prior, moving, given)
     switched = torch.ops.paddle_ext.solve_switched.default
     torch.library.opcheck(switched, (*problem.inputs(), *tail))
