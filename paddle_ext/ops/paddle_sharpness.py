@@ -67,7 +67,7 @@ def sharpness(support: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     distances = squared_distances(rows, means)
     corrected = distances.gather(-1, own.unsqueeze(-1)) * ((n + 1) / (n - 1)).unsqueeze(-1)
     distances = distances.scatter(-1, own.unsqueeze(-1), corrected)
-    found, _ = calibrate(distances, own, count, centre=CENTRE, spread=SPREAD, backend="auto")
+    found = calibrate(distances, own, count, centre=CENTRE, spread=SPREAD)[0]
     return torch.where(count > 0, found, 0)
 
 
