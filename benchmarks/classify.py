@@ -1,7 +1,8 @@
 """`paddle-ext classify` on a feature bank: seconds, memory and accuracy of the whole command.
 
 The bank is split into labelled samples, some of each class, and all others in random order; the
-command runs in a process of its own. With --k-eff: instead tasks with queries of so many classes,
+command runs in a process of its own. With --names the classes are also known by embeddings of their
+names, and --labelled may be 0. With --k-eff: instead tasks with queries of so many classes,
 by the nearest class mean, by `paddle_ext.solve`, and by the method `adaptive`, the command's rule.
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from paddle_ext import FeatureBank, TaskSampler, methods, solve
+from paddle_ext.app.classify.names import stored_names
 from paddle_ext.rows import class_means, squared_distances, unit_rows
 
 
@@ -27,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bank", type=Path)
     parser.add_argument("--labelled", type=int, default=20, help="samples of each class")
+    parser.add_argument("--names", type=Path, help="file with text and class_names")
     parser.add_argument("--sorted", action="store_true", help="leave the others in their order")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int)
@@ -45,7 +48,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         split(bank, folder, arguments)
         more = [] if arguments.batch is None else ["--batch", str(arguments.batch)]
-        run(folder, more)
+        if arguments.names is not None:
+            more += ["--names", str(arguments.names)]
+        run(folder, more, ["labelled"] * (arguments.labelled > 0) + ["unlabelled"])
 
 
 def run_tasks(bank: FeatureBank, arguments: argparse.Namespace) -> None:
@@ -86,8 +91,13 @@ def split(bank: FeatureBank, folder: Path, arguments: argparse.Namespace) -> Non
     rest = torch.cat(others)
     if not arguments.sorted:
         rest = rest[torch.randperm(len(rest), generator=generator)]
-    show_nearest(bank, torch.cat(labelled), rest)
     names = np.array(bank.class_names or [str(k) for k in range(bank.num_classes)])
+    if arguments.names is None:
+        show_nearest(bank, torch.cat(labelled), rest)
+    else:
+        named = stored_names(arguments.names)
+        names = np.array(named.class_names)
+        show_zero_shot(bank, named.prototypes, rest)
     for name, rows in (("labelled", torch.cat(labelled)), ("unlabelled", rest)):
         np.savez(
             folder / f"{name}.npz",
@@ -104,8 +114,14 @@ def show_nearest(bank: FeatureBank, labelled: torch.Tensor, rest: torch.Tensor) 
     print(f"nearest class mean {100 * right.double().mean():.2f} %")
 
 
-def run(folder: Path, more: list[str]) -> None:
-    files = [str(folder / "labelled.npz"), str(folder / "unlabelled.npz")]
+def show_zero_shot(bank: FeatureBank, text: torch.Tensor, rest: torch.Tensor) -> None:
+    """What the nearest name alone would reach."""
+    found = (unit_rows(bank.features[rest].float()) @ unit_rows(text).mT).argmax(1)
+    print(f"zero-shot {100 * (found == bank.labels[rest]).double().mean():.2f} %")
+
+
+def run(folder: Path, more: list[str], names: list[str]) -> None:
+    files = [str(folder / f"{name}.npz") for name in names]
     command = [sys.executable, "-m", "paddle_ext", "classify", *files, "--truth", "labels"]
     began = time.perf_counter()
     child = subprocess.Popen(

@@ -96,7 +96,7 @@ def measure(
 
 def main() -> int:
     chosen = options()
-    names = methods.available() if chosen.methods == "all" else chosen.methods.split(",")
+    names = methods.available(named=False) if chosen.methods == "all" else chosen.methods.split(",")
     device = harness.start(chosen)
     tasks = chosen.n_tasks or (1000 if device.type == "cuda" else 4)
     rows = []

@@ -20,7 +20,7 @@ FAST: dict[str, dict[str, Any]] = {
     "tim": {"max_iter": 20},
     "tim_adm": {"max_iter": 10},
 }
-NAMES = methods.available()
+NAMES = methods.available(named=False)
 
 
 def fast(name: str, **options: Any) -> Method:

@@ -124,9 +124,12 @@ def test_code_of_the_readme(run_code_of: Run, capsys: pytest.CaptureFixture[str]
 def test_code_of_the_methods(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run_code_of("docs/methods.md")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines] == ["simpleshot", "bd_cspn", "paddle"]
-    simpleshot, _, paddle = (float(line[3]) for line in lines)
+    assert [line[0] for line in lines[:3]] == ["simpleshot", "bd_cspn", "paddle"]
+    simpleshot, _, paddle = (float(line[3]) for line in lines[:3])
     assert 70 < simpleshot < paddle
+    named = {line[0]: float(line[1]) for line in lines[3:]}
+    assert set(named) == {"zero_shot", "transclip", "stata", "adaptive"}
+    assert named["transclip"] < min(named["zero_shot"], named["adaptive"])
 
 
 def test_code_of_the_data(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,12 +28,12 @@ struct PriorTerm {
 };
 
 PADDLE_EXT_HD PriorTerm class_term(double count, double a) {
-    const Polygamma own = polygamma(count + a);
+    const Polygamma<double> own = polygamma(count + a);
     return {own.digamma, own.trigamma};
 }
 
 PADDLE_EXT_HD PriorTerm prior_term(int which, double a, double total, double K) {
-    const Polygamma found = polygamma(which == 0 ? a : which == 1 ? K * a : total + K * a);
+    const Polygamma<double> found = polygamma(which == 0 ? a : which == 1 ? K * a : total + K * a);
     const double first = which == 1 ? K : -K, second = which == 0   ? -K
                                                        : which == 1 ? K * K
                                                                     : -K * K;

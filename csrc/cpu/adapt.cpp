@@ -10,8 +10,9 @@ namespace {
 
 Sharing make_sharing(const AdaptParams& p, int threads) {
     const double iterations = std::min(p.max_iter, 20);  // what a task takes, in practice
-    // An exponential is worth some 20 multiplications, a digamma 200.
-    const double task = double(p.K) * (20.0 * double(p.Q) + 200.0) * iterations;
+    // An exponential is worth some 20 multiplications, the digamma functions of a class 100.
+    const double entries = double(p.Q) * double(p.K);
+    const double task = 20.0 * entries + (2.0 * entries + 100.0 * double(p.K)) * iterations;
     return share_threads(p.B, threads, task, 0);
 }
 

@@ -1,78 +1,186 @@
-// `adapt` for one SIMD level: one task on one thread, nothing allocated. The algebra is in
-// common/adapt.h. Exponentials are taken in every iteration, from the logits themselves: factors
-// that were kept would underflow for a class that is unlikely at first and likely later. The largest
-// logit of a row is taken off before e is added, or a common offset would swallow e.
+// `adapt` for one SIMD level: one task on one thread. The algebra is in common/adapt.h.
+//
+// The likelihoods A_qk = exp(l_qk - max_k l_qk) are made once, where the probabilities will be. With
+// g_k = exp(e_k - max_k e_k) an iteration is two products, s = A g and N_k = w g_k sum_q A_qk / s_q.
 
 template <typename T>
 struct AdaptTask {
-    // Counts are sums of sums of so many rows, or rounding would add up.
+    // Float sums are taken over at most so many rows, or rounding would add up.
     static constexpr int64_t kTerms = 256;
+    // What A has lost to underflow is nothing beside a sum of this. A row with less is recomputed from
+    // its logits.
+    static constexpr T kFaint = sizeof(T) == 4 ? T(1e-28) : T(1e-280);
+    static constexpr T kLowest =
+        Range<T>::kMinusInfinity / 2;  // less any offset it is still a number
 
     int64_t Q, K, Kp;
-    T* offset;       // [Q]   largest logit of a row
-    T* e;            // [Kp]  mean of the logarithms of the proportions; 0 beyond K
-    T* row;          // [Kp]  logits of a row, then its probabilities
-    T* part;         // [Kp]  sum of the probabilities of some rows
-    double* counts;  // [K]
-    double* before;  // [K]   counts of the iteration before
+    const T* logits;  // [Q, K]
+    T* likelihood;    // [Q, K]  A, and at last the probabilities
+    T* offset;        // [Q]     largest logit of a row
+    T* e;             // [K]     mean of the logarithms of the proportions, ...
+    T most;           //         ... its largest, ...
+    T* g;             // [Kp]    ... and exp(e - most)
+    T* row;           // [Kp]    probabilities of a row
+    T* part;          // [Kp]    sum of A / s over some rows
+    double* counts;   // [Kp]
+    double* before;   // [Kp]    counts of the iteration before
+    double* x;        // [Kp]    what the digamma function is taken of, then that
 
     AdaptTask(Arena& arena, int64_t Q, int64_t K)
-        : Q(Q), K(K), Kp(round_up(K, Simd<T>::kLanes)), offset(arena.take<T>(Q)),
-          e(arena.take<T>(Kp)), row(arena.take<T>(Kp)), part(arena.take<T>(Kp)),
-          counts(arena.take<double>(K)), before(arena.take<double>(K)) {}
+        : Q(Q), K(K), Kp(round_up(K, Simd<float>::kLanes)), logits(nullptr), likelihood(nullptr),
+          offset(arena.take<T>(Q)), e(arena.take<T>(Kp)), most(0), g(arena.take<T>(Kp)),
+          row(arena.take<T>(Kp)), part(arena.take<T>(Kp)), counts(arena.take<double>(Kp)),
+          before(arena.take<double>(Kp)), x(arena.take<double>(Kp)) {}
 };
 
-// The probabilities of one query in t.row; returns ln sum_k exp(l_k + e_k).
 template <typename T>
-static double adapt_row(const AdaptTask<T>& t, const T* __restrict__ logits, T offset) {
+static void make_likelihood(AdaptTask<T>& t) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
-    constexpr T kLowest = Range<T>::kMinusInfinity / 2;  // less any offset it is still a number
     const int64_t whole = t.K / kLanes * kLanes;
-    Vec<T> largest = splat(kLowest);
-    for (int64_t k = 0; k < whole; k += kLanes) {
-        const Vec<T> z = vmax<T>(load(logits + k), splat(kLowest)) - offset + load(t.e + k);
-        store(t.row + k, z);
-        largest = vmax<T>(largest, z);
+    for (int64_t q = 0; q < t.Q; ++q) {
+        const T* __restrict__ l = t.logits + q * t.K;
+        Vec<T> largest = splat(t.kLowest);
+        for (int64_t k = 0; k < whole; k += kLanes) largest = vmax<T>(largest, load(l + k));
+        T most = horizontal_max<T>(largest);
+        for (int64_t k = whole; k < t.K; ++k) most = l[k] > most ? l[k] : most;
+        t.offset[q] = most;
+        for (int64_t k = 0; k < t.K; ++k) t.row[k] = std::max(l[k], t.kLowest) - most;
+        for (int64_t k = 0; k < t.Kp; k += kLanes) store(t.row + k, vexp<T>(load(t.row + k)));
+        __builtin_memcpy(t.likelihood + q * t.K, t.row, sizeof(T) * t.K);
     }
-    T most = horizontal_max<T>(largest);
-    for (int64_t k = whole; k < t.Kp; ++k) {
-        t.row[k] = k < t.K ? std::max(logits[k], kLowest) - offset + t.e[k] : kLowest;
+}
+
+// g from e.
+template <typename T>
+static void make_weights(AdaptTask<T>& t) {
+    t.most = *std::max_element(t.e, t.e + t.K);
+    for (int64_t k = 0; k < t.K; ++k) t.row[k] = t.e[k] - t.most;
+    for (int64_t k = t.K; k < t.Kp; ++k) t.row[k] = t.kLowest;
+    for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
+        store(t.g + k, vexp<T>(load(t.row + k)));
+    }
+}
+
+// s of a row.
+template <typename T>
+static T weighted_sum(const AdaptTask<T>& t, const T* __restrict__ a) {
+    return dot(a, t.g, t.K);
+}
+
+// The probabilities of a query, in t.row, from its logits; returns ln sum_k exp(l_k + e_k).
+template <typename T>
+static double exact_row(const AdaptTask<T>& t, int64_t q) {
+    const T* const l = t.logits + q * t.K;
+    T most = t.kLowest;
+    for (int64_t k = 0; k < t.Kp; ++k) {
+        t.row[k] = k < t.K ? std::max(l[k], t.kLowest) - t.offset[q] + t.e[k] : t.kLowest;
         most = t.row[k] > most ? t.row[k] : most;
     }
     Vec<T> sums = splat(T(0));
-    for (int64_t k = 0; k < t.Kp; k += kLanes) {
+    for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
         const Vec<T> value = vexp<T>(load(t.row + k) - most);
         store(t.row + k, value);
         sums += value;
     }
     const T sum = horizontal_sum<T>(sums), share = 1 / sum;
-    for (int64_t k = 0; k < t.Kp; k += kLanes) store(t.row + k, load(t.row + k) * share);
-    return double(offset) + double(most) + std::log(double(sum));
+    for (int64_t k = 0; k < t.Kp; ++k) t.row[k] *= share;
+    return double(t.offset[q]) + double(most) + std::log(double(sum));
 }
 
-// One pass over the queries: counts, and with `out` the probabilities and labels. Returns the sum
-// of the rows' normalisers.
 template <typename T>
-static double adapt_rows(AdaptTask<T>& t, const T* logits, double weight, T* out, int64_t* labels) {
+static void count_queries(AdaptTask<T>& t, double weight) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    const int64_t whole = t.K / kLanes * kLanes;
+    for (int64_t k = 0; k < t.K; ++k) t.counts[k] = 0;
+    for (int64_t first = 0; first < t.Q; first += t.kTerms) {
+        for (int64_t k = 0; k < t.Kp; ++k) t.part[k] = 0;
+        const int64_t end = std::min(t.Q, first + t.kTerms);
+        for (int64_t q = first; q < end; ++q) {
+            const T* __restrict__ a = t.likelihood + q * t.K;
+            const T sum = weighted_sum(t, a);
+            if (!(sum > t.kFaint)) {
+                exact_row(t, q);
+                for (int64_t k = 0; k < t.K; ++k) t.counts[k] += weight * double(t.row[k]);
+                continue;
+            }
+            const T share = 1 / sum;
+            for (int64_t k = 0; k < whole; k += kLanes) {
+                store(t.part + k, load(t.part + k) + load(a + k) * share);
+            }
+            for (int64_t k = whole; k < t.K; ++k) t.part[k] += a[k] * share;
+        }
+        for (int64_t k = 0; k < t.K; ++k) {
+            t.counts[k] += weight * double(t.part[k] * t.g[k]);
+        }
+    }
+}
+
+// The next concentration from the counts, and the dual. Returns how far a count moved.
+template <typename T>
+static double update_prior(AdaptTask<T>& t, double& a, double total) {
+    constexpr int64_t kLanes = Simd<double>::kLanes;
+    const double K = double(t.K);
+    double slope = 0, curvature = 0, moved = 0;
+    for (int which = 0; which < 3; ++which) {
+        const PriorTerm term = prior_term(which, a, total, K);
+        slope += term.slope;
+        curvature += term.curvature;
+    }
+    for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number that has a logarithm
+    for (int64_t k = 0; k < t.Kp; k += kLanes) {
+        const Vec<double> x = load(t.counts + k) + a;
+        const auto found = polygamma<Vec<double>>(x, vlog(x + kShift));
+        for (int64_t lane = 0; lane < kLanes && k + lane < t.K; ++lane) {
+            slope += found.digamma[lane];
+            curvature += found.trigamma[lane];
+        }
+    }
+    for (int64_t k = 0; k < t.K; ++k) {
+        moved = std::max(moved, std::fabs(t.counts[k] - t.before[k]));
+        t.before[k] = t.counts[k];
+    }
+    // One class has all queries under any prior: its slope is what two logarithms differ by.
+    a = t.K == 1 ? a : next_concentration(a, slope, curvature);
+    const double all = polygamma(total + K * a).digamma;
+    for (int64_t k = 0; k < t.Kp; k += kLanes) {
+        const Vec<double> x = load(t.counts + k) + a;
+        store(t.x + k, polygamma<Vec<double>>(x, vlog(x + kShift)).digamma - all);
+    }
+    for (int64_t k = 0; k < t.K; ++k) t.e[k] = T(t.x[k]);
+    return moved;
+}
+
+// The place of the largest number, the first of equal ones.
+template <typename T>
+static int64_t largest(const T* x, int64_t n) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    Vec<T> most = splat(x[0]);
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) most = vmax<T>(most, load(x + i));
+    T best = horizontal_max<T>(most);
+    for (int64_t i = n / kLanes * kLanes; i < n; ++i) best = x[i] > best ? x[i] : best;
+    int64_t at = 0;
+    while (at < n - 1 && x[at] != best) ++at;
+    return at;
+}
+
+// Probabilities and labels; returns the sum of the rows' normalisers.
+template <typename T>
+static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
     double normalisers = 0;
     for (int64_t k = 0; k < t.K; ++k) t.counts[k] = 0;
-    for (int64_t first = 0; first < t.Q; first += AdaptTask<T>::kTerms) {
-        for (int64_t k = 0; k < t.Kp; ++k) t.part[k] = 0;
-        const int64_t end = std::min(t.Q, first + AdaptTask<T>::kTerms);
-        for (int64_t q = first; q < end; ++q) {
-            normalisers += adapt_row(t, logits + q * t.K, t.offset[q]);
-            for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
-                store(t.part + k, load(t.part + k) + load(t.row + k));
-            }
-            if (out == nullptr) continue;
-            int64_t best = 0;
-            for (int64_t k = 0; k < t.K; ++k) {
-                out[q * t.K + k] = t.row[k];
-                best = t.row[k] > t.row[best] ? k : best;
-            }
-            labels[q] = best;
+    for (int64_t q = 0; q < t.Q; ++q) {
+        T* const u = t.likelihood + q * t.K;
+        const T sum = weighted_sum(t, u);
+        if (sum > t.kFaint) {
+            const T share = 1 / sum;
+            for (int64_t k = 0; k < t.K; ++k) u[k] *= t.g[k] * share;
+            normalisers += double(t.offset[q]) + double(t.most) + std::log(double(sum));
+        } else {
+            normalisers += exact_row(t, q);
+            __builtin_memcpy(u, t.row, sizeof(T) * t.K);
         }
-        for (int64_t k = 0; k < t.K; ++k) t.counts[k] += weight * double(t.part[k]);
+        for (int64_t k = 0; k < t.K; ++k) t.counts[k] += weight * double(u[k]);
+        labels[q] = largest(u, t.K);
     }
     return normalisers;
 }
@@ -81,39 +189,24 @@ template <typename T>
 static void adapt_task(const AdaptParams& p, int64_t task, void* scratch) {
     Arena arena(scratch);
     AdaptTask<T> t(arena, p.Q, p.K);
-    const T* const logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
+    t.logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
+    t.likelihood = static_cast<T*>(p.probabilities) + task * t.Q * t.K;
     const double K = double(t.K), total = p.weight * double(t.Q);
     double a = kFirstConcentration, moved = 0;
-    for (int64_t q = 0; q < t.Q; ++q) {
-        t.offset[q] = *std::max_element(logits + q * t.K, logits + (q + 1) * t.K);
+    for (int64_t k = 0; k < t.Kp; ++k) {
+        t.e[k] = t.row[k] = 0;
+        t.before[k] = 0;
     }
-    for (int64_t k = 0; k < t.Kp; ++k) t.e[k] = 0;
-    for (int64_t k = 0; k < t.K; ++k) t.before[k] = 0;
+    make_likelihood(t);
+    make_weights(t);
     int iteration = 0;
     do {
-        adapt_rows<T>(t, logits, p.weight, nullptr, nullptr);
-        double slope = 0, curvature = 0;
-        moved = 0;
-        for (int which = 0; which < 3; ++which) {
-            const PriorTerm term = prior_term(which, a, total, K);
-            slope += term.slope;
-            curvature += term.curvature;
-        }
-        for (int64_t k = 0; k < t.K; ++k) {
-            const PriorTerm term = class_term(t.counts[k], a);
-            slope += term.slope;
-            curvature += term.curvature;
-            moved = std::max(moved, std::fabs(t.counts[k] - t.before[k]));
-            t.before[k] = t.counts[k];
-        }
-        a = next_concentration(a, slope, curvature);
-        const double all = polygamma(total + K * a).digamma;
-        for (int64_t k = 0; k < t.K; ++k) t.e[k] = T(polygamma(t.counts[k] + a).digamma - all);
+        count_queries(t, p.weight);
+        moved = update_prior(t, a, total);
+        make_weights(t);
     } while (++iteration < p.max_iter && !(p.tol > 0 && moved <= p.tol));
 
-    double bound = p.weight * adapt_rows<T>(t, logits, p.weight,
-                                            static_cast<T*>(p.probabilities) + task * t.Q * t.K,
-                                            p.labels + task * t.Q);
+    double bound = p.weight * write_rows(t, p.weight, p.labels + task * t.Q);
     T* const proportions = static_cast<T*>(p.proportions) + task * t.K;
     T* const dual = static_cast<T*>(p.dual) + task * t.K;
     for (int64_t k = 0; k < t.K; ++k) {

@@ -140,6 +140,29 @@ static inline Vec<T> vexp(Vec<T> x) {
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 
+// ln(x) for positive normal x, to 1e-13 of it or of 1: with x = 2^n m and f = (m - 1) / (m + 1),
+// ln m = 2 (f + f^3/3 + f^5/5 + ...).
+static inline Vec<double> vlog(Vec<double> x) {
+    using BitVec = Simd<double>::BitVec;
+    constexpr uint64_t kOne = 0x3ff0000000000000, kHalfRoot = 0x3fe6a09e667f3bcd;  // 1, sqrt(1/2)
+    const BitVec bits = reinterpret_cast<BitVec>(x) + (kOne - kHalfRoot);
+    // The low bits of 2^52 + n + 1023 are n + 1023.
+    const BitVec exponent = (bits >> 52) | 0x4330000000000000;
+    const Vec<double> n = reinterpret_cast<Vec<double>>(exponent) - (4503599627370496.0 + 1023.0);
+    const Vec<double> m = reinterpret_cast<Vec<double>>((bits & 0x000fffffffffffff) + kHalfRoot);
+    const Vec<double> f = (m - 1.0) / (m + 1.0), s = f * f;
+    Vec<double> p = splat(1.0 / 17);
+    p = p * s + 1.0 / 15;
+    p = p * s + 1.0 / 13;
+    p = p * s + 1.0 / 11;
+    p = p * s + 1.0 / 9;
+    p = p * s + 1.0 / 7;
+    p = p * s + 1.0 / 5;
+    p = p * s + 1.0 / 3;
+    p = p * s + 1.0;
+    return n * 0.6931471805599453 + 2.0 * f * p;
+}
+
 template <typename T>
 static inline T dot(const T* a, const T* b, int64_t n) {
     Vec<T> sum[4] = {};

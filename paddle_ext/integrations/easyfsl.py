@@ -27,6 +27,7 @@ class Transductive(FewShotClassifier):  # type: ignore[misc]
     """Classifies the queries of an episode together; `solve` is what a subclass has."""
 
     solution: Solution | methods.Prediction | None = None
+    names: Tensor | None = None  # [K, D]: embeddings of the names of classes
 
     @abstractmethod
     def solve(self, query: Tensor) -> Solution | methods.Prediction:
@@ -34,7 +35,7 @@ class Transductive(FewShotClassifier):  # type: ignore[misc]
 
     def forward(self, query_images: Tensor) -> Tensor:
         """Scores of the queries, [Q, K]; `process_support_set` comes first."""
-        if len(self.support_labels) == 0:
+        if len(self.support_labels) == 0 and self.names is None:
             raise ValueError("process_support_set must be called before forward, got no support")
         features = self.compute_features(query_images)
         self._raise_error_if_features_are_multi_dimensional(features)
@@ -60,7 +61,7 @@ class Adaptive(Transductive):
     ----------
     backbone : Module, optional
         Makes one feature vector of each image; by default the inputs are features already.
-    metric, max_iter, tol
+    metric, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
     use_softmax, feature_centering, feature_normalization
         As in every classifier of easyfsl.
@@ -93,16 +94,48 @@ class Adaptive(Transductive):
         metric: str = "auto",
         max_iter: int = 100,
         tol: float = 1e-3,
+        logit_scale: float = 100.0,
         use_softmax: bool = False,
         feature_centering: Tensor | None = None,
         feature_normalization: float | None = None,
     ) -> None:
-        method = methods.Adaptive(metric=metric, max_iter=max_iter, tol=tol)
+        method = methods.Adaptive(
+            metric=metric, max_iter=max_iter, tol=tol, logit_scale=logit_scale
+        )
         super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
         self.method = method
 
+    def process_support_set(
+        self, support_images: Tensor, support_labels: Tensor, prototypes: Tensor | None = None
+    ) -> None:
+        """Take in the labelled images of an episode, and what is known of its classes by name.
+
+        Parameters
+        ----------
+        support_images : Tensor [S, ...]
+        support_labels : Tensor [S]
+        prototypes : Tensor [K, D], optional
+            Embeddings of the names of the classes, as the backbone's features are; then a class may
+            have no image, and S be 0.
+        """
+        self.names = prototypes
+        if prototypes is None:
+            super().process_support_set(support_images, support_labels)
+            return
+        self.support_labels = support_labels.long()
+        self.support_features = prototypes[:0]
+        if len(support_images):
+            self.support_features = self.compute_features(support_images)
+            self._raise_error_if_features_are_multi_dimensional(self.support_features)
+        self.prototypes = prototypes
+
     def solve(self, query: Tensor) -> methods.Prediction:
-        return self.method.predict(self.support_features, self.support_labels, query)
+        support, labels = self.support_features, self.support_labels
+        if self.names is None:
+            return self.method.predict(support, labels, query)
+        return self.method.predict(
+            support, labels, query, prototypes=self.names, num_classes=len(self.names)
+        )
 
 
 class PADDLE(Transductive):

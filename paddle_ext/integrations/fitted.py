@@ -16,8 +16,10 @@ from torch import Tensor
 
 from .. import presence
 from ..methods.calibration import Likelihood
-from ..rows import parts, unit_rows
+from ..methods.names_rows import RowLogits
+from ..rows import class_sums, parts, unit_rows
 from ..scaling import Coordinates
+from ..solution import Solution
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -77,6 +79,29 @@ class FittedAdaptive:
 
 
 @dataclass(frozen=True)
+class FittedNames:
+    """What names, labelled rows and the batch say of one more row."""
+
+    kept: dict[str, Array]  # the fields of `RowLogits`
+
+    @property
+    def usual(self) -> Array:
+        return np.empty(0)
+
+    @classmethod
+    def of(cls, found: RowLogits) -> FittedNames:
+        return cls({field.name: array(getattr(found, field.name)) for field in fields(found)})
+
+    def logits(self, rows: Tensor) -> Iterator[Tensor]:
+        judge = RowLogits(**{name: on(x, rows.device) for name, x in self.kept.items()})
+        for part in parts(len(rows), sum(judge.weights.shape)):
+            yield judge(unit_rows(rows[part].double())).double()
+
+    def distances_to_own(self, rows: Tensor, places: Tensor) -> Tensor:
+        raise NotImplementedError  # `usual` is empty, so nobody may ask
+
+
+@dataclass(frozen=True)
 class FittedPaddle:
     """Prototypes in the coordinates of the fit, and a preference for each class."""
 
@@ -111,6 +136,31 @@ class FittedPaddle:
     def distances_to_own(self, rows: Tensor, places: Tensor) -> Tensor:
         space, w = self.on(rows.device)
         return space.distances_to_own(rows, places, w)
+
+
+def means_of(
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    query: Tensor | None = None,
+    u: Tensor | None = None,
+) -> Tensor:
+    """Means of labelled rows, and of others by their probabilities [Q, K]; zeros without any."""
+    sums = support.new_zeros(K, support.shape[1])
+    mass = labels.bincount(minlength=K).to(support.dtype)
+    if len(support):
+        sums, _ = class_sums(support, labels, K)
+    if query is not None and u is not None:
+        sums, mass = sums + u.mT @ query, mass + u.sum(0)
+    return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
+
+
+def without_batch(solution: Solution) -> Solution:
+    """That of the only task of a batch."""
+    alone: dict[str, Any] = {
+        name: x[0] for name, x in solution._asdict().items() if isinstance(x, Tensor)
+    }
+    return solution._replace(**alone)
 
 
 def on(x: Array, device: torch.device) -> Tensor:

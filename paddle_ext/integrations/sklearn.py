@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,24 @@ from torch import Tensor
 from .. import check, presence
 from ..methods.adaptive import Adaptive
 from ..methods.calibration import calibrated
+from ..methods.names_rows import row_logits
+from ..methods.task import Task
 from ..ops import native, solve
-from ..rows import class_means, class_sums
+from ..rows import class_means
 from ..scaling import coordinates
 from ..solution import Solution
-from .fitted import Array, Fitted, FittedAdaptive, FittedPaddle, array, on
+from .fitted import (
+    Array,
+    Fitted,
+    FittedAdaptive,
+    FittedNames,
+    FittedPaddle,
+    array,
+    means_of,
+    on,
+    without_batch,
+)
+from .labels import Named, labelled, named_classes, sorted_classes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -37,7 +49,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Labels for the unlabelled rows of a batch, be one class present or all.
 
     `fit` takes labelled and unlabelled rows together, and classifies the unlabelled ones as a
-    batch: ``transduction_``. `predict` then classifies further rows one by one, by what the
+    batch: ``transduction_``. Classes may also be known by an embedding of their name, and then need
+    no labelled row. `predict` then classifies further rows one by one, by what the
     labelled rows say and the proportions that were found. For another batch that should be seen as
     a whole, fit again.
 
@@ -60,6 +73,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Factor on the squared distances.
     epsilon : float
         Added to the proportions inside the logarithm.
+    logit_scale : float
+        Factor that makes logits of cosines with the prototypes of names, where there are any; CLIP
+        has learned 100.
     present_threshold : float
         Classes that hold at least this many unlabelled rows are present; see
         `paddle_ext.Solution.present`.
@@ -82,7 +98,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The labels of the classes that occur in the unlabelled rows.
     prototypes_ : array [K, D]
         Means of the labelled rows of each class and of the others by their probabilities, in the
-        coordinates of the inputs.
+        coordinates of the inputs; zeros for a class that has neither.
     concentration_ : float or None
         Of "adaptive": small if few classes are present, large if all are, and equally often. None
         if no row is unlabelled.
@@ -113,6 +129,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     array(['right', 'up'], dtype=object)
     >>> model.predict([[0.3, 0.9]])
     array(['up'], dtype=object)
+
+    Names alone, by their embeddings:
+
+    >>> names = np.array([[0.0, 1], [1, 0], [-1, 0]])
+    >>> model = PaddleClassifier().fit(X, None, prototypes=names, classes=["up", "right", "left"])
+    >>> model.transduction_.tolist()
+    ['up', 'right', 'up', 'up', 'right', 'right']
     """
 
     def __init__(
@@ -125,6 +148,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scaling: str = "auto",
         temperature: float = 1.0,
         epsilon: float = 1e-6,
+        logit_scale: float = 100.0,
         present_threshold: float = 1.5,
         device: str | torch.device = "auto",
     ) -> None:
@@ -135,12 +159,15 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.scaling = scaling
         self.temperature = temperature
         self.epsilon = epsilon
+        self.logit_scale = logit_scale
         self.present_threshold = present_threshold
         self.device = device
 
     # --- fitting --------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> PaddleClassifier:
+    def fit(
+        self, X: Any, y: Any, *, prototypes: Any = None, classes: Any = None
+    ) -> PaddleClassifier:
         """Classify the unlabelled rows.
 
         Parameters
@@ -148,7 +175,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array or DataFrame [n, D]
             Numbers, all finite; float32 is kept, everything else becomes float64.
         y : array or Series [n]
-            A label for each row, or -1, None or NaN for an unlabelled one. At least two classes.
+            A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
+            unless there are `prototypes`; then there may be no label at all, or no `y`.
+        prototypes : array [K, D], optional
+            One embedding of each class that is no row of it: that of its name, by the text tower of
+            the network whose image tower made `X`. For "adaptive".
+        classes : array [K], optional
+            The labels of the classes, in the order of `prototypes`; by default those of `y`,
+            sorted, or 0 to K - 1 if it has none.
 
         Returns
         -------
@@ -157,47 +191,73 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         options = self._checked_options()
         device = chosen_device(self.device)
-        if y is None:
+        if y is None and prototypes is None:
             raise ValueError("PaddleClassifier requires y to be passed, but the target y is None")
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        y = column_or_1d(y, warn=True)
+        least = 2 if prototypes is None else 1
+        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=least)
+        y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         known = labelled(y)
-        self.classes_, places = sorted_classes(y[known])
+        named = self._checked_names(y[known], prototypes, classes)
+        self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
         rows = on(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask = torch.from_numpy(known).to(device)
         support, labels = rows[mask], torch.from_numpy(places).to(device)
+        names = None if named is None else on(named.prototypes, device).to(rows.dtype)
         if known.all():
-            self._fit_labelled(support, labels)
+            self._fit_labelled(support, labels, names)
+            return self
+        if names is not None:
+            solution = self._fit_named(support, labels, rows[~mask], names, options)
         else:
             fit = self._fit_adaptive if self.method == "adaptive" else self._fit_paddle
             solution = fit(support, labels, rows[~mask], options)
-            self._tell_all_rows(solution, labels, known)
+        self._tell_all_rows(solution, labels, known)
         return self
 
-    def fit_predict(self, X: Any, y: Any) -> Array:
+    def fit_predict(self, X: Any, y: Any, *, prototypes: Any = None, classes: Any = None) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``."""
-        found: Array = self.fit(X, y).transduction_
+        found: Array = self.fit(X, y, prototypes=prototypes, classes=classes).transduction_
         return found
 
-    def _fit_labelled(self, support: Tensor, labels: Tensor) -> None:
+    def _checked_names(self, y: Array, prototypes: Any, classes: Any) -> Named | None:
+        if prototypes is None:
+            if classes is not None:
+                raise ValueError(
+                    f"classes must be None without prototypes, got {check.kind(classes)}"
+                )
+            return None
+        if self.method != "adaptive":
+            raise ValueError(
+                f"prototypes must be None unless method='adaptive', got {check.kind(prototypes)} "
+                f"with {self.method!r}"
+            )
+        return named_classes(y, prototypes, classes, self.n_features_in_)
+
+    def _fit_labelled(self, support: Tensor, labels: Tensor, names: Tensor | None) -> None:
         """Class means and the proportions of the labels."""
         K, n = len(self.classes_), len(labels)
         shots = labels.bincount(minlength=K).double()
-        self.prototypes_ = array(class_means(support.double(), labels, K))
+        self.prototypes_ = array(means_of(support.double(), labels, K))
         self.class_proportions_ = array(shots / n)
-        self.present_classes_ = self.classes_
+        self.present_classes_ = self.classes_[array(shots > 0)]
         self.transduction_ = self.classes_[array(labels)]
         self.label_distributions_ = np.eye(K, dtype=array(support[:0]).dtype)[array(labels)]
         self.doubt_ = np.zeros(n)
         self.n_iter_ = 1  # the means are one pass
         self.concentration_: float | None = None
+        if names is not None:
+            task = Task(support[None], labels[None], support[None], K, prototypes=names[None])
+            self._fitted: Fitted = FittedNames.of(
+                row_logits(task, Adaptive(logit_scale=self.logit_scale), None)
+            )
+            return
         if self.method == "adaptive":
             likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
-            self._fitted: Fitted = FittedAdaptive.of(likelihood, torch.log(shots / n))
+            self._fitted = FittedAdaptive.of(likelihood, torch.log(shots / n))
             return
         space = coordinates(support, labels, support, K, self.scaling)
         w = class_means(space.of(support), labels, K)
@@ -210,13 +270,30 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Solution:
         likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), len(self.classes_))
         solution = Adaptive(**options).solve_one(likelihood, query)
-        u = solution.probabilities
-        sums, shots = class_sums(support, labels, len(self.classes_))
-        mass = shots + u.sum(0)
-        self.prototypes_ = array((sums + u.mT @ query) / mass.unsqueeze(-1))
+        K, u = len(self.classes_), solution.probabilities
+        self.prototypes_ = array(means_of(support, labels, K, query, u))
         assert solution.concentration is not None
         self.concentration_ = float(solution.concentration)
         self._fitted = FittedAdaptive.of(likelihood, solution.dual)
+        return solution
+
+    def _fit_named(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        query: Tensor,
+        names: Tensor,
+        options: dict[str, Any],
+    ) -> Solution:
+        K = len(self.classes_)
+        method = Adaptive(logit_scale=self.logit_scale, **options)
+        task = Task(support[None], labels[None], query[None], K, prototypes=names[None])
+        found = method.solution(task)
+        self._fitted = FittedNames.of(row_logits(task, method, found))
+        solution = without_batch(found)
+        self.prototypes_ = array(means_of(support, labels, K, query, solution.probabilities))
+        assert solution.concentration is not None
+        self.concentration_ = float(solution.concentration)
         return solution
 
     def _fit_paddle(
@@ -278,9 +355,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked_rows(X)
         if len(self._fitted.usual) == 0:
+            named = isinstance(self._fitted, FittedNames)
             raise ValueError(
                 "y must have had a class with two labelled rows or more for novelty, which "
-                "compares with how far they lie apart, got one of each"
+                f"compares with how far they lie apart, got {'names' if named else 'one of each'}"
             )
         distances = self._fitted.distances_to_own(rows, self._places_of(rows))
         return array(presence.rank(on(self._fitted.usual, rows.device), distances))
@@ -303,6 +381,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             None, **chosen, max_iter=self.max_iter, tol=tol, return_prototypes=True, validate=True
         )
         check.real("present_threshold", self.present_threshold, positive=True)
+        check.real("logit_scale", self.logit_scale, positive=True)
         if self.method == "paddle":
             return chosen | {"max_iter": self.max_iter, "tol": tol}
         for name, default in OF_PADDLE.items():
@@ -312,55 +391,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"got {chosen[name]!r}"
                 )
         return {"max_iter": self.max_iter, "tol": tol}
-
-
-# --- labels and devices -------------------------------------------------------------------------
-
-
-def labelled(y: Array) -> npt.NDArray[np.bool_]:
-    """Which rows have a label: not -1, None or NaN."""
-    if y.dtype.kind == "O":
-        return np.array([not is_missing(label) for label in y], dtype=bool)
-    if y.dtype.kind in "iuf":
-        return np.asarray(~(np.isnan(y) | (y == -1)))
-    return np.ones(len(y), dtype=bool)
-
-
-def is_missing(label: object) -> bool:
-    # pandas.NA equals nothing, not even itself, and cannot be asked whether it does.
-    if label is None or type(label).__name__ == "NAType":
-        return True
-    return bool(label != label) or (  # noqa: PLR0124 - so NaN tells itself, of whatever type
-        isinstance(label, numbers.Real) and label == -1
-    )
-
-
-def sorted_classes(y: Array) -> tuple[Array, npt.NDArray[np.int64]]:
-    """The classes among labels, and the place of each label among them."""
-    if len(y) == 0:
-        raise ValueError("y must have labelled rows of at least two classes, got none")
-    if y.dtype.kind == "O":
-        y = unwrapped(y)
-    # Not by scikit-learn's check_classification_targets: one label of each class makes it warn.
-    if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
-        odd = y[~np.isfinite(y) | (y != np.round(y))][0]
-        raise ValueError(f"Unknown label type: y must be names or whole numbers, got {odd}")
-    classes, places = np.unique(y, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"y must have labels of at least two classes, got one class: {classes[0]}")
-    return classes, places.astype(np.int64)
-
-
-def unwrapped(y: Array) -> Array:
-    """Objects that are all text, as they are; all numbers, as an array of numbers."""
-    if all(isinstance(label, str) for label in y):
-        return y
-    if all(isinstance(label, numbers.Real | np.bool_) for label in y):
-        return np.array(y.tolist())
-    kinds = sorted({check.kind(label) for label in y})
-    raise ValueError(
-        f"Unknown label type: y must be all text or all numbers, got {' and '.join(kinds)}"
-    )
 
 
 def chosen_device(device: str | torch.device) -> torch.device:

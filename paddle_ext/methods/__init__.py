@@ -7,6 +7,7 @@ from .adaptive import Adaptive
 from .base import Method, Option, Prediction, available, create, describe
 from .baseline import Baseline
 from .bd_cspn import BdCspn
+from .em_dirichlet import EmDirichlet
 from .ici import Ici
 from .laplacian_shot import LaplacianShot
 from .paddle import Paddle
@@ -14,13 +15,17 @@ from .paddle_pgd import PaddlePgd
 from .pt_map import PtMap
 from .simpleshot import SimpleShot
 from .soft_kmeans import SoftKMeans
+from .stata import StatA
 from .tim import AlphaTim, Tim, TimAdm
+from .transclip import TransClip
+from .zero_shot import ZeroShot
 
 __all__ = [
     "Adaptive",
     "AlphaTim",
     "Baseline",
     "BdCspn",
+    "EmDirichlet",
     "Ici",
     "LaplacianShot",
     "Method",
@@ -31,8 +36,11 @@ __all__ = [
     "PtMap",
     "SimpleShot",
     "SoftKMeans",
+    "StatA",
     "Tim",
     "TimAdm",
+    "TransClip",
+    "ZeroShot",
     "available",
     "create",
     "describe",

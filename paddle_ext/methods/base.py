@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import classes_present
+from . import names_check
 from .task import IndexedTask, Task
 
 DATA_SETS = ("mini", "tiered", "inat")
@@ -52,6 +53,10 @@ class Method(ABC):
     name: ClassVar[str]
     # Option values that differ from the defaults, by the names of PRESETS.
     presets: ClassVar[Presets] = {}
+    # Whether it can use class prototypes, or zero-shot logits, beside labelled rows.
+    takes_prototypes: ClassVar[bool] = False
+    # Whether it cannot do without them.
+    needs_prototypes: ClassVar[bool] = False
 
     @abstractmethod
     def solve(self, task: Task) -> Tensor:
@@ -69,6 +74,8 @@ class Method(ABC):
         *,
         num_classes: int | None = None,
         base_mean: Tensor | None = None,
+        prototypes: Tensor | None = None,
+        logits: Tensor | None = None,
     ) -> Prediction:
         """Classify the queries of one task, or of many.
 
@@ -79,7 +86,7 @@ class Method(ABC):
             Without a batch dimension beside a batched query the support is shared by all tasks.
         support_labels : Tensor [S] or [B, S]
             Integers in [0, K). Every class must occur in every task; the numbers of shots may
-            differ.
+            differ. With `prototypes` or `logits` a class may have none, and the support no row.
         query : Tensor [Q, D] or [B, Q, D]
             Features to classify, of the dtype of `support`.
         num_classes : int, optional
@@ -88,6 +95,12 @@ class Method(ABC):
             Mean feature of the classes the embedding was trained on, for methods that centre the
             features (CL2N); by default they take the mean of a task's support. Other methods
             ignore it.
+        prototypes : Tensor [K, D] or [B, K, D], optional
+            One embedding of each class that is no labelled row: that of its name by the text tower
+            of the network whose image tower made the features. For methods with
+            ``takes_prototypes``.
+        logits : Tensor [Q, K] or [B, Q, K], optional
+            Zero-shot logits of the queries, computed elsewhere, instead of `prototypes`.
 
         Returns
         -------
@@ -118,23 +131,32 @@ class Method(ABC):
         >>> method.predict(support, torch.tensor([0, 1]), query).labels
         tensor([0, 1, 1])
         """
-        if num_classes is not None:
-            num_classes = check.integer("num_classes", num_classes)
-        check.dense(support, support_labels, query)
+        num_classes = self.classes_given(num_classes, prototypes, logits)
+        if prototypes is None and logits is None:
+            check.dense(support, support_labels, query)
+        else:
+            names_check.dense(support, support_labels, query)
+        named = names_check.beside(query, query.shape[:-1], prototypes, logits)
         if base_mean is not None:
             check.base_mean(base_mean, query)
-        K = check.dense_values(support, support_labels, query, num_classes, base_mean)
+        if named:
+            assert num_classes is not None  # that of what is given
+            rows = {"support_labels": support_labels, "support": support, "query": query}
+            K = names_check.values({**rows, "base_mean": base_mean, **named}, num_classes, {})
+        else:
+            K = check.dense_values(support, support_labels, query, num_classes, base_mean)
 
         dtype = computing_dtype(query)
-        *batch, Q, D = query.shape
+        *batch, Q, _ = query.shape
         if batch == [0]:
             return no_tasks(query, Q, K)
         task = Task(
-            support=support.detach().to(dtype).reshape(-1, support.shape[-2], D),
-            support_labels=support_labels.long().reshape(-1, support_labels.shape[-1]),
-            query=query.detach().to(dtype).reshape(-1, Q, D),
+            support=batched(support.detach().to(dtype), 3),
+            support_labels=batched(support_labels.long(), 2),
+            query=batched(query.detach().to(dtype), 3),
             num_classes=K,
             base_mean=None if base_mean is None else base_mean.detach().to(dtype),
+            **{name: batched(x.detach().to(dtype), 3) for name, x in named.items()},
         )
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             probabilities = self.solve(task)
@@ -150,6 +172,8 @@ class Method(ABC):
         *,
         num_classes: int | None = None,
         base_mean: Tensor | None = None,
+        prototypes: Tensor | None = None,
+        logits: Tensor | None = None,
         validate: bool = True,
     ) -> Prediction:
         """Classify the queries of tasks whose features are rows of one bank.
@@ -165,7 +189,7 @@ class Method(ABC):
             `query_index` the support is shared by all tasks.
         query_index : Tensor [Q] or [B, Q]
             Rows of the bank to classify.
-        num_classes, base_mean
+        num_classes, base_mean, prototypes, logits
             As in `predict`.
         validate : bool
             Check the values of the tensors, the whole bank for NaN and infinity among them; without
@@ -185,30 +209,61 @@ class Method(ABC):
         >>> method.predict_indexed(bank, support, support, torch.tensor([2, 3])).labels
         tensor([0, 1])
         """
-        K = check.classes(num_classes, check.flag("validate", validate))
-        check.indexed(features, support_index, support_labels, query_index)
+        K = self.classes_given(num_classes, prototypes, logits)
+        K = check.classes(K, check.flag("validate", validate))
+        if prototypes is None and logits is None:
+            check.indexed(features, support_index, support_labels, query_index)
+        else:
+            names_check.indexed(features, support_index, support_labels, query_index)
+        named = names_check.beside(features, query_index.shape, prototypes, logits)
         if base_mean is not None:
             check.base_mean(base_mean, features)
-        if validate:
+        if validate and named:
+            assert K is not None
+            N = features.shape[0]
+            rows = {"support_labels": support_labels, "support_index": support_index}
+            rows |= {"query_index": query_index, "features": features}
+            seen = {**rows, "base_mean": base_mean, **named}
+            names_check.values(seen, K, {"support_index": N, "query_index": N})
+        elif validate:
             K = check.indexed_values(
                 features, support_index, support_labels, query_index, num_classes, base_mean
             )
         *batch, Q = query_index.shape
         if batch == [0]:
             return no_tasks(features, Q, K or 0)
-        S = support_index.shape[-1]
         assert K is not None  # given, or read from the labels
+        dtype = computing_dtype(features)
         task = IndexedTask(
             features.detach(),
-            support_index.long().reshape(-1, S),
-            support_labels.long().reshape(-1, S),
-            query_index.long().reshape(-1, Q),
+            batched(support_index.long(), 2),
+            batched(support_labels.long(), 2),
+            batched(query_index.long(), 2),
             K,
-            None if base_mean is None else base_mean.detach().to(computing_dtype(features)),
+            None if base_mean is None else base_mean.detach().to(dtype),
+            **{name: batched(x.detach().to(dtype), 3) for name, x in named.items()},
         )
         with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
             probabilities = self.solve_indexed(task).reshape(*batch, Q, K)
         return Prediction(probabilities.argmax(-1), probabilities)
+
+    def classes_given(
+        self, num_classes: int | None, prototypes: Tensor | None, logits: Tensor | None
+    ) -> int | None:
+        """K, if it follows from anything but the labels."""
+        if num_classes is not None:
+            num_classes = check.integer("num_classes", num_classes)
+        takers = {name for name in available() if registry[name].takes_prototypes}
+        if self.takes_prototypes:
+            takers.add(self.name)
+        return names_check.classes(
+            num_classes, prototypes, logits, method=self.name, takers=sorted(takers)
+        )
+
+
+def batched(x: Tensor, rank: int) -> Tensor:
+    """With a batch dimension, of 1 if there is none; `rank` counts it."""
+    return x if x.dim() == rank else x.unsqueeze(0)
 
 
 def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
@@ -242,16 +297,26 @@ def register(cls: type[M]) -> type[M]:
     return cls
 
 
-def available() -> tuple[str, ...]:
+def available(*, named: bool = True) -> tuple[str, ...]:
     """Names of all methods, sorted.
+
+    Parameters
+    ----------
+    named : bool
+        Those among them that need class prototypes, or zero-shot logits; without, the methods that
+        labelled rows are enough for.
 
     Examples
     --------
     >>> import paddle_ext
     >>> "paddle" in paddle_ext.methods.available()
     True
+    >>> "zero_shot" in paddle_ext.methods.available(named=False)
+    False
     """
-    return tuple(sorted(registry))
+    return tuple(
+        sorted(name for name, cls in registry.items() if named or not cls.needs_prototypes)
+    )
 
 
 def create(name: str, preset: str | None = None, **options: object) -> Method:

@@ -28,6 +28,9 @@ class Task:
     query: Tensor  # [B, Q, D]
     num_classes: int
     base_mean: Tensor | None = None  # [D]
+    # At most one of them; with either, a class may have no row in the support.
+    prototypes: Tensor | None = None  # [B or 1, K, D]
+    logits: Tensor | None = None  # [B, Q, K] zero-shot
 
     @property
     def one_hot(self) -> Tensor:
@@ -55,10 +58,19 @@ class Task:
 
     def part(self, tasks: slice) -> Task:
         """Some of the tasks."""
-        if len(self.support) == 1:
-            return replace(self, query=self.query[tasks])
-        support, labels = self.support[tasks], self.support_labels[tasks]
-        return replace(self, support=support, support_labels=labels, query=self.query[tasks])
+        support, labels, prototypes = self.support, self.support_labels, self.prototypes
+        if len(support) > 1:
+            support, labels = support[tasks], labels[tasks]
+        if prototypes is not None and len(prototypes) > 1:
+            prototypes = prototypes[tasks]
+        return replace(
+            self,
+            support=support,
+            support_labels=labels,
+            query=self.query[tasks],
+            prototypes=prototypes,
+            logits=None if self.logits is None else self.logits[tasks],
+        )
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class IndexedTask:
     query_index: Tensor  # [B, Q] int64
     num_classes: int
     base_mean: Tensor | None = None  # [D], in the dtype of the computation
+    prototypes: Tensor | None = None  # [B or 1, K, D], in the same
+    logits: Tensor | None = None  # [B, Q, K], in the same
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """As `paddle_ext.solve_indexed` takes them."""
@@ -86,7 +100,15 @@ class IndexedTask:
         support, query = (
             self.features[x].to(dtype) for x in (self.support_index, self.query_index)
         )
-        return Task(support, self.support_labels, query, self.num_classes, self.base_mean)
+        return Task(
+            support,
+            self.support_labels,
+            query,
+            self.num_classes,
+            self.base_mean,
+            self.prototypes,
+            self.logits,
+        )
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:

@@ -4,6 +4,7 @@ from .adapt import adapt
 from .adaptive import adaptive
 from .bd_cspn import bd_cspn
 from .calibrate import calibrate
+from .em_dirichlet import em_dirichlet
 from .ici import ici
 from .laplacian_shot import laplacian_shot
 from .paddle import solve
@@ -11,13 +12,17 @@ from .pgd import pgd
 from .pt_map import pt_map
 from .simpleshot import simpleshot
 from .sinkhorn import sinkhorn
+from .stata import stata
 from .tim import tim
+from .transclip import transclip
+from .zero_shot import zero_shot
 
 __all__ = [
     "adapt",
     "adaptive",
     "bd_cspn",
     "calibrate",
+    "em_dirichlet",
     "ici",
     "laplacian_shot",
     "pgd",
@@ -25,5 +30,8 @@ __all__ = [
     "simpleshot",
     "sinkhorn",
     "solve",
+    "stata",
     "tim",
+    "transclip",
+    "zero_shot",
 ]

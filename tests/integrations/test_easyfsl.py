@@ -74,6 +74,24 @@ def test_scores_of_adaptive(adapter: ModuleType) -> None:
     assert model.is_transductive()
 
 
+@pytest.mark.parametrize("rows", [0, 5, 24])
+def test_names(adapter: ModuleType, rows: int) -> None:
+    """Embeddings of names stand in for images of classes that have none."""
+    support, labels, query, truth = episode()
+    text = torch.stack([own.mean(0) for own in features().values()])
+    expected = paddle_ext.methods.create("adaptive", logit_scale=50.0).predict(
+        support[:rows], labels[:rows], query, prototypes=text
+    )
+    model = adapter.Adaptive(logit_scale=50.0, use_softmax=True)
+    model.process_support_set(support[:rows], labels[:rows], text)
+    scores = model(query)
+    torch.testing.assert_close(scores, expected.probabilities, atol=1e-6, rtol=1e-4)
+    assert (scores.argmax(-1) == truth).float().mean() > 0.9
+    model.process_support_set(support, labels)
+    without = paddle_ext.methods.create("adaptive").predict(support, labels, query)
+    torch.testing.assert_close(model(query), without.probabilities, atol=1e-6, rtol=1e-4)
+
+
 def test_backbone_and_centring(adapter: ModuleType) -> None:
     """The backbone, the centre and the norm of easyfsl are applied to support and query."""
     support, labels, query, _ = episode()

@@ -482,7 +482,7 @@ def test_lazy_import() -> None:
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     """Each line prints what the comment beside it says."""
     page = Path(__file__).resolve().parents[2] / "docs" / "estimator.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = "".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     exec(code, {})  # noqa: S102 - our own page
     said = re.findall(r"^print.*  # ([^:\n]+)", code, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == said

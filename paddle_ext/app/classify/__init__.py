@@ -5,8 +5,9 @@ column of labels; it writes a table and a page. `answer` does the same on tensor
 """
 
 from .answering import Answers, answer
-from .run import Report, Settings, classify
+from .run import Report, classify
 from .samples import Batch, Labelled
+from .settings import Settings
 from .tables import Columns
 
 __all__ = [

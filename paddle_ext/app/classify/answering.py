@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ... import check
 from ...methods.adaptive import Adaptive
+from ...methods.base import Prediction, create
 from ...methods.calibration import calibrated
 from ...research.progress import Progress
-from .samples import Batch, Labelled, check_finite, rebatched
+from ...solution import Solution
+from .samples import Batch, Labelled, alike, check_finite, rebatched
 
 BATCH = 300
+BATCHES = 8  # in one call
 MOST_ENTRIES = 50_000_000  # of the probabilities of a batch
 
 
@@ -111,26 +115,31 @@ def answer(
     if batch is None:
         size = max(1, min(size, MOST_ENTRIES // K))
     place = check.device(device)
-    support = labelled.features.to(place, torch.float32)
-    labels = labelled.labels.to(place)
-    likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
-    method = Adaptive()
+    solve = solver(labelled, place)
+    # With names what the labelled samples say is computed in each call, so for many batches.
+    together = 1
+    if labelled.prototypes is not None and len(labelled.labels):
+        together = max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
+    D = labelled.features.shape[1]
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
     best: list[tuple[Tensor, Tensor, Tensor]] = []
     present = torch.zeros(K, dtype=torch.bool)
     with Progress("classifying", total, show=progress and total > size) as shown:
-        for part in rebatched(batches, size):
-            check_batch(part, support.shape[1], labelled.source, source)
-            solution = method.solve_one(likelihood, part.features.to(place, torch.float32))
-            values, classes = solution.probabilities.topk(2, dim=1)
-            best.append((values.cpu(), classes.cpu(), solution.doubt().cpu()))
-            present |= solution.present().cpu()
-            names += part.names
-            texts += part.texts
-            truth += part.truth or []
-            shown.advance(len(part.names))
+        for group in alike(rebatched(batches, size), together):
+            for part in group:
+                check_batch(part, D, labelled.source, source)
+                names += part.names
+                texts += part.texts
+                truth += part.truth or []
+            rows = torch.stack([part.features for part in group])
+            solution = solve(rows.to(place, torch.float32))
+            found = (*solution.probabilities.topk(2), solution.doubt())
+            values, classes, doubts = (x.flatten(0, 1).cpu() for x in found)
+            best.append((values, classes, doubts))
+            present |= solution.present().any(0).cpu()
+            shown.advance(len(values))
     if not best:
         raise ValueError(f"{source} must have at least one sample to classify, got none")
     values, classes, doubts = (torch.cat(column) for column in zip(*best, strict=True))
@@ -145,6 +154,23 @@ def answer(
         doubts,
         present,
         truth or None,
+    )
+
+
+def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
+    """What classifies batches [B, n, D] by all that is known of the classes."""
+    K = len(labelled.class_names)
+    support = labelled.features.to(place, torch.float32)
+    labels = labelled.labels.to(place)
+    if labelled.prototypes is None:
+        likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
+        return partial(Adaptive().solve_batch, likelihood)
+    return partial(
+        create("adaptive", logit_scale=labelled.logit_scale).predict,
+        support,
+        labels,
+        prototypes=labelled.prototypes.to(place, torch.float32),
+        num_classes=K,
     )
 
 

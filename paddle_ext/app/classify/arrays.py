@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from torch import Tensor
 from ... import check
 from ...research.data import bank_files
 from ...research.files import UnmappableError, readable
-from .samples import Batch, Labelled, named_labels
+from .samples import Batch, Examples
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 READ_AT_ONCE = 4096  # rows
 
 
-def labelled_arrays(path: Path, labels: Path | None, label: str | None) -> Labelled:
+def labelled_arrays(
+    path: Path, labels: Path | None, label: str | None, class_names: tuple[str, ...] = ()
+) -> Examples:
     """Labelled embeddings; those labelled -1 belong to no class and are left out.
 
     Parameters
@@ -29,30 +31,69 @@ def labelled_arrays(path: Path, labels: Path | None, label: str | None) -> Label
         A file of labels, for one that has none: `.npy`, or one label in each line.
     label : str or None
         The array of labels; None: ``labels``.
+    class_names : tuple of str
+        What integer labels mean, if the file does not say it.
     """
     contents = read(path, label)
-    features = features_of(contents, path)
-    if labels is not None:
-        values = read_labels(labels)
-    elif path.suffix == ".npy":
+    if labels is None and path.suffix == ".npy":
         raise check.ArgumentValueError("labels", f"must be a file of labels for {path}, got none")
-    else:
-        names = (label,) if label else bank_files.LABELS
-        values = label_names(bank_files.pick(contents, names, path), contents, path)
-    if len(values) != len(features):
-        raise ValueError(
-            f"{labels or path} must have one label for each row of {path}, {len(features)}, "
-            f"got {len(values)}"
-        )
-    rows = [row for row, value in enumerate(values) if value not in ("", "-1")]
-    numbers, class_names = named_labels([values[row] for row in rows])
-    return Labelled(
+    features = features_of(contents, path)
+    values = labels_of(contents, path, labels, label, class_names)
+    rows = [row for row, value in enumerate(values) if value]
+    return examples(features, values, rows, path)
+
+
+def labelled_rows(path: Path, values: list[str], rows: list[int]) -> Examples:
+    """Some rows of a file, with their labels."""
+    return examples(features_of(read(path, None), path), values, rows, path)
+
+
+def examples(features: Tensor, values: list[str], rows: list[int], path: Path) -> Examples:
+    """Some rows of a file, with their labels."""
+    return Examples(
         features[torch.tensor(rows, dtype=torch.int64)].float(),
-        numbers,
-        class_names,
+        [values[row] for row in rows],
         tuple(f"row {row}" for row in rows),
         str(path),
     )
+
+
+def labels_of(
+    contents: dict[str, Any],
+    path: Path,
+    labels: Path | None,
+    label: str | None,
+    class_names: tuple[str, ...],
+) -> list[str]:
+    """A label for each row, empty where there is none; the arguments are `labelled_arrays`'."""
+    if labels is not None:
+        values = read_labels(labels)
+    else:
+        names = (label,) if label else bank_files.LABELS
+        known = {"class_names": class_names} if class_names else {}
+        values = label_names(bank_files.pick(contents, names, path), known | contents, path)
+    count = len(features_of(contents, path))
+    if len(values) != count:
+        raise ValueError(
+            f"{labels or path} must have one label for each row of {path}, {count}, "
+            f"got {len(values)}"
+        )
+    return ["" if value == "-1" else value for value in values]
+
+
+def labels_if_any(
+    path: Path,
+    labels: Path | None,
+    label: str | None,
+    truth: str | None,
+    class_names: tuple[str, ...],
+) -> list[str]:
+    """As `labels_of`, for a file that need not have any; the truth is no label."""
+    contents = read(path, label)
+    known = any(name in contents and name != truth for name in bank_files.LABELS)
+    if labels is None and label is None and not known:
+        return [""] * len(features_of(contents, path))
+    return labels_of(contents, path, labels, label, class_names)
 
 
 class UnlabelledArrays:
@@ -65,11 +106,20 @@ class UnlabelledArrays:
         The array of true labels.
     class_names : tuple of str
         What integer labels mean, if the file does not say it.
+    rows : sequence of int or None
+        Which ones; None: all.
     """
 
-    def __init__(self, path: Path, truth: str | None, class_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        truth: str | None,
+        class_names: tuple[str, ...],
+        rows: Sequence[int] | None = None,
+    ) -> None:
         contents = read(path, truth)
         self.features = features_of(contents, path)
+        self.rows = range(len(self.features)) if rows is None else rows
         self.truth: list[str] | None = None
         if truth is not None:
             values = bank_files.pick(contents, (truth,), path)
@@ -81,16 +131,16 @@ class UnlabelledArrays:
                 )
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self), READ_AT_ONCE):
-            stop = min(start + READ_AT_ONCE, len(self))
+            rows = self.rows[start : start + READ_AT_ONCE]
             yield Batch(
-                [str(row) for row in range(start, stop)],
-                self.features[start:stop].float(),
-                [""] * (stop - start),
-                None if self.truth is None else self.truth[start:stop],
+                [str(row) for row in rows],
+                self.features[torch.tensor(rows, dtype=torch.int64)].float(),
+                [""] * len(rows),
+                None if self.truth is None else [self.truth[row] for row in rows],
             )
 
 

@@ -11,7 +11,7 @@ import torch
 from ...research.files import replacing
 from .answering import Answers
 from .pictures import thumbnails
-from .samples import Source
+from .samples import Labelled, Source
 
 HERE = Path(__file__).parent
 DOUBTFUL = 0.5  # doubt from which a sample is marked
@@ -88,19 +88,26 @@ def head(answers: Answers, source: Source, title: str, present: int) -> str:
         figures.append((f"{len(source.unreadable):,}", "not readable: listed below"))
     listed = "".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures)
     title = escape(title)
-    style, S = (HERE / "page.css").read_text(encoding="utf-8"), len(source.labelled.labels)
+    style = (HERE / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<title>{title}</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
-        f"<header><h1>{title}</h1><p>Classified by {S:,} labelled examples of "
-        f"{len(answers.class_names):,} classes. In each class the most doubtful come first.</p>"
+        f"<header><h1>{title}</h1><p>Classified by {what_is_known(source.labelled)}. "
+        "In each class the most doubtful come first.</p>"
         f'<ul class="figures">{listed}</ul></header><main>'
         '<div class="tools"><input type="search" id="search" aria-label="Search" '
         'placeholder="Search a class, a file, a text"> '
         '<label><input type="checkbox" id="doubtful"> only doubtful ones</label></div>'
     )
+
+
+def what_is_known(labelled: Labelled) -> str:
+    S, K = len(labelled.labels), len(labelled.class_names)
+    if labelled.prototypes is None:
+        return f"{S:,} labelled examples of {K:,} classes"
+    return f"the names of {K:,} classes" + (f" and {S:,} labelled examples" if S else "")
 
 
 def unsure_note(answers: Answers) -> str:

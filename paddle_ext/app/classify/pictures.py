@@ -19,7 +19,7 @@ from ...research.files import first_line
 from ...research.progress import Progress
 from .cache import FeatureCache, digest
 from .networks import Network
-from .samples import Batch, Labelled, named_labels
+from .samples import Batch, Examples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -139,7 +139,7 @@ def images_below(folder: Path) -> list[Path]:
 
 def labelled_folder(
     root: Path, reader: PictureReader, notes: list[str], *, progress: bool
-) -> Labelled:
+) -> Examples:
     """One folder for each class; what is in further folders below belongs to it."""
     paths: list[Path] = []
     classes: list[str] = []
@@ -163,10 +163,9 @@ def labelled_folder(
         )
     for name in sorted(set(classes) - {classes[row] for row in rows}):
         notes.append(f"no picture of {name!r} could be read, so it is no class")
-    labels, class_names = named_labels([classes[row] for row in rows])
     features = torch.cat([features for _, features in parts])
     texts = tuple(str(paths[row]) for row in rows)
-    return Labelled(features, labels, class_names, texts, str(root))
+    return Examples(features, [classes[row] for row in rows], texts, str(root))
 
 
 class UnlabelledFolder:

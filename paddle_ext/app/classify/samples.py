@@ -9,21 +9,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LOGIT_SCALE = 100.0  # of CLIP and of most models trained as it was
+
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples whose classes are known.
+    """Samples whose classes are known, or classes known by their names, or both.
 
     Parameters
     ----------
     features : Tensor [S, D]
     labels : Tensor [S] int64
-        Indices into `class_names`; every class has at least one sample.
+        Indices into `class_names`; every class has at least one sample, unless there are
+        `prototypes`.
     class_names : tuple of str
     texts : tuple of str
         What a person sees of each sample: a text, the path of a picture, or nothing.
     source : str
         Where they come from, for messages.
+    prototypes : Tensor [K, D] or None
+        Embeddings of the classes' names, by the encoder that made the features.
+    logit_scale : float
+        Factor that makes logits of cosines with the prototypes.
     """
 
     features: Tensor
@@ -31,6 +38,8 @@ class Labelled:
     class_names: tuple[str, ...]
     texts: tuple[str, ...]
     source: str = "labelled"
+    prototypes: Tensor | None = None
+    logit_scale: float = LOGIT_SCALE
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -39,6 +48,20 @@ class Labelled:
                 f"{self.source} must have labelled samples of at least two classes, got {found}"
             )
         check_finite(self.features, self.source, range(len(self.features)))
+
+
+class Examples(NamedTuple):
+    """Labelled samples as they were read."""
+
+    features: Tensor  # [S, D]
+    labels: list[str]
+    texts: tuple[str, ...]  # as those of `Labelled`
+    source: str
+
+    def labelled(self) -> Labelled:
+        """The same with numbers for labels; their classes are those that have a sample."""
+        numbers, class_names = named_labels(self.labels)
+        return Labelled(self.features, numbers, class_names, self.texts, self.source)
 
 
 class Batch(NamedTuple):
@@ -124,6 +147,21 @@ def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
         yield part_of(whole, count // 2, count)
     elif count:
         yield concatenated(waiting)
+
+
+def alike(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+    """Groups of at most `most` batches that follow one another and have one shape."""
+    group: list[Batch] = []
+    for batch in batches:
+        if group and batch.features.shape != group[0].features.shape:
+            yield group
+            group = []
+        group.append(batch)
+        if len(group) == most:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def concatenated(parts: Sequence[Batch]) -> Batch:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ... import check
 from ...research.files import readable
 from ...research.libraries import library
-from .samples import Batch, Labelled, named_labels
+from .samples import Batch, Examples
 from .texts import TextEmbedder
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -119,16 +119,21 @@ class Table:
         return name
 
     def label_column(self, given: str | None) -> str:
-        if given is not None:
-            return self.column(given, "label")
-        for name in LABEL_COLUMNS:
-            if name in self.names:
-                return name
+        found = self.label_column_if_any(given, None)
+        if found is not None:
+            return found
         raise check.ArgumentValueError(
             "label",
             f"must be the column of classes of {self.path}, which has none called "
             f"{', '.join(LABEL_COLUMNS)}, got nothing",
         )
+
+    def label_column_if_any(self, given: str | None, truth: str | None) -> str | None:
+        """The one that is given, or one with a known name; the truth is none."""
+        if given is not None:
+            return self.column(given, "label")
+        known = (name for name in LABEL_COLUMNS if name in self.names and name != truth)
+        return next(known, None)
 
     def feature_columns(self, given: str | None, others: set[str]) -> list[str]:
         """The columns of numbers that `Columns.features` means."""
@@ -236,23 +241,22 @@ class TableSamples:
             ) from None
 
 
-def labelled_table(samples: TableSamples) -> Labelled:
-    """All rows that have a label."""
+def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
+    """All rows that have a label; if they are not required, there may be none."""
     features, texts, values, names = [], [], [], []
     for batch, labels in samples.with_labels():
         features.append(batch.features)
         texts += batch.texts
         names += batch.names
         values += labels
-    if not values:
+    if required and not values:
         raise ValueError(
             f"{samples.table.path} must have rows with a label in column "
             f"{samples.columns.label!r}, got none"
         )
-    numbers, class_names = named_labels(values)
     shown = tuple(text or f"row {name}" for text, name in zip(texts, names, strict=True))
-    source = str(samples.table.path)
-    return Labelled(torch.cat(features), numbers, class_names, shown, source)
+    rows = torch.cat(features) if features else torch.empty(0, 0)
+    return Examples(rows, values, shown, str(samples.table.path))
 
 
 def cell_text(value: object) -> str:

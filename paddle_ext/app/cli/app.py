@@ -23,6 +23,7 @@ OTHER_ARGUMENTS = {
     "arch": ("architecture",),
     "embedding": ("features",),
     "row_names": ("name",),
+    "template": ("templates",),
 }
 
 

@@ -22,6 +22,14 @@ paddle-ext classify photos/labelled photos/new --output answers
 paddle-ext classify table.csv --label intent --text sentence
 
 paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
+
+paddle-ext classify tickets.csv --text sentence --names intents.txt
+
+paddle-ext classify photos --names names.txt --encoder models/clip
+
+paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
+
+paddle-ext classify features.npz --names text.npz
 """
 MOST_CLASSES = 25  # in the terminal
 
@@ -36,7 +44,8 @@ def classify(
         Path,
         typer.Argument(
             help="Embeddings (.npz, .npy, .safetensors, .csv, .tsv, .parquet), a folder with one "
-            "folder of pictures for each class, or a table with gaps in its labels."
+            "folder of pictures for each class, or a table with gaps in its labels. With names: "
+            "what to classify, if nothing is labelled."
         ),
     ],
     unlabelled: Annotated[
@@ -68,11 +77,34 @@ def classify(
             help="Column or array of true classes, to tell the accuracy; for pictures: folder."
         ),
     ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            help="Names of the classes, which then need no labels: a text file with one in each "
+            "line (and prompts after tabs), or a .npz with text and class_names."
+        ),
+    ] = None,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the encoder is given of a name, in place of {}; several are averaged. "
+            "Default: 'a photo of a {}.' for pictures, the name alone for texts."
+        ),
+    ] = None,
+    logit_scale: Annotated[
+        float | None,
+        typer.Option(help="Factor on cosines with names; default: the encoder's, or 100."),
+    ] = None,
     backbone: Annotated[
         str, typer.Option(help="For pictures: efficientnet_lite0, timm:NAME, or a checkpoint.")
     ] = "efficientnet_lite0",
     encoder: Annotated[
-        str | None, typer.Option(help="For texts: a model of sentence-transformers.")
+        str | None,
+        typer.Option(
+            help="For texts: a model of sentence-transformers. For pictures with names: an "
+            "image-text model on disk, which is a folder of transformers, open_clip or ONNX, "
+            "open_clip:NAME:WEIGHTS, or IMAGES.onnx,TEXTS.onnx."
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
@@ -83,7 +115,7 @@ def classify(
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no features.")] = False,
 ) -> None:
-    """Classify your own data from a few labels: writes a table and a page to look at."""
+    """Classify your own data from a few labels, or from names: a table and a page to look at."""
     from ...research.files import user_cache
     from ..classify import Columns, Settings
     from ..classify import classify as run
@@ -95,6 +127,9 @@ def classify(
         Settings(
             columns=Columns(embedding, text, label, row_names, truth),
             labels=labels,
+            names=names,
+            templates=tuple(template or ()),
+            logit_scale=logit_scale,
             backbone=backbone,
             encoder=encoder,
             batch=batch,

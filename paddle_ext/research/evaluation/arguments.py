@@ -35,7 +35,10 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
     if preset is not None:
         check.choice("preset", preset, PRESETS)
     if isinstance(methods, str) and methods == "all":
-        methods = [*PAPER_ORDER, *(other for other in available() if other not in PAPER_ORDER)]
+        methods = [
+            *PAPER_ORDER,
+            *(other for other in available(named=False) if other not in PAPER_ORDER),
+        ]
     if isinstance(methods, str | Method):
         methods = [methods]
     pairs: list[tuple[object, object]]
@@ -50,7 +53,7 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
     chosen: dict[str, Method] = {}
     for label, one in pairs:
         if isinstance(one, str):
-            one = create(check.choice("methods", one, available()), preset)
+            one = create(check.choice("methods", one, available(named=False)), preset)
         if not isinstance(one, Method):
             raise bad_type(f"must be names or methods, got {check.kind(one)}")
         if not isinstance(label, str):

@@ -59,9 +59,9 @@ def evaluate(
         Rows of no class, label -1, are not drawn. Classes without rows do not count: the others
         are then numbered anew, in their order.
     methods : str, Method, or a sequence of them, or a mapping of labels to methods
-        A name of `methods.available()`, or ``"all"``, in the order of the paper's tables, and then
-        ours. A mapping gives the methods labels of your own, so that one of them may come with
-        several options.
+        A name of `methods.available(named=False)`, or ``"all"``, in the order of the paper's
+        tables, and then ours. A mapping gives the methods labels of your own, so that one of them
+        may come with several options.
     shots : int, sequence of int, or None
         Support rows of each class. None: all rows of `support`, shared by all tasks.
     k_eff : int or sequence of int

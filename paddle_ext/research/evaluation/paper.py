@@ -127,7 +127,7 @@ def k_eff_curve(dataset: str, backbone: str, method: str, shots: int | None) -> 
     """
     check.choice("dataset", dataset, DATA_SETS)
     check.choice("backbone", backbone, BACKBONES)
-    check.choice("method", method, available())
+    check.choice("method", method, available(named=False))
     rows = numbers()["k_eff"].get(dataset, {}).get(backbone, {}).get(method, {})
     row = rows.get(str(shots), [None] * len(K_EFFS))
     return {k: value for k, value in zip(K_EFFS, row, strict=True) if value is not None}

@@ -223,7 +223,7 @@ def test_messages(tmp_path: Path) -> None:
         classify(*files(query, np.zeros_like(labels)), tmp_path, SETTINGS)
     with pytest.raises(ValueError, match=r"missing\.npz must be a file or a folder"):
         classify(tmp_path / "missing.npz", None, tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"a single argument must be a table"):
+    with pytest.raises(ValueError, match=r"^labelled must be a table .* \(or pass names\)"):
         classify(tmp_path / "known.npz", None, tmp_path, SETTINGS)
     np.save(tmp_path / "known.npy", support)
     with pytest.raises(ValueError, match=r"^labels must be a file of labels"):

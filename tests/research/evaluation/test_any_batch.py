@@ -138,7 +138,7 @@ def test_resumes(bank: FeatureBank, tmp_path) -> None:
 
 
 def test_defaults() -> None:
-    assert set(any_batch.METHODS) <= set(methods.available())
+    assert set(any_batch.METHODS) <= set(methods.available(named=False))
     assert any_batch.METHODS[-1] == "adaptive"
     assert any_batch.default_k_eff(150) == [1, 2, 5, 10, 20, 75, 150]
     assert any_batch.default_k_eff(3) == [1, 2, 3]

@@ -234,7 +234,7 @@ def test_batches_of_methods_that_do_not_gather() -> None:
 
 
 def test_all_methods_in_the_order_of_the_paper() -> None:
-    assert set(PAPER_ORDER) == set(methods.available())
+    assert set(PAPER_ORDER) == set(methods.available(named=False))
     assert PAPER_ORDER[-1] == "adaptive"
     found = run(small_bank(), shots=1, k_eff=2, num_classes=3, n_query=4, n_tasks=2)
     assert found.methods == PAPER_ORDER

@@ -107,7 +107,7 @@ def test_methods_and_their_options() -> None:
     assert tuple(chosen("paper", published, "mini", None)) == published
     assert len(published) == 8
     assert "adaptive" not in published
-    assert set(chosen("all", published, "paper", None)) == set(methods.available())
+    assert set(chosen("all", published, "paper", None)) == set(methods.available(named=False))
     assert chosen("paper", published, "tiered", None)["bd_cspn"].temperature == 30
     assert chosen("paddle", (), "mini", None)["paddle"].scaling == "minmax"
     tuned = {"bd_cspn": {"temperature": 7.0}, "tim": {"max_iter": 3}}

@@ -108,7 +108,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_titles() -> None:
-    assert set(TITLES) == set(methods.available())
+    assert set(TITLES) == set(methods.available(named=False))
 
 
 def test_one_column_for_each_number_of_shots() -> None:

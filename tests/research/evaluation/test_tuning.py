@@ -23,7 +23,7 @@ def run(*arguments: Any, **options: Any) -> Tuning:
     return tune(small_bank(), *arguments, **(SMALL | options))
 
 
-@pytest.mark.parametrize("name", methods.available())
+@pytest.mark.parametrize("name", methods.available(named=False))
 def test_grids(name: str) -> None:
     """Of a moderate size, valid, and with the defaults, also those of the presets, among them."""
     grid = GRIDS[name]

@@ -150,8 +150,8 @@ def methods_by_name(
     if not named:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     for name in named:
-        if name not in registry.available():
-            known = ", ".join(map(repr, ("paper", "all", *registry.available())))
+        if name not in registry.available(named=False):
+            known = ", ".join(map(repr, ("paper", "all", *registry.available(named=False))))
             raise check.ArgumentValueError("methods", f"must be among {known}, got {name!r}")
     given = options or {}
     return {name: registry.create(name, preset, **given.get(name, {})) for name in named}

@@ -1,0 +1,70 @@
+"""Models of open_clip: a folder with its configuration, or a name of its list and weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....research.libraries import library
+from .towers import Encoder, ImageTower, digest_of_files, of_open_clip
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+
+
+def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:
+    weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    if not weights:
+        raise FileNotFoundError(f"{folder} has no weights")
+    return loaded(name, f"local-dir:{folder}", None, weights, device)
+
+
+def from_weights(name: str, architecture: str, weights: Path, device: torch.device) -> Encoder:
+    return loaded(name, architecture, str(weights), [weights], device)
+
+
+def loaded(
+    name: str, model_name: str, pretrained: str | None, weights: list[Path], device: torch.device
+) -> Encoder:
+    module = library("open_clip", f"the encoder {name}", "'paddle_ext[open_clip]'")
+    with offline():
+        model = module.create_model(model_name, pretrained=pretrained, device=device).eval()
+        tokenizer = module.get_tokenizer(model_name)
+    key = f"open_clip {model_name.partition(':')[0]} {digest_of_files(weights)}"
+
+    def images(pixels: Tensor) -> Tensor:
+        features: Tensor = model.encode_image(pixels)
+        return features
+
+    @torch.no_grad()
+    def texts(given: list[str]) -> Tensor:
+        features: Tensor = model.encode_text(tokenizer(given).to(device))
+        return features.float().cpu()
+
+    tower = ImageTower(images, of_open_clip(preparation(module, model)), device, key)
+    return Encoder(name, tower, texts, key, float(model.logit_scale.detach().exp()))
+
+
+def preparation(module: Any, model: Any) -> dict[str, Any]:
+    found: dict[str, Any] = module.get_model_preprocess_cfg(model)
+    return found
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Some configurations name parts that lie on a hub; they are taken from its cache alone."""
+    name = "HF_HUB_OFFLINE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

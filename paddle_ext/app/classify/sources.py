@@ -1,0 +1,222 @@
+"""Opening the data, whatever they are: files, folders, one table, with names or without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ... import check
+from ...research.data.images import require_pillow
+from . import arrays, tables
+from .encoders import open_encoder
+from .names import NamedClasses, Names
+from .naming import (
+    Given,
+    given_names,
+    known_classes,
+    names_of_embeddings,
+    names_of_pictures,
+    names_of_texts,
+    without_encoder,
+)
+from .networks import DEFAULT, open_network
+from .pictures import PictureReader, UnlabelledFolder, labelled_folder
+from .samples import Source
+from .settings import Settings
+from .tables import Columns, Table, TableSamples
+from .texts import TextEmbedder
+
+
+def open_source(
+    labelled: Path, unlabelled: Path | None, settings: Settings, device: torch.device
+) -> Source:
+    """Open the data, whatever it is."""
+    given = given_names(settings)
+    if unlabelled is None:
+        return open_alone(labelled, given, settings, device)
+    if labelled.is_dir() != unlabelled.is_dir():
+        raise ValueError(
+            f"both must be folders of pictures, or both files, got {labelled}, {unlabelled}"
+        )
+    if labelled.is_dir():
+        return open_folders(labelled, unlabelled, given, settings, device)
+    for path in (labelled, unlabelled):
+        if path.suffix not in (*arrays.SUFFIXES, *tables.SUFFIXES):
+            known = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
+            raise ValueError(f"{path} must end in one of {known}, or be a folder of pictures")
+    return open_files(labelled, unlabelled, given, settings, device)
+
+
+def open_alone(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
+    """Data with gaps in their labels, or known by names."""
+    if path.suffix in tables.SUFFIXES:
+        return open_table(path, given, settings, device)
+    if path.is_dir() and given is not None:
+        return open_folders(None, path, given, settings, device)
+    if path.suffix in arrays.SUFFIXES:
+        named = names_of_embeddings(given, [path], settings, device)
+        if named is not None:
+            return open_arrays(path, named, settings)
+    raise check.ArgumentValueError(
+        "labelled",
+        f"must be a table ({', '.join(tables.SUFFIXES)}) with gaps in its column of labels if "
+        f"nothing else is given, got {path}",
+        or_pass="names",
+    )
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def open_folders(
+    labelled: Path | None,
+    unlabelled: Path,
+    given: Given,
+    settings: Settings,
+    device: torch.device,
+) -> Source:
+    require_pillow()
+    if labelled is not None and unlabelled.resolve().is_relative_to(labelled.resolve()):
+        raise ValueError(
+            f"the pictures to classify must not lie in the labelled folder {labelled}, "
+            f"got {unlabelled}"
+        )
+    if settings.encoder is None and isinstance(given, Names):
+        raise without_encoder(settings)
+    if settings.encoder is not None and settings.backbone != DEFAULT:
+        raise check.ArgumentValueError(
+            "backbone", f"must be left out beside an encoder, got {settings.backbone}"
+        )
+    unreadable: dict[str, str] = {}
+    notes: list[str] = []
+    encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
+    network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
+    named = names_of_pictures(given, encoder, settings)
+    reader = PictureReader(network, settings.cache, unreadable)
+    truth = settings.columns.truth is not None
+    new = UnlabelledFolder(unlabelled, reader, truth=truth, progress=settings.progress)
+    if labelled is None:
+        assert named is not None
+        known = named.labelled(None)
+    else:
+        # A class without pictures is one all the same if it has a name.
+        own = notes if named is None else []
+        examples = labelled_folder(labelled, reader, own, progress=settings.progress)
+        known = known_classes(examples, named)
+    return Source(known, new, str(unlabelled), "pictures", len(new), notes, unreadable)
+
+
+# --- embeddings and texts -----------------------------------------------------------------------
+
+
+def open_files(
+    labelled: Path, unlabelled: Path, given: Given, settings: Settings, device: torch.device
+) -> Source:
+    """Two files of embeddings, or of texts; they may be of different formats."""
+    columns, embedder, kind = settings.columns, None, "rows"
+    features: list[str] = []
+    known_table = None
+    if labelled.suffix in tables.SUFFIXES:
+        known_table = Table(labelled)
+        label = known_table.label_column(columns.label)
+        own = replace(columns, label=label, name=None, truth=None)
+        embedder, features, kind = feature_source(
+            known_table, replace(columns, label=label), settings, device
+        )
+    named = names_of_rows(given, embedder, [labelled, unlabelled], settings, device)
+    if known_table is not None:
+        samples = TableSamples(known_table, own, features, embedder, "labelled")
+        examples = tables.labelled_table(samples, required=named is None)
+    else:
+        names = () if named is None else named.class_names
+        examples = arrays.labelled_arrays(labelled, settings.labels, columns.label, names)
+    known = known_classes(examples, named)
+    if unlabelled.suffix in tables.SUFFIXES:
+        table = Table(unlabelled)
+        if not features and embedder is None:
+            features = table.feature_columns(columns.features, columns.others())
+        own = replace(columns, label=None)
+        new = TableSamples(table, own, features, embedder, "all")
+        return Source(known, new, str(unlabelled), kind, notes=column_notes(features))
+    stored = arrays.UnlabelledArrays(unlabelled, columns.truth, known.class_names)
+    return Source(
+        known, stored, str(unlabelled), kind, total=len(stored), notes=column_notes(features)
+    )
+
+
+def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
+    """One file of embeddings: rows without a label are classified, or all if all have one."""
+    columns, notes = settings.columns, list[str]()
+    values = arrays.labels_if_any(
+        path, settings.labels, columns.label, columns.truth, named.class_names
+    )
+    rows = [row for row, value in enumerate(values) if value]
+    if len(rows) == len(values):
+        rows = []
+        notes.append(
+            "every row has a label, so no label was used: all rows were classified by the names"
+        )
+    known = named.labelled(arrays.labelled_rows(path, values, rows))
+    there = set(rows)
+    others = [row for row in range(len(values)) if row not in there]
+    new = arrays.UnlabelledArrays(path, columns.truth, named.class_names, others)
+    name = f"{path} (rows without a label)" if rows else str(path)
+    return Source(known, new, name, "rows", len(new), notes)
+
+
+def open_table(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
+    """One table with gaps in its column of labels; with names there may be no such column."""
+    table = Table(path)
+    asked = settings.columns
+    label = table.label_column_if_any(asked.label, asked.truth)
+    if label is None and given is None:
+        label = table.label_column(None)  # or say that there is none
+    columns = replace(asked, label=label)
+    embedder, features, kind = feature_source(table, columns, settings, device)
+    named = names_of_rows(given, embedder, [], settings, device)
+    notes = column_notes(features)
+    if label is None:
+        assert named is not None
+        new = TableSamples(table, columns, features, embedder, "all")
+        return Source(named.labelled(None), new, str(path), kind, notes=notes)
+    own = replace(columns, truth=None)
+    samples = TableSamples(table, own, features, embedder, "labelled")
+    known = known_classes(tables.labelled_table(samples, required=named is None), named)
+    new = TableSamples(table, columns, features, embedder, "unlabelled")
+    return Source(known, new, f"{path} (rows without a label)", kind, notes=notes)
+
+
+def names_of_rows(
+    given: Given,
+    embedder: TextEmbedder | None,
+    files: list[Path],
+    settings: Settings,
+    device: torch.device,
+) -> NamedClasses | None:
+    if embedder is not None:
+        return names_of_texts(given, embedder, settings)
+    return names_of_embeddings(given, files, settings, device)
+
+
+def feature_source(
+    table: Table, columns: Columns, settings: Settings, device: torch.device
+) -> tuple[TextEmbedder | None, list[str], str]:
+    """What makes the features of a table: a model for its texts, or columns; and their kind.
+
+    With both given the columns are the features, and the texts are only shown.
+    """
+    kind = "rows" if columns.text is None else "texts"
+    if columns.text is not None:
+        table.column(columns.text, "text")
+        if columns.features is None:
+            return TextEmbedder(settings.encoder, device, settings.cache), [], kind
+    return None, table.feature_columns(columns.features, columns.others()), kind
+
+
+def column_notes(features: list[str]) -> list[str]:
+    """Which columns were taken: a number that is no feature could be among them."""
+    if len(features) < 2:
+        return []
+    return [f"features: {len(features)} columns, {features[0]} to {features[-1]}"]

@@ -1,0 +1,423 @@
+"""Classes known by their names: prototypes from elsewhere beside labelled rows and a batch.
+
+Letters: B tasks, S labelled rows, Q queries, K classes, D features; R of the labelled rows judge.
+docs/names.md has the equations. A task with a labelled row of every class, and two on average, is
+solved by the likelihoods of `adaptive` and what the names add to them; any other by prototypes that
+start as anchors where the names say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..ops.calibrate import CENTRE, calibrate
+from ..rows import class_sums, products, unit_rows
+from ..solution import Solution
+from .calibration import Likelihood, calibrated, column
+from .task import Task, how_many
+
+MOST_ROWS = 256  # that judge
+NAME_SHARPNESS = 20.0  # most of the names' logits, for centred unit-norm rows and names
+NAME_WEIGHT = 0.7  # of the names' logits beside distances
+NAME_SHOTS = 1.4  # a class with n labelled rows needs its name NAME_SHOTS / (1 + n) as much
+NAME_SHARES = (0.0, 0.5, 2.0)  # of that, beside 1, that labelled rows may ask for
+ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and labelled rows that it counts for
+MODALITY_SLOPE = 0.4  # a class mean is off the others' so many times what its name is
+SHARPNESS = 12.0  # of distances to anchors
+# Proportions must not settle before the prototypes have seen the queries.
+FIRST_ITERATIONS = 3
+STEPS, STEP_ITERATIONS = 2, 10  # in which prototypes take in the queries
+LEAST_CLASSES = 256  # of more classes than these and than queries, only those likeliest take part
+QUERIES_PER_CLASS = 8  # in a larger batch a query counts less
+SAME = 1e-6  # a row this near to the centre is the centre
+# Logits [B, Q, K], weight of a query, most iterations; None: as many as it takes.
+Loop: TypeAlias = Callable[[Tensor, float, int | None], Solution]
+
+
+def solution(task: Task, loop: Loop, *, metric: str, logit_scale: float) -> Solution:
+    """Solve tasks with prototypes or logits; `loop` finds the proportions."""
+    step = how_many(bytes_per_task(task), task.query.device)
+    parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
+    found = [solve_part(part, loop, metric, logit_scale) for part in parts]
+    return found[0] if len(found) == 1 else merged(found)
+
+
+def solve_part(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solution:
+    by_rows = tasks_with_every_class(task)
+    if all(by_rows):
+        return solve_by_rows(task, loop, metric, logit_scale)
+    if not any(by_rows):
+        return solve_by_anchors(task, loop, logit_scale)
+    # No task may depend on the others of its batch.
+    kind = torch.tensor(by_rows, device=task.query.device)
+    first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
+    found = [
+        solve_by_rows(selected(task, first), loop, metric, logit_scale),
+        solve_by_anchors(selected(task, second), loop, logit_scale),
+    ]
+    return merged(found, torch.cat([first, second]).argsort())
+
+
+def tasks_with_every_class(task: Task) -> list[bool]:
+    """Which tasks have labelled rows of every class, and two on average; one for a shared support.
+
+    On CUDA it waits for the answer, unless there are too few rows anyway.
+    """
+    (B, S), K = task.support_labels.shape, task.num_classes
+    if S < 2 * K:
+        return [False] * B
+    found: list[bool] = (shots_of(task) > 0).all(-1).tolist()
+    return found
+
+
+def shots_of(task: Task) -> Tensor:
+    """Labelled rows of each class, [B or 1, K], in the dtype of the task."""
+    labels = task.support_labels
+    shots = torch.zeros(len(labels), task.num_classes, dtype=torch.int64, device=labels.device)
+    return shots.scatter_add_(1, labels, torch.ones_like(labels)).to(task.query.dtype)
+
+
+def bytes_per_task(task: Task) -> int:
+    """What the temporary tensors of one task take."""
+    (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
+    numbers = Q * (5 * D + 10 * K + Q)
+    if task.prototypes is not None and len(task.prototypes) > 1:
+        numbers += 4 * K * D
+    if S:
+        numbers += 4 * S * D + 4 * K * D + min(S, MOST_ROWS) * (2 * D + 6 * K)
+    return numbers * task.query.itemsize
+
+
+# --- what the names say ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Names:
+    """Zero-shot logits less their mean over the classes, times what names weigh beside rows."""
+
+    query: Tensor  # [B, Q, K]
+    judges: Tensor | None  # [B, R, K] of the labelled rows that judge; None: nobody knows
+    # None if only logits are known:
+    away: Tensor | None  # [B or 1, K, D] unit-norm names less their mean
+    products: Tensor | None  # [B, Q, K] of unit-norm queries with them
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Unit-norm queries and labelled rows, and who of these judges."""
+
+    query: Tensor  # [B, Q, D]
+    support: Tensor  # [B or 1, S, D]
+    labels: Tensor  # [B or 1, S]
+    shots: Tensor  # [B or 1, K]
+    index: Tensor  # [R] evenly spread
+
+    def judges(self, rows: Tensor) -> Tensor:
+        """Of [B or 1, S, ..] those that judge."""
+        return rows.index_select(1, self.index)
+
+
+def rows_of(task: Task) -> Rows:
+    S = task.support.shape[1]
+    R = min(S, MOST_ROWS)
+    place = torch.arange(R, device=task.query.device)
+    return Rows(
+        query=unit_rows(task.query),
+        support=unit_rows(task.support),
+        labels=task.support_labels,
+        shots=shots_of(task),
+        index=(2 * place + 1) * S // max(1, 2 * R),
+    )
+
+
+def names_of(task: Task, rows: Rows, logit_scale: float) -> Names:
+    weight = NAME_WEIGHT * (NAME_SHOTS / (1 + rows.shots)).clamp(max=1).mean(-1).view(-1, 1, 1)
+    if task.prototypes is None:
+        assert task.logits is not None
+        logits = task.logits - task.logits.mean(-1, keepdim=True)
+        return Names(logits * weight, None, None, None)
+    away = unit_rows(task.prototypes)
+    away = away - away.mean(-2, keepdim=True)
+    inner = products(rows.query, away)
+    width = spread(rows.query)
+    if len(rows.index):
+        width = torch.maximum(width, spread(rows.support))
+    # Both towers as wide as this, a row and a name say as much for every encoder.
+    scale = NAME_SHARPNESS / (width * lengths(away).mean(-2, keepdim=True))
+    scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
+    if not len(rows.index):
+        return Names(inner * (scale * weight), None, away, inner)
+    judged = products(rows.judges(rows.support), away) * scale
+    weight = weight * column(fitted(judged, rows)[0].clamp(max=1))
+    return Names(inner * (scale * weight), judged * weight, away, inner)
+
+
+def fitted(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """The factor on the logits [B, R, K] of the judges that fits their labels, and the misfit; [B].
+
+    ``ln factor ~ N(0, ln(2)^2)`` a priori.
+    """
+    B, R, _ = logits.shape
+    labels = rows.judges(rows.labels).expand(B, R)
+    count = torch.full((B,), R, device=logits.device)
+    sharpness, objective = calibrate(logits * (-2 / CENTRE), labels, count)[:2]
+    return sharpness / CENTRE, objective
+
+
+def lengths(x: Tensor) -> Tensor:
+    """[.., N, D] -> [.., N, 1]."""
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return found
+
+
+def spread(x: Tensor) -> Tensor:
+    """How far rows are from their mean, on average; [.., 1, 1]."""
+    return lengths(x - x.mean(-2, keepdim=True)).mean(-2, keepdim=True)
+
+
+def inverse(length: Tensor) -> Tensor:
+    """1 / length; 0 for what is 0 up to rounding."""
+    return torch.where(length > SAME, 1 / length.clamp(min=SAME), 0)
+
+
+# --- prototypes that take in the queries ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What prototypes are made of, beside queries: s a sum of rows, the prototype s / mass."""
+
+    cross: Tensor  # [B, Q, K] queries . s
+    squares: Tensor  # [B or 1, 1, K] s . s
+    mass: Tensor  # [B or 1, 1, K]
+
+    def distances(self) -> Tensor:
+        """Squared, of the queries to the prototypes, less the squares of the queries."""
+        return torch.sub(self.squares / self.mass.square(), self.cross / self.mass, alpha=2)
+
+    def narrowed(self, kept: Tensor) -> Sums:
+        """For some of the classes, [B, M]."""
+        return Sums(*(narrowed(x, kept) for x in (self.cross, self.squares, self.mass)))
+
+    def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
+        """The same with the queries in the prototypes, each query judged without itself.
+
+        `weights` [B, Q, K] are those of a query in a class, `inner` the products of the queries
+        with the sums so weighted, `own` [B, Q, 1] with themselves.
+        """
+        everything = self.cross + inner
+        square = (weights * (self.cross + everything)).sum(-2, keepdim=True) + self.squares
+        mass = (self.mass + weights.sum(-2, keepdim=True)) - weights
+        alone = everything - weights * own
+        square = torch.addcmul(square, weights, everything.add_(alone), value=-1)
+        return square.div_(mass).sub_(alone.mul_(2)).div_(mass)
+
+
+def solve_by_anchors(task: Task, loop: Loop, logit_scale: float) -> Solution:
+    """Any number of labelled rows: prototypes start as names, and take in rows and queries."""
+    rows = rows_of(task)
+    names = names_of(task, rows, logit_scale)
+    Q, K = names.query.shape[-2:]
+    weight = min(1.0, QUERIES_PER_CLASS * K / Q)
+    found = loop(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS)
+    centre = centre_of(rows, names, found.probabilities)
+    off = rows.query - centre
+    length = inverse(lengths(off))
+    x = off.mul_(length)
+    sums, factor = anchored(rows, names, centre, x, length)
+    sharpness = column(factor) * (SHARPNESS / 2)
+    added = names.query if names.judges is None else names.query * column(factor)
+    if len(rows.index):
+        logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
+        found = loop(logits, weight, FIRST_ITERATIONS)
+    kept = classes_kept(found, Q)
+    if kept is not None:
+        added, sums = narrowed(added, kept), sums.narrowed(kept)
+        found = found._replace(probabilities=narrowed(found.probabilities, kept))
+    gram = torch.bmm(x, x.mT)
+    own = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    for _ in range(STEPS):
+        W = found.probabilities.square()
+        d = sums.distances_with(W, torch.bmm(gram, W), own)
+        logits = torch.addcmul(added, d, sharpness, value=-1)
+        found = loop(logits, weight, STEP_ITERATIONS)
+    return found if kept is None else widened(found, kept, K)
+
+
+def classes_kept(found: Solution, Q: int) -> Tensor | None:
+    """Those with the most queries, [B, M]; None for all: Q queries are of at most Q classes."""
+    M = max(LEAST_CLASSES, Q)
+    if found.proportions.shape[-1] <= M:
+        return None
+    kept: Tensor = found.proportions.topk(M, sorted=False).indices
+    return kept.sort().values
+
+
+def narrowed(x: Tensor, kept: Tensor) -> Tensor:
+    """The columns that are kept, [B or 1, N, K] -> [B, N, M]."""
+    B, M = kept.shape
+    return x.expand(B, -1, -1).gather(-1, kept.unsqueeze(1).expand(B, x.shape[1], M))
+
+
+def widened(found: Solution, kept: Tensor, K: int) -> Solution:
+    """A solution for all classes, of which others than those kept have no share."""
+    u = found.probabilities
+    B, Q, M = u.shape
+    place = kept.unsqueeze(1).expand(B, Q, M)
+    lowest = found.dual.amin(-1, keepdim=True).expand(B, K)
+    return found._replace(
+        labels=kept.gather(-1, found.labels),
+        probabilities=u.new_zeros(B, Q, K).scatter_(-1, place, u),
+        proportions=u.new_zeros(B, K).scatter_(-1, kept, found.proportions),
+        dual=lowest.scatter(-1, kept, found.dual),
+    )
+
+
+def centre_of(rows: Rows, names: Names, u: Tensor) -> Tensor:
+    """Where the mean of all class means is thought to be, [B, 1, D].
+
+    Of what the queries say and what the labelled rows say, each by so many classes as it has seen.
+    """
+    share = u.mean(-2, keepdim=True)
+    centre = rows.query.mean(-2, keepdim=True)
+    if names.away is not None:
+        centre = centre - MODALITY_SLOPE * torch.matmul(share, names.away)
+    if not len(rows.index):
+        return centre
+    seen = (rows.shots > 0).to(u.dtype).unsqueeze(1)
+    classes = seen.sum(-1, keepdim=True)
+    sums, _ = class_sums(rows.support, rows.labels, u.shape[-1])
+    means = sums / rows.shots.clamp(min=1).unsqueeze(-1)
+    if names.away is not None:
+        means = means - MODALITY_SLOPE * names.away
+    other = torch.matmul(seen / classes, means)
+    present = 1 / share.square().sum(-1, keepdim=True)
+    return torch.lerp(centre, other.expand_as(centre), classes / (classes + present))
+
+
+def anchored(
+    rows: Rows, names: Names, centre: Tensor, x: Tensor, length: Tensor
+) -> tuple[Sums, Tensor]:
+    """Anchors and labelled rows together, and the factor on all logits that fits the latter, [B].
+
+    `x` [B, Q, D] are the queries less the centre, unit-norm by the factors `length` [B, Q, 1].
+    """
+    B, Q, _ = x.shape
+    shots = rows.shots.unsqueeze(1)
+    cross, squares = x.new_zeros(B, Q, shots.shape[-1]), torch.zeros_like(shots)
+    anchors: Tensor | float = 0.0
+    if names.away is not None:
+        assert names.products is not None
+        shrink = ANCHOR_ROWS * ANCHOR * inverse(lengths(names.away))
+        cross = names.products - products(centre, names.away)
+        cross = cross.mul_(length).mul_(shrink.mT)
+        anchors = names.away * shrink
+        squares = anchors.square().sum(-1).unsqueeze(1)
+    if not len(rows.index):
+        return Sums(cross, squares, ANCHOR_ROWS + shots), x.new_ones(B)
+    support = rows.support - centre
+    support = support * inverse(lengths(support))
+    labels = rows.labels.expand(B, -1)
+    labelled, _ = class_sums(support, labels.contiguous(), shots.shape[-1])
+    s = labelled + anchors
+    squares, mass = s.square().sum(-1).unsqueeze(1), ANCHOR_ROWS + shots
+    sums = Sums(products(x, labelled).add_(cross), squares, mass)
+    judges = rows.judges(support)
+    own = rows.judges(labels).unsqueeze(-1)
+    d = Sums(products(judges, s), squares, mass).distances()
+    # As far from its class as a new row would be on average.
+    mass = mass.expand_as(d).gather(-1, own)
+    square = judges.square().sum(-1, keepdim=True)
+    d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
+    logits = d * (-SHARPNESS / 2)
+    return sums, fitted(logits if names.judges is None else logits + names.judges, rows)[0]
+
+
+# --- every class has labelled rows ----------------------------------------------------------------
+
+
+def solve_by_rows(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solution:
+    """By the likelihoods of the labelled rows, to which the names add what these ask for."""
+    rows = rows_of(task)
+    likelihood = calibrated(task.support, task.support_labels, task.num_classes, metric)
+    names = names_of(task, rows, logit_scale)
+    share, factor = weighed(task, rows, likelihood, names)
+    added = names.query * column(share)
+    x = likelihood.coordinates(task.query)
+    cross, bias = likelihood.products(x), likelihood.bias.unsqueeze(-2)
+    sharpness, shots = column(likelihood.sharpness), likelihood.shots.unsqueeze(-2)
+    Q, S = x.shape[1], likelihood.rows
+    weight = 2 * S / (2 * S + Q)
+    logits = (torch.addcmul(bias, cross, sharpness) + added) * column(factor)
+    found = loop(logits, weight, None)
+    assert found.concentration is not None
+    u, a = found.probabilities, column(found.concentration)
+    N = u.sum(-2, keepdim=True) * weight
+    W = u.square().mul_(N / (N + a))
+    squares = likelihood.squares.unsqueeze(-2)
+    sums = Sums(cross * shots, squares * shots.square(), shots)
+    inner, own = likelihood.weighted_products(x, W)
+    d = sums.distances_with(W, inner, own.view(*x.shape[:2], 1))
+    logits = (bias + (squares - d) * (sharpness / 2) + added) * column(factor)
+    u = torch.softmax(logits + found.dual.unsqueeze(-2), dim=-1)
+    return found._replace(labels=u.argmax(-1), probabilities=u)
+
+
+def weighed(task: Task, rows: Rows, likelihood: Likelihood, names: Names) -> tuple[Tensor, Tensor]:
+    """How much of the names' logits to add, and the factor on the sum, at most 1; [B] each.
+
+    What makes the labels of the judges most likely, each as far from its own class as a new row.
+    """
+    one = names.query.new_ones(len(names.query))
+    if names.judges is None:
+        return one, one
+    own = rows.judges(rows.labels)
+    x = likelihood.coordinates(rows.judges(task.support))
+    sharpness = column(likelihood.sharpness)
+    logits = torch.addcmul(likelihood.bias.unsqueeze(-2), likelihood.products(x), sharpness)
+    n = likelihood.shots.gather(1, own)
+    farther = 2 / (n - 1).clamp(min=1) * likelihood.distances_to_own(x, own)
+    logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
+    counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class says nothing
+    factor, best = fitted((logits + names.judges) * counts, rows)
+    share = one
+    for other in NAME_SHARES:
+        found, objective = fitted(torch.add(logits, names.judges, alpha=other) * counts, rows)
+        objective = objective + (1.0 if other else 2.0)  # of two that are alike the usual one
+        better = objective < best
+        factor, best = torch.where(better, found, factor), torch.where(better, objective, best)
+        share = torch.where(better, other, share)
+    return share, factor.clamp(max=1)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def selected(task: Task, tasks: Tensor) -> Task:
+    """Some of the tasks; neither support nor, if there are many, prototypes are shared."""
+    prototypes = task.prototypes
+    if prototypes is not None and len(prototypes) > 1:
+        prototypes = prototypes[tasks]
+    return replace(
+        task,
+        support=task.support[tasks],
+        support_labels=task.support_labels[tasks],
+        query=task.query[tasks],
+        prototypes=prototypes,
+        logits=None if task.logits is None else task.logits[tasks],
+    )
+
+
+def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
+    """One solution of the tasks of many, in another order if one is given."""
+    together: dict[str, Any] = {}
+    for name, x in parts[0]._asdict().items():
+        if isinstance(x, Tensor):
+            whole = torch.cat([getattr(part, name) for part in parts])
+            together[name] = whole if order is None else whole[order]
+    return parts[0]._replace(**together)

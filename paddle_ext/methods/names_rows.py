@@ -1,0 +1,116 @@
+"""One more row of a batch that was solved by names: what it is judged by, alone.
+
+`names` solves a batch; letters and terms are those of that module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..rows import class_sums, unit_rows
+from ..solution import Solution
+from . import names
+from .adaptive import Adaptive
+from .calibration import calibrated
+from .task import Task
+
+
+@dataclass(frozen=True)
+class RowLogits:
+    """Logits of single rows: with z unit-norm and x what it is off the centre, unit-norm too,
+    ``z.names_k + x.weights_k + bias_k``.
+    """
+
+    names: Tensor  # [K, D]
+    centre: Tensor  # [D]
+    weights: Tensor  # [K, D]
+    bias: Tensor  # [K]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[N, D] -> [N, K]."""
+        z = unit_rows(rows.to(self.weights.dtype))
+        off = z - self.centre
+        x = off * names.inverse(names.lengths(off))
+        return z @ self.names.mT + x @ self.weights.mT + self.bias
+
+
+def row_logits(task: Task, method: Adaptive, found: Solution | None) -> RowLogits:
+    """From a single task with prototypes and its solution.
+
+    `found` None: the queries of the task are its labelled rows themselves, and say nothing more.
+    """
+    rows = names.rows_of(task)
+    said = names.names_of(task, rows, method.logit_scale)
+    assert said.away is not None
+    assert said.products is not None
+    size = said.products.square().sum().clamp(min=torch.finfo(said.products.dtype).tiny)
+    scaled = said.away[0] * ((said.query * said.products).sum() / size)
+    if all(names.tasks_with_every_class(task)):
+        return by_rows(task, method, rows, said, scaled, found)
+    return by_anchors(task, method, rows, said, scaled, found)
+
+
+def by_rows(
+    task: Task,
+    method: Adaptive,
+    rows: names.Rows,
+    said: names.Names,
+    scaled: Tensor,
+    found: Solution | None,
+) -> RowLogits:
+    likelihood = calibrated(task.support, task.support_labels, task.num_classes, method.metric)
+    share, factor = names.weighed(task, rows, likelihood, said)
+    prior = usual_prior(rows) if found is None else found.dual[0]
+    return RowLogits(
+        scaled * (share * factor),
+        likelihood.centre[0],
+        likelihood.weights[0] * (likelihood.sharpness * factor),
+        likelihood.bias[0] * factor + prior,
+    )
+
+
+def by_anchors(
+    task: Task,
+    method: Adaptive,
+    rows: names.Rows,
+    said: names.Names,
+    scaled: Tensor,
+    found: Solution | None,
+) -> RowLogits:
+    Q, K = said.query.shape[-2:]
+    weight = min(1.0, names.QUERIES_PER_CLASS * K / Q)
+    first = method.proportions(said.query / names.NAME_WEIGHT, weight, names.FIRST_ITERATIONS)
+    centre = names.centre_of(rows, said, first.probabilities)
+    off = rows.query - centre
+    length = names.inverse(names.lengths(off))
+    x = off * length
+    _, factor = names.anchored(rows, said, centre, x, length)
+    assert said.away is not None
+    length_of_anchors = names.ANCHOR_ROWS * names.ANCHOR
+    sums = (said.away * (length_of_anchors * names.inverse(names.lengths(said.away))))[0]
+    mass = names.ANCHOR_ROWS + rows.shots[0]
+    if len(rows.index):
+        support = rows.support - centre
+        support = support * names.inverse(names.lengths(support))
+        sums = sums + class_sums(support[0], rows.labels[0], K)[0]
+    prior = usual_prior(rows)
+    if found is not None:
+        W = found.probabilities[0].square()
+        sums, mass, prior = sums + W.mT @ x[0], mass + W.sum(0), found.dual[0]
+    w = sums / mass.unsqueeze(-1)
+    sharpness = factor * (names.SHARPNESS / 2)
+    return RowLogits(
+        scaled if said.judges is None else scaled * factor,
+        centre[0, 0],
+        2 * sharpness * w,
+        prior - sharpness * w.square().sum(-1),
+    )
+
+
+def usual_prior(rows: names.Rows) -> Tensor:
+    """Log proportions of the labelled rows, one more of each class; [K]."""
+    shots = rows.shots[0]
+    return torch.log((shots + 1) / (shots + 1).sum())

@@ -1,0 +1,112 @@
+"""The graph that draws neighbouring queries to one class, as TransCLIP and StatA have it.
+
+An edge leads from a row to each of the queries that are nearest to it by cosine, and weighs as much
+as the cosine. Rows are unit-norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..rows import class_sums
+from .laplacian_shot import neighbours
+from .task import how_many
+
+
+@dataclass(frozen=True)
+class NeighbourGraph:
+    """Edges between the queries of each task, in both directions, ordered by where they end."""
+
+    origins: Tensor  # [E] rows of all tasks' queries, one after the other
+    starts: Tensor  # [B Q] where the edges of a query start
+    cosines: Tensor  # [E]
+
+    @classmethod
+    def of(cls, query: Tensor, knn: int) -> NeighbourGraph:
+        """Of unit-norm queries [B, Q, D], each with its `knn` nearest others."""
+        B, Q, _ = query.shape
+        nearest = neighbours(query, knn)  # [B, Q, knn]
+        cosines = along(query, query, nearest)
+        own = torch.arange(B * Q, device=query.device)
+        near = (nearest + own[::Q].view(-1, 1, 1)).flatten()
+        rows = own.repeat_interleave(nearest.shape[-1])
+        ends, order = torch.cat([rows, near]).sort(stable=True)
+        origins = torch.cat([near, rows])[order]
+        weights = torch.cat([cosines.flatten(), cosines.flatten()])[order]
+        return cls(origins, torch.searchsorted(ends, own), weights)
+
+    def pull(self, z: Tensor) -> Tensor:
+        """W z + W^T z for z [B, Q, K], with W the cosines of queries and their nearest."""
+        rows = z.reshape(-1, z.shape[-1])
+        # Sums in a fixed order, also on CUDA.
+        pulled = F.embedding_bag(
+            self.origins, rows, self.starts, mode="sum", per_sample_weights=self.cosines
+        )
+        return pulled.view_as(z)
+
+
+def pull_of_labelled(
+    query: Tensor, nearest: Tensor, support: Tensor, labels: Tensor, num_classes: int
+) -> Tensor:
+    """What labelled rows add to W^T z, [B, Q, K]: each at the queries nearest to it.
+
+    `nearest` [B, S, knn] is that of `nearest_queries`, `support` and `labels` have batches of B
+    or 1.
+    """
+    B, Q, _ = query.shape
+    cosines = along(support.expand(B, -1, -1), query, nearest)
+    cells = nearest * num_classes + labels.unsqueeze(-1)
+    sums, _ = class_sums(cosines.reshape(B, -1, 1), cells.reshape(B, -1), Q * num_classes)
+    return sums.view(B, Q, num_classes)
+
+
+def nearest_queries(rows: Tensor, query: Tensor, count: int) -> Tensor:
+    """Indices of the queries nearest to each row, [B, S, min(count, Q)], nearest first.
+
+    Compared as in `laplacian_shot.neighbours`: of equals the first are taken.
+    """
+    B, Q, _ = query.shape
+    count = min(count, Q)
+    rows, query = rows.double().expand(B, -1, -1), query.double()
+    places = torch.arange(Q, device=query.device)
+    step = how_many(32 * B * Q, query.device)
+    found = [torch.empty(B, 0, count, dtype=torch.int64, device=query.device)]
+    for start in range(0, rows.shape[1], step):
+        some = rows[:, start : start + step]
+        squares = some.square().sum(-1).unsqueeze(-1) + query.square().sum(-1).unsqueeze(-2)
+        distances = ((squares - 2 * some @ query.mT).clamp(min=0) + 2.0**-20).float()
+        keys = distances.view(torch.int32).long() * 2**32 + places
+        found.append(keys.topk(count, largest=False).indices)
+    return torch.cat(found, dim=1)
+
+
+def along(rows: Tensor, query: Tensor, nearest: Tensor) -> Tensor:
+    """Products of rows [B, N, D] with their nearest queries, [B, N, knn]."""
+    products = [
+        (rows * query.gather(1, one.unsqueeze(-1).expand_as(rows))).sum(-1)
+        for one in nearest.unbind(-1)
+    ]
+    return torch.stack(products, dim=-1) if products else rows.new_empty(*rows.shape[:2], 0)
+
+
+def assigned(
+    log_prior: Tensor,  # [B, Q, K]
+    log_likelihood: Tensor,  # [B, Q, K]
+    z: Tensor,  # [B, Q, K]
+    graph: NeighbourGraph,
+    labelled: Tensor | float,  # [B, Q, K] of `pull_of_labelled`
+    knn: int,
+    inner_iter: int,
+) -> Tensor:
+    """ln z after sweeps of ``z = softmax( log_prior + log_likelihood + pull / (2 knn) )``."""
+    fixed = log_prior + log_likelihood
+    log_z = fixed
+    for _ in range(inner_iter):
+        pull = graph.pull(z) + labelled
+        log_z = torch.log_softmax(fixed + pull / (2 * knn), dim=-1)
+        z = log_z.exp()
+    return log_z

@@ -1,0 +1,200 @@
+"""TransCLIP: a Gaussian of each class, neighbours, and a penalty for leaving zero-shot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..rows import class_sums, squared_distances, unit_rows
+from .base import Method, register
+from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
+from .task import Task, in_chunks
+from .zero_shot import named, zero_shot_logits
+
+TEMPERATURE = 50.0  # of the likelihood; the weight of the labelled rows has the same factor
+GAMMAS = (0.002, 0.01, 0.02, 0.2)  # that the authors choose from
+LEAST_VARIANCE = 1e-8  # of unit-norm rows: all of them equal must not divide by zero
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TransClip(Method):
+    """A Gaussian of each class, neighbouring queries drawn to one class, zero-shot as the prior.
+
+    Zanella et al., *Boosting Vision-Language Models with Transduction*, NeurIPS 2024. With x the
+    unit-norm queries, y the zero-shot probabilities, and W the cosines of each query with its `knn`
+    nearest, from z = y every iteration does `inner_iter` sweeps of::
+
+        z_q = softmax_k( lam ln y_q + ln N(x_q; mu_k, variance) / 50 + (W z + W^T z)_q / (2 knn) )
+
+    and then makes mu_k the unit-norm mean of class k by the weights z, and the variance, one for
+    each feature, that around the means. Labelled rows weigh 50 gamma / S each beside the 1 / Q of a
+    query, and pull the queries nearest to them. The means start from the labelled rows, or for a
+    class without any from the `confident` most certain queries; the last z gives the probabilities.
+    The method wants all classes to be present.
+
+    Parameters
+    ----------
+    lam : float, optional
+        Weight of the zero-shot probabilities, >= 0. By default 1 without labelled rows, else 0.5.
+    gamma : float, optional
+        Weight of the labelled rows, >= 0. By default that of 0.002, 0.01, 0.02 and 0.2 with which
+        most labelled rows agree with the query nearest to them, the smallest of equals.
+    knn : int
+        Neighbours of a query, >= 1; a task with fewer queries takes all of them.
+    confident : int
+        Queries that a class without a labelled row starts from, >= 1.
+    max_iter : int
+        Iterations, >= 1.
+    inner_iter : int
+        Sweeps of an iteration, >= 1.
+    logit_scale : float
+        Factor on the cosines of queries and prototypes, > 0; CLIP has learned 100.
+    """
+
+    name: ClassVar[str] = "transclip"
+    takes_prototypes: ClassVar[bool] = True
+    needs_prototypes: ClassVar[bool] = True
+
+    lam: float | None = None
+    gamma: float | None = None
+    knn: int = 3
+    confident: int = 8
+    max_iter: int = 10
+    inner_iter: int = 5
+    logit_scale: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.lam is not None:
+            check.real("lam", self.lam)
+        if self.gamma is not None:
+            check.real("gamma", self.gamma)
+        check.integer("knn", self.knn)
+        check.integer("confident", self.confident)
+        check.integer("max_iter", self.max_iter)
+        check.integer("inner_iter", self.inner_iter)
+        check.real("logit_scale", self.logit_scale, positive=True)
+
+    def solve(self, task: Task) -> Tensor:
+        named(task, self.name)
+        return in_chunks(self.solve_chunk, task, 10 * task.bytes)
+
+    def solve_chunk(self, task: Task) -> Tensor:
+        log_y = torch.log_softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
+        query, support = unit_rows(task.query), unit_rows(task.support)
+        graph = NeighbourGraph.of(query, self.knn)
+        S = support.shape[1]
+        start = self.start(log_y, query, task, support)
+        if S == 0:
+            lam = 1.0 if self.lam is None else self.lam
+            mixture = Mixture(query, support, task, 0.0)
+            return self.iterate(lam * log_y, log_y, graph, 0.0, mixture, start)
+        lam = 0.5 if self.lam is None else self.lam
+        nearest = nearest_queries(support, query, self.knn)
+        labelled = pull_of_labelled(query, nearest, support, task.support_labels, task.num_classes)
+        gammas = GAMMAS if self.gamma is None else (self.gamma,)
+        best, most = log_y, torch.full_like(log_y[:, :1, :1], -1)
+        for gamma in gammas:
+            mixture = Mixture(query, support, task, gamma)
+            z = self.iterate(lam * log_y, log_y, graph, labelled, mixture, start)
+            if len(gammas) == 1:
+                return z
+            agree = z.argmax(-1).gather(1, nearest[..., 0]) == task.support_labels
+            right = agree.sum(-1).to(z.dtype).view(-1, 1, 1)
+            best, most = torch.where(right > most, z, best), torch.maximum(right, most)
+        return best
+
+    def start(self, log_y: Tensor, query: Tensor, task: Task, support: Tensor) -> Tensor:
+        """The first means, [B, K, D]."""
+        # Zero-shot probabilities that are 1 up to rounding count as equal, and of equals the first
+        # queries are taken.
+        order = (1 - log_y).float().sort(dim=1, stable=True).indices
+        certain = torch.zeros_like(log_y).scatter_(1, order[:, : self.confident], 1.0)
+        weights = certain * (log_y - log_y.amax(1, keepdim=True)).exp()
+        means = unit_rows(weights.mT @ query)
+        if support.shape[1] == 0:
+            return means
+        sums, shots = class_sums(support, task.support_labels, task.num_classes)
+        return torch.where(shots.unsqueeze(-1) > 0, unit_rows(sums), means)
+
+    def iterate(
+        self,
+        log_prior: Tensor,
+        log_y: Tensor,
+        graph: NeighbourGraph,
+        labelled: Tensor | float,
+        mixture: Mixture,
+        means: Tensor,
+    ) -> Tensor:
+        """z after all iterations, [B, Q, K]."""
+        log_z = log_y
+        variance = torch.full_like(means[:, :1], 1 / means.shape[-1])
+        for i in range(self.max_iter + 1):
+            likelihood = mixture.log_likelihood(means, variance)
+            log_z = assigned(
+                log_prior, likelihood, log_z.exp(), graph, labelled, self.knn, self.inner_iter
+            )
+            if i < self.max_iter:
+                means = mixture.means(log_z)
+                variance = mixture.variance(log_z, means)
+        return log_z.exp()
+
+
+class Mixture:
+    """Means and variances of unit-norm queries and, weighing 50 gamma together, of labelled rows.
+
+    Rows are less the mean query, so that little cancels in products.
+    """
+
+    def __init__(self, query: Tensor, support: Tensor, task: Task, gamma: float) -> None:
+        S, K = support.shape[1], task.num_classes
+        self.centre = query.mean(1, keepdim=True)  # [B, 1, D]
+        self.query = query - self.centre
+        self.labelled = TEMPERATURE * gamma if S else 0.0
+        square = self.query.square().mean(1, keepdim=True)
+        if self.labelled:
+            rows = support - self.centre  # [B, S, D]
+            labels = task.support_labels.expand(len(rows), -1)
+            sums, shots = class_sums(rows, labels, K)
+            self.sums, self.shots = sums / S, shots.to(query.dtype) / S  # [B, K, D], [B, K]
+            square = square + self.labelled * rows.square().mean(1, keepdim=True)
+        self.square = square  # [B, 1, D]
+
+    def log_likelihood(self, means: Tensor, variance: Tensor) -> Tensor:
+        """Of the queries, up to a constant, [B, Q, K]."""
+        scale = variance.rsqrt()
+        far = squared_distances(self.query * scale, (means - self.centre) * scale)
+        return far / (-2 * TEMPERATURE)
+
+    def means(self, log_z: Tensor) -> Tensor:
+        """Unit-norm, [B, K, D]. Weights are relative to the largest of a class: all may be tiny."""
+        log_weight = log_z - math.log(log_z.shape[1])
+        largest = log_weight.amax(1)  # [B, K]
+        if self.labelled:
+            log_labelled = torch.full_like(self.shots, math.log(self.labelled))
+            log_labelled = log_labelled.masked_fill(self.shots == 0, -torch.inf)
+            largest = torch.maximum(largest, log_labelled)
+        weight = (log_weight - largest.unsqueeze(1)).exp()
+        sums, mass = weight.mT @ self.query, weight.sum(1)
+        if self.labelled:
+            share = (log_labelled - largest).exp()
+            sums = sums + share.unsqueeze(-1) * self.sums
+            mass = mass + share * self.shots
+        return unit_rows(sums + mass.unsqueeze(-1) * self.centre)
+
+    def variance(self, log_z: Tensor, means: Tensor) -> Tensor:
+        """Of each feature around the means of the classes, [B, 1, D]."""
+        z = log_z.exp() / log_z.shape[1]
+        sums, mass = z.mT @ self.query, z.sum(1)
+        if self.labelled:
+            sums = sums + self.labelled * self.sums
+            mass = mass + self.labelled * self.shots
+        means = means - self.centre
+        around = (mass.unsqueeze(-1) * means - 2 * sums) * means
+        total = (self.square + around.sum(1, keepdim=True)) / (1 + self.labelled)
+        return total.clamp(min=LEAST_VARIANCE)

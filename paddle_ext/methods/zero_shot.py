@@ -1,0 +1,61 @@
+"""Zero-shot: the class whose prototype is nearest by cosine, query by query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..rows import products, unit_rows
+from .base import Method, register
+from .task import Task, in_chunks
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ZeroShot(Method):
+    """Class names alone, query by query: what the batch and labelled rows are to improve on.
+
+    With t_k the prototype of class k,
+    ``probabilities_qk = softmax_k( logit_scale cos(x_q, t_k) )``. Labelled rows are not used.
+
+    Parameters
+    ----------
+    logit_scale : float
+        Factor on the cosines, > 0; CLIP has learned 100.
+    """
+
+    name: ClassVar[str] = "zero_shot"
+    takes_prototypes: ClassVar[bool] = True
+    needs_prototypes: ClassVar[bool] = True
+
+    logit_scale: float = 100.0
+
+    def __post_init__(self) -> None:
+        check.real("logit_scale", self.logit_scale, positive=True)
+
+    def solve(self, task: Task) -> Tensor:
+        named(task, self.name)
+        return in_chunks(self.solve_chunk, task, 3 * task.bytes)
+
+    def solve_chunk(self, task: Task) -> Tensor:
+        return torch.softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
+
+
+def named(task: Task, method: str) -> None:
+    """Refuse a task without prototypes and logits."""
+    if task.prototypes is None and task.logits is None:
+        raise check.ArgumentValueError(
+            "prototypes", f"or logits must be given with the method {method!r}, got None"
+        )
+
+
+def zero_shot_logits(task: Task, logit_scale: float) -> Tensor:
+    """Those given, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
+    if task.logits is not None:
+        return task.logits
+    assert task.prototypes is not None  # see `named`
+    return logit_scale * products(unit_rows(task.query), unit_rows(task.prototypes))

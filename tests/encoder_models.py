@@ -1,0 +1,223 @@
+"""Tiny random image-text models for tests, saved as their libraries save them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+WORDS = ["[PAD]", "[EOS]", "cat", "dog", "a", "photo", "of", "polar", "bear", "."]
+HALF, QUARTER = [0.5] * 3, [0.25] * 3
+
+
+def usable(module: str, name: str) -> None:
+    """Skip where a library is missing, or broken by what it needs."""
+    try:
+        getattr(importlib.import_module(module), name)
+    except Exception as error:  # noqa: BLE001 - of whatever it needs
+        pytest.skip(f"needs {module}: {str(error).splitlines()[0]}")
+
+
+# --- transformers -------------------------------------------------------------------------------
+
+
+def tokenizer_of_words() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A [EOS]", special_tokens=[("[EOS]", 1)]
+    )
+    return tokenizer
+
+
+def save_transformers(folder: Path, kind: str) -> tuple[Any, Any]:
+    """A CLIP or SigLIP of 16 features for pictures of 32 x 32."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2}
+    text = {**sizes, "vocab_size": len(WORDS), "max_position_embeddings": 12}
+    text |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    vision = {**sizes, "image_size": 32, "patch_size": 16}
+    if kind == "clip":
+        config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+        model = transformers.CLIPModel(config)
+        prepared: dict[str, Any] = {"size": {"shortest_edge": 32}, "crop_size": 32}
+    else:
+        config = transformers.SiglipConfig(
+            text_config={**text, "projection_size": 16}, vision_config=vision
+        )
+        model = transformers.SiglipModel(config)
+        prepared = {"size": {"height": 32, "width": 32}, "resample": 2}
+    for weight in model.parameters():  # small ones would make all texts alike
+        weight.data += 0.3 * torch.randn_like(weight)
+    model.eval().save_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of_words(), pad_token="[PAD]", eos_token="[EOS]"
+    )
+    tokenizer.save_pretrained(folder)
+    prepared |= {"image_mean": HALF, "image_std": QUARTER}
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
+    return model, tokenizer
+
+
+# --- open_clip ----------------------------------------------------------------------------------
+
+
+def open_clip_folder(folder: Path) -> Any:
+    import open_clip
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 16, "head_width": 16}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}
+    model = open_clip.CLIP(**config).eval()
+    folder.mkdir()
+    prepared = {"size": 32, "mean": HALF, "std": QUARTER}
+    written = {"model_cfg": config, "preprocess_cfg": prepared}
+    (folder / "open_clip_config.json").write_text(json.dumps(written))
+    weights = {name: x.contiguous() for name, x in model.state_dict().items()}
+    save_file(weights, folder / "open_clip_model.safetensors")
+    return model
+
+
+# --- ONNX ---------------------------------------------------------------------------------------
+
+
+def save_onnx_towers(folder: Path, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean colours times a matrix; and the sum of the words of a text. Returns both matrices."""
+    usable("onnx", "helper")
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    images = random.normal(size=(3, 4)).astype(np.float32)
+    words = random.normal(size=(len(WORDS), 4)).astype(np.float32)
+    words[:2] = 0  # neither padding nor the end of a text counts
+    (folder / "onnx").mkdir()
+    shape = [batch or "n", 3, 32, 32]
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMean", ["pixel_values", "axes"], ["mean"], keepdims=0),
+            helper.make_node("MatMul", ["mean", "matrix"], ["image_embeds"]),
+        ],
+        "images",
+        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("image_embeds", TensorProto.FLOAT, [batch or "n", 4])],
+        [
+            numpy_helper.from_array(np.array([2, 3]), "axes"),
+            numpy_helper.from_array(images, "matrix"),
+        ],
+    )
+    save_graph(graph, folder / "onnx" / "vision_model.onnx")
+    save_onnx_texts(folder / "onnx" / "text_model.onnx", words, batch)
+    tokenizer_of_words().save(str(folder / "tokenizer.json"))
+    prepared = {"size": 32, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
+    return images, words
+
+
+def save_onnx_texts(path: Path, words: np.ndarray, batch: int | None) -> None:
+    from onnx import TensorProto, helper, numpy_helper
+
+    shape, width = [batch or "n", "t"], words.shape[1]
+    inputs = ("input_ids", "attention_mask")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["words", "input_ids"], ["rows"]),
+            helper.make_node("Cast", ["attention_mask"], ["counts"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["counts", "last"], ["column"]),
+            helper.make_node("Mul", ["rows", "column"], ["masked"]),
+            helper.make_node("ReduceSum", ["masked", "axes"], ["text_embeds"], keepdims=0),
+        ],
+        "texts",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in inputs],
+        [helper.make_tensor_value_info("text_embeds", TensorProto.FLOAT, [shape[0], width])],
+        [
+            numpy_helper.from_array(words, "words"),
+            numpy_helper.from_array(np.array([1]), "axes"),
+            numpy_helper.from_array(np.array([2]), "last"),
+        ],
+    )
+    save_graph(graph, path)
+
+
+def save_graph(graph: Any, path: Path) -> None:
+    import onnx
+
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8
+    )
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+# --- a stand-in ---------------------------------------------------------------------------------
+
+
+COLOURS = {"red": 0, "green": 1, "blue": 2}
+
+
+class StandInModel(torch.nn.Module):
+    """Six features: the mean colours of the halves of a picture, or what a text says of them."""
+
+    SCALE = 50.0
+
+    def __init__(self, text_width: int = 6) -> None:
+        super().__init__()
+        self.text_width = text_width
+        self.logit_scale = torch.nn.Parameter(torch.tensor(self.SCALE).log())
+        self.config = SimpleNamespace(
+            text_config=SimpleNamespace(max_position_embeddings=8), model_type="clip"
+        )
+
+    def get_image_features(self, pixel_values: torch.Tensor) -> Any:
+        means = torch.nn.functional.adaptive_avg_pool2d(pixel_values, (2, 1)).flatten(1)
+        return SimpleNamespace(pooler_output=means - means.mean(1, keepdim=True))
+
+    def get_text_features(self, input_ids: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(len(input_ids), self.text_width)
+        for k in COLOURS.values():
+            has = (input_ids == k).any(1).float()
+            rows[:, 2 * k : 2 * k + 2] += has.unsqueeze(1)
+        return rows - rows.mean(1, keepdim=True)
+
+
+def stand_in_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text_width: int = 6, text_tower: bool = True
+) -> list[str]:
+    """A folder that a stand-in for transformers opens; returns the texts that it will see."""
+    seen: list[str] = []
+
+    def tokenizer(texts: list[str], **_: object) -> dict[str, torch.Tensor]:
+        seen.extend(texts)
+        rows = [[COLOURS.get(word.strip("."), 9) for word in text.split()] for text in texts]
+        longest = max(map(len, rows))
+        return {"input_ids": torch.tensor([row + [9] * (longest - len(row)) for row in rows])}
+
+    class ImagesOnly(StandInModel):
+        get_text_features = property()  # type: ignore[assignment]
+
+    model = StandInModel if text_tower else ImagesOnly
+    module = ModuleType("transformers")
+    module.AutoModel = SimpleNamespace(  # type: ignore[attr-defined]
+        from_pretrained=lambda *_, **__: model(text_width)
+    )
+    module.AutoTokenizer = SimpleNamespace(  # type: ignore[attr-defined]
+        from_pretrained=lambda *_, **__: tokenizer
+    )
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"vision_config": {"image_size": 32}}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return seen

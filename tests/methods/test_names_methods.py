@@ -1,0 +1,304 @@
+"""The methods for class names: what they promise, and that they say what their references say."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from named_tasks import NASTY, Named, make_named, with_logits
+from places import at_places
+from problems import Place, largest
+from torch import Tensor
+
+from paddle_ext import methods, reference
+from paddle_ext.methods import task as tasks
+from paddle_ext.methods.em_dirichlet import renamed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+REFERENCE: dict[str, Callable[..., Tensor]] = {
+    "em_dirichlet": reference.em_dirichlet,
+    "stata": reference.stata,
+    "transclip": reference.transclip,
+    "zero_shot": reference.zero_shot,
+}
+NAMES = sorted(REFERENCE)
+# Fewer steps than the default of the method that is slow.
+FAST: dict[str, dict[str, Any]] = {"em_dirichlet": {"fit_iter": 12, "max_iter": 3}}
+every_method = pytest.mark.parametrize("name", NAMES)
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("zero_shot", {}),
+    ("zero_shot", {"logit_scale": 7.0}),
+    ("transclip", {}),
+    ("transclip", {"lam": 0.3, "gamma": 0.05, "knn": 5, "confident": 2, "logit_scale": 20.0}),
+    ("transclip", {"gamma": 0.0, "max_iter": 2, "inner_iter": 1}),
+    ("em_dirichlet", {"fit_iter": 60, "max_iter": 2}),
+    ("em_dirichlet", {"assignment": "hard"}),
+    ("em_dirichlet", {"lam": 7.0, "temperature": 12.0, "logit_scale": 50.0}),
+    ("em_dirichlet", {"schedule": ((1.3, 1.3), (6.0, 2.3), (0.7, 1.1))}),
+    ("em_dirichlet", {"k_eff": 2, "assignment": "hard", "max_iter": 2}),
+    ("stata", {}),
+    ("stata", {"alpha": 10.0, "knn": 1, "max_iter": 4, "inner_iter": 2, "logit_scale": 30.0}),
+    ("stata", {"alpha": 0.0}),
+]
+
+
+def fast(name: str, **options: Any) -> methods.Method:
+    return methods.create(name, **FAST.get(name, {}) | options)
+
+
+def takes(name: str, task: Named) -> bool:
+    return task.logits is None or name != "stata"
+
+
+def truth(name: str, task: Named, **options: Any) -> Tensor:
+    options = FAST.get(name, {}) | options
+    given = task.to("cpu").to(torch.float64).call()
+    if name == "stata":
+        del given["logits"]
+    chosen = {
+        option.name: options.get(option.name, option.default) for option in methods.describe(name)
+    }
+    return REFERENCE[name](**given, **chosen)
+
+
+def agrees(place: Place, name: str, task: Named, **options: Any) -> None:
+    """The method says what the reference says about the same numbers."""
+    task = task.to(place.dtype)
+    got = fast(name, **options).predict(**task.to(place.device).call())
+    want = truth(name, task, **options)
+    assert got.probabilities.dtype == place.dtype
+    assert largest(got.probabilities.cpu().double() - want) < TOLERANCE[place.dtype]
+    assert torch.equal(got.labels, got.probabilities.argmax(-1))
+
+
+def on_simplex(x: Tensor) -> bool:
+    total = (x.double().sum(-1) - 1).abs().max()
+    return bool(torch.isfinite(x).all()) and float(x.min()) >= 0 and float(total) < 1e-5
+
+
+# --- against the references -----------------------------------------------------------------------
+
+
+@at_places("name, options", VARIANTS)
+def test_reference(place: Place, name: str, options: dict[str, Any]) -> None:
+    for shots in (0, 1, 4):
+        agrees(place, name, make_named(Q=20, K=5, D=16, shots=shots, seed=shots), **options)
+    agrees(place, name, make_named(B=3, Q=30, K=8, D=12, shots=2, without=3, k_eff=3), **options)
+    agrees(place, name, make_named(B=2, Q=12, K=6, D=9, shots=1, shared=True), **options)
+    if name != "stata":
+        agrees(place, name, with_logits(make_named(Q=20, K=5, D=16), 10.0), **options)
+
+
+@at_places("name", NAMES)
+def test_nasty_tasks(place: Place, name: str) -> None:
+    for problem, make in NASTY.items():
+        task = make()
+        if not takes(name, task):
+            continue
+        got = fast(name).predict(**task.to(place.dtype).to(place.device).call())
+        assert on_simplex(got.probabilities), problem
+        want = truth(name, task.to(place.dtype))
+        far = largest(got.probabilities.cpu().double() - want)
+        assert far < TOLERANCE[place.dtype], (problem, far)
+
+
+# --- what every one of them promises --------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_task_does_not_depend_on_its_batch(device: str, name: str, shared: bool) -> None:
+    task = make_named(B=4, Q=15, K=6, D=8, shots=2, shared=shared).to(device)
+    method = fast(name)
+    together = method.predict(**task.call())
+    for b in range(4):
+        alone = method.predict(**task.task(b).call())
+        assert largest(together.probabilities[b] - alone.probabilities) < 1e-4
+    assert torch.equal(method.predict(**task.call()).probabilities, together.probabilities)
+
+
+@every_method
+def test_the_budget_changes_nothing(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shots in (0, 1):
+        task = make_named(B=5, Q=15, K=6, D=8, shots=shots, shared=bool(shots)).to(device)
+        want = fast(name).predict(**task.call()).probabilities
+        with monkeypatch.context() as patch:
+            patch.setitem(tasks.BUDGET, device, 1)
+            got = fast(name).predict(**task.call()).probabilities
+        assert largest(got - want) < 1e-5
+
+
+@every_method
+def test_prototypes_of_each_task(name: str) -> None:
+    one, other = (make_named(B=2, Q=10, K=4, D=6, seed=seed) for seed in (0, 1))
+    assert one.prototypes is not None
+    assert other.prototypes is not None
+    each = replace(one, prototypes=torch.stack([one.prototypes, other.prototypes]))
+    method = fast(name)
+    got = method.predict(**each.call()).probabilities
+    for b, single in enumerate((one, replace(one, prototypes=other.prototypes))):
+        assert largest(got[b] - method.predict(**single.call()).probabilities[b]) < 1e-5
+    shared = method.predict(**one.call()).probabilities
+    assert largest(got[1] - shared[1]) > 1e-3
+
+
+@every_method
+def test_rows_of_a_bank(name: str) -> None:
+    bank = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    support, query = torch.arange(4).repeat(2, 1), torch.arange(10, 30).view(2, 10)
+    labels, prototypes = support, bank[4:8]
+    method = fast(name)
+    indexed = method.predict_indexed(bank, support, labels, query, prototypes=prototypes)
+    dense = method.predict(bank[support], labels, bank[query], prototypes=prototypes)
+    assert largest(indexed.probabilities - dense.probabilities) < 1e-6
+
+
+@every_method
+def test_input_is_not_modified(name: str) -> None:
+    for shots in (0, 2):
+        given = make_named(B=2, shots=shots).call()
+        before = copy.deepcopy(given)
+        fast(name).predict(**given)
+        assert all(x is None or torch.equal(x, before[key]) for key, x in given.items())
+
+
+@every_method
+def test_easy_tasks_are_solved(device: str, name: str) -> None:
+    """Classes far apart, names that are nearly right, and all classes present."""
+    labels = torch.arange(4).repeat(8)
+    random = torch.Generator().manual_seed(0)
+    centres = torch.eye(4).repeat(1, 4)
+    query = centres[labels] + 0.1 * torch.randn(32, 16, generator=random)
+    task = Named(query[:0], labels[:0], query, centres).to(device)
+    assert torch.equal(fast(name).predict(**task.call()).labels.cpu(), labels)
+
+
+@every_method
+def test_half_precision(name: str) -> None:
+    task = make_named(B=2, shots=1).to(torch.float16)
+    got = fast(name).predict(**task.call())
+    same = fast(name).predict(**task.to(torch.float32).call())
+    assert torch.equal(got.probabilities, same.probabilities)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@every_method
+def test_names_are_needed(name: str) -> None:
+    task = make_named(shots=1)
+    with pytest.raises(ValueError, match=f"prototypes .*must be given .* {name!r}, got None"):
+        fast(name).predict(task.support, task.support_labels, task.query)
+    assert name in methods.available()
+    assert name not in methods.available(named=False)
+
+
+def test_probabilities_of_labelled_rows_are_needed() -> None:
+    task = make_named(shots=1)
+    alone = "prototypes must be given .* 'em_dirichlet' beside labelled rows, got logits alone"
+    with pytest.raises(ValueError, match=alone):
+        methods.create("em_dirichlet").predict(**with_logits(task).call())
+
+
+def test_anchors_are_needed() -> None:
+    with pytest.raises(ValueError, match=r"prototypes must be given .* 'stata', got logits alone"):
+        methods.create("stata").predict(**with_logits(make_named()).call())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("zero_shot", {"logit_scale": 0.0}, "logit_scale must be finite and > 0, got 0.0"),
+        ("transclip", {"lam": -1.0}, "lam must be finite and >= 0, got -1.0"),
+        ("transclip", {"gamma": "a"}, "gamma must be a number, got str"),
+        ("transclip", {"knn": 0}, "knn must be an integer in"),
+        ("transclip", {"confident": 0}, "confident must be an integer in"),
+        ("transclip", {"inner_iter": 1.5}, "inner_iter must be an integer, got float"),
+        ("transclip", {"max_iter": 0}, "max_iter must be an integer in"),
+        ("em_dirichlet", {"assignment": "firm"}, "assignment must be"),
+        ("em_dirichlet", {"lam": -1.0}, "lam must be finite and >= 0"),
+        ("em_dirichlet", {"k_eff": 0}, "k_eff must be an integer in"),
+        ("em_dirichlet", {"temperature": 0.0}, "temperature must be finite and > 0"),
+        ("em_dirichlet", {"fit_iter": 0}, "fit_iter must be an integer in"),
+        ("em_dirichlet", {"max_iter": 0}, "max_iter must be an integer in"),
+        ("em_dirichlet", {"schedule": ()}, "schedule must have one pair at least, got none"),
+        ("em_dirichlet", {"schedule": "12"}, "schedule must be a sequence of pairs, got str"),
+        ("em_dirichlet", {"schedule": (1.0,)}, "schedule must be a sequence of pairs of numbers"),
+        ("em_dirichlet", {"schedule": ((1.0, 0.0),)}, "schedule must be finite and > 0"),
+        ("stata", {"alpha": -1}, "alpha must be finite and >= 0"),
+        ("stata", {"knn": True}, "knn must be an integer, got bool"),
+    ],
+)
+def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        methods.create(name, **options)
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def test_labelled_rows_decide_where_names_do_not() -> None:
+    """Names that cannot tell two classes apart, and one labelled row of each that can."""
+    axes = torch.eye(3)
+    query = torch.cat(
+        [
+            axes[:1] + 0.05 * torch.randn(6, 3, generator=torch.Generator().manual_seed(1)),
+            axes[1:2] + 0.05 * torch.randn(6, 3, generator=torch.Generator().manual_seed(2)),
+        ]
+    )
+    names = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    labels = torch.tensor([0] * 6 + [1] * 6)
+    got = methods.create("transclip").predict(
+        axes[:2], torch.tensor([0, 1]), query, prototypes=names
+    )
+    assert torch.equal(got.labels, labels)
+
+
+def test_gamma_is_that_of_the_labelled_rows() -> None:
+    """By default one of the four published weights, and each of them may be asked for."""
+    task = make_named(B=3, Q=20, K=5, D=8, shots=2, noise=2.0)
+    chosen = methods.create("transclip").predict(**task.call()).probabilities
+    four = [
+        methods.create("transclip", gamma=gamma).predict(**task.call()).probabilities
+        for gamma in (0.002, 0.01, 0.02, 0.2)
+    ]
+    for b in range(3):
+        assert min(largest(chosen[b] - one[b]) for one in four) == 0
+    assert largest(four[0] - four[-1]) > 1e-3
+
+
+def test_clusters_get_the_classes_that_they_are_of() -> None:
+    """The names are turned round at the start: the penalty alone cannot tell, the matching does."""
+    u = torch.tensor([[[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.9, 0.0]]])
+    x = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1]]])
+    # Both clusters want class 1; the sum of the means is the largest if the second one gives way.
+    got = renamed(u, x)
+    assert got.argmax(-1).tolist() == [[1, 1, 0]]
+    assert torch.equal(got, u[..., [1, 0, 2]])
+
+
+def test_a_schedule_of_constants_is_the_default() -> None:
+    task = make_named(Q=20, K=10, D=8)
+    plain = methods.create("em_dirichlet", max_iter=3, fit_iter=60)
+    same = methods.create("em_dirichlet", schedule=((2.0, 1.0),) * 3, fit_iter=60)
+    want = plain.predict(**task.call()).probabilities
+    assert torch.equal(same.predict(**task.call()).probabilities, want)
+    softer = methods.create("em_dirichlet", schedule=((2.0, 9.0),) * 3, fit_iter=60)
+    assert largest(softer.predict(**task.call()).probabilities - want) > 1e-3
+
+
+def test_stata_stays_at_the_names_with_a_heavy_anchor() -> None:
+    task = make_named(Q=20, K=5, D=16, k_eff=1)
+    light, heavy = (
+        methods.create("stata", alpha=alpha).predict(**task.call()).probabilities
+        for alpha in (0.1, 1e6)
+    )
+    first = methods.create("stata", alpha=1e6, max_iter=1).predict(**task.call()).probabilities
+    assert largest(heavy - first) < 0.05
+    assert largest(light - heavy) > 0.05

@@ -1,0 +1,154 @@
+"""Tasks with class prototypes or zero-shot logits, for the methods that can use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Named:
+    """What `Method.predict` is given."""
+
+    support: Tensor
+    support_labels: Tensor
+    query: Tensor
+    prototypes: Tensor | None = None
+    logits: Tensor | None = None
+
+    def call(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    def to(self, target: torch.dtype | str) -> Named:
+        """Of another dtype, or on another device; labels stay integers."""
+        moved = {
+            name: x
+            if x is None or (name == "support_labels" and target in DTYPES)
+            else x.to(target)
+            for name, x in vars(self).items()
+        }
+        return Named(**moved)
+
+    def task(self, b: int) -> Named:
+        """One task of a batch; what is shared stays."""
+        ranks = {"support": 3, "support_labels": 2, "query": 3, "prototypes": 3, "logits": 3}
+        own = {
+            name: x if x is None or x.dim() < ranks[name] else x[b]
+            for name, x in vars(self).items()
+        }
+        return Named(**own)
+
+    @property
+    def num_classes(self) -> int:
+        if self.logits is not None:
+            return self.logits.shape[-1]
+        assert self.prototypes is not None
+        return self.prototypes.shape[-2]
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def make_named(
+    B: int | None = None,
+    Q: int = 20,
+    K: int = 5,
+    D: int = 16,
+    *,
+    shots: int = 0,
+    without: int = 0,
+    k_eff: int | None = None,
+    noise: float = 1.0,
+    gap: float = 0.3,
+    shared: bool = False,
+    seed: int = 0,
+) -> Named:
+    """Rows around centres, prototypes near the centres and all moved along one direction.
+
+    The last `without` classes have no labelled row; `shared`: one support for all tasks.
+    """
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    batch = [] if B is None else [B]
+    centres = normal(K, D)
+    common = 3 * normal(D)
+    present = torch.randperm(K, generator=random)[: k_eff or K]
+    labels = present[torch.randint(len(present), (*batch, Q), generator=random)]
+    support_labels = torch.arange(K - without).repeat(shots)
+    if batch and not shared:
+        support_labels = support_labels.expand(*batch, -1).contiguous()
+    query = centres[labels] + common + noise * normal(*batch, Q, D)
+    support = centres[support_labels] + common + noise * normal(*support_labels.shape, D)
+    prototypes = centres + common + gap * 3 * normal(D) + 0.5 * normal(K, D)
+    return Named(support.float(), support_labels, query.float(), prototypes.float())
+
+
+def with_logits(task: Named, factor: float = 100.0) -> Named:
+    """Logits instead of prototypes."""
+    assert task.prototypes is not None
+    x, t = (torch.nn.functional.normalize(a, dim=-1) for a in (task.query, task.prototypes))
+    return replace(task, prototypes=None, logits=factor * x @ t.mT)
+
+
+def identical_rows() -> Named:
+    task = make_named(Q=9, K=4, D=6, shots=2)
+    return replace(
+        task,
+        query=task.query[:1].repeat(9, 1),
+        support=task.query[:1].repeat(len(task.support), 1),
+    )
+
+
+def everything_identical() -> Named:
+    task = identical_rows()
+    return replace(task, prototypes=task.query[:1].repeat(4, 1))
+
+
+def zeros() -> Named:
+    task = make_named(Q=6, K=3, D=4, shots=1)
+    return Named(
+        *(torch.zeros_like(x) for x in (task.support, task.support_labels, task.query)),
+        prototypes=torch.zeros(3, 4),
+    )
+
+
+NASTY: dict[str, Callable[[], Named]] = {
+    "one class": lambda: make_named(Q=7, K=1, D=5),
+    "one class, labelled": lambda: make_named(Q=7, K=1, D=5, shots=3),
+    "one query": lambda: make_named(Q=1, K=4, D=6),
+    "one query, labelled": lambda: make_named(Q=1, K=4, D=6, shots=2),
+    "one of all": lambda: make_named(Q=1, K=1, D=1),
+    "two queries": lambda: make_named(Q=2, K=9, D=6),
+    "identical rows": identical_rows,
+    "identical rows, no labels": lambda: replace(
+        identical_rows(), support=torch.zeros(0, 6), support_labels=torch.zeros(0).long()
+    ),
+    "everything identical": everything_identical,
+    "zeros": zeros,
+    "certain logits": lambda: with_logits(make_named(Q=12, K=4, D=6), 1e5),
+    "huge logits": lambda: with_logits(make_named(Q=12, K=4, D=6), 1e25),
+    "flat logits": lambda: with_logits(make_named(Q=12, K=4, D=6), 0.0),
+    "classes without labelled rows": lambda: make_named(Q=15, K=6, D=8, shots=2, without=3),
+    "one labelled row": lambda: make_named(Q=15, K=6, D=8, shots=1, without=5),
+    "many classes": lambda: make_named(Q=5, K=40, D=8, k_eff=2),
+    "one class present": lambda: make_named(Q=30, K=6, D=8, k_eff=1, shots=1),
+    "large features": lambda: scaled(make_named(Q=8, K=3, D=4, shots=1), 1e28),
+    "small features": lambda: scaled(make_named(Q=8, K=3, D=4, shots=1), 1e-36),
+}
+
+
+def scaled(task: Named, factor: float) -> Named:
+    assert task.prototypes is not None
+    return replace(
+        task,
+        support=task.support * factor,
+        query=task.query * factor,
+        prototypes=task.prototypes * factor,
+    )

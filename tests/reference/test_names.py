@@ -1,0 +1,127 @@
+"""The specification of `adaptive` with class names, piece by piece."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from paddle_ext.reference.names import Names, by_anchors, by_rows, centre_of, evenly, fitted, names
+from paddle_ext.reference.zero_shot import NamedTask
+
+K, D = 4, 8
+
+
+def scene(shots: tuple[int, ...] = (0,) * K, Q: int = 30, *, present: int = K) -> NamedTask:
+    """Two towers that differ by an offset and a factor; queries of the first classes."""
+    random = torch.Generator().manual_seed(4)
+    away = torch.linalg.qr(torch.randn(D, D, generator=random).double())[0]
+    classes, offset, gap = away[:K], 2 * away[K], 3 * away[K + 1]
+
+    def rows(labels: Tensor) -> Tensor:
+        return offset + classes[labels] + 0.15 * torch.randn(len(labels), D, generator=random)
+
+    labels = torch.cat([torch.full((n,), k) for k, n in enumerate(shots)]).long()
+    query = rows(torch.arange(Q) % present)
+    return NamedTask(rows(labels), labels, query, K, classes + gap, None)
+
+
+def truth(Q: int = 30, *, present: int = K) -> Tensor:
+    return torch.arange(Q) % present
+
+
+# --- pieces -----------------------------------------------------------------------------------
+
+
+def test_rows_that_judge_are_spread() -> None:
+    assert evenly(0).tolist() == []
+    assert evenly(3).tolist() == [0, 1, 2]
+    many = evenly(1000)
+    assert len(many) == 256
+    assert {int(step) for step in many.diff()} <= {3, 4}
+    assert int(many[0]) == 1
+    assert int(many[-1]) == 998
+
+
+def test_a_fitted_factor_is_the_most_likely_one() -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(40, K, generator=random).double()
+    labels = torch.softmax(logits, -1).multinomial(1, generator=random).squeeze(1)
+
+    def misfit(factor: float) -> float:
+        entropy = torch.nn.functional.cross_entropy(factor * logits, labels, reduction="sum")
+        return float(entropy) + 0.5 * (math.log(factor) / math.log(2)) ** 2
+
+    factor, least = fitted(logits, labels)
+    assert least == pytest.approx(misfit(factor))
+    assert least < misfit(0.98 * factor)
+    assert least < misfit(1.02 * factor)
+
+
+def test_names_without_rows_are_zero_shot_logits() -> None:
+    task = scene()
+    cosines = torch.nn.functional.cosine_similarity(
+        task.query.unsqueeze(1),
+        task.prototypes.unsqueeze(0),
+        dim=-1,  # type: ignore[union-attr]
+    )
+    cosines = cosines - cosines.mean(-1, keepdim=True)
+    assert torch.allclose(Names(task, 3.0).query, 0.7 * 3 * cosines)
+    capped = Names(task, 1e6).query / cosines  # no sharper than both towers are wide
+    assert float(capped.std()) < 1e-9 * float(capped.mean())
+    assert float(capped.mean()) < 200
+
+
+def test_names_that_are_wrong_lose_their_weight() -> None:
+    task = scene((5,) * K)
+    assert task.prototypes is not None
+    wrong = NamedTask(task.support, task.labels, task.query, K, task.prototypes.roll(1, 0), None)
+    good, bad = (Names(one, 100.0).query.std() for one in (task, wrong))
+    assert float(bad) < 0.3 * float(good)
+
+
+def test_names_weigh_less_beside_labelled_rows() -> None:
+    logits = torch.randn(30, K, generator=torch.Generator().manual_seed(1)).double()
+    found = []
+    for n in (0, 1, 6):
+        task = scene((n,) * K)
+        given = NamedTask(task.support, task.labels, task.query, K, None, logits)
+        found.append(Names(given, 100.0).query)
+    assert torch.allclose(found[1], 0.7 * found[0])
+    assert torch.allclose(found[2], 0.2 * found[0])
+
+
+def test_the_centre_does_not_follow_the_classes_present() -> None:
+    task = scene(present=1)
+    names = Names(task, 100.0)
+    u = torch.zeros(30, K).double()
+    u[:, 0] = 1
+    z = torch.nn.functional.normalize(task.query, dim=1)
+    found = centre_of(task, names.away, u)
+    away = torch.nn.functional.normalize(task.prototypes, dim=1)  # type: ignore[arg-type]
+    assert torch.allclose(found, z.mean(0) - 0.4 * (away[0] - away.mean(0)))
+
+
+# --- whole ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("present", [1, 2, K])
+@pytest.mark.parametrize("shots", [(0,) * K, (1,) * K, (3,) * K, (0, 4, 1, 0)])
+def test_easy_tasks(shots: tuple[int, ...], present: int) -> None:
+    task = scene(shots, present=present)
+    found = by_anchors(task, 100.0, 100, 1e-3)
+    assert torch.equal(found.argmax(-1), truth(present=present))
+    if min(shots) > 1:
+        found = by_rows(task, "auto", 100.0, 100, 1e-3)
+        assert torch.equal(found.argmax(-1), truth(present=present))
+
+
+def test_which_way_a_task_goes() -> None:
+    for shots, way in (((2,) * K, "rows"), ((0, 9, 9, 9), "anchors"), ((1,) * K, "anchors")):
+        task = scene(shots)
+        got = names(task.support, task.labels, task.query, prototypes=task.prototypes)
+        rows = way == "rows"
+        want = (
+            by_rows(task, "auto", 100.0, 100, 1e-3) if rows else by_anchors(task, 100.0, 100, 1e-3)
+        )
+        assert torch.equal(got, want)
