@@ -155,6 +155,11 @@ def solve(
     >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
     >>> solution.labels
     tensor([0, 1, 1])
+    >>> solution
+    Solution(3 queries, 3 classes, 1 present, 5 iterations)
+    >>> any_batch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "none"}
+    >>> paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, **any_batch).labels
+    tensor([0, 1, 1])
     """
     num_classes, options = check.options(
         num_classes,
