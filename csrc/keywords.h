@@ -61,6 +61,14 @@ void read(PyObject* value, Item (&items)[Count]) {
     }
 }
 
+// The six numbers of a task's shape, as one tuple.
+inline void read(PyObject* value, PaddleSizes& sizes) {
+    int64_t numbers[6];
+    read(value, numbers);
+    sizes.B = numbers[0], sizes.Q = numbers[1], sizes.S = numbers[2];
+    sizes.K = numbers[3], sizes.D = numbers[4], sizes.N = numbers[5];
+}
+
 template <auto First, auto... Rest, typename Struct>
 auto& member(Struct& at) {
     if constexpr (sizeof...(Rest) == 0) {

@@ -6,8 +6,8 @@ tells how many bytes that needs.
 
 Pointers are `Tensor.data_ptr()`, 0 where absent; all arrays are contiguous. Letters, shapes and
 units are those of `csrc/common/params.h`. dtype: 0 float16, 1 bfloat16, 2 float32, 3 float64.
-scaling: 0 none, 1 minmax, 2 auto. solver: 0 gradient descent, 1 alternating. sampling: 0 uniform,
-1 balanced, 2 dirichlet.
+scaling: 0 none, 1 minmax, 2 auto, 3 calibrated. prior: 0 PADDLE's, 1 Dirichlet. solver: 0 gradient
+descent, 1 alternating. sampling: 0 uniform, 1 balanced, 2 dirichlet.
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,7 @@ def paddle_call(
     *,
     target: Target,
     dtype: int,
-    B: int,
-    Q: int,
-    S: int,
-    K: int,
-    D: int,
-    N: int,
+    sizes: tuple[int, int, int, int, int, int],  # B, Q, S, K, D, N
     support_shared: bool,
     lam: float,
     scaling: int,
@@ -51,6 +46,9 @@ def paddle_call(
     epsilon: float,
     max_iter: int,
     tol: float,
+    prior: int,
+    update_prototypes: bool,
+    sharpness: int,
 ) -> PaddleCall: ...
 
 @final
@@ -70,6 +68,7 @@ class PaddleCall:
         dual: int,
         iterations: int,
         criterion: int,
+        concentration: int,
         prototypes: int,
         workspace: int,
         workspace_bytes: int,

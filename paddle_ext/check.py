@@ -15,11 +15,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-# lam, scaling as the native code numbers it, temperature, epsilon, max_iter, tol
-Options: TypeAlias = tuple[float | None, int, float, float, int, float]
+# lam, scaling as the native code numbers it, temperature, epsilon, max_iter, tol, the prior of the
+# proportions as it numbers it, update_prototypes
+Options: TypeAlias = tuple[float | None, int, float, float, int, float, int, bool]
 
-SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
-SCALING_NAMES = tuple(SCALINGS)
+SCALINGS = {"none": 0, "minmax": 1, "auto": 2, "calibrated": 3}
+SCALING_NAMES = ("none", "minmax", "auto")  # of the methods;
+SOLVER_SCALINGS = tuple(SCALINGS)  # of `solve`
+PRIORS = {"paddle": 0, "dirichlet": 1}
+PRIOR_NAMES = tuple(PRIORS)
+MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # of `solve` by default: on prototypes, and on counts
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -151,15 +156,23 @@ def options(
     temperature: float,
     epsilon: float,
     max_iter: int,
-    tol: float,
+    tol: float | None,
     return_prototypes: bool,
     validate: bool,
+    proportions: str = "paddle",
+    update_prototypes: bool = True,
+    scalings: Sequence[str] = SCALING_NAMES,
 ) -> tuple[int | None, Options]:
-    """Check the options of a call; returns num_classes, and lam to tol for the operators."""
-    if scaling not in SCALING_NAMES:
-        not_a_choice("scaling", scaling, SCALING_NAMES)
+    """Check the options of a call; returns num_classes, and the others for the operators."""
+    if scaling not in scalings:
+        not_a_choice("scaling", scaling, scalings)
+    if proportions not in PRIOR_NAMES:
+        not_a_choice("proportions", proportions, PRIOR_NAMES)
+    flag("update_prototypes", update_prototypes)
     flag("return_prototypes", return_prototypes)
     flag("validate", validate)
+    if tol is None:
+        tol = MOVING_TOL if update_prototypes else STAYING_TOL
     return classes(num_classes, validate), (
         None if lam is None else real("lam", lam),
         SCALINGS[scaling],
@@ -167,6 +180,8 @@ def options(
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),
         real("tol", tol),
+        PRIORS[proportions],
+        update_prototypes,
     )
 
 

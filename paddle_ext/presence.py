@@ -12,6 +12,7 @@ from torch import Tensor
 from . import check
 from .methods import Prediction
 from .methods.calibration import Likelihood, calibrated
+from .ops.paddle_sharpness import sharpness_of
 from .rows import computing_dtype, parts
 from .scaling import Coordinates, coordinates
 from .solution import Solution
@@ -28,7 +29,7 @@ def novelty(
 
     The share of the labelled rows that lie nearer to their own prototype, themselves left out of
     it, than the query lies to the prototype of its label. Of samples like the labelled ones, at
-    most about 5 in 100 exceed 0.95. For a solution of PADDLE, prototypes and coordinates are those
+    most about 5 in 100 exceed 0.95. For a solution of `solve`, prototypes and coordinates are those
     that it was solved with; for any other, they are those of the method `adaptive`: class means of
     the labelled rows, in the metric that these speak for.
 
@@ -64,22 +65,28 @@ def novelty(
         )
     K = check.dense_values(support, support_labels, query, u.shape[-1])
     labels = support_labels.long()
-    if isinstance(solution, Prediction) or solution.concentration is not None:
+    if isinstance(solution, Prediction) or solution.of_adapt:
         known = support.detach().to(computing_dtype(query)).unsqueeze(0)
         likelihood = calibrated(known, labels.unsqueeze(0), K)
         usual = usual_distances_of(likelihood)
         if len(usual) == 0:
             raise ValueError(ALONE)
         return rank(usual, distances_to_own(likelihood, query.detach(), solution.labels))
-    space = coordinates(support, labels, query, K, solution.scaling)
-    prototypes = space.prototypes(support, labels, query, u)
-    usual = usual_distances(space, support, labels, prototypes, u.sum(0, dtype=torch.float64))
+    sharpness = sharpness_of(support, labels, K) if solution.scaling == "calibrated" else None
+    space = coordinates(support, labels, query, K, solution.scaling, sharpness)
+    moved = solution.update_prototypes is not False
+    part = slice(None) if moved else slice(0)  # of the queries, which prototypes took in
+    held = u[part].sum(0, dtype=torch.float64)
+    prototypes = space.prototypes(support, labels, query[part], u[part])
+    usual = usual_distances(space, support, labels, prototypes, held)
     if len(usual) == 0:
         raise ValueError(ALONE)
-    # A query is part of its prototype as well, with its probability as the weight.
-    mass = (labels.bincount(minlength=K) + u.sum(0, dtype=torch.float64))[solution.labels]
-    share = u.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1).double() / mass
     distances = space.distances_to_own(query, solution.labels, prototypes)
+    if not moved:
+        return rank(usual, distances)
+    # A query is part of its prototype as well, with its probability as the weight.
+    mass = (labels.bincount(minlength=K) + held)[solution.labels]
+    share = u.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1).double() / mass
     return rank(usual, distances / (1 - share).square())
 
 

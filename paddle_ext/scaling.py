@@ -31,6 +31,12 @@ def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
+def calibrated_factor(sharpness: Tensor, automatic: Tensor) -> Tensor:
+    """The factor of "calibrated" on unit-norm rows, beside that of "auto"; see `sharpness_of`."""
+    least = automatic.square()
+    return torch.where(sharpness > 0, torch.maximum(sharpness, least), 2 * least).sqrt()
+
+
 def feature_ranges(query: Tensor) -> Tensor:
     """What "minmax" divides by, [.., Q, D] -> [.., 1, D]; a constant feature stays."""
     width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
@@ -59,7 +65,10 @@ class Coordinates(NamedTuple):
     def prototypes(
         self, support: Tensor, labels: Tensor, query: Tensor, probabilities: Tensor
     ) -> Tensor:
-        """The prototypes [K, D] that belong to the probabilities [Q, K], in these coordinates."""
+        """The prototypes [K, D] that belong to the probabilities [Q, K], in these coordinates.
+
+        Without queries, [0, D] and [0, K], they are the class means of the support.
+        """
         K = probabilities.shape[-1]
         sums, counts = class_sums(self.of(support), labels, K)
         for part in parts(len(query), K + query.shape[-1]):
@@ -69,9 +78,17 @@ class Coordinates(NamedTuple):
 
 
 def coordinates(
-    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    num_classes: int,
+    scaling: str,
+    sharpness: Tensor | None = None,
 ) -> Coordinates:
-    """The coordinates of the task with this support [S, D] and these queries [Q, D]."""
+    """The coordinates of the task with this support [S, D] and these queries [Q, D].
+
+    `sharpness` [1] is what the labelled rows want, for "calibrated".
+    """
     one = torch.ones(1, dtype=torch.float64, device=query.device)
     if scaling == "none":
         return Coordinates(False, one)
@@ -81,7 +98,10 @@ def coordinates(
     means = class_means(unscaled.of(support), support_labels, num_classes)
     found = [leads(unscaled.of(query[part]), means) for part in parts(len(query), sum(means.shape))]
     lead, median = (torch.cat(pieces, dim=-1) for pieces in zip(*found, strict=True))
-    return Coordinates(True, auto_factor(lead, median))
+    factor = auto_factor(lead, median)
+    if sharpness is not None:
+        factor = calibrated_factor(sharpness.double(), factor)
+    return Coordinates(True, factor)
 
 
 def scaled_tasks(

@@ -14,6 +14,12 @@ from . import check
 # a large class has swallowed. benchmarks/presence.py compares shares.
 DUAL_SHARE = 2 / 3
 
+# A batch looks mixed if so many classes would have a label without PADDLE's preference for those
+# that hold much, and with it either so many have one, or more than such a share of the queries has
+# another one than without. docs/solver.md has the measurement.
+MIXED_CLASSES, MIXED_LABELS, MIXED_SHARE = 10, 8, 0.5
+MIXED_HINT = "many classes seem present: consider methods.create('adaptive')"
+
 
 class Trace(NamedTuple):
     """What happened in each iteration; the rows of a task that has stopped repeat its last one."""
@@ -27,22 +33,32 @@ class Solution(NamedTuple):
     """Result of a solver, and how it was asked for; without a batch of queries there is none here.
 
     `present` tells which classes are in the batch, `doubt` which labels to look at, and
-    `paddle_ext.presence.novelty` which queries are of no class.
+    `paddle_ext.presence.novelty` which queries are of no class. `repr` is a summary, which says so
+    if a batch of PADDLE looks mixed.
     """
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     probabilities: Tensor  # [.., Q, K]: soft assignments, rows on the simplex
     proportions: Tensor  # [.., K] of the classes in the batch
-    dual: Tensor  # [.., K]: preference for each class; of `adapt` the mean log proportions
+    dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
     iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: how far the prototypes, of `adapt` the counts, moved in the last one
+    criterion: Tensor  # [..]: how far prototypes, or if they stay counts, moved in the last one
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
     lam: float | None = None  # None: Q
     scaling: str = "auto"
     temperature: float = 1.0
-    concentration: Tensor | None = None  # [..] of `adapt`: small for few classes, large for all
+    concentration: Tensor | None = None  # [..] of Dirichlet proportions: small for few classes
     bound: Tensor | None = None  # [..] of `adapt`: of the logarithm of the evidence
+    update_prototypes: bool | None = None  # of `solve`; others have none
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    @property
+    def of_adapt(self) -> bool:
+        """Whether it is one of `adapt`, which knows no features."""
+        return self.concentration is not None and self.update_prototypes is None
 
     @property
     def dual_weight(self) -> float:
@@ -107,11 +123,60 @@ class Solution(NamedTuple):
 
         `dual_share` is the share of the dual that is taken off the logits first.
         """
+        own = self.logits_without(dual_share).softmax(-1)
+        own = own.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
+        return (1 - own).clamp(min=0)
+
+    def logits_without(self, dual_share: float) -> Tensor:
+        """Logits, up to a constant of each query, less this share of the dual; [.., Q, K]."""
         u = self.probabilities  # a 0 in it was too small for the dtype
         preference = dual_share * self.dual_weight * self.dual.unsqueeze(-2)
-        logits = u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
-        own = torch.softmax(logits, dim=-1).gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
-        return (1 - own).clamp(min=0)
+        return u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
+
+    def looks_mixed(self) -> Tensor:
+        """Whether more classes seem to be in a batch than PADDLE is made for.
+
+        At least ten classes would have a label if classes that hold much of the batch were not
+        preferred; and eight of them have one, or more than half of the queries have another one.
+        Always False for Dirichlet proportions, which are for any number of classes.
+
+        Returns
+        -------
+        Tensor [..] bool
+        """
+        if self.concentration is not None:
+            return torch.zeros_like(self.iterations, dtype=torch.bool)
+        K, nearest = self.probabilities.shape[-1], self.logits_without(1.0).argmax(-1)
+        many = distinct(self.labels, K) >= MIXED_LABELS
+        swallowed = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
+        return (distinct(nearest, K) >= MIXED_CLASSES) & (many | swallowed)
+
+
+def distinct(labels: Tensor, num_classes: int) -> Tensor:
+    """How many classes have a label, [.., Q] -> [..]."""
+    seen = torch.zeros(*labels.shape[:-1], num_classes, dtype=torch.bool, device=labels.device)
+    return seen.scatter_(-1, labels, True).sum(-1)
+
+
+def summary(solution: Solution) -> str:
+    """What a person wants to see first; a batch is told by its extremes."""
+    *batch, Q, K = solution.probabilities.shape
+    words = [*(f"{B} tasks" for B in batch), f"{Q} queries", f"{K} classes"]
+    plain = type(solution.labels) is Tensor and solution.labels.device.type in ("cpu", "cuda")
+    if plain and solution.labels.numel():  # a tensor of torch.compile has no values
+        present = solution.present().sum(-1)
+        words += [f"{extremes(present)} present", f"{extremes(solution.iterations)} iterations"]
+        if solution.concentration is not None:
+            words.append(f"concentration {extremes(solution.concentration, '.2g')}")
+        mixed = int(solution.looks_mixed().sum())
+        if mixed:
+            words.append((f"in {mixed} tasks " if batch else "") + MIXED_HINT)
+    return f"Solution({', '.join(words)})"
+
+
+def extremes(x: Tensor, form: str = "d") -> str:
+    low, high = (format(extreme.item(), form) for extreme in torch.aminmax(x))
+    return low if low == high else f"{low} to {high}"
 
 
 def classes_present(probabilities: Tensor, threshold: float) -> Tensor:

@@ -11,6 +11,7 @@ import collections
 import math
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,18 @@ from torch import Tensor
 from paddle_ext.ops.adapt_operators import adapt_op
 from paddle_ext.ops.calibrate import calibrate_op
 from paddle_ext.ops.labelled import coordinates_op, labelled_op
-from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
+from paddle_ext.ops.paddle_operators import (
+    solve_indexed_op,
+    solve_indexed_switched_op,
+    solve_op,
+    solve_switched_op,
+)
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.step import step_op
 from paddle_ext.ops.tim_operators import tim_op
 
 Call = dict[str, Any]
+Operator = Callable[..., tuple[Tensor, ...]]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
@@ -49,6 +56,21 @@ def options() -> Call:
     }
 
 
+def switch(batch: list[int]) -> Call:
+    """What makes half of the calls those of another operator."""
+    if random.random() < 0.5:
+        return {}
+    found = {
+        "prior": random.randrange(2),
+        "update_prototypes": random.random() < 0.5,
+        "sharpness": None,
+    }
+    if random.random() < 0.5:
+        return found
+    sharpness = torch.rand(*(batch or [1])) * random.choice((0.0, 30.0))
+    return found | {"scaling": 3, "sharpness": sharpness}
+
+
 def sizes() -> tuple[list[int], list[int], int, int, int, int]:
     """Batches of query and support, Q, S, K, D; now and then more than one panel of each."""
     batch = random.choice(([], [1], [3], [0]))
@@ -65,6 +87,7 @@ def solve() -> Call:
         "query": features(*batch, Q, D),
         "num_classes": K,
         **options(),
+        **switch(batch),
     }
 
 
@@ -78,6 +101,7 @@ def solve_indexed() -> Call:
         "query_index": torch.randint(N, (*batch, Q)),
         "num_classes": K,
         **options(),
+        **switch(batch),
     }
 
 
@@ -173,6 +197,11 @@ def step() -> Call:
     }
 
 
+def either(plain: Operator, switched: Operator, count: int) -> Operator:
+    """The first one for so many arguments, the second for more."""
+    return lambda *call: plain(*call) if len(call) == count else switched(*call)
+
+
 POSITIVE = ("shots", "total", "prior")
 OPERATORS = {
     "adapt": (adapt_op, adapt),
@@ -180,8 +209,8 @@ OPERATORS = {
     "coordinates": (coordinates_op, coordinates),
     "labelled": (labelled_op, labelled),
     "step": (step_op, step),
-    "solve": (solve_op, solve),
-    "solve_indexed": (solve_indexed_op, solve_indexed),
+    "solve": (either(solve_op, solve_switched_op, 11), solve),
+    "solve_indexed": (either(solve_indexed_op, solve_indexed_switched_op, 12), solve_indexed),
     "tim": (tim_op, tim),
     "sinkhorn": (sinkhorn_op, sinkhorn),
 }

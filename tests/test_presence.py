@@ -15,6 +15,7 @@ from paddle_ext import scaling as scalings
 from paddle_ext import solution as solutions
 from paddle_ext.methods import Adaptive
 from paddle_ext.methods.task import Task
+from paddle_ext.ops.paddle_sharpness import sharpness_of
 from paddle_ext.reference.paddle import prepare
 
 CLASSES, SHOTS, DIMENSION = 15, 4, 12
@@ -111,22 +112,64 @@ def test_doubt_is_finite() -> None:
     assert (doubt == 0).all()
 
 
+# --- what a person reads ------------------------------------------------------------------------
+
+
+def batch_of(present: int, tasks: tuple[int, ...] = ()) -> Solution:
+    torch.manual_seed(0)
+    centres, labels = 3 * torch.randn(30, 16), torch.arange(30).repeat(3)
+    support = centres[labels] + torch.randn(90, 16)
+    query = centres[torch.randint(present, (*tasks, 75))] + torch.randn(*tasks, 75, 16)
+    return paddle_ext.solve(support, labels, query)
+
+
+def test_summary() -> None:
+    few, many = batch_of(3), batch_of(30)
+    hint = "many classes seem present: consider methods.create('adaptive')"
+    assert repr(few) == f"Solution(75 queries, 30 classes, 3 present, {few.iterations} iterations)"
+    assert str(many).endswith(f", {hint})")
+    assert not few.looks_mixed()
+    assert many.looks_mixed()
+    both = Solution(
+        *(torch.stack([x, y, y]) for x, y in zip(few[:6], many[:6], strict=True)), lam=few.lam
+    )
+    assert both.looks_mixed().tolist() == [False, True, True]
+    words = f"Solution(3 tasks, 75 queries, 30 classes, 3 to {int(many.present().sum())} present, "
+    assert repr(both).startswith(words)
+    assert repr(both).endswith(f", in 2 tasks {hint})")
+    assert repr(batch_of(30, (0,))) == "Solution(0 tasks, 75 queries, 30 classes)"
+    adapted = paddle_ext.adapt(many.probabilities.log())
+    assert not adapted.looks_mixed()
+    assert repr(adapted).endswith(f"concentration {adapted.concentration:.2g})")
+
+
+def test_summary_of_a_tensor_without_values() -> None:
+    found = batch_of(30)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = Solution(*(mode.from_tensor(x) for x in found[:6]))
+        assert repr(fake) == "Solution(75 queries, 30 classes)"
+    assert repr(Solution(*(x.to("meta") for x in found[:6]))) == "Solution(75 queries, 30 classes)"
+
+
 # --- novelty ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
-def test_novelty_by_hand(scaling: str) -> None:
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("scaling", ["auto", "minmax", "none", "calibrated"])
+def test_novelty_by_hand(scaling: str, moving: bool) -> None:
     """Rank among the labelled rows, each compared with the mean of all others of its class."""
     support, labels, query = task(strangers=5)
-    solution = paddle_ext.solve(support, labels, query, scaling=scaling)
+    options = {"scaling": scaling, "update_prototypes": moving}
+    solution = paddle_ext.solve(support, labels, query, **options)
     rows = torch.cat([support, query])
-    if scaling == "auto":
+    if scaling in ("auto", "calibrated"):
         rows = torch.nn.functional.normalize(rows, dim=1)
     elif scaling == "minmax":
         rows = rows / (query.amax(0) - query.amin(0))
     S = len(support)
     own = torch.cat([labels, solution.labels])
-    weight = torch.cat([torch.eye(CLASSES).double()[labels], solution.probabilities])  # [n, K]
+    held = solution.probabilities * moving
+    weight = torch.cat([torch.eye(CLASSES).double()[labels], held])  # [n, K]
     distances = []
     for i, k in enumerate(own.tolist()):
         others = weight[:, k].clone()
@@ -139,9 +182,13 @@ def test_novelty_by_hand(scaling: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_novelty_finds_strangers() -> None:
+@pytest.mark.parametrize("scaling", ["auto", "calibrated"])
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("proportions", ["paddle", "dirichlet"])
+def test_novelty_finds_strangers(proportions: str, moving: bool, scaling: str) -> None:
     support, labels, query = task(strangers=10)
-    solution = paddle_ext.solve(support, labels, query)
+    options = {"proportions": proportions, "update_prototypes": moving, "scaling": scaling}
+    solution = paddle_ext.solve(support, labels, query, **options)
     found = presence.novelty(solution, support, labels, query)
     assert found[-10:].min() > 0.9
     assert found[:-10].mean() < 0.7
@@ -221,14 +268,14 @@ def test_novelty_of_another_task() -> None:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_solution_knows_how_it_was_asked_for(backend: str) -> None:
-    options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5}
+    options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5, "update_prototypes": False}
     solution = paddle_ext.solve(*task(), **options, backend=backend)
     assert {name: getattr(solution, name) for name in options} == options
     assert paddle_ext.solve(*task(), backend=backend).dual_weight == 1
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
+@pytest.mark.parametrize("scaling", ["auto", "minmax", "none", "calibrated"])
 def test_coordinates_are_those_of_the_solver(
     scaling: str, offset: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +284,8 @@ def test_coordinates_are_those_of_the_solver(
     support, labels, query = task(offset=offset)
     one_hot = torch.nn.functional.one_hot(labels, CLASSES).double()
     expected = prepare(support[None], one_hot[None], query[None], scaling, False)
-    space = scalings.coordinates(support, labels, query, CLASSES, scaling)
+    sharpness = sharpness_of(support, labels, CLASSES) if scaling == "calibrated" else None
+    space = scalings.coordinates(support, labels, query, CLASSES, scaling, sharpness)
     means = rows.class_means(space.of(support), labels, CLASSES)
     found = torch.cdist(space.of(query), means, compute_mode="donot_use_mm_for_euclid_dist")
     exact = torch.cdist(

@@ -27,6 +27,12 @@ PADDLE_EXT_HD double auto_factor_squared(double gap, double median) {
     return gap > fmax(kAutoMinGap, kAutoMinShare * median) ? kAutoGap / gap : 1.0;
 }
 
+// The same of "calibrated", which the labelled rows chose: no less than that of "auto", and twice as
+// much where they could choose nothing, one row a class, and it is 0.
+PADDLE_EXT_HD double calibrated_factor_squared(double sharpness, double automatic) {
+    return sharpness > 0 ? fmax(sharpness, automatic) : 2 * automatic;
+}
+
 // A task is computed in coordinates where its queries are of size one, and its scale is folded into
 // the temperature. Beyond the cap the softmax is a hard choice at every difference the precision
 // resolves; a prototype beyond kFarAway (per shot) is far from every query. Both keep all products

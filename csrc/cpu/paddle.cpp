@@ -24,8 +24,8 @@ Plan make_plan(const PaddleParams& p, const PaddleKernels& level, int at, int th
     const auto& n = p.size;
     const double Q = double(n.Q), K = double(n.K), D = double(n.D), S = double(n.S);
     // An iteration costs Q Q K in Gram form and 2 Q K D with explicit prototypes. From 4096 queries
-    // on, the Gram matrix would leave every cache.
-    const bool gram = n.Q <= 2 * n.D && n.Q <= 4096;
+    // on, the Gram matrix would leave every cache. Prototypes that stay need no Gram matrix.
+    const bool gram = !p.update_prototypes || (n.Q <= 2 * n.D && n.Q <= 4096);
     // The products at the start, then some dozens of iterations over all queries and classes.
     const double task = S * D + Q * (Q + K) * D + 50.0 * Q * K;
     const Sharing sharing = share_threads(n.B, threads, task, gram ? 0 : Q * K * D);

@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/params.h"
+#include "common/proportions.h"
 
 namespace paddle_ext {
 

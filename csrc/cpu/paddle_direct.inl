@@ -17,6 +17,7 @@ struct DirectState {
     T* bias;          // [K]
     double* held;     // [K]
     double* shift;    // [K]
+    double* norm;     // [K]           ||w_k||^2
     const T** w_row;  // [K]
     const T** u_row;  // [K]
     T** u_out;        // [K]
@@ -27,8 +28,8 @@ struct DirectState {
           zd(arena.take<T>(Dp * Q)), w(arena.take<T>(K * Dp)), next(arena.take<T>(K * Dp)),
           u(arena.take<T>(K * Qp)), inside(arena.take<T>(Qp)), slope(arena.take<T>(K)),
           bias(arena.take<T>(K)), held(arena.take<double>(K)), shift(arena.take<double>(K)),
-          w_row(arena.take<const T*>(K)), u_row(arena.take<const T*>(K)), u_out(arena.take<T*>(K)),
-          next_row(arena.take<T*>(K)) {}
+          norm(arena.take<double>(K)), w_row(arena.take<const T*>(K)),
+          u_row(arena.take<const T*>(K)), u_out(arena.take<T*>(K)), next_row(arena.take<T*>(K)) {}
 };
 
 template <typename T>
@@ -37,6 +38,11 @@ struct DirectPass {
     const Prepared<T>* task;
     DirectState<T>* state;
     double temperature, weight;
+    bool dirichlet;  // the dual depends on all classes
+
+    void set_bias(int64_t k, double dual) const {
+        state->bias[k] = T(weight * dual - 0.5 * temperature * state->norm[k]);
+    }
 };
 
 template <typename T>
@@ -155,18 +161,21 @@ static void update_classes(void* context, int64_t block, int) {
             norm += double(fresh) * double(fresh);
             s.w[k * s.Dp + d] = fresh;
         }
-        const double dual = 1.0 + __builtin_log(held / double(s.Q) + pass.params->epsilon);
         s.held[k] = held;
         s.shift[k] = __builtin_sqrt(moved);
+        s.norm[k] = norm;
         s.slope[k] = T(pass.temperature);
-        s.bias[k] = T(pass.weight * dual - 0.5 * pass.temperature * norm);
+        if (pass.dirichlet) continue;
+        pass.set_bias(k, 1.0 + __builtin_log(held / double(s.Q) + pass.params->epsilon));
     }
 }
 
 template <typename T>
 static Outcome iterate_direct(const PaddleParams& p, int threads, const Prepared<T>& task,
-                              double temperature, double tol, DirectState<T>& s) {
-    DirectPass<T> pass{&p, &task, &s, temperature, dual_weight<T>(p.lam, double(s.Q))};
+                              double temperature, double tol, Proportions& proportions,
+                              DirectState<T>& s) {
+    const double weight = dual_weight<T>(p.lam, double(s.Q));
+    DirectPass<T> pass{&p, &task, &s, temperature, weight, proportions.dirichlet};
     for (int64_t k = 0; k < s.K; ++k) {
         s.slope[k] = T(temperature);
         s.bias[k] = T(-0.5 * temperature * double(dot(s.w_row[k], s.w_row[k], s.D)));
@@ -178,6 +187,11 @@ static Outcome iterate_direct(const PaddleParams& p, int threads, const Prepared
     for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
         parallel_run(groups, threads, assign_group<T>, &pass);
         parallel_run(blocks, threads, update_classes<T>, &pass);
+        if (proportions.dirichlet) {
+            learn_prior(proportions, s.held);
+            for (int64_t k = 0; k < s.K; ++k)
+                pass.set_bias(k, proportions.dirichlet_dual(s.held[k]));
+        }
         criterion = 0;
         for (int64_t k = 0; k < s.K; ++k) criterion += s.shift[k];
         criterion /= double(s.K);

@@ -20,15 +20,18 @@ constexpr double kBlockProducts = 3e7;
 constexpr int kBlockWarps = 32;        // that a block may have
 constexpr int kReservedShared = 1024;  // bytes that the system takes for every block
 
-CudaPlan make_plan(const PaddleSizes& n, int device) {
+CudaPlan make_plan(const PaddleParams& params, int device) {
+    const PaddleSizes& n = params.size;
     CudaPlan plan{};
     plan.Qp = round_up(n.Q, int64_t(kRowsPerWarp));
     plan.Dp = round_up(n.D, int64_t(4));
     const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const bool small = n.Q <= kBlockWarps * kRowsPerWarp &&
                        double(n.Q) * double(n.Q) * double(n.K) <= kBlockProducts;
-    // G in shared memory only if two blocks still fit a multiprocessor, to hide each other's waits.
-    plan.shared_gram = small && 2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
+    // G in shared memory only if it is needed, and if two blocks still fit a multiprocessor, to hide
+    // each other's waits.
+    plan.shared_gram = small && params.update_prototypes &&
+                       2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
     plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
     plan.gram = small && plan.shared_bytes <= available;
     return plan;
@@ -80,6 +83,8 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.gap = arena.take<float>(T * Q);
     c.median = arena.take<float>(T * Q);
     c.done = arena.take<int>(T);
+    c.concentration = arena.take<double>(T);
+    c.logits = c.call.update_prototypes ? nullptr : arena.take<float>(T * Q * K);
 }
 
 int64_t layout_bytes(Chunk c, int64_t tasks, bool prototypes) {
@@ -104,7 +109,7 @@ Chunk make_chunk(const PaddleParams& params, int device) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
     Chunk c{};
     c.call = params;
-    c.plan = make_plan(params.size, device);
+    c.plan = make_plan(params, device);
     c.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     return c;
 }

@@ -17,6 +17,7 @@ struct Step {
 };
 
 // All live classes in turn: every tile is applied as soon as its changes are known.
+template <bool Plain>
 __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                          unsigned* full) {
     unsigned any = 0;
@@ -37,16 +38,17 @@ __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int 
             if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
             if (!loud) continue;
             moved |= 1u << (tile - first);
-            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
+            apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
         if (moved != 0) __syncthreads();  // the sums of all warps are complete
-        update_classes(b, b.s.live + first * kTile, end - first, moved);
+        update_classes<Plain>(b, b.s.live + first * kTile, end - first, moved);
         any |= moved;
     }
     return {false, b.s.live, any != 0 ? tiles * kTile : 0};
 }
 
 // First who moved, then the products of those alone.
+template <bool Plain>
 __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                            unsigned* full, unsigned* loud) {
     Changes next;
@@ -75,21 +77,25 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
             place_changes(b, delta, c);
             if (tile + 1 < moved_tiles) load_changes(b, b.s.moved + (tile + 1) * kTile, next);
             __syncthreads();  // as above
-            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
+            apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
         __syncthreads();  // the sums of all warps are complete
-        update_classes(b, b.s.moved + first * kTile, end - first, ~0u);
+        update_classes<Plain>(b, b.s.moved + first * kTile, end - first, ~0u);
     }
     return {false, b.s.moved, count};
 }
 
-// Mean shift of the prototypes; every warp adds up the same numbers in the same order.
+// Mean shift of the prototypes or, where they stay, the largest of a count; every warp adds up the same
+// numbers in the same order.
+template <bool Plain>
 __device__ float criterion(const Block& b, const int* classes, int count) {
-    float sum = 0.0f;
+    float sum = 0.0f, most = 0.0f;
     for (int i = b.lane; i < count; i += 32) {
-        if (classes[i] >= 0) sum += b.s.shift[classes[i]];
+        if (classes[i] < 0) continue;
+        sum += b.s.shift[classes[i]];
+        if (!Plain) most = fmaxf(most, b.s.shift[classes[i]]);
     }
-    return warp_sum(sum) / float(b.K);
+    return b.moving<Plain>() ? warp_sum(sum) / float(b.K) : warp_max(most);
 }
 
 // Lets the classes that hold nothing leave the list, if that saves a tile. All threads agree.
@@ -168,7 +174,8 @@ struct Outcome {
     float criterion;
 };
 
-__device__ Outcome iterate(const Block& b, float tol, int max_iter) {
+template <bool Plain>
+__device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions& proportions) {
     const int all_tiles = ceil_div(b.K, kTile);
     Sleepers asleep;
     asleep.reference = make_float2(0, 0);
@@ -183,8 +190,8 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
         if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
         // At the start nearly all move.
         const bool all = tiles <= kFewTiles || iteration <= 2;
-        const Step step = all ? step_all(b, tiles, soft, iteration, full)
-                              : step_moved(b, tiles, soft, iteration, full, loud);
+        const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full)
+                              : step_moved<Plain>(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
             __syncthreads();  // all have seen the flag
             wake_all(b);
@@ -198,12 +205,15 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
         // Those of the iteration before were last read before the barriers above.
         clear_bits(b.s.loud + (iteration + 1) % 2 * all_tiles,
                    b.s.full + (iteration + 1) % 2 * all_tiles, all_tiles);
-        if (iteration == 1) {
+        if (b.dirichlet<Plain>()) {
+            __syncthreads();  // held of the moved classes is in place, the sums of the warps are read
+            learn_prior(b, proportions);
+        } else if (iteration == 1) {
             __syncthreads();  // held of the moved classes is in place
             for (int k = threadIdx.x; k < b.K; k += blockDim.x) set_dual(b, k);
         }
         __syncthreads();  // slopes, biases and shifts of all classes are in place
-        outcome.criterion = criterion(b, step.classes, step.count);
+        outcome.criterion = criterion<Plain>(b, step.classes, step.count);
         if (tol > 0.0f && outcome.criterion <= tol) {
             outcome.iterations = iteration;
             break;
@@ -213,7 +223,8 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
         const int before = tiles;
         let_sleep(b, full, tiles, asleep, soft.best);
         // Nothing moved and nobody left: every further iteration would repeat this one exactly.
-        if (step.count == 0 && tiles == before && iteration > 1) break;
+        const bool settled = !b.dirichlet<Plain>() || proportions.settled;
+        if (step.count == 0 && tiles == before && iteration > 1 && settled) break;
         ++iteration;
     }
     if (tiles < all_tiles) settle_sleepers(b, tiles, soft);
@@ -249,7 +260,27 @@ __device__ void write_rows(const Block& b, int64_t task) {
     }
 }
 
-template <bool SharedGram, int MaxThreads>
+// Proportions, dual and prior of a task.
+template <bool Plain>
+__device__ void write_classes(const Block& b, int64_t task, const Proportions& proportions) {
+    const PaddleParams& p = b.c.call;
+    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
+        float proportion = b.s.held[k] / float(b.Q), dual;
+        if (b.dirichlet<Plain>()) {
+            proportion = float(proportions.dirichlet_mean(double(b.s.held[k])));
+            dual = float(proportions.dirichlet_dual(double(b.s.held[k])));
+        } else {
+            dual = 1.0f + logf(proportion + b.epsilon);
+        }
+        static_cast<float*>(p.proportions)[task * b.K + k] = proportion;
+        static_cast<float*>(p.dual)[task * b.K + k] = dual;
+    }
+    if (b.dirichlet<Plain>() && threadIdx.x == 0) {
+        static_cast<float*>(p.concentration)[task] = float(proportions.concentration);
+    }
+}
+
+template <bool SharedGram, int MaxThreads, bool Plain>
 __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     solve_block_kernel(Chunk c) {
     extern __shared__ __align__(16) char memory[];
@@ -258,7 +289,8 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     const Shared s(memory, Q, Qp, K, SharedGram, nullptr);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const double weight = dual_weight<float>(p.lam, double(Q));
-    const Thresholds limit = thresholds(true, p.epsilon, weight, double(K));
+    const Thresholds limit = Plain ? thresholds(true, p.epsilon, weight, double(K))
+                                   : Proportions(p).limits(true, weight);
     while (true) {
         if (threadIdx.x == 0) {
             s.state[kTask] = atomicAdd(c.next_task, 1);
@@ -312,12 +344,16 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
 
         // 2) Its scale goes into the temperature.
         double squared = ldexp(1.0, 2 * c.exponent[at]);
-        if (p.scaling == Scaling::kAuto) {
+        if (p.scaling >= Scaling::kAuto) {
             squared = auto_factor(b);
             __syncthreads();  // u is scratch no more
         }
+        if (p.scaling == Scaling::kCalibrated) {
+            const float sharpness = static_cast<const float*>(p.sharpness)[task];
+            squared = calibrated_factor_squared(double(sharpness), squared);
+        }
         b.temperature = float(folded_temperature<float>(p.temperature, squared));
-        const double unit = sqrt(squared);
+        const double unit = b.moving<Plain>() ? sqrt(squared) : 1.0;
         for (int k = threadIdx.x; k < K; k += blockDim.x) set_logit(b, k, 0.0f);
         float4* const zero = reinterpret_cast<float4*>(b.u);
         for (int i = threadIdx.x; i < K * Qp / 4; i += blockDim.x)
@@ -325,15 +361,12 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
         __syncthreads();
 
         // 3) The iteration, then the result.
-        const Outcome outcome =
-            iterate(b, float(fmin(p.tol / unit, double(Range<float>::kInfinity))), p.max_iter);
+        Proportions proportions(p);
+        const float tol = float(fmin(p.tol / unit, double(Range<float>::kInfinity)));
+        const Outcome outcome = iterate<Plain>(b, tol, p.max_iter, proportions);
         __syncthreads();  // u of all threads is in place
         write_rows(b, task);
-        for (int k = threadIdx.x; k < K; k += blockDim.x) {
-            const float proportion = s.held[k] / float(Q);
-            static_cast<float*>(p.proportions)[task * K + k] = proportion;
-            static_cast<float*>(p.dual)[task * K + k] = 1.0f + logf(proportion + b.epsilon);
-        }
+        write_classes<Plain>(b, task, proportions);
         if (threadIdx.x == 0) {
             p.iterations[task] = outcome.iterations;
             static_cast<float*>(p.criterion)[task] =
@@ -343,9 +376,9 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     }
 }
 
-template <bool SharedGram, int MaxThreads>
+template <bool SharedGram, int MaxThreads, bool Plain>
 void launch(const Chunk& c) {
-    const auto kernel = solve_block_kernel<SharedGram, MaxThreads>;
+    const auto kernel = solve_block_kernel<SharedGram, MaxThreads, Plain>;
     const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;
     allow_all_shared(kernel);
     int resident = 0;
@@ -366,14 +399,19 @@ int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
 }
 
 void launch_blocks(const Chunk& c) {
-    const auto launch_for = [&](auto shared_gram) {
-        constexpr bool kShared = decltype(shared_gram)::value;
+    const auto launch_for = [&](auto shared_gram, auto plain) {
+        constexpr bool kShared = decltype(shared_gram)::value, kPlain = decltype(plain)::value;
         const int64_t threads = c.plan.Qp / kRowsPerWarp * 32;
-        if (threads <= 160) return launch<kShared, 160>(c);
-        if (threads <= 512) return launch<kShared, 512>(c);
-        return launch<kShared, 1024>(c);
+        if (threads <= 160) return launch<kShared, 160, kPlain>(c);
+        if (threads <= 512) return launch<kShared, 512, kPlain>(c);
+        return launch<kShared, 1024, kPlain>(c);
     };
-    c.plan.shared_gram ? launch_for(std::true_type{}) : launch_for(std::false_type{});
+    const auto launch_with = [&](auto plain) {
+        c.plan.shared_gram ? launch_for(std::true_type{}, plain)
+                           : launch_for(std::false_type{}, plain);
+    };
+    const bool plain = c.call.prior == Prior::kPaddle && c.call.update_prototypes;
+    plain ? launch_with(std::true_type{}) : launch_with(std::false_type{});
 }
 
 }  // namespace paddle_ext

@@ -12,9 +12,11 @@
 // ones take part in the softmax, the moved ones among them, gathered into tiles of their own, in the
 // products. After a few iterations one tile is left of each (thresholds: common/math.h).
 // Blocks take tasks from a common counter until none is left, so early stops cost nothing.
+// `Plain` is PADDLE itself: its kernels carry nothing of the learned prior (common/proportions.h), nor
+// of prototypes that stay, whose M and P stay as well.
 #pragma once
 
-#include "common/math.h"
+#include "common/proportions.h"
 #include "common/reduce.cuh"
 #include "cuda/paddle_chunk.cuh"
 
@@ -80,6 +82,16 @@ struct Block {
     float temperature, weight, epsilon;
     float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
     float log2_wake;
+
+    template <bool Plain>
+    __device__ bool moving() const {
+        return Plain || c.call.update_prototypes;
+    }
+
+    template <bool Plain>
+    __device__ bool dirichlet() const {
+        return !Plain && c.call.prior == Prior::kDirichlet;
+    }
 };
 
 // 2^x to about two units in the last place; results too small for a normal number are zero.
@@ -303,13 +315,15 @@ __device__ inline void place_changes(const Block& b, float* delta, const Changes
 }
 
 // Product of one tile's changes with G; M and U of this thread's cells; the sums over its warp.
+template <bool Plain>
 __device__ inline void apply_changes(const Block& b, const float* delta, const Changes& c,
                                      float* part) {
     float2 product[4] = {};
+    const bool moving = b.moving<Plain>();
     const float* column = b.gram + b.row;
     const float4* weights = reinterpret_cast<const float4*>(delta) + b.quarter;
 #pragma unroll 5
-    for (int q = 0; q < b.Q; ++q) {
+    for (int q = 0; q < (moving ? b.Q : 0); ++q) {
         const float2 g = *reinterpret_cast<const float2*>(column + q * b.Qp);
         const float4 d = weights[q * (kDeltaStride / 4)];
         product[0].x += g.x * d.x;
@@ -329,8 +343,10 @@ __device__ inline void apply_changes(const Block& b, const float* delta, const C
         if (c.cell[i].k >= 0) {
             const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
             *reinterpret_cast<float2*>(b.u + at) = after;
-            *reinterpret_cast<float2*>(b.m + at) =
-                make_float2(m.x + product[i].x, m.y + product[i].y);
+            if (moving) {
+                *reinterpret_cast<float2*>(b.m + at) =
+                    make_float2(m.x + product[i].x, m.y + product[i].y);
+            }
         }
         const float held = sum_over_quads(after.x + after.y);
         const float sum_du = sum_over_quads(d.x + d.y);
@@ -350,7 +366,9 @@ __device__ inline void set_dual(const Block& b, int k) {
     set_logit(b, k, b.weight * (1.0f + logf(b.s.held[k] / float(b.Q) + b.epsilon)));
 }
 
-// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i.
+// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i. A
+// learned prior has its v-step later, when all classes are counted.
+template <bool Plain>
 __device__ inline void update_classes(const Block& b, const int* classes, int tiles,
                                       unsigned moved) {
     const int stride = b.warps * kBatch * kTile;
@@ -368,13 +386,47 @@ __device__ inline void update_classes(const Block& b, const int* classes, int ti
                 total[i] += b.s.part[i * stride + warp * kBatch * kTile + slot];
             }
         }
+        if (!b.moving<Plain>()) {
+            b.s.shift[k] = fabsf(total[0] - b.s.held[k]);
+            b.s.held[k] = total[0];
+            if (!b.dirichlet<Plain>()) set_dual(b, k);
+            continue;
+        }
         const float mass = b.s.mass[k], fresh = safe_mass(b.count[k] + total[0]);
         const double norm = b.s.norm[k];
         b.s.shift[k] = prototype_shift(total[1], total[2], total[3], mass, float(norm), fresh);
         b.s.held[k] = total[0];
         b.s.mass[k] = fresh;
         b.s.norm[k] = norm + 2.0 * double(total[3]) + double(total[2]);
-        set_dual(b, k);
+        if (!b.dirichlet<Plain>()) set_dual(b, k);
+    }
+}
+
+// The v-step with a learned prior, of all classes: first the step of the prior, whose sums every thread
+// adds up in the same order. The sums of the warps are in the memory of those of the u-step.
+__device__ inline void learn_prior(const Block& b, Proportions& proportions) {
+    double slope = 0.0, curvature = 0.0;
+    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
+        const PriorTerm term = class_term(double(b.s.held[k]), proportions.concentration);
+        slope += term.slope;
+        curvature += term.curvature;
+    }
+    slope = warp_sum(slope);
+    curvature = warp_sum(curvature);
+    double* const part = reinterpret_cast<double*>(b.s.part);
+    if (b.lane == 0) {
+        part[2 * b.warp] = slope;
+        part[2 * b.warp + 1] = curvature;
+    }
+    __syncthreads();  // the sums of all warps are complete
+    slope = curvature = 0.0;
+    for (int warp = 0; warp < b.warps; ++warp) {
+        slope += part[2 * warp];
+        curvature += part[2 * warp + 1];
+    }
+    proportions.learn(slope, curvature);
+    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
+        set_logit(b, k, b.weight * float(proportions.dirichlet_dual(double(b.s.held[k]))));
     }
 }
 

@@ -52,16 +52,18 @@ struct Chunk {
     float* norm;     // [T, K]      ||N_k w_k||^2 at the start
     int* next_task;  // [1]
     // direct form
-    float* w;           // [T, K, Dp]
-    float* slope;       // [T]         temperature
-    double* unit;       // [T]         one scaled unit, in the units the criterion is told in
-    float* bias;        // [T, K]
-    float* held;        // [T, K]
-    float* part_shift;  // [T, K, Dtiles]
-    float* part_norm;   // [T, K, Dtiles]
-    float* gap;         // [T, Q]
-    float* median;      // [T, Q]
-    int* done;          // [T]
+    float* w;               // [T, K, Dp]
+    float* slope;           // [T]         temperature
+    double* unit;           // [T]         one scaled unit, in the units the criterion is told in
+    float* bias;            // [T, K]
+    float* held;            // [T, K]
+    float* part_shift;      // [T, K, Dtiles]
+    float* part_norm;       // [T, K, Dtiles]
+    float* gap;             // [T, Q]
+    float* median;          // [T, Q]
+    int* done;              // [T]
+    double* concentration;  // [T]        of a learned prior
+    float* logits;          // [T, Q, K]  without the dual, where prototypes stay; else null
     // prototypes
     float* raw_shift;  // [U, D]
     float* raw_sums;   // [U, K, Dp]

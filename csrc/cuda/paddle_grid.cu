@@ -6,119 +6,17 @@
 //   finish  : dual, bias, criterion; a task that is done is skipped by all later launches
 //
 // Nothing larger than the probabilities is kept. Sums are taken in a fixed order, without atomics.
+// Where prototypes stay, the logits without the dual are computed once and kept, the bias is the dual's
+// alone, and the third launch counts what the classes hold.
 
-#include "common/math.h"
+#include "common/proportions.h"
 #include "common/reduce.cuh"
 #include "cuda/paddle_chunk.cuh"
+#include "cuda/paddle_tiles.cuh"
 
 namespace paddle_ext {
 
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kDepth = 16;
-
-// kGridTile x kGridTile results per block, 8 x 8 per thread: result += sum_i a[i][row] b[i][column].
-// fetch(depth, slot) gives the slot-th group of four numbers of a stage, place() puts it.
-struct Tile {
-    float a[2][kDepth][kGridTile + 4];
-    float b[2][kDepth][kGridTile + 4];
-};
-
-// One operand: rows of length `length` (depth runs along them) or, transposed, depth-major.
-struct Operand {
-    const float* from;
-    int64_t stride;        // between rows
-    int64_t first, count;  // rows of this tile begin here; there are that many in all
-    int64_t depth;         // length of the contraction
-    bool depth_major;      // element (i, r) is from[i * stride + r]
-
-    // Group `slot` of 4 numbers out of kDepth x kGridTile, from depth `begin` on.
-    __device__ float4 fetch(int64_t begin, int slot) const {
-        if (!depth_major) {
-            const int64_t r = first + slot / 4, i = begin + slot % 4 * 4;
-            if (r >= count || i >= depth) return make_float4(0, 0, 0, 0);
-            return *reinterpret_cast<const float4*>(from + r * stride + i);
-        }
-        const int64_t i = begin + slot / (kGridTile / 4), r = first + slot % (kGridTile / 4) * 4;
-        float value[4] = {};
-        if (i < depth) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if (r + j < count) value[j] = from[i * stride + r + j];
-            }
-        }
-        return make_float4(value[0], value[1], value[2], value[3]);
-    }
-
-    __device__ void place(float (*to)[kGridTile + 4], int slot, const float4& v) const {
-        if (!depth_major) {
-            const int r = slot / 4, i = slot % 4 * 4;
-            to[i][r] = v.x;
-            to[i + 1][r] = v.y;
-            to[i + 2][r] = v.z;
-            to[i + 3][r] = v.w;
-        } else {
-            const int i = slot / (kGridTile / 4), r = slot % (kGridTile / 4) * 4;
-            *reinterpret_cast<float4*>(&to[i][r]) = v;
-        }
-    }
-};
-
-// Thread (tx, ty) gets rows 8 ty .. and columns 4 tx .. and 64 + 4 tx ..; `row_sums` the sums of
-// its rows of a.
-__device__ void tile_product(Tile& tile, const Operand& a, const Operand& b, float (&result)[8][8],
-                             float (&row_sums)[8]) {
-    constexpr int kLoads = kDepth * kGridTile / 4 / kThreads;
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    float4 next_a[kLoads], next_b[kLoads];
-    const auto fetch = [&](int64_t depth) {
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-            next_a[i] = a.fetch(depth, threadIdx.x + i * kThreads);
-            next_b[i] = b.fetch(depth, threadIdx.x + i * kThreads);
-        }
-    };
-    const auto place = [&](int buffer) {
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-            a.place(tile.a[buffer], threadIdx.x + i * kThreads, next_a[i]);
-            b.place(tile.b[buffer], threadIdx.x + i * kThreads, next_b[i]);
-        }
-    };
-    fetch(0);
-    place(0);
-    __syncthreads();
-    int buffer = 0;
-    for (int64_t depth = 0; depth < a.depth; depth += kDepth) {
-        const bool more = depth + kDepth < a.depth;
-        if (more) fetch(depth + kDepth);
-#pragma unroll
-        for (int i = 0; i < kDepth; ++i) {
-            float x[8], y[8];
-            const float* row = &tile.a[buffer][i][8 * ty];
-            const float* column = &tile.b[buffer][i][4 * tx];
-            *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(row);
-            *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(row + 4);
-            *reinterpret_cast<float4*>(y) = *reinterpret_cast<const float4*>(column);
-            *reinterpret_cast<float4*>(y + 4) = *reinterpret_cast<const float4*>(column + 64);
-#pragma unroll
-            for (int r = 0; r < 8; ++r) {
-                row_sums[r] += x[r];
-#pragma unroll
-                for (int k = 0; k < 8; ++k) result[r][k] += x[r] * y[k];
-            }
-        }
-        if (more) place(buffer ^ 1);
-        __syncthreads();  // the other buffer is full, this one free
-        buffer ^= 1;
-    }
-}
-
-__device__ int64_t tile_column(int64_t first, int tx, int k) {
-    return first + (k < 4 ? 4 * tx + k : 64 + 4 * tx + k - 4);
-}
 
 // Sum over the block, in a fixed order; every thread gets it.
 __device__ double block_sum(double value) {
@@ -130,6 +28,17 @@ __device__ double block_sum(double value) {
     double sum = 0.0;
     for (int i = 0; i < kWarps; ++i) sum += part[i];
     return sum;
+}
+
+__device__ double block_max(double value) {
+    __shared__ double part[kWarps];
+    value = double(warp_max(float(value)));  // of numbers that are floats
+    __syncthreads();                         // an earlier maximum has been read by all
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+    __syncthreads();
+    double most = 0.0;
+    for (int i = 0; i < kWarps; ++i) most = fmax(most, part[i]);
+    return most;
 }
 
 // w = class means of the support, in scaled coordinates: one block per task and class.
@@ -149,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) start_bias_kernel(Chunk c, bool plai
     const int64_t at = blockIdx.x, Dp = c.plan.Dp;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     double squared = ldexp(1.0, 2 * c.exponent[at]);
-    if (!plain && c.call.scaling == Scaling::kAuto) {
+    if (!plain && c.call.scaling >= Scaling::kAuto) {
         double gap = 0.0, median = 0.0;
         for (int64_t q = threadIdx.x; q < n.Q; q += kThreads) {
             gap += double(c.gap[at * n.Q + q]);
@@ -157,13 +66,18 @@ __global__ void __launch_bounds__(kThreads) start_bias_kernel(Chunk c, bool plai
         }
         squared =
             auto_factor_squared(block_sum(gap) / double(n.Q), block_sum(median) / double(n.Q));
+        if (c.call.scaling == Scaling::kCalibrated) {
+            const float sharpness = static_cast<const float*>(c.call.sharpness)[c.first + at];
+            squared = calibrated_factor_squared(double(sharpness), squared);
+        }
     }
     const float slope =
         plain ? 1.0f : float(folded_temperature<float>(c.call.temperature, squared));
     if (threadIdx.x == 0) {
         c.slope[at] = slope;
-        c.unit[at] = sqrt(squared);
+        c.unit[at] = c.call.update_prototypes ? sqrt(squared) : 1.0;
         c.done[at] = 0;
+        c.concentration[at] = kFirstConcentration;
     }
     for (int64_t k = warp; k < n.K; k += kWarps) {
         float norm = 0.0f;
@@ -191,7 +105,9 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(Chunk c) {
                  {c.w + at * n.K * Dp, Dp, column0, n.K, Dp, false}, result, unused);
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const float slope = c.slope[at];
-    float* const out = static_cast<float*>(c.call.probabilities) + (c.first + at) * n.Q * n.K;
+    float* const out = c.logits != nullptr
+                           ? c.logits + at * n.Q * n.K
+                           : static_cast<float*>(c.call.probabilities) + (c.first + at) * n.Q * n.K;
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
         const int64_t q = row0 + 8 * ty + r;
@@ -210,6 +126,11 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(Chunk c) {
     if (row >= c.tasks * n.Q || c.done[row / n.Q]) return;
     const int lane = threadIdx.x % 32;
     float* const x = static_cast<float*>(c.call.probabilities) + (c.first * n.Q + row) * n.K;
+    if (c.logits != nullptr) {
+        const float* const kept = c.logits + row * n.K;
+        const float* const bias = c.bias + row / n.Q * n.K;
+        for (int64_t k = lane; k < n.K; k += 32) x[k] = kept[k] + bias[k];
+    }
     float best = Range<float>::kMinusInfinity, sum = 0.0f;
     for (int64_t k = lane; k < n.K; k += 32) best = fmaxf(best, x[k]);
     best = warp_max(best);
@@ -295,6 +216,47 @@ __global__ void __launch_bounds__(kThreads) update_kernel(Chunk c) {
     }
 }
 
+// What each class holds, where prototypes stay, and by how much that changed. One block per task and 32
+// classes: a lane adds up every eighth query of its class, then the eight sums.
+__global__ void __launch_bounds__(kThreads) count_kernel(Chunk c) {
+    __shared__ double part[kWarps][32];
+    const PaddleSizes& n = c.call.size;
+    const int64_t groups = ceil_div(n.K, int64_t(32));
+    const int64_t at = blockIdx.x / groups;
+    if (c.done[at]) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t k = blockIdx.x % groups * 32 + lane;
+    const float* const u = static_cast<float*>(c.call.probabilities) + (c.first + at) * n.Q * n.K;
+    double sum = 0.0;
+    for (int64_t q = warp; k < n.K && q < n.Q; q += kWarps) sum += double(u[q * n.K + k]);
+    part[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || k >= n.K) return;
+    double held = 0.0;
+    for (int i = 0; i < kWarps; ++i) held += part[i][lane];
+    c.part_shift[at * n.K + k] = fabsf(float(held) - c.held[at * n.K + k]);
+    c.held[at * n.K + k] = float(held);
+}
+
+// A Newton step of a learned prior, by the block of a task; every thread gets it.
+__device__ void learn_prior(const Chunk& c, int64_t at, Proportions& proportions) {
+    const int64_t K = c.call.size.K;
+    double slope = 0.0, curvature = 0.0;
+    proportions.concentration = c.concentration[at];
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
+        const PriorTerm term = class_term(double(c.held[at * K + k]), proportions.concentration);
+        slope += term.slope;
+        curvature += term.curvature;
+    }
+    slope = block_sum(slope);
+    curvature = block_sum(curvature);
+    proportions.learn(slope, curvature);
+    if (threadIdx.x == 0) {
+        c.concentration[at] = proportions.concentration;
+        static_cast<float*>(c.call.concentration)[c.first + at] = float(proportions.concentration);
+    }
+}
+
 // v-step, bias, criterion, and whether the task is done. One block per task.
 __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration) {
     const PaddleSizes& n = c.call.size;
@@ -303,21 +265,32 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Chunk c, int iteration
     const int64_t column_tiles = ceil_div(c.plan.Dp, int64_t(kGridTile));
     const float slope = c.slope[at], weight = float(dual_weight<float>(c.call.lam, double(n.Q)));
     const float epsilon = fmaxf(float(c.call.epsilon), float(Range<float>::kMinEpsilon));
-    double shift_sum = 0.0;
+    const bool moving = c.call.update_prototypes;
+    Proportions proportions(c.call);
+    if (proportions.dirichlet) learn_prior(c, at, proportions);
+    double shift_sum = 0.0, most = 0.0;
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
         float shift = 0.0f, norm = 0.0f;
-        for (int64_t i = 0; i < column_tiles; ++i) {
+        for (int64_t i = 0; moving && i < column_tiles; ++i) {
             shift += c.part_shift[(at * K + k) * column_tiles + i];
             norm += c.part_norm[(at * K + k) * column_tiles + i];
         }
-        const float proportion = c.held[at * K + k] / float(n.Q);
-        const float dual = 1.0f + logf(proportion + epsilon);
+        if (!moving) most = fmax(most, double(c.part_shift[at * K + k]));
+        const float held = c.held[at * K + k];
+        float proportion = held / float(n.Q), dual;
+        if (proportions.dirichlet) {
+            proportion = float(proportions.dirichlet_mean(double(held)));
+            dual = float(proportions.dirichlet_dual(double(held)));
+        } else {
+            dual = 1.0f + logf(proportion + epsilon);
+        }
         c.bias[at * K + k] = weight * dual - 0.5f * slope * norm;
         static_cast<float*>(c.call.proportions)[task * K + k] = proportion;
         static_cast<float*>(c.call.dual)[task * K + k] = dual;
         shift_sum += double(sqrtf(shift));
     }
-    const double criterion = block_sum(shift_sum) * c.unit[at] / double(K);
+    const double criterion =
+        moving ? block_sum(shift_sum) * c.unit[at] / double(K) : block_max(most);
     if (threadIdx.x != 0) return;
     c.call.iterations[task] = iteration;
     static_cast<float*>(c.call.criterion)[task] =
@@ -358,18 +331,33 @@ void launch_grid(const Chunk& c) {
 
     start_kernel<<<grid_size(c.tasks * n.K), kThreads, 0, c.stream>>>(c);
     check_launch("start_kernel");
-    if (c.call.scaling == Scaling::kAuto) {
-        start_bias_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, true);
-        logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
-        gap_kernel<<<rows, kThreads, 0, c.stream>>>(c);
+    if (c.call.scaling >= Scaling::kAuto) {
+        Chunk first = c;
+        first.logits = nullptr;  // the distances go where the probabilities will be
+        start_bias_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(first, true);
+        logits_kernel<<<products, kThreads, 0, c.stream>>>(first);
+        gap_kernel<<<rows, kThreads, 0, c.stream>>>(first);
         check_launch("gap_kernel");
     }
     start_bias_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, false);
     check_launch("start_bias_kernel");
-    for (int iteration = 1; iteration <= c.call.max_iter; ++iteration) {
+    const bool moving = c.call.update_prototypes;
+    if (!moving) {
         logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
+        check_launch("logits_kernel");
+        const size_t bytes = sizeof(float) * c.tasks * n.K;
+        check_cuda(cudaMemsetAsync(c.bias, 0, bytes, c.stream), "cudaMemsetAsync");
+        check_cuda(cudaMemsetAsync(c.held, 0, bytes, c.stream), "cudaMemsetAsync");
+    }
+    const unsigned counts = grid_size(c.tasks * ceil_div(n.K, int64_t(32)));
+    for (int iteration = 1; iteration <= c.call.max_iter; ++iteration) {
+        if (moving) logits_kernel<<<products, kThreads, 0, c.stream>>>(c);
         softmax_kernel<<<rows, kThreads, 0, c.stream>>>(c);
-        update_kernel<<<updates, kThreads, 0, c.stream>>>(c);
+        if (moving) {
+            update_kernel<<<updates, kThreads, 0, c.stream>>>(c);
+        } else {
+            count_kernel<<<counts, kThreads, 0, c.stream>>>(c);
+        }
         finish_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, iteration);
         check_launch("finish_kernel");
     }

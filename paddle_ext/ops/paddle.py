@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from .. import check
 from ..check import Options
 from ..solution import Solution
 from .backend import takes_reference
-from .paddle_operators import Outputs, allocate, solve_indexed_op, solve_op
+from .paddle_operators import (
+    DIRICHLET,
+    Outputs,
+    allocate,
+    room_for_concentration,
+    solve_indexed_op,
+    solve_indexed_switched_op,
+    solve_op,
+    solve_switched_op,
+)
+from .paddle_sharpness import sharpness_of, sharpness_of_indexed
 
 
 def solve(
@@ -18,11 +30,13 @@ def solve(
     *,
     num_classes: int | None = None,
     lam: float | None = None,
+    proportions: str = "paddle",
+    update_prototypes: bool = True,
     scaling: str = "auto",
     temperature: float = 1.0,
     epsilon: float = 1e-6,
     max_iter: int = 100,
-    tol: float = 1e-6,
+    tol: float | None = None,
     return_prototypes: bool = False,
     validate: bool = True,
     backend: str = "auto",
@@ -37,7 +51,11 @@ def solve(
         v_k  = 1 + ln( mean_q u_qk + epsilon )
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
-    and the task stops when its prototypes move by at most `tol` on average.
+    and the task stops when its prototypes move by at most `tol` on average. Three options turn this
+    into a rule for batches of which nobody knows how many classes are in them: `proportions`
+    replaces the second line, `update_prototypes` leaves out the third, and `scaling` tells how
+    sharp distances are. With all three it is variational Bayes, `paddle_ext.adapt` on distances to
+    class means; the method "adaptive" is more than that, and more accurate.
 
     Parameters
     ----------
@@ -54,20 +72,31 @@ def solve(
     lam : float, optional
         Weight of the number of classes present; by default Q, which makes the method free of
         parameters. 0 is soft K-means with a support.
-    scaling : {"auto", "minmax", "none"}
+    proportions : {"paddle", "dirichlet"}
+        "paddle" is for batches of few classes. "dirichlet" is for any batch: the proportions have
+        the prior Dirichlet(a, ..., a), with an a that every iteration learns from
+        ``N_k = sum_q u_qk`` as `adapt` does, and ``v_k = digamma(N_k + a) - digamma(Q + K a)``.
+    update_prototypes : bool
+        If False, the prototypes stay the class means of the support. Then the distances are
+        computed once, and `tol` is in queries.
+    scaling : {"auto", "minmax", "none", "calibrated"}
         The method assumes classes of unit variance. "auto" serves any embedding: rows are made
         unit-norm, and one factor for the task makes the nearest class lead the median one by 13 in
         squared distance, averaged over the queries. "minmax" divides each feature by its range over
         the task's queries, as the tables of the paper do. "none" takes the features as they are.
+        "calibrated" is as "auto", but the factor makes the labels of the labelled rows most likely,
+        each row as far from its class mean as a new one would be; at most 256 rows or K are asked.
+        It is no less than that of "auto", whose square is doubled where no class has two rows.
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
-        Added to the proportions inside the logarithm, > 0.
+        Added to the proportions inside the logarithm, > 0; not used by "dirichlet".
     max_iter : int
         At most this many iterations.
-    tol : float
+    tol : float, optional
         Stop a task when the mean distance its prototypes moved, in scaled coordinates, is at most
-        this. 0.0 runs `max_iter` iterations.
+        this, by default 1e-6. Where they stay: when no class holds more, or less, by more than so
+        many queries than before, by default 1e-3. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
     validate : bool
@@ -89,14 +118,17 @@ def solve(
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]
-            Column means of the probabilities.
+            Column means of the probabilities; of "dirichlet" ``(N_k + a) / (Q + K a)``.
         dual : Tensor [.., K]
             ``v`` of the last iteration.
         iterations : Tensor [..] int32
             Iterations of each task.
         criterion : Tensor [..]
-            Mean distance the prototypes moved in the last iteration.
+            Mean distance the prototypes moved in the last iteration, or the largest change of a
+            count.
         prototypes : Tensor [.., K, D], or None
+        concentration : Tensor [..], or None
+            ``a`` of "dirichlet", in [1e-4, 1e4].
 
     Raises
     ------
@@ -123,9 +155,25 @@ def solve(
     >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
     >>> solution.labels
     tensor([0, 1, 1])
+    >>> solution
+    Solution(3 queries, 3 classes, 1 present, 5 iterations)
+    >>> any_batch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "none"}
+    >>> paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, **any_batch).labels
+    tensor([0, 1, 1])
     """
     num_classes, options = check.options(
-        num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
+        num_classes,
+        lam,
+        scaling,
+        temperature,
+        epsilon,
+        max_iter,
+        tol,
+        return_prototypes,
+        validate,
+        proportions,
+        update_prototypes,
+        check.SOLVER_SCALINGS,
     )
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
@@ -134,8 +182,15 @@ def solve(
     if by_reference:
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
-    out = solve_op(support, support_labels, query, num_classes, *options, return_prototypes)
-    return solution(out, scaling, options, return_prototypes)
+    arguments = support, support_labels, query, num_classes, *options[:6], return_prototypes
+    if is_paddle(scaling, options):
+        return solution(solve_op(*arguments), scaling, options, return_prototypes)
+    sharpness = None
+    if scaling == "calibrated":
+        own = sharpness_of(support, support_labels, num_classes)
+        sharpness = of_each_task(own, query.shape[:-2])
+    out = solve_switched_op(*arguments, *options[6:], sharpness)
+    return solution(out[:7], scaling, options, return_prototypes, out[7])
 
 
 def solve_indexed(
@@ -146,11 +201,13 @@ def solve_indexed(
     *,
     num_classes: int | None = None,
     lam: float | None = None,
+    proportions: str = "paddle",
+    update_prototypes: bool = True,
     scaling: str = "auto",
     temperature: float = 1.0,
     epsilon: float = 1e-6,
     max_iter: int = 100,
-    tol: float = 1e-6,
+    tol: float | None = None,
     return_prototypes: bool = False,
     validate: bool = True,
     backend: str = "auto",
@@ -171,7 +228,9 @@ def solve_indexed(
         Integers in [0, K), one for each of `support_index`.
     query_index : Tensor [Q] or [B, Q]
         Rows of the bank to classify.
-    num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, backend
+    num_classes, lam, proportions, update_prototypes, scaling, temperature, epsilon
+        As in `solve`. scaling="calibrated" gathers support rows, of some tasks at a time.
+    max_iter, tol, return_prototypes, backend
         As in `solve`. backend="reference" gathers the features.
     validate : bool
         As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
@@ -197,7 +256,18 @@ def solve_indexed(
             [1, 1]])
     """
     num_classes, options = check.options(
-        num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
+        num_classes,
+        lam,
+        scaling,
+        temperature,
+        epsilon,
+        max_iter,
+        tol,
+        return_prototypes,
+        validate,
+        proportions,
+        update_prototypes,
+        check.SOLVER_SCALINGS,
     )
     check.indexed(features, support_index, support_labels, query_index)
     by_reference = takes_reference(backend, features)
@@ -210,14 +280,41 @@ def solve_indexed(
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     tensors = features, support_index, support_labels, query_index
-    out = solve_indexed_op(*tensors, num_classes, *options, return_prototypes)
-    return solution(out, scaling, options, return_prototypes)
+    arguments = *tensors, num_classes, *options[:6], return_prototypes
+    if is_paddle(scaling, options):
+        return solution(solve_indexed_op(*arguments), scaling, options, return_prototypes)
+    sharpness = None
+    if scaling == "calibrated":
+        own = sharpness_of_indexed(features, support_index, support_labels, num_classes)
+        sharpness = of_each_task(own, query_index.shape[:-1])
+    out = solve_indexed_switched_op(*arguments, *options[6:], sharpness)
+    return solution(out[:7], scaling, options, return_prototypes, out[7])
 
 
-def solution(out: Outputs, scaling: str, options: Options, return_prototypes: bool) -> Solution:
-    prototypes = out[-1] if return_prototypes else None
+def is_paddle(scaling: str, options: Options) -> bool:
+    return options[7] and options[6] != DIRICHLET and scaling != "calibrated"
+
+
+def solution(
+    out: Outputs,
+    scaling: str,
+    options: Options,
+    return_prototypes: bool,
+    concentration: Tensor | None = None,
+) -> Solution:
+    prototypes = out[6] if return_prototypes else None
+    if options[6] != DIRICHLET:
+        concentration = None
     lam, _, temperature = options[:3]
-    return Solution(*out[:-1], prototypes, None, lam, scaling, temperature)
+    # By position: names would take as long as all the rest of this function.
+    return Solution(
+        *out[:6], prototypes, None, lam, scaling, temperature, concentration, None, options[7]
+    )
+
+
+def of_each_task(sharpness: Tensor, batch: Sequence[int]) -> Tensor:
+    """That of a shared support for every task, [B]."""
+    return sharpness.expand(batch[0]) if batch else sharpness
 
 
 def solve_in_torch(
@@ -232,12 +329,15 @@ def solve_in_torch(
     *batch, Q, D = inputs[2].shape
     if num_classes == 0:  # no task, so no label told the number of classes
         empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes)
-        return solution(empty, scaling, options, return_prototypes)
-    lam, _, temperature, epsilon, max_iter, tol = options
+        nothing = room_for_concentration(inputs[2], batch, options[6])
+        return solution(empty, scaling, options, return_prototypes, nothing)
+    lam, _, temperature, epsilon, max_iter, tol, prior, update_prototypes = options
     return reference.solve(
         *inputs,
         num_classes=num_classes,
         lam=lam,
+        proportions="dirichlet" if prior == DIRICHLET else "paddle",
+        update_prototypes=update_prototypes,
         scaling=scaling,
         temperature=temperature,
         epsilon=epsilon,

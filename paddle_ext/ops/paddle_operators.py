@@ -1,4 +1,9 @@
-"""The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`."""
+"""The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`.
+
+Dirichlet proportions, prototypes that stay and calibrated distances have operators of their own,
+`solve_switched` and `solve_indexed_switched`: what PADDLE has no use for would cost a small call of
+it a tenth of its time.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +27,25 @@ from .operators import (
     workspace,
 )
 
+# Labels, probabilities, proportions, dual, iterations, criterion, prototypes; and concentration.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Switched: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# The prior as the native code numbers it, update_prototypes, sharpness.
+Switch: TypeAlias = tuple[int, bool, Tensor | None]
 
 OPTIONS = (
     "SymInt num_classes, float? lam, int scaling, float temperature, float epsilon, "
     "int max_iter, float tol, bool prototypes"
 )
-OUTPUTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+SWITCH = "int prior, bool update_prototypes, Tensor? sharpness"
+OUTPUTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
+DIRICHLET, CALIBRATED = check.PRIORS["dirichlet"], check.SCALINGS["calibrated"]
 
 
 def allocate(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool
 ) -> Outputs:
-    """Labels, probabilities, proportions, dual, iterations, criterion, prototypes (or nothing)."""
+    """The results; no numbers for prototypes that nobody asked for."""
     # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
     # than as a tuple, and strides faster than an empty tuple of sizes.
     new, device, dtype = torch.empty, like.device, computing_dtype(like)
@@ -54,27 +65,56 @@ def allocate(
 
 
 def check_options(
-    lam: float | None, scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float
+    lam: float | None,
+    scaling: int,
+    temperature: float,
+    epsilon: float,
+    max_iter: int,
+    tol: float,
+    scalings: Sequence[str] = check.SCALING_NAMES,
 ) -> None:
     most = check.LARGEST
     if (
         (lam is None or 0.0 <= lam <= most)
-        and 0 <= scaling < len(check.SCALINGS)
+        and 0 <= scaling < len(scalings)
         and 0.0 < temperature <= most
         and 0.0 < epsilon <= most
         and 1 <= max_iter <= check.MOST
         and 0.0 <= tol <= most
     ):
         return
-    if not 0 <= scaling < len(check.SCALINGS):
-        numbers = ", ".join(f"{number} ({name})" for name, number in check.SCALINGS.items())
-        raise ValueError(f"scaling must be one of {numbers}, got {scaling}")
+    number_of("scaling", scaling, scalings)
     if lam is not None:
         check.real("lam", lam)
     check.real("temperature", temperature, positive=True)
     check.real("epsilon", epsilon, positive=True)
     check.integer("max_iter", max_iter)
     check.real("tol", tol)
+
+
+def number_of(name: str, value: int, meanings: Sequence[str]) -> None:
+    if not 0 <= value < len(meanings):
+        known = ", ".join(f"{number} ({meaning})" for number, meaning in enumerate(meanings))
+        raise ValueError(f"{name} must be one of {known}, got {value}")
+
+
+def check_switch(B: int, features: Tensor, options: Sequence[Any], switch: Switch) -> None:
+    lam, scaling, temperature, epsilon, max_iter, tol, _ = options
+    check_options(lam, scaling, temperature, epsilon, max_iter, tol, check.SOLVER_SCALINGS)
+    prior, _, sharpness = switch
+    number_of("prior", prior, check.PRIOR_NAMES)
+    if sharpness is None and scaling != CALIBRATED:
+        return
+    if sharpness is None or scaling != CALIBRATED:
+        expected, got = ("given", "None") if scaling == CALIBRATED else ("None", "a tensor")
+        raise ValueError(f"sharpness must be {expected} with scaling {scaling}, got {got}")
+    dtype = computing_dtype(features)
+    if sharpness.dtype is not dtype or sharpness.shape != (B,):
+        raise ValueError(
+            f"sharpness must have shape [{B}] and be {check.plain(dtype)}, "
+            f"got {list(sharpness.shape)} and {check.plain(sharpness.dtype)}"
+        )
+    check.one_device(features=features, sharpness=sharpness)
 
 
 def indexed_sizes(
@@ -98,6 +138,16 @@ def solve_kernel(
     return launch(query, support, labels, None, None, sizes, 0, *options)
 
 
+def solve_switched_kernel(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
+) -> Switched:
+    sizes = dense_sizes(support, support_labels, query, num_classes)
+    check_switch(sizes[1], query, options[:-3], options[-3:])
+    support, query = computable("support", support), computable("query", query)
+    labels = integers(support_labels)
+    return switched(options[-3:], query, support, labels, None, None, sizes, 0, *options[:-3])
+
+
 def solve_indexed_kernel(
     features: Tensor,
     support_index: Tensor,
@@ -111,6 +161,41 @@ def solve_indexed_kernel(
     bank, labels = computable("features", features), integers(support_labels)
     rows = integers(support_index), integers(query_index)
     return launch(bank, bank, labels, *rows, sizes, bank.shape[0], *options)
+
+
+def solve_indexed_switched_kernel(
+    features: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int,
+    *options: Any,
+) -> Switched:
+    sizes = indexed_sizes(features, support_index, support_labels, query_index, num_classes)
+    check_switch(sizes[1], features, options[:-3], options[-3:])
+    bank, labels = computable("features", features), integers(support_labels)
+    rows = integers(support_index), integers(query_index)
+    N = bank.shape[0]
+    return switched(options[-3:], bank, bank, labels, *rows, sizes, N, *options[:-3])
+
+
+def switched(switch: Switch, query: Tensor, *arguments: Any) -> Switched:
+    prior, update_prototypes, sharpness = switch
+    if sharpness is not None:
+        sharpness = sharpness.contiguous()
+    batch = arguments[4][0]
+    concentration = room_for_concentration(query, batch, prior)
+    switch = prior, update_prototypes, sharpness
+    return (*launch(query, *arguments, switch=switch, concentration=concentration), concentration)
+
+
+def room_for_concentration(like: Tensor, batch: Sequence[int], prior: int) -> Tensor:
+    shape = batch if prior == DIRICHLET else (0,)
+    return torch.empty(shape, dtype=computing_dtype(like), device=like.device)
+
+
+def pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def launch(
@@ -128,21 +213,20 @@ def launch(
     max_iter: int,
     tol: float,
     prototypes: bool,
+    *,
+    switch: Switch = (0, True, None),
+    concentration: Tensor | None = None,
 ) -> Outputs:
     batch, B, Q, S, K, D, shared = sizes
     outputs = allocate(query, batch, Q, K, D, prototypes)
     if B == 0:
         return outputs
     labels, probabilities, proportions, dual, iterations, criterion, means = outputs
+    prior, update_prototypes, sharpness = switch
     call = native.module.paddle_call(
         target=target(query),
         dtype=check.DTYPES[query.dtype],
-        B=B,
-        Q=Q,
-        S=S,
-        K=K,
-        D=D,
-        N=N,
+        sizes=(B, Q, S, K, D, N),
         support_shared=shared,
         lam=float(Q) if lam is None else lam,
         scaling=scaling,
@@ -150,6 +234,9 @@ def launch(
         epsilon=epsilon,
         max_iter=max_iter,
         tol=tol,
+        prior=prior,
+        update_prototypes=update_prototypes,
+        sharpness=pointer(sharpness),
     )
     means_pointer = means.data_ptr() if prototypes else 0
     memory = workspace(call.workspace(prototypes=means_pointer), query)
@@ -157,14 +244,15 @@ def launch(
         support=support.data_ptr(),
         support_labels=support_labels.data_ptr(),
         query=query.data_ptr(),
-        support_index=0 if support_index is None else support_index.data_ptr(),
-        query_index=0 if query_index is None else query_index.data_ptr(),
+        support_index=pointer(support_index),
+        query_index=pointer(query_index),
         labels=labels.data_ptr(),
         probabilities=probabilities.data_ptr(),
         proportions=proportions.data_ptr(),
         dual=dual.data_ptr(),
         iterations=iterations.data_ptr(),
         criterion=criterion.data_ptr(),
+        concentration=pointer(concentration),
         prototypes=means_pointer,
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
@@ -178,6 +266,15 @@ def solve_fake(
     batch, _, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
     check_options(*options[:-1])
     return allocate(query, batch, Q, K, D, options[-1])
+
+
+def solve_switched_fake(
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
+) -> Switched:
+    batch, B, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
+    check_switch(B, query, options[:-3], options[-3:])
+    outputs = allocate(query, batch, Q, K, D, options[-4])
+    return (*outputs, room_for_concentration(query, batch, options[-3]))
 
 
 def solve_indexed_fake(
@@ -194,17 +291,40 @@ def solve_indexed_fake(
     return allocate(features, batch, Q, K, D, options[-1])
 
 
+def solve_indexed_switched_fake(
+    features: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int,
+    *options: Any,
+) -> Switched:
+    tensors = features, support_index, support_labels, query_index
+    batch, B, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
+    check_switch(B, features, options[:-3], options[-3:])
+    outputs = allocate(features, batch, Q, K, D, options[-4])
+    return (*outputs, room_for_concentration(features, batch, options[-3]))
+
+
+DENSE = "Tensor support, Tensor support_labels, Tensor query"
+INDEXED = "Tensor features, Tensor support_index, Tensor support_labels, Tensor query_index"
+
+register(f"solve({DENSE}, {OPTIONS}) -> ({OUTPUTS})", solve_kernel, solve_fake)
 register(
-    f"solve(Tensor support, Tensor support_labels, Tensor query, {OPTIONS}) -> {OUTPUTS}",
-    solve_kernel,
-    solve_fake,
+    f"solve_indexed({INDEXED}, {OPTIONS}) -> ({OUTPUTS})", solve_indexed_kernel, solve_indexed_fake
 )
 register(
-    "solve_indexed(Tensor features, Tensor support_index, Tensor support_labels, "
-    f"Tensor query_index, {OPTIONS}) -> {OUTPUTS}",
-    solve_indexed_kernel,
-    solve_indexed_fake,
+    f"solve_switched({DENSE}, {OPTIONS}, {SWITCH}) -> ({OUTPUTS}, Tensor)",
+    solve_switched_kernel,
+    solve_switched_fake,
+)
+register(
+    f"solve_indexed_switched({INDEXED}, {OPTIONS}, {SWITCH}) -> ({OUTPUTS}, Tensor)",
+    solve_indexed_switched_kernel,
+    solve_indexed_switched_fake,
 )
 
 solve_op = torch.ops.paddle_ext.solve.default
 solve_indexed_op = torch.ops.paddle_ext.solve_indexed.default
+solve_switched_op = torch.ops.paddle_ext.solve_switched.default
+solve_indexed_switched_op = torch.ops.paddle_ext.solve_indexed_switched.default

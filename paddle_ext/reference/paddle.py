@@ -8,6 +8,11 @@ Letters: B tasks, Q queries, S support rows, K classes, D features. A task minim
 
 over the probabilities u, the dual v and the prototypes w, one after the other, each in closed form.
 With v at its optimum the second line is lam times the entropy of p: few classes are present.
+
+proportions="dirichlet" has another second line, lam/Q times the negative logarithm of the evidence
+for the counts N_k = sum_q u_qk, whose concentration a is learned as in `reference.adapt`:
+
+      - lam/Q ( ln G(K a) - K ln G(a) - ln G(Q + K a) + sum_k ln G(N_k + a) )
 """
 
 from __future__ import annotations
@@ -19,10 +24,16 @@ import torch
 from torch import Tensor
 
 from ..solution import Solution, Trace
+from .adapt import FIRST, next_concentration
+from .calibrate import calibrate
 
 AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
 AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
+
+MOST_ROWS = 256  # scaling="calibrated": labelled rows that calibrate, or K if that is more, unless
+MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
+SPREAD = 1e3  # of the logarithm of the sharpness a priori: nothing is known
 
 
 class Task(NamedTuple):
@@ -67,12 +78,42 @@ def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
+def sharpness(support: Tensor, one_hot: Tensor) -> Tensor:
+    """What the labelled rows of tasks want, [B or 1]; 0 where no class has two rows.
+
+    Unit-norm rows [B or 1, S, D]. Evenly spread ones of classes with two or more calibrate, each
+    with the distance to its own class that a new row would have on average.
+    """
+    found = []
+    for rows, members in zip(support, one_hot, strict=True):
+        S, K = members.shape
+        shots, own = members.sum(0), members.argmax(-1)
+        by_class = own.sort(stable=True).indices
+        eligible = by_class[shots[own[by_class]] >= 2]
+        most = min(S, max(MOST_ROWS, min(K, MOST_ENTRIES // K)))
+        count = min(len(eligible), most)
+        if count == 0:
+            found.append(rows.new_zeros(1))
+            continue
+        middles = (2 * torch.arange(count, device=rows.device) + 1) * len(eligible)
+        chosen = eligible[middles // (2 * count)]
+        labels, n = own[chosen].unsqueeze(-1), shots[own[chosen]].unsqueeze(-1)
+        means = class_means(rows, members)
+        distance = (rows[chosen].unsqueeze(1) - means).square().sum(-1)
+        as_new = distance.gather(-1, labels) * (n + 1) / (n - 1)
+        distance = distance.scatter(-1, labels, as_new)
+        counts = torch.tensor([count], device=rows.device)
+        found.append(calibrate(distance[None], labels.view(1, -1), counts, spread=SPREAD)[0])
+    return torch.cat(found)
+
+
 def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace: bool) -> Task:
     """Bring tasks into the coordinates the method works in; see `solve` for the scalings.
 
     A shared support (a batch of 1) is never repeated for every task. Only a trace needs `scatter`.
     """
-    if scaling == "auto":
+    unit = scaling in ("auto", "calibrated")
+    if unit:
         support, query = unit_rows(support), unit_rows(query)
     means = class_means(support, one_hot)
     scatter = torch.zeros_like(support[..., :1, :])  # [B or 1, 1, D]
@@ -88,8 +129,11 @@ def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace
     query, means = query - centre, means - centre
 
     factor = torch.ones_like(centre[..., :1])  # [B, 1, 1]
-    if scaling == "auto":
+    if unit:
         factor = auto_factor(*leads(query, means)).view(-1, 1, 1)
+    if scaling == "calibrated":
+        wanted, least = sharpness(support, one_hot).view(-1, 1, 1), factor.square()
+        factor = torch.where(wanted > 0, torch.maximum(wanted, least), 2 * least).sqrt()
     scatter = (scatter * factor.square()).sum((-2, -1))
     return Task(query * factor, means * factor, one_hot.sum(-2).unsqueeze(-1), scatter)
 
@@ -118,11 +162,13 @@ def solve(
     *,
     num_classes: int | None = None,
     lam: float | None = None,
+    proportions: str = "paddle",
+    update_prototypes: bool = True,
     scaling: str = "auto",
     temperature: float = 1.0,
     epsilon: float = 1e-6,
     max_iter: int = 100,
-    tol: float = 1e-6,
+    tol: float | None = None,
     return_prototypes: bool = False,
     trace: bool = False,
 ) -> Solution:
@@ -135,6 +181,7 @@ def solve(
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
     until the prototypes move by at most `tol` on average. Every task of a batch stops by itself.
+    proportions="dirichlet" has ``v_k = digamma(N_k + a) - digamma(Q + K a)`` after a step of a.
 
     Parameters
     ----------
@@ -147,15 +194,20 @@ def solve(
         K; by default the largest label + 1.
     lam : float, optional
         Weight of the partition complexity; by default Q. 0 is soft K-means with a support.
-    scaling : {"auto", "minmax", "none"}
+    proportions : {"paddle", "dirichlet"}
+    update_prototypes : bool
+        If False, they stay the class means of the support.
+    scaling : {"auto", "minmax", "none", "calibrated"}
         "none" takes the features as they are. "minmax" divides every feature by its range over the
         task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, such
         that the nearest class leads the median one by 13 in squared distance, averaged over the
-        queries.
+        queries. "calibrated" is as "auto", with the factor that the labelled rows want if that is
+        larger; see `sharpness`.
     temperature, epsilon : float
         Factor on the data term; what is added to the proportions inside the logarithm.
     max_iter, tol : int, float
-        At most this many iterations; 0.0 never stops earlier.
+        At most this many iterations; 0.0 never stops earlier. By default 1e-6; where prototypes
+        stay 1e-3, and it is about the count that moves most, in queries.
     return_prototypes, trace : bool
         Also return the prototypes in the coordinates of the inputs; what each iteration did.
 
@@ -179,16 +231,17 @@ def solve(
     B, Q, _ = raw_query.shape
     K = one_hot.shape[-1]
     weight = float(Q) if lam is None else lam
+    if tol is None:
+        tol = 1e-6 if update_prototypes else 1e-3
 
     # Coordinates of about 1: then squares fit every dtype, and no scale overflows the logits.
-    unit = power_of_two_above(task)  # [B, 1, 1]
-    scatter = task.scatter / unit.square().view(-1)
-    task = Task(task.query / unit, task.means / unit, task.shots, scatter)
-    sharpness = temperature / 2 * unit.square()
-    steep = sharpness.clamp(max=torch.finfo(dtype).max).to(dtype)
+    task, unit = of_size_one(task)
+    sharpened = temperature / 2 * unit.square()
+    steep = sharpened.clamp(max=torch.finfo(dtype).max).to(dtype)
 
     z, means, shots = task.query.to(dtype), task.means.to(dtype), task.shots.to(dtype)
     u, v, w = z.new_zeros(B, Q, K), z.new_zeros(B, 1, K), means
+    a = task.query.new_full((B, 1), FIRST) if proportions == "dirichlet" else None
     criterion = z.new_zeros(B)
     iterations = torch.zeros(B, dtype=torch.int32, device=z.device)
     running = torch.ones(B, dtype=torch.bool, device=z.device)
@@ -199,29 +252,67 @@ def solve(
         behind = distance - distance.amin(-1, keepdim=True)
         u_next = torch.softmax(weight / Q * v - steep * behind, dim=-1)
         # 2) dual
-        p = u_next.mean(-2, keepdim=True, dtype=torch.float64)
-        v_next = (1 + torch.log(p + epsilon)).to(dtype)
-        # 3) prototypes
-        w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
-        moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1)
+        v_next, a_next = dual(u_next, a, epsilon)
+        # 3) prototypes, unless they stay
+        w_next, moved = w, (counts(u_next) - counts(u)).abs().amax(-1)
+        if update_prototypes:
+            w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
+            moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
 
         live = running.view(-1, 1, 1)  # tasks that have stopped stay as they are
-        u, v = torch.where(live, u_next, u), torch.where(live, v_next, v)
+        u, v = torch.where(live, u_next, u), torch.where(live, v_next.to(dtype), v)
         w = torch.where(live, w_next, w)
-        criterion = torch.where(running, (moved * unit.view(-1)).to(dtype), criterion)
+        a = a_next if a is None or a_next is None else torch.where(live[..., 0], a_next, a)
+        criterion = torch.where(running, moved.to(dtype), criterion)
         iterations += running.int()
         if trace:
             seconds = elapsed(start, z)
-            rows.append((objective(task, sharpness, weight, epsilon, u, v, w), criterion, seconds))
+            reached = objective(task, sharpened, weight, epsilon, u, v, w, a)
+            rows.append((reached, criterion, seconds))
             start = time.perf_counter() - seconds
         if tol > 0:
             running = running & (criterion > tol)
         if not running.any():
             break
 
-    prototypes = input_prototypes(raw_support, one_hot, raw_query, u) if return_prototypes else None
-    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
-    return found._replace(lam=lam, scaling=scaling, temperature=temperature)
+    held = u if update_prototypes else torch.zeros_like(u)
+    inputs = raw_support, one_hot, raw_query
+    prototypes = input_prototypes(*inputs, held) if return_prototypes else None
+    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3, a)
+    return found._replace(
+        lam=lam, scaling=scaling, temperature=temperature, update_prototypes=update_prototypes
+    )
+
+
+def counts(u: Tensor) -> Tensor:
+    """[B, Q, K] -> [B, K], float64."""
+    return u.sum(-2, dtype=torch.float64)
+
+
+def dual(u: Tensor, a: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor | None]:
+    """The v-step [B, 1, K], and of a concentration [B, 1] its step before that; float64."""
+    if a is None:
+        p = u.mean(-2, keepdim=True, dtype=torch.float64)
+        return 1 + torch.log(p + epsilon), None
+    _, Q, K = u.shape
+    a = next_concentration(a, counts(u), Q)
+    psi = torch.special.digamma
+    return (psi(counts(u) + a) - psi(Q + K * a)).unsqueeze(-2), a
+
+
+def evidence(u: Tensor, a: Tensor) -> Tensor:
+    """The logarithm of the probability of the counts, [B]."""
+    _, Q, K = u.shape
+    lgamma = torch.lgamma
+    prior = lgamma(K * a) - K * lgamma(a) - lgamma(Q + K * a)
+    return prior.squeeze(-1) + lgamma(counts(u) + a).sum(-1)
+
+
+def of_size_one(task: Task) -> tuple[Task, Tensor]:
+    """The task in units in which no coordinate exceeds 1, and how large one is, [B, 1, 1]."""
+    unit = power_of_two_above(task)
+    scatter = task.scatter / unit.square().view(-1)
+    return Task(task.query / unit, task.means / unit, task.shots, scatter), unit
 
 
 def power_of_two_above(task: Task) -> Tensor:
@@ -238,14 +329,24 @@ def data_term(task: Task, u: Tensor, w: Tensor) -> Tensor:
 
 
 def objective(
-    task: Task, sharpness: Tensor, lam: float, epsilon: float, u: Tensor, v: Tensor, w: Tensor
+    task: Task,
+    sharpened: Tensor,
+    lam: float,
+    epsilon: float,
+    u: Tensor,
+    v: Tensor,
+    w: Tensor,
+    a: Tensor | None = None,
 ) -> Tensor:
-    """The function that no iteration increases, [B]; `sharpness` is the factor on the data term."""
+    """The function that no iteration increases, [B]; `sharpened` is the factor on the data term."""
     u, v, w = u.double(), v.double(), w.double()
     p = u.mean(-2, keepdim=True)
-    complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
+    if a is None:
+        complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
+    else:
+        complexity = -evidence(u, a) / u.shape[-2]
     barrier: Tensor = torch.special.xlogy(u, u).sum((-2, -1))
-    return sharpness.view(-1) * data_term(task, u, w) + lam * complexity + barrier
+    return sharpened.view(-1) * data_term(task, u, w) + lam * complexity + barrier
 
 
 def input_prototypes(support: Tensor, one_hot: Tensor, query: Tensor, u: Tensor) -> Tensor:
@@ -269,8 +370,13 @@ def finish(
     prototypes: Tensor | None,
     rows: list[tuple[Tensor, Tensor, float]],
     keep_batch: bool,
+    a: Tensor | None = None,
 ) -> Solution:
     """The batched results [B, ..] as the caller wants them."""
+    proportions = u.mean(-2)
+    if a is not None:
+        _, Q, K = u.shape
+        proportions = ((counts(u) + a) / (Q + K * a)).to(u.dtype)
     task = slice(None) if keep_batch else 0
     trace = None
     if rows:
@@ -283,10 +389,11 @@ def finish(
     return Solution(
         labels=u.argmax(-1)[task],
         probabilities=u[task],
-        proportions=u.mean(-2)[task],
+        proportions=proportions[task],
         dual=v.squeeze(-2)[task],
         iterations=iterations[task],
         criterion=criterion[task],
         prototypes=None if prototypes is None else prototypes.to(u.dtype)[task],
         trace=trace,
+        concentration=None if a is None else a.squeeze(-1).to(u.dtype)[task],
     )

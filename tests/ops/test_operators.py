@@ -12,7 +12,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paddle_ext import check
-from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
+from paddle_ext.ops.paddle_operators import (
+    solve_indexed_op,
+    solve_indexed_switched_op,
+    solve_op,
+    solve_switched_op,
+)
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.tim_operators import SOLVERS, tim_op
 from paddle_ext.research.tasks import sampler
@@ -30,6 +35,8 @@ OPTIONS = {
     "tol": 1e-6,
     "prototypes": False,
 }
+SWITCH = {"prior": 1, "update_prototypes": True, "sharpness": None}
+CALIBRATED = 3  # of `scaling`
 
 
 def solve_call(device: str) -> dict[str, Any]:
@@ -88,6 +95,11 @@ def sinkhorn_call(device: str) -> dict[str, Any]:
 CALLS = {
     "solve": (solve_op, solve_call),
     "solve_indexed": (solve_indexed_op, indexed_call),
+    "solve_switched": (solve_switched_op, lambda device: solve_call(device) | SWITCH),
+    "solve_indexed_switched": (
+        solve_indexed_switched_op,
+        lambda device: indexed_call(device) | SWITCH,
+    ),
     "tim": (tim_op, tim_call),
     "sinkhorn": (sinkhorn_op, sinkhorn_call),
 }
@@ -223,11 +235,15 @@ def test_devices(name: str) -> None:
     [
         ("solve", "lam", (-1.0, float("nan"), float("inf"))),
         ("solve", "scaling", (-1, 3, 2**40)),
+        ("solve_switched", "scaling", (-1, 4)),
         ("solve", "temperature", (0.0, -1.0, float("nan"), float("inf"))),
         ("solve", "epsilon", (0.0, -1e-6, float("nan"))),
         ("solve", "max_iter", (0, -1, 2**31, 2**62)),
         ("solve", "tol", (-1e-6, float("nan"))),
         ("solve_indexed", "scaling", (-1, 3)),
+        ("solve_switched", "prior", (-1, 2, 2**40)),
+        ("solve_indexed_switched", "prior", (-1, 2)),
+        ("solve_switched", "sharpness", (torch.ones(3),)),
         ("solve_indexed", "max_iter", (0, 2**31)),
         ("sinkhorn", "reg", (0.0, -1.0, float("nan"), float("inf"))),
         ("sinkhorn", "max_iter", (0, 2**31)),
@@ -245,8 +261,19 @@ def test_options(name: str, argument: str, values: tuple[Any, ...]) -> None:
         assert refused(name, "cpu", **{argument: value}).startswith(f"{argument}")
 
 
+@pytest.mark.parametrize("name", ["solve_switched", "solve_indexed_switched"])
+def test_sharpness(name: str, device: str) -> None:
+    operator, make = CALLS[name]
+    three = torch.tensor([9.0, 0.0, 1e30], device=device)
+    calibrated = make(device) | {"scaling": CALIBRATED, "sharpness": three}
+    assert bool(operator(*calibrated.values())[1].isfinite().all())
+    for wrong in (three.double(), three[:2], three[None], three.half(), None):
+        sentence = refused(name, device, scaling=CALIBRATED, sharpness=wrong)
+        assert sentence.startswith("sharpness must ")
+
+
 @pytest.mark.parametrize("bad", BAD_VALUES)
-@pytest.mark.parametrize("name", ["solve", "solve_indexed", "tim"])
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "sinkhorn"])
 def test_labels_and_indices_out_of_range(name: str, bad: int, device: str) -> None:
     """The public functions refuse them; here they must only not be taken for addresses."""
     operator, make = CALLS[name]
@@ -320,6 +347,7 @@ def enumeration(name: str) -> list[str]:
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="needs the sources")
 def test_numbers_are_those_of_the_native_code() -> None:
     assert enumeration("Scaling") == list(check.SCALINGS)
+    assert enumeration("Prior") == list(check.PRIORS)
     assert enumeration("Sampling") == list(sampler.SAMPLINGS)
     assert enumeration("DType") == [check.plain(dtype) for dtype in check.DTYPES]
     assert list(check.DTYPES.values()) == [0, 1, 2, 3]
@@ -345,7 +373,7 @@ def fuzz(folder: Path, calls: int, seed: int) -> dict[str, int]:
 
 def test_random_calls(tmp_path: Path) -> None:
     counts = fuzz(tmp_path, 2000, 0)
-    for name in CALLS:
+    for name in ("solve", "solve_indexed", "tim", "sinkhorn"):
         assert counts[f"{name}: answered"] > 100
         assert counts[f"{name}: ValueError"] > 50
 
