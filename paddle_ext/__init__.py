@@ -4,7 +4,8 @@
 rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods` has
 every method of the paper behind one protocol, and `reference` the same in plain torch.
 `TaskSampler` draws tasks from a `FeatureBank`; `evaluate` and `tune` run methods on them.
-`presence` tells which queries are of no class; `PaddleClassifier` is for scikit-learn.
+`presence` tells which queries are of no class; `PaddleClassifier` is for scikit-learn,
+`BatchClassifier` for batch after batch, in a loop or by Ray or Spark.
 """
 
 import importlib
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods, presence, reference
+    from .integrations.batches import BatchClassifier
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
     from .ops.adapt import adapt
     from .ops.native import build_info
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 # Not in here: PaddleClassifier, for `from paddle_ext import *` needs no scikit-learn.
 __all__ = [
+    "BatchClassifier",
     "Evaluation",
     "FeatureBank",
     "Solution",
@@ -54,6 +57,7 @@ __all__ = [
 # Where the names are, which are loaded when they are first asked for: torch and everything above it
 # take seconds, and nobody needs all of it.
 _MODULES = {
+    "BatchClassifier": "integrations.batches",
     "Evaluation": "research.evaluation.results",
     "FeatureBank": "research.data",
     "PaddleClassifier": "integrations.sklearn",

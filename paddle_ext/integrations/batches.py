@@ -1,0 +1,328 @@
+"""Independent batches on any engine: one callable from a batch of embeddings to its answers.
+
+It imports neither Ray nor Spark nor pandas: they call it, and it knows their batches when it sees
+them. What it keeps are arrays, which any process of any machine can load.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import check
+from ..methods.adaptive import Adaptive
+from ..methods.calibration import Likelihood, calibrated
+from ..methods.task import Task
+from ..ops import native
+from ..solution import Solution
+from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
+from .fitted import Array, FittedAdaptive, array, on, without_batch
+
+Frame: TypeAlias = Any  # a pandas.DataFrame, which need not be installed
+ANSWERS = ("label", "probability", "doubt")
+
+
+class BatchClassifier:
+    """Labels for batches of embeddings, each batch by itself: to be pickled and called anywhere.
+
+    The labelled rows are looked at once, here. Every call is one batch of the method
+    `paddle_ext.methods.Adaptive`: it finds which classes the batch holds, be they one or all, and
+    labels its rows; nothing is carried over to the next batch.
+
+    Parameters
+    ----------
+    support : array [S, D]
+        Embeddings of the labelled rows: numbers, or a column of vectors. None with `prototypes`, if
+        there are none.
+    labels : array [S]
+        Text or integers. Every class must have a row, unless there are `prototypes`.
+    names : sequence [K], optional
+        The classes, different from one another, in the order of `prototypes` if there are any.
+        Integer labels are places among names that are text; other labels must be among the names.
+        By default the labels, sorted; without any 0 to K - 1.
+    prototypes : array [K, D], optional
+        One embedding of each class that is no row of it, as that of its name by a text tower.
+    column : str
+        Where a batch has its embeddings.
+    keep_embedding : bool
+        Whether they are in the answer too.
+    prefix : str
+        Comes before "label", "probability" and "doubt", which a batch may have columns of.
+    max_iter, tol, logit_scale
+        As in `paddle_ext.methods.Adaptive`.
+    threads : int, optional
+        Threads of torch during a call; by default as many as torch has. 1 is right where an engine
+        runs a process on every core and does not say so by ``OMP_NUM_THREADS``; Ray and Spark do.
+    device : str or torch.device
+        Where batches are computed, looked for by the process that computes them. "auto" is a GPU if
+        it has one.
+
+    Attributes
+    ----------
+    classes : array [K]
+        What labels are taken from.
+
+    Notes
+    -----
+    A batch is a dict of columns, a pandas DataFrame, or the embeddings alone, [N, D]. The answer is
+    a DataFrame for a DataFrame and else a dict: the other columns as they came, then ``label``,
+    ``probability`` and ``doubt``, the last two float32. A batch without rows has an answer without
+    rows. All is computed in single precision.
+
+    The same row may be labelled otherwise in another batch, since the batch tells how frequent the
+    classes are: docs/large.md says how large a batch should be.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from paddle_ext import BatchClassifier
+    >>> support = np.array([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1]])
+    >>> classifier = BatchClassifier(support, ["up", "up", "right", "right"])
+    >>> batch = {"id": np.array([7, 8, 9]), "embedding": np.array([[0.2, 1], [0.1, 0.9], [1, 0.2]])}
+    >>> answer = classifier(batch)
+    >>> list(answer)
+    ['id', 'label', 'probability', 'doubt']
+    >>> answer["label"].tolist()
+    ['up', 'up', 'right']
+    """
+
+    classes: Array
+
+    def __init__(
+        self,
+        support: Any,
+        labels: Any,
+        names: Any = None,
+        *,
+        prototypes: Any = None,
+        column: str = "embedding",
+        keep_embedding: bool = False,
+        prefix: str = "",
+        max_iter: int = 100,
+        tol: float = 1e-3,
+        logit_scale: float = 100.0,
+        threads: int | None = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self._method = Adaptive(max_iter=max_iter, tol=tol, logit_scale=logit_scale)
+        self._column = checked_text("column", column)
+        self._prefix = checked_text("prefix", prefix)
+        self._keep_embedding = check.flag("keep_embedding", keep_embedding)
+        self._threads = None if threads is None else check.integer("threads", threads)
+        self._device = device_name(device)
+        text = checked_prototypes(prototypes)
+        rows = support_rows(support, text)
+        given = () if labels is None and len(rows) == 0 else labels
+        K = None if text is None else len(text)
+        self.classes, self._places = classes_and_places(given, len(rows), names, K)
+        self._support, self._prototypes = rows, text
+        self._fitted: FittedAdaptive | None = None
+        self._here: tuple[torch.device, Likelihood] | None = None
+        if text is None:
+            every_class_has_a_row(self.classes, self._places)
+            self._fit()
+
+    def _fit(self) -> None:
+        """Keep what the labelled rows say, and not themselves. On the CPU, as any driver can."""
+        K = len(self.classes)
+        with torch_threads(self._threads), torch.inference_mode():
+            support, labels = torch.from_numpy(self._support), torch.from_numpy(self._places)
+            likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
+            # No batch was seen: there are no proportions to keep.
+            self._fitted = FittedAdaptive.of(likelihood, torch.zeros(K))
+        self._support = self._support[:0]
+
+    def __repr__(self) -> str:
+        D = self._support.shape[1]
+        known = f"{len(self._places)} labelled rows"
+        if self._prototypes is not None:
+            known += ", names"
+        return f"BatchClassifier({len(self.classes)} classes, {D} features, {known})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_here": None}  # tensors of this process
+
+    # --- batches --------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self, batch: Mapping[str, Any] | npt.NDArray[Any]) -> dict[str, Array]: ...
+
+    @overload
+    def __call__(self, batch: Frame) -> Frame: ...
+
+    def __call__(self, batch: Any) -> Any:
+        """Classify a batch.
+
+        Parameters
+        ----------
+        batch : dict, DataFrame or array [N, D]
+
+        Returns
+        -------
+        dict or DataFrame
+        """
+        if isinstance(batch, np.ndarray):
+            return self._answers(batch, "batch")
+        frame = is_frame(batch)
+        if not frame and not isinstance(batch, Mapping):
+            raise check.ArgumentTypeError(
+                "batch", f"must be a dict, a DataFrame or an array, got {check.kind(batch)}"
+            )
+        embeddings = self._embeddings_of(batch)
+        answers = self._answers(embeddings, f"batch[{self._column!r}]")
+        if frame:
+            rest = batch if self._keep_embedding else batch.drop(columns=[self._column])
+            return rest.assign(**answers)
+        kept = {
+            name: x for name, x in batch.items() if self._keep_embedding or name != self._column
+        }
+        return kept | answers
+
+    def map_in_pandas(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """Classify DataFrame after DataFrame, as ``mapInPandas`` of Spark asks for.
+
+        Parameters
+        ----------
+        frames : iterable of DataFrame
+
+        Yields
+        ------
+        DataFrame
+        """
+        for frame in frames:
+            yield self(frame)
+
+    def _embeddings_of(self, batch: Any) -> Any:
+        """Of a batch of columns, which must be as long as each other."""
+        if self._column not in batch:
+            there = ", ".join(str(name) for name in batch) or "none"
+            raise check.ArgumentValueError(
+                "batch", f"must have a column {self._column!r}, got {there}"
+            )
+        for name in self._names_of_answers():
+            if name in batch and (name != self._column or self._keep_embedding):
+                raise check.ArgumentValueError(
+                    "batch",
+                    f"must have no column {name!r}, which the answer has, got one: choose another "
+                    "prefix",
+                )
+        embeddings = batch[self._column]
+        rows = length(embeddings)
+        for name in batch:
+            if length(batch[name]) != rows:
+                raise check.ArgumentValueError(
+                    "batch",
+                    f"must have columns of one length, got {rows} rows of {self._column!r} and "
+                    f"{length(batch[name])} of {name!r}",
+                )
+        return embeddings
+
+    def _names_of_answers(self) -> list[str]:
+        return [self._prefix + name for name in ANSWERS]
+
+    def _answers(self, embeddings: Any, name: str) -> dict[str, Array]:
+        if length(embeddings) == 0:
+            none = np.empty(0, dtype=np.float32)
+            found = (self.classes[:0], none, none.copy())
+        else:
+            query = vectors(name, embeddings, width=self._support.shape[1])
+            with torch_threads(self._threads), torch.inference_mode():
+                solution = self._solve(query)
+                own = solution.probabilities.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1)
+                answers = (solution.labels, own, solution.doubt())
+            places, probability, doubt = (array(x) for x in answers)
+            found = (self.classes[places], probability, doubt)
+        return dict(zip(self._names_of_answers(), found, strict=True))
+
+    def _solve(self, query: Array) -> Solution:
+        device = found_device(self._device)
+        rows = on(query, device)
+        if self._fitted is not None:
+            return self._method.solve_one(self._likelihood(self._fitted, device), rows)
+        known = (self._support, self._places, cast("Array", self._prototypes))
+        support, labels, names = (on(x, device).unsqueeze(0) for x in known)
+        task = Task(support, labels, rows.unsqueeze(0), len(self.classes), prototypes=names)
+        return without_batch(self._method.solution(task))
+
+    def _likelihood(self, fitted: FittedAdaptive, device: torch.device) -> Likelihood:
+        """That of the labelled rows on a device, brought there once in every process."""
+        if self._here is None or self._here[0] != device:
+            self._here = device, fitted.on(device)
+        return self._here[1]
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def support_rows(support: Any, prototypes: Array | None) -> Array:
+    """[S, D] in float32; S may be 0 beside prototypes."""
+    width = None if prototypes is None else prototypes.shape[1]
+    if support is not None and length(support) != 0:
+        return vectors("support", support, width=width)
+    if width is None:
+        raise check.ArgumentValueError(
+            "support", "must have a row of every class, unless there are prototypes, got none"
+        )
+    return np.empty((0, width), dtype=np.float32)
+
+
+def checked_prototypes(prototypes: Any) -> Array | None:
+    if prototypes is None:
+        return None
+    rows = vectors("prototypes", prototypes)
+    if len(rows) < 2:
+        raise check.ArgumentValueError(
+            "prototypes", f"must be those of at least two classes, got {len(rows)}"
+        )
+    return rows
+
+
+def checked_text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
+    return value
+
+
+def is_frame(batch: object) -> bool:
+    """Whether it is a pandas.DataFrame; nobody has one without having loaded pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(batch, pandas.DataFrame)
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+def device_name(device: str | torch.device) -> str:
+    """Checked without a look at this machine, which need not be the one that computes."""
+    name = str(device)
+    if name == "auto" or re.fullmatch(r"cuda(:\d+)?", name):
+        return name
+    return str(check.device(device))
+
+
+def found_device(name: str) -> torch.device:
+    if name == "auto":
+        usable = torch.cuda.is_available() and native.has_cuda()
+        return torch.device("cuda" if usable else "cpu")
+    return check.device(name)
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """So many for a while; None: as many as there are."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
