@@ -158,7 +158,8 @@ def classes_and_places(
 
 def text_or_integers(name: str, value: Any) -> Array:
     """A vector of text, or of int64, without None, NaN or -1, which mean unlabelled elsewhere."""
-    found = plain(value)
+    # NumPy would make text of the numbers in a list that also has text.
+    found = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
     if found.ndim != 1:
         raise check.ArgumentValueError(
             name, f"must have one dimension, got shape {list(found.shape)}"

@@ -122,7 +122,9 @@ class BatchClassifier:
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
         self.classes, self._places = classes_and_places(given, len(rows), names, K)
-        self._support, self._prototypes = rows, text
+        # Copies, where they are kept: the caller's arrays may change.
+        self._support = rows if text is None else rows.copy()
+        self._prototypes = None if text is None else text.copy()
         self._fitted: FittedAdaptive | None = None
         self._here: tuple[torch.device, Likelihood] | None = None
         if text is None:
@@ -133,8 +135,9 @@ class BatchClassifier:
         """Keep what the labelled rows say, and not themselves. On the CPU, as any driver can."""
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
-            support, labels = torch.from_numpy(self._support), torch.from_numpy(self._places)
-            likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
+            known = (on(x, torch.device("cpu")) for x in (self._support, self._places))
+            support, labels = (x.unsqueeze(0) for x in known)
+            likelihood = calibrated(support, labels, K)
             # No batch was seen: there are no proportions to keep.
             self._fitted = FittedAdaptive.of(likelihood, torch.zeros(K))
         self._support = self._support[:0]

@@ -1,0 +1,35 @@
+"""The same as large_parquet.py with Ray Data, on all the cores of a machine or of a cluster.
+
+    python examples/large_ray.py labelled.parquet new.parquet answers
+
+The labelled file has the columns `embedding` and `label`, the new one, or a folder of them,
+`embedding` and any others; `answers` is a folder. Ray gives each task one core and says so by
+OMP_NUM_THREADS, so that torch starts no more threads than there are cores.
+"""
+
+import argparse
+
+import pyarrow.parquet as pq
+import ray
+
+from paddle_ext import BatchClassifier
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("labelled")
+    parser.add_argument("new")
+    parser.add_argument("output")
+    parser.add_argument("--size", type=int, default=1000, help="rows of a batch")
+    chosen = parser.parse_args(arguments)
+    table = pq.read_table(chosen.labelled, columns=["embedding", "label"])
+    classifier = BatchClassifier(table["embedding"].to_numpy(), table["label"].to_numpy())
+    # For GPUs: num_gpus=1, concurrency=how many there are; each then has a process of its own.
+    answers = ray.data.read_parquet(chosen.new).map_batches(
+        classifier, batch_size=chosen.size, batch_format="numpy"
+    )
+    answers.write_parquet(chosen.output)
+
+
+if __name__ == "__main__":
+    main()

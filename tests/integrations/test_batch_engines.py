@@ -1,0 +1,114 @@
+"""The examples for large data run on the engines themselves, and all find the same."""
+
+import importlib.util
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SIZE = 1000
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with labelled.parquet, new.parquet and the answers of the plain loop."""
+    folder = tmp_path_factory.mktemp("files")
+    names = [str(folder / f"{name}.parquet") for name in ("labelled", "new", "answers")]
+    main = runpy.run_path(str(EXAMPLES / "large_parquet.py"))["main"]
+    main(["--made-up", *names, "--size", str(SIZE)])
+    return folder
+
+
+def columns(path: Path) -> dict[str, np.ndarray]:
+    """Of a file or a folder of them, in the order of id."""
+    table = pq.read_table(path).sort_by("id")
+    return {name: table[name].to_numpy() for name in table.schema.names}
+
+
+def run_example(name: str, *arguments: Any, needs: str, **environment: str) -> None:
+    """In a process of its own: engines change much of theirs."""
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"needs {needs}")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def assert_same(found: dict[str, np.ndarray], files: Path) -> None:
+    usual = columns(files / "answers.parquet")
+    for name in ("id", "label"):
+        assert np.array_equal(found[name], usual[name]), name
+    for name in ("probability", "doubt"):
+        np.testing.assert_allclose(found[name], usual[name], atol=1e-5)
+
+
+def test_plain_loop(files: Path) -> None:
+    answers = columns(files / "answers.parquet")
+    assert list(answers) == ["id", "truth", "label", "probability", "doubt"]
+    assert answers["id"].tolist() == list(range(6000))
+    assert np.mean(answers["label"] == answers["truth"]) > 0.95
+
+
+def test_batches_of_the_loop(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files without the truth, and a last batch that is smaller."""
+    table = pq.read_table(files / "new.parquet", columns=["id", "embedding"])
+    pq.write_table(table[:1030], files / "some.parquet")
+    names = [str(files / f"{name}.parquet") for name in ("labelled", "some", "few")]
+    runpy.run_path(str(EXAMPLES / "large_parquet.py"))["main"]([*names, "--size", "500"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"1030 rows in {names[-1]}"
+    assert list(columns(files / "few.parquet")) == ["id", "label", "probability", "doubt"]
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """For sockets, the paths of which must be short."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+def test_ray(files: Path, tmp_path: Path, short_folder: str) -> None:
+    run_example(
+        "large_ray",
+        *(files / "labelled.parquet", files / "new.parquet", tmp_path / "answers"),
+        *("--size", str(SIZE)),
+        needs="ray",
+        HOME=str(tmp_path),  # where it writes a token
+        RAY_TMPDIR=short_folder,
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    found = columns(tmp_path / "answers")
+    assert list(found) == ["id", "truth", "label", "probability", "doubt"]
+    assert_same(found, files)
+
+
+@pytest.mark.parametrize("options", [(), ("--udf",)])
+def test_spark(options: tuple[str, ...], files: Path, tmp_path: Path) -> None:
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("needs Java")
+    run_example(
+        "large_spark",
+        *(files / "labelled.parquet", files / "new.parquet", tmp_path / "answers"),
+        *("--size", str(SIZE), *options),
+        needs="pyspark",
+        PYSPARK_PYTHON=sys.executable,
+    )
+    found = columns(tmp_path / "answers")
+    assert list(found) == ["id", "label", "probability", "doubt"]
+    assert_same(found, files)

@@ -1,0 +1,379 @@
+"""The classifier of batches: what it answers, to which kinds of batches, and what it refuses."""
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paddle_ext import BatchClassifier, methods
+from paddle_ext.check import ArgumentError
+from paddle_ext.methods import Adaptive
+
+K, SHOTS, D = 8, 3, 24
+NAMES = [f"kind {k}" for k in reversed(range(K))]  # not sorted
+
+
+def random_rows(places: np.ndarray, seed: int) -> np.ndarray:
+    centres = np.random.default_rng(0).normal(size=(K, D))
+    noise = np.random.default_rng(seed).normal(size=(len(places), D))
+    return (centres[places] + noise).astype(np.float32)
+
+
+PLACES = np.arange(K).repeat(SHOTS)
+SUPPORT = random_rows(PLACES, 1)
+TRUTH = np.random.default_rng(2).choice([1, 4, 6], 40)
+QUERY = random_rows(TRUTH, 3)
+
+
+def classifier(**options: Any) -> BatchClassifier:
+    return BatchClassifier(SUPPORT, PLACES, NAMES, **{"device": "cpu"} | options)
+
+
+def batch(**columns: Any) -> dict[str, Any]:
+    return {"id": np.arange(len(QUERY)) + 100, "embedding": QUERY} | columns
+
+
+def vectors_of(rows: np.ndarray) -> np.ndarray:
+    """A column of vectors, as Arrow gives it."""
+    column = np.empty(len(rows), dtype=object)
+    column[:] = list(rows)
+    return column
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def expected(prototypes: np.ndarray | None = None, rows: int = len(SUPPORT)) -> Any:
+    return methods.create("adaptive").predict(
+        torch.from_numpy(SUPPORT[:rows]),
+        torch.from_numpy(PLACES[:rows]),
+        torch.from_numpy(QUERY),
+        prototypes=None if prototypes is None else torch.from_numpy(prototypes),
+    )
+
+
+def assert_answers(answer: dict[str, np.ndarray], prediction: Any) -> None:
+    assert answer["label"].tolist() == [NAMES[k] for k in prediction.labels.tolist()]
+    highest = prediction.probabilities.max(-1).values.numpy()
+    np.testing.assert_allclose(answer["probability"], highest, atol=1e-6)
+    np.testing.assert_allclose(answer["doubt"], prediction.doubt().numpy(), atol=1e-6)
+    assert answer["probability"].dtype == answer["doubt"].dtype == np.float32
+
+
+def test_is_the_method() -> None:
+    given = batch()
+    answer = classifier()(given)
+    assert list(answer) == ["id", "label", "probability", "doubt"]
+    assert answer["id"] is given["id"]
+    assert_answers(answer, expected())
+    assert np.mean(answer["label"] == np.array(NAMES)[TRUTH]) > 0.9
+
+
+def test_batches_are_independent() -> None:
+    """An answer does not depend on the batches before it, and the batch tells the classes in it."""
+    model = classifier()
+    before = model(batch())
+    model({"embedding": random_rows(np.full(30, 2), 4)})
+    after = model(batch())
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    one_by_one = np.concatenate([model(row[None])["probability"] for row in QUERY])
+    assert np.abs(one_by_one - before["probability"]).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x.astype(np.float64),
+        lambda x: np.asfortranarray(x),
+        vectors_of,
+        lambda x: vectors_of(x.astype(np.float64)),
+        lambda x: x.astype(np.float64).tolist(),
+        lambda x: list(x),
+        lambda x: torch.from_numpy(x),
+    ],
+)
+def test_forms_of_a_column(form: Callable[[np.ndarray], Any]) -> None:
+    answer, usual = classifier()(batch(embedding=form(QUERY))), classifier()(batch())
+    assert all(np.array_equal(answer[name], usual[name]) for name in usual)
+
+
+def test_arrays_are_not_written_to() -> None:
+    """Arrow and Ray give arrays that nobody may write to."""
+    rows, support = QUERY.copy(), SUPPORT.copy()
+    rows.setflags(write=False)
+    support.setflags(write=False)
+    answer = BatchClassifier(support, PLACES, NAMES, device="cpu")(batch(embedding=rows))
+    assert_answers(answer, expected())
+
+
+def test_later_changes_of_the_arrays() -> None:
+    """What was given may be used for something else afterwards."""
+    text = random_rows(np.arange(K), 5)
+    for prototypes in (None, text.copy()):
+        support, places = SUPPORT.copy(), PLACES.copy()
+        model = BatchClassifier(support, places, NAMES, prototypes=prototypes, device="cpu")
+        support[:], places[:] = 0, 0
+        if prototypes is not None:
+            prototypes[:] = 0
+        assert_answers(model(QUERY), expected(None if prototypes is None else text))
+
+
+def test_half_precision_and_integers() -> None:
+    """float16 is what it stands for in float32; counts are embeddings too."""
+    half = QUERY.astype(np.float16)
+    answer, usual = (classifier()(x)["probability"] for x in (half, half.astype(np.float32)))
+    assert np.array_equal(answer, usual)
+    counts = (QUERY * 8).round().astype(np.int64)
+    assert np.mean(classifier()(counts)["label"] == np.array(NAMES)[TRUTH]) > 0.9
+
+
+def test_array_has_the_answers_alone() -> None:
+    """As predict_batch_udf of Spark calls it, and asks for its columns."""
+    assert list(classifier()(QUERY)) == ["label", "probability", "doubt"]
+    assert_answers(classifier()(QUERY), expected())
+
+
+def test_frames() -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame({"id": np.arange(40) + 100, "embedding": list(QUERY), "more": "x"})
+    frame.index = frame.index + 7
+    first, second = classifier().map_in_pandas(iter([frame[:25], frame[25:]]))
+    assert list(first.columns) == ["id", "more", "label", "probability", "doubt"]
+    assert first.index.equals(frame.index[:25])
+    assert list(frame.columns) == ["id", "embedding", "more"]
+    for part, rows in ((first, QUERY[:25]), (second, QUERY[25:])):
+        answer = classifier()(rows)
+        assert all(np.array_equal(part[name].to_numpy(), answer[name]) for name in answer)
+
+
+def test_columns_by_other_names() -> None:
+    model = classifier(column="vector", keep_embedding=True, prefix="our_")
+    given = {"vector": QUERY, "label": TRUTH, "doubt": TRUTH}
+    answer = model(given)
+    assert list(answer) == ["vector", "label", "doubt", "our_label", "our_probability", "our_doubt"]
+    assert answer["vector"] is QUERY
+    assert answer["our_label"].tolist() == classifier()(QUERY)["label"].tolist()
+
+
+@pytest.mark.parametrize("rows", [0, 5, K * SHOTS])
+def test_names(rows: int) -> None:
+    """Prototypes of names beside labelled rows of none, some and all classes."""
+    text = random_rows(np.arange(K), 5)
+    model = BatchClassifier(SUPPORT[:rows], PLACES[:rows], NAMES, prototypes=text, device="cpu")
+    assert_answers(model(QUERY), expected(text, rows))
+    again = pickle.loads(pickle.dumps(model))
+    assert again(QUERY)["label"].tolist() == model(QUERY)["label"].tolist()
+
+
+def test_names_alone() -> None:
+    text = random_rows(np.arange(K), 5)
+    model = BatchClassifier(None, None, prototypes=text, device="cpu")
+    assert model.classes.tolist() == list(range(K))
+    assert model(QUERY)["label"].tolist() == expected(text, 0).labels.tolist()
+    assert repr(model) == "BatchClassifier(8 classes, 24 features, 0 labelled rows, names)"
+
+
+def test_labels_and_names() -> None:
+    """Labels as places among names, as names, and by themselves."""
+    text = np.array(NAMES)[PLACES]
+    found = [
+        BatchClassifier(SUPPORT, labels, names, device="cpu")
+        for labels, names in (
+            (PLACES, NAMES),
+            (text, NAMES),
+            (text.astype(object), np.array(NAMES, dtype=object)),
+            (torch.from_numpy(PLACES), NAMES),
+            (text, None),
+        )
+    ]
+    assert [model.classes.tolist() for model in found] == [NAMES] * 4 + [sorted(NAMES)]
+    answers = [model(QUERY)["label"].tolist() for model in found]
+    assert all(answer == answers[0] for answer in answers)
+    numbers = BatchClassifier(SUPPORT, PLACES * 10, device="cpu")(QUERY)["label"]
+    assert numbers.dtype == np.int64
+    assert [NAMES[k // 10] for k in numbers.tolist()] == answers[0]
+
+
+def test_options_reach_the_method() -> None:
+    found = methods.create("adaptive", max_iter=1).predict(
+        torch.from_numpy(SUPPORT), torch.from_numpy(PLACES), torch.from_numpy(QUERY)
+    )
+    assert_answers(classifier(max_iter=1)(QUERY), found)
+    assert (found.probabilities - expected().probabilities).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("embedding", [np.empty((0, D)), np.empty(0, dtype=object), [], QUERY[:0]])
+def test_empty(embedding: Any) -> None:
+    answer = classifier()({"id": np.empty(0, dtype=np.int64), "embedding": embedding})
+    usual = classifier()(batch())
+    assert list(answer) == list(usual)
+    for name, column in answer.items():
+        assert len(column) == 0
+        assert column.dtype == usual[name].dtype
+
+
+def test_empty_frame() -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    answer = classifier()(pandas.DataFrame({"id": [], "embedding": []}))
+    assert list(answer.columns) == ["id", "label", "probability", "doubt"]
+    assert len(answer) == 0
+
+
+# --- other processes ------------------------------------------------------------------------------
+
+
+def test_pickled() -> None:
+    """What labelled rows say is in it, they are not; answers are the same to the last bit."""
+    many = np.random.default_rng(6).normal(size=(1000, D)).astype(np.float32)
+    model = BatchClassifier(many, np.arange(1000) % K, device="cpu")
+    before = model(QUERY)
+    data = pickle.dumps(model)
+    assert len(data) < many.nbytes / 2
+    again = pickle.loads(data)
+    assert again._here is None
+    assert (
+        repr(again) == repr(model) == "BatchClassifier(8 classes, 24 features, 1000 labelled rows)"
+    )
+    after = again(QUERY)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_in_other_processes() -> None:
+    model = classifier(threads=1)
+    batches = [QUERY[:20], QUERY[20:]]
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(model, batches))
+    for answer, rows in zip(found, batches, strict=True):
+        usual = model(rows)
+        assert answer["label"].tolist() == usual["label"].tolist()
+        np.testing.assert_allclose(answer["probability"], usual["probability"], atol=1e-6)
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as asked for during a call, even one that fails; then as many as before."""
+    seen = []
+    solve_one = Adaptive.solve_one
+
+    def watched(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return solve_one(*arguments)
+
+    before = torch.get_num_threads()
+    other = before + 1
+    monkeypatch.setattr(Adaptive, "solve_one", watched)
+    classifier()(QUERY)
+    model = classifier(threads=other)
+    model(QUERY)
+    assert seen == [before, other]
+    assert torch.get_num_threads() == before
+    monkeypatch.setattr(Adaptive, "solve_one", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(QUERY)
+    assert torch.get_num_threads() == before
+
+
+def test_needs_no_other_library() -> None:
+    code = """
+import sys
+from paddle_ext import BatchClassifier
+BatchClassifier([[0.0, 1], [1, 0]], [0, 1], device="cpu")({"embedding": [[0.0, 1]]})
+print([name for name in ("pandas", "pyarrow", "sklearn", "ray", "pyspark") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_devices(device: str) -> None:
+    answer = classifier(device=device)(batch())
+    assert_answers_nearly(answer, classifier()(batch()))
+
+
+def assert_answers_nearly(answer: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert answer["label"].tolist() == other["label"].tolist()
+    np.testing.assert_allclose(answer["probability"], other["probability"], atol=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_device_of_another_machine() -> None:
+    """Whoever makes it need not have the GPU that is asked for; whoever calls it must."""
+    model = classifier(device="cuda:3")
+    with pytest.raises(ArgumentError, match="device must be 'cpu', for torch finds no usable GPU"):
+        model(QUERY)
+
+
+# --- bad arguments --------------------------------------------------------------------------------
+
+WITH_NAN = QUERY.copy()
+WITH_NAN[5, 2] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"id": [1]}, r"batch must have a column 'embedding', got id"),
+        ({}, r"batch must have a column 'embedding', got none"),
+        (
+            {"embedding": QUERY[:, :5]},
+            r"batch\['embedding'\] must have 24 features, as all that classes are known by, got 5",
+        ),
+        ({"embedding": WITH_NAN}, r"must be finite, got nan in row 5, feature 2"),
+        ({"embedding": vectors_of(WITH_NAN)}, r"must be finite, got nan in row 5, feature 2"),
+        ({"embedding": QUERY.astype(float) * 1e40}, r"must be at most 1e\+30 in magnitude, got "),
+        ({"embedding": [*QUERY[:2], QUERY[0, :3]]}, r"got 3 numbers in row 2 and 24 in row 0"),
+        ({"embedding": [QUERY[0], None]}, r"must have vectors of one length, got None in row 1"),
+        ({"embedding": np.array([None])}, r"must have vectors of one length, got None in row 0"),
+        ({"embedding": ["a", "b"]}, r"numbers of shape \[N, D\] or a column of vectors, got <U1"),
+        ({"embedding": QUERY[0]}, r"or a column of vectors, got float32 of shape \[24\]"),
+        ({"embedding": 3.0}, r"or a column of vectors, got float64 of shape \[\]"),
+        ({"embedding": QUERY, "id": [1]}, r"got 40 rows of 'embedding' and 1 of 'id'"),
+        ({"embedding": QUERY, "label": TRUTH}, r"batch must have no column 'label', which the"),
+        (np.float32(1), r"batch must be a dict, a DataFrame or an array, got float32"),
+        (QUERY[:, :5], r"batch must have 24 features"),
+    ],
+)
+def test_bad_batches(given: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        classifier()(given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((SUPPORT, PLACES[:3]), {}, r"labels must have one label for each row of support, 24, got"),
+        ((SUPPORT, PLACES * 0), {}, r"labels must be those of at least two classes, got 1"),
+        ((SUPPORT, PLACES * 0.5), {}, r"labels must be all text or all integers, got float"),
+        ((SUPPORT, PLACES - 1), {}, r"labels must be text or integers >= 0, got -1"),
+        ((SUPPORT, [None] * 24), {}, r"labels must be text or integers >= 0, got None"),
+        ((SUPPORT, ["a", 1] * 12), {}, r"labels must be all text or all integers, got int and str"),
+        ((SUPPORT, PLACES[:, None]), {}, r"labels must have one dimension, got shape \[24, 1\]"),
+        ((SUPPORT, PLACES, NAMES[:7]), {}, r"labels must be places among the 7 names, in \[0, 7\)"),
+        ((SUPPORT, PLACES, [*NAMES, "x"]), {}, r"names must be those of .* got 'x' without one"),
+        ((SUPPORT, PLACES, ["a"] * 8), {}, r"names must be different from one another, got 'a'"),
+        ((SUPPORT, ["?"] * 24, NAMES), {}, r"labels must be among the 8 names, got '\?'"),
+        ((SUPPORT * np.nan, PLACES), {}, r"support must be finite, got nan in row 0, feature 0"),
+        ((SUPPORT[:0], PLACES[:0]), {}, r"support must have a row of every class, unless there"),
+        ((None, None), {"prototypes": SUPPORT[:1]}, r"prototypes must be those of at least two"),
+        ((None, None, NAMES), {"prototypes": SUPPORT[:5]}, r"as there are prototypes, 5, got 8"),
+        ((SUPPORT, PLACES), {"prototypes": SUPPORT[:8, :3]}, r"support must have 3 features"),
+        ((SUPPORT, PLACES), {"column": 3}, r"column must be a string, got int"),
+        ((SUPPORT, PLACES), {"prefix": None}, r"prefix must be a string, got None"),
+        ((SUPPORT, PLACES), {"keep_embedding": 1}, r"keep_embedding must be True or False"),
+        ((SUPPORT, PLACES), {"threads": 0}, r"threads must be an integer in \[1, "),
+        ((SUPPORT, PLACES), {"device": "cuda:x"}, r"device must be the CPU or a CUDA device"),
+        ((SUPPORT, PLACES), {"tol": -1}, r"tol must be finite and >= 0, got -1"),
+        ((SUPPORT, PLACES), {"max_iter": 0}, r"max_iter must be an integer in"),
+        ((SUPPORT, PLACES), {"logit_scale": 0}, r"logit_scale must be finite and > 0, got 0"),
+    ],
+)
+def test_bad_arguments(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        BatchClassifier(*arguments, **options)
