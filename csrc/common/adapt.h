@@ -42,11 +42,15 @@ PADDLE_EXT_HD PriorTerm prior_term(int which, double a, double total, double K) 
 
 // The next concentration. One step of at most a factor e an iteration: a prior that runs ahead of
 // the counts ends in a poorer maximum.
-PADDLE_EXT_HD double next_concentration(double a, double slope, double curvature) {
-    const double first = a * slope, second = first + a * a * curvature;  // in ln a
-    double step = second < 0 ? -first / second : (first > 0 ? 1.0 : (first < 0 ? -1.0 : 0.0));
-    step = fmin(fmax(step, -1.0), 1.0);
-    return fmin(fmax(a * exp(step), kMinConcentration), kMaxConcentration);
+template <typename Real>
+PADDLE_EXT_HD Real next_concentration(Real a, Real slope, Real curvature) {
+    const Real first = a * slope, second = first + a * a * curvature;  // in ln a
+    Real step = second < 0 ? -first / second : Real(first > 0 ? 1 : (first < 0 ? -1 : 0));
+    step = step < -1 ? Real(-1) : (step > 1 ? Real(1) : step);
+    const Real next = a * exp(step);
+    return next < Real(kMinConcentration)   ? Real(kMinConcentration)
+           : next > Real(kMaxConcentration) ? Real(kMaxConcentration)
+                                            : next;
 }
 
 // The part of the bound that does not depend on single queries or classes.

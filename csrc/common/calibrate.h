@@ -19,6 +19,7 @@ constexpr double kMinSharpness = 0.1, kMaxSharpness = 1e4;
 constexpr int kMaxCalibrationSteps = 40;
 // A step in ln f after which there is no other: Newton's error is about its square.
 constexpr double kCalibrated = 1e-3;
+constexpr double kLongestStep = 1.5;  // in ln f; longer ones overshoot
 
 struct Bracket {
     double low, high, at;  // ln f
@@ -37,7 +38,7 @@ struct Bracket {
         const double slope = first + (at - centre) * precision;
         const double curvature = first + 0.25 * f * f * variance + precision;
         (slope < 0 ? low : high) = at;
-        double next = at - slope / curvature;
+        double next = at - fmin(fmax(slope / curvature, -kLongestStep), kLongestStep);
         if (!(curvature > 0 && next >= low && next <= high)) next = 0.5 * (low + high);
         const bool moved = fabs(next - at) > kCalibrated;
         at = next;

@@ -75,33 +75,21 @@ struct LabelledTask {
     int64_t label(int64_t s) const { return labels[s] >= 0 && labels[s] < K ? labels[s] : -1; }
 };
 
-// Divides sums of rows by their number.
-template <typename T>
-static void finish_means(const LabelledTask<T>& t) {
-    for (int64_t k = 0; k < t.K; ++k) {
-        const T share = 1 / std::max(t.shots[k], T(1));
-        for (int64_t d = 0; d < t.D; ++d) t.means[k * t.D + d] *= share;
-    }
-}
-
 // The coordinates, and the class means in them.
 template <typename T>
 static void centre_rows(const LabelledTask<T>& t) {
     const int64_t D = t.D;
     for (int64_t k = 0; k < t.K; ++k) t.shots[k] = 0;
-    __builtin_memset(t.means, 0, sizeof(T) * t.K * D);
+    for (int64_t s = 0; s < t.S; ++s) {
+        if (t.label(s) >= 0) t.shots[t.label(s)] += 1;
+    }
+    for (int64_t d = 0; d < D; ++d) t.centre[d] = 0;
     for (int64_t s = 0; s < t.S; ++s) {
         const T* const x = t.support + s * D;
-        t.first[s] = inverse_norm(x, D);
         const int64_t k = t.label(s);
-        if (k < 0) continue;
-        add_scaled(t.means + k * D, x, t.first[s], D);
-        t.shots[k] += 1;
-    }
-    finish_means(t);
-    for (int64_t d = 0; d < D; ++d) t.centre[d] = 0;
-    for (int64_t k = 0; t.K > 1 && k < t.K; ++k) {  // one class is not centred
-        add_scaled(t.centre, t.means + k * D, 1 / T(t.K), D);
+        t.first[s] = inverse_norm(x, D);
+        if (k < 0 || t.K == 1) continue;  // one class is not centred
+        add_scaled(t.centre, x, t.first[s] / (T(t.K) * t.shots[k]), D);
     }
     __builtin_memset(t.means, 0, sizeof(T) * t.K * D);
     for (int64_t s = 0; s < t.S; ++s) {
@@ -110,7 +98,10 @@ static void centre_rows(const LabelledTask<T>& t) {
         t.second[s] = second_norm(x, t.first[s], t.centre, D);
         if (k >= 0) add_centred(t.means + k * D, x, t.first[s], t.centre, t.second[s], D);
     }
-    finish_means(t);
+    for (int64_t k = 0; k < t.K; ++k) {
+        const T share = 1 / std::max(t.shots[k], T(1));
+        for (int64_t d = 0; d < D; ++d) t.means[k * D + d] *= share;
+    }
 }
 
 // The rows that calibrate: of classes with two rows or more, evenly spread. Returns how many.

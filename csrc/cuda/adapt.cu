@@ -23,19 +23,19 @@ constexpr int kTerms = 256 * kWarps;  // a sum over more queries is a sum of suc
 constexpr int64_t kStaged = 100 * 1024;
 
 struct FewShared {
-    double* counts;     // [K]
-    double* before;     // [K]
+    float* counts;      // [K]
+    float* before;      // [K]
     Update* scratch;    // [kWarps]
     double* sums;       // [kWarps]
     float* part;        // [kWarps, K]  counts of a warp's queries
-    float* dual;        // [K] less the largest
+    float* dual;        // [K] less its shift
     float* likelihood;  // [Q, K] if staged
     int64_t bytes;
 
     __host__ __device__ FewShared(void* base, int64_t Q, int64_t K, bool staged) {
         SharedArena arena(base);
-        counts = arena.take<double>(K);
-        before = arena.take<double>(K);
+        counts = arena.take<float>(K);
+        before = arena.take<float>(K);
         scratch = arena.take<Update>(kWarps);
         sums = arena.take<double>(kWarps);
         part = arena.take<float>(kWarps * K);
@@ -61,7 +61,7 @@ struct FewTask {
 
     __device__ void load_weights() {
 #pragma unroll
-        for (int i = 0; i < kHeld; ++i) g[i] = column(i) < K ? expf(s.dual[column(i)]) : 0.0f;
+        for (int i = 0; i < kHeld; ++i) g[i] = column(i) < K ? __expf(s.dual[column(i)]) : 0.0f;
     }
 
     // z = A g of a row; their sum is not yet that of the warp.
@@ -110,7 +110,7 @@ struct FewTask {
             for (int r = 0; r < kRows; ++r) {
                 const bool clear = sum[r] > kFaint;
                 faint |= clear ? 0u : 1u << r;
-                const float share = clear ? 1.0f / sum[r] : 0.0f;
+                const float share = clear ? inverse(sum[r]) : 0.0f;
 #pragma unroll
                 for (int i = 0; i < kHeld; ++i) held[i] += z[r][i] * share;
             }
@@ -125,7 +125,7 @@ struct FewTask {
     }
 
     __device__ void count() {
-        constexpr int kRows = kHeld <= 8 ? 4 : 2;
+        constexpr int kRows = kHeld <= 5 ? 5 : kHeld <= 8 ? 4 : 2;
         load_weights();
         float total[kHeld] = {};
         int64_t q = threadIdx.x / 32;
@@ -154,7 +154,7 @@ struct FewTask {
             float sum = 0;
 #pragma unroll
             for (int warp = 0; warp < kWarps; ++warp) sum += s.part[warp * K + k];
-            s.counts[k] = p.weight * double(sum);
+            s.counts[k] = float(p.weight) * sum;
         }
     }
 
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
 
     FewTask<kHeld> t{p, s, logits, likelihood, out, p.labels + task * p.Q, int(K), {}};
     const auto counts = [&](int64_t k) { return s.counts[k]; };
-    const auto exchange = [&](int64_t k, double count) {
-        const double old = s.before[k];
+    const auto exchange = [&](int64_t k, float count) {
+        const float old = s.before[k];
         s.before[k] = count;
         return old;
     };

@@ -12,15 +12,17 @@ namespace paddle_ext {
 // recomputed from its logits.
 constexpr float kFaint = 1e-28f;
 
-// --- gamma functions in float, which a GPU has faster ---------------------------------------------
+// --- gamma functions in float, by the fast instructions of a GPU ----------------------------------
+
+__device__ inline float inverse(float x) { return __fdividef(1.0f, x); }
 
 // The recurrence of common/gamma.h in partial fractions: P'/P = w sum_i 1 / (t + c_i).
 struct Fractions {
     float t, w, a, b, c;  // a, b, c = 1 / t, 1 / (t + 4), 1 / (t + 6)
 
     __device__ explicit Fractions(float x)
-        : t(x * (x + 5.0f)), w(2.0f * x + 5.0f), a(1.0f / t), b(1.0f / (t + 4.0f)),
-          c(1.0f / (t + 6.0f)) {}
+        : t(x * (x + 5.0f)), w(2.0f * x + 5.0f), a(inverse(t)), b(inverse(t + 4.0f)),
+          c(inverse(t + 6.0f)) {}
 
     __device__ float sum() const { return a + b + c; }
     __device__ float squares() const {
@@ -30,8 +32,8 @@ struct Fractions {
 
 __device__ inline float digamma(float x) {
     const Fractions p(x);
-    const float r = 1.0f / (x + 6.0f), s = r * r;
-    return logf(x + 6.0f) - 0.5f * r - s * (1.0f / 12 - s * (1.0f / 120 - s * (1.0f / 252))) -
+    const float r = inverse(x + 6.0f), s = r * r;
+    return __logf(x + 6.0f) - 0.5f * r - s * (1.0f / 12 - s * (1.0f / 120 - s * (1.0f / 252))) -
            p.w * p.sum();
 }
 
@@ -40,7 +42,7 @@ __device__ inline float digamma(float x) {
 __device__ inline Polygamma<float> polygamma_growth(float n, float a) {
     const float x = a + n;
     const Fractions p(a), q(x);
-    const float r0 = 1.0f / (a + 6.0f), r1 = 1.0f / (x + 6.0f), s0 = r0 * r0, s1 = r1 * r1;
+    const float r0 = inverse(a + 6.0f), r1 = inverse(x + 6.0f), s0 = r0 * r0, s1 = r1 * r1;
     const float grown = -n * r0 * r1;                                        // r1 - r0
     const float farther = n * (2.0f * a + n + 5.0f);                         // q.t - p.t
     const float fractions = -farther * (p.a * q.a + p.b * q.b + p.c * q.c);  // q.sum() - p.sum()
@@ -54,9 +56,9 @@ __device__ inline Polygamma<float> polygamma_growth(float n, float a) {
                 (q.squares() - p.squares())};
 }
 
-// Over the classes of a task: sums of slope and curvature, the largest move and the largest count.
+// Over the classes of a task: sums of slope and curvature, and the largest move.
 struct Update {
-    float slope, curvature, moved, largest;
+    float slope, curvature, moved;
 };
 
 // Over the block, in a fixed order; every thread gets it. Between two of these on the same scratch
@@ -67,7 +69,6 @@ __device__ inline Update block_reduce(Update own, Update* scratch) {
         own.slope += __shfl_xor_sync(kAllLanes, own.slope, step);
         own.curvature += __shfl_xor_sync(kAllLanes, own.curvature, step);
         own.moved = fmaxf(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
-        own.largest = fmaxf(own.largest, __shfl_xor_sync(kAllLanes, own.largest, step));
     }
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
     __syncthreads();
@@ -76,7 +77,6 @@ __device__ inline Update block_reduce(Update own, Update* scratch) {
         all.slope += scratch[warp].slope;
         all.curvature += scratch[warp].curvature;
         all.moved = fmaxf(all.moved, scratch[warp].moved);
-        all.largest = fmaxf(all.largest, scratch[warp].largest);
     }
     return all;
 }
@@ -93,8 +93,7 @@ __device__ inline double block_sum(double value, double* scratch) {
 
 // Where the loop of a task stands; the same in all threads of its block.
 struct Loop {
-    double a = kFirstConcentration;
-    float most = 0;   // the largest dual but for the constant, which changes no probability
+    float a = float(kFirstConcentration);
     float moved = 0;  // how far a count moved in the last iteration
     int iterations = 0;
 
@@ -103,53 +102,57 @@ struct Loop {
     }
 };
 
+// What the kernels take off the dual, which changes no probability: the dual of a class that has all
+// queries, roughly, so that its exponential is near one.
+__device__ inline float dual_shift(const AdaptParams& p) {
+    return logf(float(p.weight) * float(p.Q));
+}
+
 // The next concentration and dual from the counts. counts(k) gives N_k, exchange(k, N) that of the
-// iteration before, and set(k, e) takes the dual less the largest one.
+// iteration before, and set(k, e) takes the dual less its shift.
 template <typename Counts, typename Exchange, typename Set>
 __device__ void update_prior(Loop& loop, const AdaptParams& p, const Counts& counts,
                              const Exchange& exchange, const Set& set, Update* scratch) {
-    const float a = float(loop.a), K = float(p.K);
-    Update own{0, 0, 0, 0};
+    const float a = loop.a, K = float(p.K), shift = dual_shift(p);
+    Update own{0, 0, 0};
     for (int64_t i = threadIdx.x; i <= p.K; i += blockDim.x) {
         const bool is_class = i < p.K;
-        const double count = is_class ? counts(i) : p.weight * double(p.Q);
-        const Polygamma<float> growth = polygamma_growth(float(count), is_class ? a : K * a);
+        const float count = is_class ? counts(i) : float(p.weight) * float(p.Q);
+        const Polygamma<float> growth = polygamma_growth(count, is_class ? a : K * a);
         own.slope += (is_class ? 1.0f : -K) * growth.digamma;
         own.curvature += (is_class ? 1.0f : -K * K) * growth.trigamma;
         if (!is_class) continue;
-        own.moved = fmaxf(own.moved, float(fabs(count - exchange(i, count))));
-        own.largest = fmaxf(own.largest, float(count));
+        own.moved = fmaxf(own.moved, fabsf(count - exchange(i, count)));
     }
     const Update all = block_reduce(own, scratch);
-    loop.a = next_concentration(loop.a, double(all.slope), double(all.curvature));
-    loop.most = digamma(all.largest + float(loop.a));
+    loop.a = next_concentration(loop.a, all.slope, all.curvature);
     loop.moved = all.moved;
     ++loop.iterations;
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
-        set(k, digamma(float(counts(k) + loop.a)) - loop.most);
+        set(k, digamma(counts(k) + loop.a) - shift);
     }
 }
 
-// What is reported of a task, once its probabilities are written. `dual` is less the largest one, and
-// so is that in `normalisers`.
+// What is reported of a task, once its probabilities are written. `dual` is less its shift, and so is
+// that in `normalisers`.
 template <typename Counts, typename Dual>
 __device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop, double normalisers,
                            const Counts& counts, const Dual& dual, double* scratch) {
-    const double K = double(p.K), total = p.weight * double(p.Q), mass = total + K * loop.a;
-    const double constant = polygamma(mass).digamma - double(loop.most);
+    const double K = double(p.K), total = p.weight * double(p.Q), a = loop.a, mass = total + K * a;
+    const double constant = polygamma(mass).digamma - double(dual_shift(p));
     double bound = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
         const double count = counts(k), e = dual(k);
-        bound += log_gamma(count + loop.a) - count * e;
-        static_cast<float*>(p.proportions)[task * p.K + k] = float((count + loop.a) / mass);
+        bound += log_gamma(count + a) - count * e;
+        static_cast<float*>(p.proportions)[task * p.K + k] = float((count + a) / mass);
         static_cast<float*>(p.dual)[task * p.K + k] = float(e - constant);
     }
     bound = block_sum(bound, scratch);
     if (threadIdx.x != 0) return;
-    static_cast<float*>(p.concentration)[task] = float(loop.a);
+    static_cast<float*>(p.concentration)[task] = loop.a;
     static_cast<float*>(p.criterion)[task] = loop.moved;
     static_cast<float*>(p.bound)[task] =
-        float(p.weight * normalisers + bound + prior_bound(loop.a, total, K));
+        float(p.weight * normalisers + bound + prior_bound(a, total, K));
     p.iterations[task] = loop.iterations;
 }
 

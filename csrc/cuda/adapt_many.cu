@@ -22,7 +22,7 @@ struct ManyTask {
     float* share;       // [Q] 1 / s; 0 for a row that is recomputed from its logits ...
     float* row_log;     // [Q] ... with this normaliser
     float* offset;      // [Q] largest logit of a row
-    float* dual;        // [K] less the largest, ...
+    float* dual;        // [K] less its shift, ...
     float* g;           // [K] ... and its exponential
     float* before;      // [K]
 
@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
     }
     __syncthreads();
 
-    const auto count = [&](int64_t k) { return double(t.counts[k]); };
-    const auto exchange = [&](int64_t k, double now) {
-        const double old = double(t.before[k]);
-        t.before[k] = float(now);
+    const auto count = [&](int64_t k) { return t.counts[k]; };
+    const auto exchange = [&](int64_t k, float now) {
+        const float old = t.before[k];
+        t.before[k] = now;
         return old;
     };
     const auto set = [&](int64_t k, float e) {

@@ -235,13 +235,12 @@ __global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, Plan 
             squared += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
             return v;
         };
-        if constexpr (kHeld > 0) {
 #pragma unroll
-            for (int h = 0; h < kHeld; ++h) {
-                x[h] = add(c.load<kCentred>(s, first, 4 * lane + 128 * h));
-            }
-        } else {
-            for (int64_t d = 4 * lane; d < c.D; d += 128) add(c.load<kCentred>(s, first, d));
+        for (int h = 0; h < kHeld; ++h) {
+            x[h] = add(c.load<kCentred>(s, first, 4 * lane + 128 * h));
+        }
+        for (int64_t d = 4 * lane; kHeld == 0 && d < c.D; d += 128) {
+            add(c.load<kCentred>(s, first, d));
         }
         squared = warp_sum(squared);
         const float factor = kCentred ? inverse_of_centred(squared)

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .. import check
 from ..ops.adapt import adapt
-from ..ops.calibrate import CENTRE
-from ..ops.step import step
 from ..solution import Solution
 from .base import Method, register
 from .calibration import (
@@ -21,16 +19,12 @@ from .calibration import (
     has_gram,
     how_many_calibrate,
 )
+from .late_step import late_step
 from .metrics import takes_full_metric
 from .names import solution as solution_by_names
 from .task import Task, how_many
 
 METRICS = ("auto", "diagonal", "full")
-SOFTER, FEW = 0.7, 0.02  # logits count less by this share, if the concentration is far below this
-# With one shot, the share of the logits of the nearest class mean: at most the first, and far less
-# below a concentration of the second.
-PLAIN, MANY = 0.5, 10.0
-SAME = 1e-6  # a unit-norm row this near to the centre is the centre
 
 
 @register
@@ -106,8 +100,7 @@ class Adaptive(Method):
         logits = torch.addcmul(likelihood.bias.unsqueeze(-2), cross, column(likelihood.sharpness))
         weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
         found = adapt(logits, weight=weight, max_iter=self.max_iter, tol=self.tol, validate=False)
-        probabilities, labels = late_step(likelihood, found, weight, x, lengths, cross)
-        return found._replace(labels=labels, probabilities=probabilities)
+        return late_step(likelihood, found, weight, x, lengths, cross)
 
     def solve_one(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [Q, D] of one task, whose solution has no batch dimension."""
@@ -116,61 +109,6 @@ class Adaptive(Method):
             name: x[0] for name, x in found._asdict().items() if isinstance(x, Tensor)
         }
         return found._replace(**alone)
-
-
-def late_step(
-    likelihood: Likelihood,
-    found: Solution,
-    weight: float,
-    x: Tensor,
-    lengths: Tensor,
-    cross: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Probabilities [B, Q, K] and labels, of prototypes that have taken in the queries.
-
-    Query q weighs ``W_qk = (u_qk N_k / (N_k + a))^2`` in class k, beside the labelled rows, and is
-    judged by the proportions of the other queries.
-    """
-    u, a = found.probabilities, found.concentration
-    Q, K = u.shape[-2:]
-    assert a is not None
-    total = found.proportions * (weight * Q + K * a).unsqueeze(-1)  # N + a
-    trust = (1 - a.unsqueeze(-1) / total).clamp_(min=0)
-    inner, own = likelihood.weighted_products(x, (u * trust.unsqueeze(-2)).square_())
-    half = likelihood.sharpness.unsqueeze(-1) / 2
-    constant = torch.addcmul(likelihood.bias, half, likelihood.squares)
-    share, extra = 1 - SOFTER / (1 + a / FEW), None
-    if likelihood.lengths is not None:
-        plain = PLAIN * (1 - weight) * a / (MANY + a)
-        share = 1 - plain
-        extra = plain_logits(cross, lengths, likelihood.lengths, plain)
-    return step(
-        u,
-        cross,
-        inner,
-        own,
-        extra,
-        likelihood.shots,
-        likelihood.squares,
-        likelihood.sharpness * share,
-        constant * share.unsqueeze(-1),
-        total,
-        a,
-        weight=weight,
-        temper=likelihood.temper,
-    )
-
-
-def plain_logits(cross: Tensor, lengths: Tensor, means: Tensor, share: Tensor) -> Tensor:
-    """`share` [B] of the logits of the nearest class mean, for one shot, [B, Q, K].
-
-    `cross` are the products of unit-norm rows, of which `lengths` [B, Q] and `means` [B or 1, K]
-    are the norms before they were made so.
-    """
-    factor = share * CENTRE / means.square().mean(-1).clamp(min=SAME**2)
-    halves = (means / 2).unsqueeze(-2)
-    found = torch.addcmul(-halves, cross, lengths.unsqueeze(-1))
-    return found.mul_(means.unsqueeze(-2) * column(factor))
 
 
 def bytes_per_task(task: Task, metric: str) -> int:

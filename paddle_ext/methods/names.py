@@ -19,6 +19,7 @@ from ..ops.calibrate import CENTRE, calibrate
 from ..rows import class_sums, products, unit_rows
 from ..solution import Solution
 from .calibration import Likelihood, calibrated, column
+from .late_step import late_step
 from .task import Task, how_many
 
 MOST_ROWS = 256  # that judge
@@ -350,24 +351,13 @@ def solve_by_rows(task: Task, loop: Loop, metric: str, logit_scale: float) -> So
     names = names_of(task, rows, logit_scale)
     share, factor = weighed(task, rows, likelihood, names)
     added = names.query * column(share)
-    x = likelihood.coordinates(task.query)
+    x, lengths = likelihood.coordinates_and_lengths(task.query)
     cross, bias = likelihood.products(x), likelihood.bias.unsqueeze(-2)
-    sharpness, shots = column(likelihood.sharpness), likelihood.shots.unsqueeze(-2)
     Q, S = x.shape[1], likelihood.rows
     weight = 2 * S / (2 * S + Q)
-    logits = (torch.addcmul(bias, cross, sharpness) + added) * column(factor)
-    found = loop(logits, weight, None)
-    assert found.concentration is not None
-    u, a = found.probabilities, column(found.concentration)
-    N = u.sum(-2, keepdim=True) * weight
-    W = u.square().mul_(N / (N + a))
-    squares = likelihood.squares.unsqueeze(-2)
-    sums = Sums(cross * shots, squares * shots.square(), shots)
-    inner, own = likelihood.weighted_products(x, W)
-    d = sums.distances_with(W, inner, own.view(*x.shape[:2], 1))
-    logits = (bias + (squares - d) * (sharpness / 2) + added) * column(factor)
-    u = torch.softmax(logits + found.dual.unsqueeze(-2), dim=-1)
-    return found._replace(labels=u.argmax(-1), probabilities=u)
+    logits = torch.addcmul(bias, cross, column(likelihood.sharpness)) + added
+    found = loop(logits.mul_(column(factor)), weight, None)
+    return late_step(likelihood, found, weight, x, lengths, cross, added=added, factor=factor)
 
 
 def weighed(task: Task, rows: Rows, likelihood: Likelihood, names: Names) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LEAST, MOST = 0.1, 1e4  # of f
-MAX_STEPS, ARRIVED = 40, 1e-3
+MAX_STEPS, ARRIVED, LONGEST = 40, 1e-3, 1.5  # of Newton, the last two in ln f
 
 
 def calibrate(
@@ -56,7 +56,7 @@ def calibrate(
         curvature = first + 0.25 * f.square() * (variance * counts).sum(-1) + precision
         low = torch.where(running & (slope < 0), at, low)
         high = torch.where(running & (slope >= 0), at, high)
-        step = at - slope / curvature
+        step = at - (slope / curvature).clamp(-LONGEST, LONGEST)
         inside = (curvature > 0) & (step >= low) & (step <= high)
         step = torch.where(inside, step, (low + high) / 2)
         moved = (step - at).abs() > ARRIVED

@@ -17,6 +17,7 @@ from .adaptive import (
     calibrating,
     centred,
     hubs,
+    less_sharp,
     means_of,
     moved_distances,
     sharpness_of,
@@ -182,9 +183,11 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
     solved = adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
     assert solved.concentration is not None
     counts = weight * solved.probabilities.sum(0)
-    weights = solved.probabilities.square() * counts / (counts + solved.concentration)
-    moved = moved_distances(z, means, shots, weights, best.metric)
-    return torch.softmax(logits - factor * f / 2 * (moved - still) + solved.dual, dim=-1)
+    u, a = solved.probabilities, solved.concentration
+    moved = moved_distances(z, means, shots, (u * counts / (counts + a)).square(), best.metric)
+    logits = less_sharp(logits - factor * f / 2 * (moved - still), a)
+    others = (counts - weight * u).clamp(min=0)  # of each query, [Q, K]
+    return torch.softmax(logits + torch.log(others + a), dim=-1)
 
 
 def names(

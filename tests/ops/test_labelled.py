@@ -123,12 +123,11 @@ def step_inputs(B: int, Q: int, K: int, L: int) -> dict[str, Any]:
 def test_step(place: Place, shape: tuple[int, int, int, int]) -> None:
     exact = step_inputs(*shape)
     for temper, extra in ((1.0, True), (0.7, False)):
-        inputs = {
-            k: v.to(place.dtype) for k, v in (exact | {"extra": extra}).items() if v is not None
-        }
-        inputs.setdefault("extra", None)
-        there = {k: v if v is None else v.to(place.device) for k, v in inputs.items()}
-        here = {k: v if v is None else v.double() for k, v in inputs.items()}
+        inputs = {name: x.to(place.dtype) for name, x in exact.items()}
+        there: dict[str, Any] = {name: x.to(place.device) for name, x in inputs.items()}
+        here: dict[str, Any] = {name: x.double() for name, x in inputs.items()}
+        if not extra:
+            there["extra"] = here["extra"] = None
         u, found = step(**there, weight=0.8, temper=temper)
         want, labels = reference.step(**here, weight=0.8, temper=temper)
         tolerance = 1e-4 if place.dtype is torch.float32 else 1e-11

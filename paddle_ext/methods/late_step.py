@@ -1,0 +1,93 @@
+"""The late step of `adaptive`: prototypes take in the queries, each query judged without itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops.calibrate import CENTRE
+from ..ops.step import step
+from ..solution import Solution
+from .calibration import Likelihood, column
+
+SOFTER, FEW = 0.7, 0.02  # logits count less by this share, if the concentration is far below this
+# With one shot, the share of the logits of the nearest class mean: at most the first, and far less
+# below a concentration of the second.
+PLAIN, MANY = 0.5, 10.0
+SAME = 1e-6  # a unit-norm row this near to the centre is the centre
+
+
+def late_step(
+    likelihood: Likelihood,
+    found: Solution,
+    weight: float,
+    x: Tensor,
+    lengths: Tensor,
+    cross: Tensor,
+    *,
+    added: Tensor | None = None,
+    factor: Tensor | float = 1.0,
+) -> Solution:
+    """The solution of prototypes that have taken in the queries.
+
+    Query q weighs ``W_qk = (u_qk N_k / (N_k + a))^2`` in class k, beside the labelled rows, and is
+    judged by the proportions of the other queries.
+
+    Parameters
+    ----------
+    likelihood, found : Likelihood, Solution
+        Of the labelled rows, and of the batch before the step.
+    weight : float
+        Of a query in the counts.
+    x, lengths : Tensor [B, Q, D], Tensor [B, Q]
+        The queries in the coordinates of the likelihood, and their norms before the last division.
+    cross : Tensor [B, Q, K]
+        Their products with the prototypes.
+    added : Tensor [B, Q, K], optional
+        Logits from elsewhere.
+    factor : Tensor [B] or float
+        On all logits.
+    """
+    u, a = found.probabilities, found.concentration
+    Q, K = u.shape[-2:]
+    assert a is not None
+    total = found.proportions * (weight * Q + K * a).unsqueeze(-1)  # N + a
+    trust = (1 - a.unsqueeze(-1) / total).clamp_(min=0)
+    inner, own = likelihood.weighted_products(x, (u * trust.unsqueeze(-2)).square_())
+    half = likelihood.sharpness.unsqueeze(-1) / 2
+    constant = torch.addcmul(likelihood.bias, half, likelihood.squares)
+    if likelihood.lengths is None:
+        share = factor * (1 - SOFTER / (1 + a / FEW))
+        extra = None if added is None else added * column(share)
+    else:
+        plain = PLAIN * (1 - weight) * a / (MANY + a)
+        share = 1 - plain
+        extra = plain_logits(cross, lengths, likelihood.lengths, plain)
+    probabilities, labels = step(
+        u,
+        cross,
+        inner,
+        own,
+        extra,
+        likelihood.shots,
+        likelihood.squares,
+        likelihood.sharpness * share,
+        constant * share.unsqueeze(-1),
+        total,
+        a,
+        weight=weight,
+        temper=likelihood.temper,
+    )
+    return found._replace(labels=labels, probabilities=probabilities)
+
+
+def plain_logits(cross: Tensor, lengths: Tensor, means: Tensor, share: Tensor) -> Tensor:
+    """`share` [B] of the logits of the nearest class mean, for one shot, [B, Q, K].
+
+    `cross` are the products of unit-norm rows, of which `lengths` [B, Q] and `means` [B or 1, K]
+    are the norms before they were made so.
+    """
+    factor = share * CENTRE / means.square().mean(-1).clamp(min=SAME**2)
+    halves = (means / 2).unsqueeze(-2)
+    found = torch.addcmul(-halves, cross, lengths.unsqueeze(-1))
+    return found.mul_(means.unsqueeze(-2) * column(factor))
