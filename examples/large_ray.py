@@ -24,7 +24,6 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     table = pq.read_table(chosen.labelled, columns=["embedding", "label"])
     classifier = BatchClassifier(table["embedding"].to_numpy(), table["label"].to_numpy())
-    # For GPUs: num_gpus=1, concurrency=how many there are; each then has a process of its own.
     answers = ray.data.read_parquet(chosen.new).map_batches(
         classifier, batch_size=chosen.size, batch_format="numpy"
     )

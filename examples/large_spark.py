@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     table = pq.read_table(chosen.labelled, columns=["embedding", "label"])
     embeddings = table["embedding"].to_numpy()
-    # A process for every core, and no GPU for all of them to share.
+    # There is a process for every core: they should not share a GPU.
     classifier = BatchClassifier(embeddings, table["label"].to_numpy(), device="cpu")
     spark = SparkSession.builder.appName("paddle_ext").getOrCreate()
     # Both cut partitions into batches: the one for Python, and the one that reads Parquet.

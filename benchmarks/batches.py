@@ -1,0 +1,117 @@
+"""How large a batch should be: accuracy of `BatchClassifier` on streams cut into batches.
+
+Four streams: rows of all classes in random order, as frequent as in the bank; the same with
+frequencies that fall as 1 / rank; five classes at a time, others after every 300 rows; sorted by
+class, as files often are. With as many rows of every class the batch has nothing to tell in the
+first: the concentration of the proportions is at its upper bound, and labels are those of row by
+row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import harness
+import numpy as np
+import torch
+
+from paddle_ext import BatchClassifier, FeatureBank
+
+EXAMPLES = """\
+  python benchmarks/batches.py mini_test_resnet18.npz clinc150_minilm.npz flowers102_efflite0.npz
+"""
+STAY, PRESENT = 300, 5  # rows for which so many classes stay
+
+
+def options() -> argparse.Namespace:
+    parser = harness.parser(__doc__, EXAMPLES)
+    parser.add_argument("banks", nargs="+", metavar="BANK", help="a file of features")
+    parser.add_argument("--sizes", default="1,10,30,100,300,1000,3000", help="rows of a batch")
+    parser.add_argument("--shots", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=3000, help="of a stream")
+    parser.add_argument("--draws", type=int, default=3, help="of labelled rows and streams")
+    return parser.parse_args()
+
+
+def few_at_a_time(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.ndarray:
+    """Places of rows, none of them twice inside a stretch."""
+    classes, found = np.unique(labels), []
+    for _ in range(-(-rows // STAY)):
+        pool = np.flatnonzero(np.isin(labels, random.choice(classes, PRESENT, replace=False)))
+        found.append(random.permutation(pool)[:STAY])
+    return np.concatenate(found)[:rows]
+
+
+def shuffled(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.ndarray:
+    return random.permutation(len(labels))[:rows]
+
+
+def unequal(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.ndarray:
+    """Without a row twice, so that large classes may have less than their share."""
+    classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    ranks = 1 + random.permutation(len(classes))
+    weights = 1 / (ranks * counts)[places]
+    return random.choice(len(labels), rows, replace=False, p=weights / weights.sum())
+
+
+def in_order(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.ndarray:
+    chosen = shuffled(labels, rows, random)
+    return chosen[np.argsort(labels[chosen], kind="stable")]
+
+
+Stream = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+STREAMS: dict[str, Stream] = {
+    "all classes, shuffled": shuffled,
+    "all, frequent as 1 / rank": unequal,
+    f"{PRESENT} at a time": few_at_a_time,
+    "sorted by class": in_order,
+}
+
+
+def draws(
+    bank: FeatureBank, shots: int, count: int
+) -> Iterator[tuple[BatchClassifier, np.ndarray, np.ndarray, np.random.Generator]]:
+    """A classifier by some rows of each class, and the other rows with their labels."""
+    features, labels = bank.features.float().numpy(), bank.labels.numpy()
+    for number in range(count):
+        random = np.random.default_rng(number)
+        order = random.permutation(np.flatnonzero(labels >= 0))
+        chosen = [order[labels[order] == k][:shots] for k in np.unique(labels[labels >= 0])]
+        known = np.concatenate(chosen)
+        rest = np.setdiff1d(order, known)
+        classifier = BatchClassifier(features[known], labels[known], device="cpu")
+        yield classifier, features[rest], labels[rest], random
+
+
+def main() -> None:
+    chosen = options()
+    sizes = [int(size) for size in chosen.sizes.split(",")]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; accuracy in per cent")
+    head = [f"{size}" for size in sizes]
+    print("| bank | order of the rows | " + " | ".join(head) + " |")
+    print("|---" * (2 + len(sizes)) + "|")
+    for path in chosen.banks:
+        bank = FeatureBank.load(path)
+        right = {name: np.zeros(len(sizes)) for name in STREAMS}
+        seconds, rows = np.zeros(len(sizes)), 0
+        for classifier, features, labels, random in draws(bank, chosen.shots, chosen.draws):
+            for name, stream in STREAMS.items():
+                places = stream(labels, chosen.rows, random)
+                x, truth = features[places], labels[places]
+                rows += len(x)
+                for i, size in enumerate(sizes):
+                    start = time.perf_counter()
+                    found = [classifier(x[j : j + size])["label"] for j in range(0, len(x), size)]
+                    seconds[i] += time.perf_counter() - start
+                    right[name][i] += (np.concatenate(found) == truth).mean() / chosen.draws
+        for name, shares in right.items():
+            cells = " | ".join(f"{100 * share:.1f}" for share in shares)
+            print(f"| {Path(path).stem} | {name} | {cells} |")
+        print(f"| | rows a second | {' | '.join(f'{rows / s:.0f}' for s in seconds)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
