@@ -10,7 +10,8 @@ namespace paddle_ext {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kTerms = 256;  // a longer float sum is a sum of such sums
+constexpr int kTerms = 256;        // a longer float sum is a sum of such sums
+constexpr int64_t kNearby = 8192;  // numbers of a row or a column that shared memory has room for
 
 // The likelihoods are kept where the probabilities will be, the counts where the proportions will be,
 // the rest in the workspace.
@@ -31,7 +32,11 @@ struct ManyTask {
           likelihood(static_cast<float*>(p.probabilities) + task * p.Q * p.K),
           counts(static_cast<float*>(p.proportions) + task * p.K),
           share(static_cast<float*>(p.workspace) + task * 3 * (p.Q + p.K)), row_log(share + p.Q),
-          offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K) {}
+          offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K) {
+        extern __shared__ float nearby[];  // what an iteration reads most
+        if (p.Q <= kNearby) share = nearby;
+        if (p.K <= kNearby) g = nearby + (p.Q <= kNearby ? p.Q : 0);
+    }
 
     __device__ float shifted(int64_t q, int64_t k) const {
         return logits(q, k) - offset[q] + dual[k];
@@ -44,6 +49,7 @@ struct ManyTask {
         for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
             const float* const a = likelihood + q * p.K;
             float sum = 0;
+#pragma unroll 8
             for (int64_t k = lane; k < p.K; k += 32) sum += a[k] * g[k];
             sum = warp_sum(sum);
             const bool faint = !(sum > kFaint);
@@ -78,7 +84,7 @@ struct ManyTask {
             for (int64_t first = 0; first < p.Q; first += kTerms) {
                 const int64_t end = min(p.Q, first + kTerms);
                 float part = 0;
-#pragma unroll 4
+#pragma unroll 8
                 for (int64_t q = first; q < end; ++q) {
                     const float u = probability(q, k);
                     part += u;
@@ -158,7 +164,9 @@ int64_t adapt_many_workspace(const AdaptParams& p) {
 
 void launch_adapt_many(const AdaptParams& p, cudaStream_t stream) {
     require_workspace(p.workspace_bytes, adapt_many_workspace(p));
-    adapt_many_kernel<<<grid_size(p.B), kThreads, 0, stream>>>(p);
+    const int64_t numbers = (p.Q <= kNearby ? p.Q : 0) + (p.K <= kNearby ? p.K : 0);
+    allow_all_shared(adapt_many_kernel);
+    adapt_many_kernel<<<grid_size(p.B), kThreads, size_t(numbers) * sizeof(float), stream>>>(p);
     check_launch("adapt_many_kernel");
 }
 

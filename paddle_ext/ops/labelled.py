@@ -85,8 +85,8 @@ def coordinates(rows: Tensor, centre: Tensor, *, backend: str = "auto") -> tuple
     Examples
     --------
     >>> import torch
-    >>> coordinates(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[0.6, 0.0]]))
-    (tensor([[[0., 1.]]]), tensor([[0.8000]]))
+    >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
+    (tensor([[[1., 0.]]]), tensor([[0.5000]]))
     """
     check_coordinates(rows, centre)
     if takes_reference(backend, rows):

@@ -56,6 +56,7 @@ def step(
     weight : float
         Of a query in ``total``, in (0, 1].
     temper : float
+        In (0, 1e6].
     backend : {"auto", "native", "reference"}
         As in `solve`.
 
@@ -101,7 +102,7 @@ def check_step(
 ) -> None:
     check_floats("given", given)
     check.real("weight", weight, positive=True, most=1.0)
-    check.real("temper", temper, positive=True)
+    check.real("temper", temper, positive=True, most=1e6)
     if given.dim() != 3 or given.shape[1] < 1 or given.shape[2] < 1:
         raise ValueError(
             f"given must have shape [B, Q, K] with Q and K at least 1, got {list(given.shape)}"
