@@ -116,9 +116,10 @@ def bytes_per_task(task: Task, metric: str) -> int:
     (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
     numbers = Q * (2 * D + 6 * K + (Q if has_gram(Q, D, K) else D))
     if len(task.support) > 1:
-        R = how_many_calibrate(S, K)
+        full = takes_full_metric(metric, S, K, D)
+        R = how_many_calibrate(S, K, full)
         numbers += R * (D + 2 * K) + 2 * K * D
-        if takes_full_metric(metric, S, K, D):
+        if full:
             numbers += 3 * max(S, D) * D + 4 * R * K
     return numbers * task.query.itemsize
 

@@ -27,7 +27,7 @@ from .metrics import (
     takes_full_metric,
 )
 
-MOST_ROWS = 128  # that calibrate, or K if that is more, unless
+MOST_ROWS = 128  # that calibrate, twice as many the full metric, or K if that is more, unless
 MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
 MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric, beside 0
 ONE_SHOT_TEMPER = 0.7  # of probabilities that nothing calibrated
@@ -121,8 +121,9 @@ def column(x: Tensor) -> Tensor:
     return x.view(-1, 1, 1)
 
 
-def how_many_calibrate(S: int, K: int) -> int:
-    return min(S, max(MOST_ROWS, min(K, MOST_ENTRIES // K)))
+def how_many_calibrate(S: int, K: int, full: bool) -> int:
+    most = 2 * MOST_ROWS if full else MOST_ROWS
+    return min(S, max(most, min(K, MOST_ENTRIES // K)))
 
 
 def calibrated(
@@ -134,7 +135,9 @@ def calibrated(
     """
     K = num_classes
     _, S, D = support.shape
-    data = labelled(support, support_labels, K, 0 if S == K else how_many_calibrate(S, K))
+    full_metric_too = takes_full_metric(metric, S, K, D)
+    R = 0 if S == K else how_many_calibrate(S, K, full_metric_too)
+    data = labelled(support, support_labels, K, R)
     if S == K:
         return one_shot(data, support_labels)
     who, scale = judges(data), data.scale.unsqueeze(1)
@@ -146,7 +149,7 @@ def calibrated(
     own, noise, projection = base.own, base.noise, None
     mixture = projected = torch.zeros_like(sharpness)
     plain = torch.ones_like(sharpness)
-    if takes_full_metric(metric, S, K, D):
+    if full_metric_too:
         full = full_metric(data, support, support_labels)
         other, shrink = full_distances(who, data, full, base, weights, cross)
         for share in MIXTURES:

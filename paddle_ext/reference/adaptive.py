@@ -53,11 +53,11 @@ def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:
     return torch.stack([x[labels == k].mean(0) for k in range(K)])
 
 
-def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor) -> Rows:
-    """Of classes with two rows or more, evenly spread: 128 rows, or K up to 4096 classes."""
+def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor, full: bool) -> Rows:
+    """Of classes with two rows or more, evenly spread: 128 rows, 256 for the full metric, or K."""
     S, K = len(x), len(means)
     able = [i for i in range(S) if shots[labels[i]] >= 2]
-    R = min(len(able), max(128, min(K, 2**24 // K)))
+    R = min(len(able), max(256 if full else 128, min(K, 2**24 // K)))
     chosen = torch.tensor([able[(2 * i + 1) * len(able) // (2 * R)] for i in range(R)])
     chosen = chosen.to(labels.device)
     own = labels[chosen]
@@ -208,11 +208,12 @@ def solve_task(
         bias = one_shot_hubs(means)
     else:
         temper = 1.0
-        rows = calibrating(x, labels, means, shots)
+        full_metric = takes_full_metric(metric, S, K, D)
+        rows = calibrating(x, labels, means, shots, full_metric)
         plain, own = by_scale(z, rows, means, shots)
         f, objective = sharpness_of(plain.rows, rows.own)
         best = plain
-        if takes_full_metric(metric, S, K, D):
+        if full_metric:
             scale = plain.metric.diagonal()
             full = by_covariance(z, rows, means, shots, x - means[labels], scale, own)
             for t in MIXTURES[1:]:

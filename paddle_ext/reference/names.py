@@ -148,10 +148,11 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
         centre = means_of(unit_rows(task.support), labels, K).mean(0)
     x, z = centred(task.support, centre), centred(task.query, centre)
     means = means_of(x, labels, K)
-    rows = calibrating(x, labels, means, shots)
+    full_metric = takes_full_metric(metric, S, K, D)
+    rows = calibrating(x, labels, means, shots, full_metric)
     best, own = by_scale(z, rows, means, shots)
     f, objective = sharpness_of(best.rows, rows.own)
-    if takes_full_metric(metric, S, K, D):
+    if full_metric:
         plain, scale = best, best.metric.diagonal()
         full = by_covariance(z, rows, means, shots, x - means[labels], scale, own)
         for t in MIXTURES[1:]:

@@ -48,7 +48,9 @@ def test_rows_that_calibrate_are_spread() -> None:
     labels = torch.tensor([0] * 600 + [1] + [2] * 399)
     x = torch.arange(1000.0).double().unsqueeze(1)
     shots = torch.tensor([600.0, 1.0, 399.0]).double()
-    rows = calibrating(x, labels, means_of(x, labels, 3), shots)
+    rows = calibrating(x, labels, means_of(x, labels, 3), shots, True)
+    assert len(rows.x) == 256
+    rows = calibrating(x, labels, means_of(x, labels, 3), shots, False)
     assert len(rows.x) == 128
     assert rows.own.unique().tolist() == [0, 2]  # a class of one row cannot judge itself
     steps = rows.x.squeeze(1).diff()
@@ -73,7 +75,7 @@ def test_a_row_leaves_the_covariance() -> None:
     """The closed form is what the covariance without the row gives."""
     n, K, D = 5, 4, 6
     x, labels, means, shots = scene(K, n, D)
-    rows = calibrating(x, labels, means, shots)
+    rows = calibrating(x, labels, means, shots, True)
     off, scale = x - means[labels], torch.linspace(0.5, 1.5, D).double()
     own = torch.ones(len(x)).double()
     found = by_covariance(x[:3], rows, means, shots, off, scale, own)
