@@ -20,10 +20,9 @@ from .. import check
 from ..methods.adaptive import Adaptive
 from ..methods.calibration import Likelihood, calibrated
 from ..methods.task import Task
-from ..ops import native
 from ..solution import Solution
 from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
-from .fitted import Array, FittedAdaptive, array, on, without_batch
+from .fitted import Array, FittedAdaptive, array, chosen_device, on, without_batch
 
 Frame: TypeAlias = Any  # a pandas.DataFrame, which need not be installed
 ANSWERS = ("label", "probability", "doubt")
@@ -245,7 +244,7 @@ class BatchClassifier:
         return dict(zip(self._names_of_answers(), found, strict=True))
 
     def _solve(self, query: Array) -> Solution:
-        device = found_device(self._device)
+        device = chosen_device(self._device)
         rows = on(query, device)
         if self._fitted is not None:
             return self._method.solve_one(self._likelihood(self._fitted, device), rows)
@@ -308,13 +307,6 @@ def device_name(device: str | torch.device) -> str:
     if name == "auto" or re.fullmatch(r"cuda(:\d+)?", name):
         return name
     return str(check.device(device))
-
-
-def found_device(name: str) -> torch.device:
-    if name == "auto":
-        usable = torch.cuda.is_available() and native.has_cuda()
-        return torch.device("cuda" if usable else "cpu")
-    return check.device(name)
 
 
 @contextmanager

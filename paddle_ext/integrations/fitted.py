@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .. import presence
+from .. import check, presence
 from ..methods.calibration import Likelihood
 from ..methods.names_rows import RowLogits
+from ..ops import native
 from ..rows import class_sums, parts, unit_rows
 from ..scaling import Coordinates
 from ..solution import Solution
@@ -24,6 +25,14 @@ from ..solution import Solution
 Array: TypeAlias = "npt.NDArray[Any]"
 
 LARGEST = 1e150  # coordinates are cut off here: products of them stay finite
+
+
+def chosen_device(device: str | torch.device) -> torch.device:
+    """What "auto" is in this process, or the device itself."""
+    if isinstance(device, str) and device == "auto":
+        usable = torch.cuda.is_available() and native.has_cuda()
+        return torch.device("cuda" if usable else "cpu")
+    return check.device(device)
 
 
 def array(x: Tensor) -> Array:

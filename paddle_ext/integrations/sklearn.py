@@ -14,7 +14,7 @@ from ..methods.adaptive import Adaptive
 from ..methods.calibration import calibrated
 from ..methods.names_rows import row_logits
 from ..methods.task import Task
-from ..ops import native, solve
+from ..ops import solve
 from ..rows import class_means
 from ..scaling import coordinates
 from ..solution import Solution
@@ -25,6 +25,7 @@ from .fitted import (
     FittedNames,
     FittedPaddle,
     array,
+    chosen_device,
     means_of,
     on,
     without_batch,
@@ -391,10 +392,3 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"got {chosen[name]!r}"
                 )
         return {"max_iter": self.max_iter, "tol": tol}
-
-
-def chosen_device(device: str | torch.device) -> torch.device:
-    if isinstance(device, str) and device == "auto":
-        usable = torch.cuda.is_available() and native.has_cuda()
-        return torch.device("cuda" if usable else "cpu")
-    return check.device(device)

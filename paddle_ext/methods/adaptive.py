@@ -22,7 +22,7 @@ from .calibration import (
 from .late_step import late_step
 from .metrics import takes_full_metric
 from .names import solution as solution_by_names
-from .task import Task, how_many
+from .task import Task, how_many, merged
 
 METRICS = ("auto", "diagonal", "full")
 
@@ -82,7 +82,7 @@ class Adaptive(Method):
             part = task.part(slice(start, start + step))
             likelihood = self.likelihood(part) if shared is None else shared
             found.append(self.solve_batch(likelihood, part.query))
-        return found[0] if len(found) == 1 else concatenated(found)
+        return found[0] if len(found) == 1 else merged(found)
 
     def proportions(self, logits: Tensor, weight: float, most: int | None = None) -> Solution:
         """Those of the batches of logits [B, Q, K], after at most `most` iterations."""
@@ -122,13 +122,3 @@ def bytes_per_task(task: Task, metric: str) -> int:
         if full:
             numbers += 3 * max(S, D) * D + 4 * R * K
     return numbers * task.query.itemsize
-
-
-def concatenated(parts: list[Solution]) -> Solution:
-    """One solution of the tasks of many."""
-    together: dict[str, Any] = {
-        name: torch.cat([getattr(part, name) for part in parts])
-        for name, x in parts[0]._asdict().items()
-        if isinstance(x, Tensor)
-    }
-    return parts[0]._replace(**together)

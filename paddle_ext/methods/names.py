@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from ..ops.calibrate import CENTRE, calibrate
 from ..rows import class_sums, products, unit_rows
 from ..solution import Solution
 from .calibration import Likelihood, calibrated, column
-from .late_step import late_step
-from .task import Task, how_many
+from .late_step import SAME, late_step
+from .task import Task, how_many, merged
 
 MOST_ROWS = 256  # that judge
 NAME_SHARPNESS = 20.0  # most of the names' logits, for centred unit-norm rows and names
@@ -36,7 +36,6 @@ FIRST_ITERATIONS = 3
 STEPS, STEP_ITERATIONS = 2, 10  # in which prototypes take in the queries
 LEAST_CLASSES = 256  # of more classes than these and than queries, only those likeliest take part
 QUERIES_PER_CLASS = 8  # in a larger batch a query counts less
-SAME = 1e-6  # a row this near to the centre is the centre
 # Logits [B, Q, K], weight of a query, most iterations; None: as many as it takes.
 Loop: TypeAlias = Callable[[Tensor, float, int | None], Solution]
 
@@ -403,13 +402,3 @@ def selected(task: Task, tasks: Tensor) -> Task:
         prototypes=prototypes,
         logits=None if task.logits is None else task.logits[tasks],
     )
-
-
-def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
-    """One solution of the tasks of many, in another order if one is given."""
-    together: dict[str, Any] = {}
-    for name, x in parts[0]._asdict().items():
-        if isinstance(x, Tensor):
-            whole = torch.cat([getattr(part, name) for part in parts])
-            together[name] = whole if order is None else whole[order]
-    return parts[0]._replace(**together)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..rows import class_means, computing_dtype, unit_rows
+from ..solution import Solution
 
 # Bytes that the temporary tensors of a chunk of tasks may take together. A GPU needs many tasks to
 # be busy.
@@ -163,3 +165,13 @@ def softmin(x: Tensor, sharpness: float) -> Tensor:
 def bounded(factor: float) -> float:
     """A factor that single precision can hold: beyond it, nothing of size one would change."""
     return min(factor, 1e30)
+
+
+def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
+    """One solution of the tasks of many, in another order if one is given."""
+    together: dict[str, Any] = {}
+    for name, x in parts[0]._asdict().items():
+        if isinstance(x, Tensor):
+            whole = torch.cat([getattr(part, name) for part in parts])
+            together[name] = whole if order is None else whole[order]
+    return parts[0]._replace(**together)
