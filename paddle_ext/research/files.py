@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file that takes the place of the old one when it is whole."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    """A new file that takes the place of the old one when it is whole.
+
+    It lies in a folder of its own beside the old one, so no other thread, process or machine can
+    write into it, and it gets the permissions of any new file.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix=".partial-", dir=path.parent, ignore_cleanup_errors=True
+    ) as folder:
+        new = Path(folder) / path.name
         yield new
         with new.open("rb") as file:
             os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
         new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 class UnmappableError(ValueError):
     """A whole file, but not one to be mapped."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that has an end: a pipe or a device could block, or give bytes for ever."""
+    # Without O_NONBLOCK the mere opening of a pipe waits for somebody to write.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        kind = os.fstat(file).st_mode
+        if stat.S_ISDIR(kind):
+            raise ValueError(f"{path} must be a file, got a folder")
+        if not stat.S_ISREG(kind):
+            raise ValueError(f"{path} must be a regular file, got a pipe, a socket or a device")
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no regular file, before a library opens it by its name."""
+    open_regular(path).close()
 
 
 @contextmanager

@@ -1,10 +1,29 @@
-"""Files are replaced as a whole, or stay as they are."""
+"""Files are replaced as a whole, or stay as they are; only those that have an end are read."""
 
+import os
+import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from paddle_ext.research.files import check_regular, open_regular, replacing
+
+SIZE = 200_000  # bytes, more than one write
+WRITER = """
+import sys
+from pathlib import Path
 from paddle_ext.research.files import replacing
+path, letter = Path(sys.argv[1]), sys.argv[2]
+print(__import__("os").getpid(), flush=True)
+for _ in range(60):
+    with replacing(path) as new, new.open("w") as file:
+        for _ in range(20):
+            file.write(letter * 10_000)
+            file.flush()
+"""
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -24,3 +43,89 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     write(interrupted=False)
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_may_be_read_by_those_who_may_read_any(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    with replacing(tmp_path / "file") as new:
+        new.write_text("new")
+    assert (tmp_path / "file").stat().st_mode == plain.stat().st_mode
+
+
+def test_threads_that_write_one_file(tmp_path: Path) -> None:
+    """Whole or not there, whoever comes last; nobody sees the file of another."""
+    path = tmp_path / "file"
+    failed: list[BaseException] = []
+
+    def write(letter: str) -> None:
+        try:
+            for _ in range(30):
+                with replacing(path) as new, new.open("w") as file:
+                    for _ in range(20):
+                        file.write(letter * (SIZE // 20))
+                        file.flush()
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    reads = 0
+    while any(thread.is_alive() for thread in threads):
+        reads += whole(path)
+    assert failed == []
+    assert reads
+    assert whole(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_containers_that_share_a_folder(tmp_path: Path) -> None:
+    """Two processes with one process id, as in two containers."""
+    own = [shutil.which("unshare") or "unshare"]
+    own += ["--user", "--map-root-user", "--pid", "--fork"]
+    if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
+        pytest.skip("needs unshare of util-linux, and the right to make a namespace")
+    path = tmp_path / "file"
+    writers = [
+        subprocess.Popen(
+            [*own, sys.executable, "-c", WRITER, str(path), letter],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        for letter in "ab"
+    ]
+    while any(writer.poll() is None for writer in writers):
+        whole(path)
+    said = [writer.communicate()[0].strip() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert said == ["1", "1"]  # the process ids
+    assert whole(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def whole(path: Path) -> bool:
+    """False if there is no file yet; fails on one that is not whole."""
+    if not path.exists():
+        return False
+    text = path.read_text()
+    assert len(text) == SIZE
+    assert len(set(text)) == 1
+    return True
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(ValueError, match="must be a regular file, got a pipe, a socket or a"):
+            check_regular(tmp_path / name)
+    with pytest.raises(ValueError, match="must be a file, got a folder"):
+        check_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        check_regular(tmp_path / "nothing")
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"abc"
