@@ -27,6 +27,7 @@ FLOORS = (
         ("research/ranks.py", "processes"),
         ("research/files.py", "whole or not at all"),
         ("research/libraries.py", "optional ones"),
+        ("research/printable.py", "safe to show"),
     ),
     (
         ("integrations", "for scikit-learn and easyfsl"),

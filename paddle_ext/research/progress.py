@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .printable import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from typing_extensions import Self
@@ -61,13 +63,14 @@ class Progress:
         """Say that `count` more steps are done; `note` is shown beside the bar or in the line."""
         self.done += count
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, note=note)
+            self.bar.update(self.task, completed=self.done, note=printable(note))
         elif self.show and time.monotonic() >= self.next_line:
             self.line(" ".join(f"{self.title} {self.done}/{self.total} {note}".split()))
 
     def line(self, text: str) -> None:
         """Write a line that stays."""
         self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        text = printable(text)
         if self.bar is not None:
             self.bar.console.print(text, highlight=False, markup=False)
         elif self.show:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ...research.files import replacing
+from ...research.printable import encodable
 from .answering import Answers
 from .pictures import thumbnails
 from .samples import Labelled, Source
@@ -23,14 +26,11 @@ MOST_CLASSES = 500  # that have a bar and a section
 LONGEST_TEXT = 300  # characters
 MOST_UNREADABLE = 200
 
-# Nothing may be loaded: not even a name that smuggles in an address could reach the network.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
 
 def write_page(path: Path, answers: Answers, source: Source, title: str, seconds: float) -> None:
     """Write the page; an older one is replaced only when the new one is whole."""
     with replacing(path) as new:
-        new.write_text(page(answers, source, title, seconds), encoding="utf-8")
+        new.write_text(encodable(page(answers, source, title, seconds)), encoding="utf-8")
 
 
 def page(answers: Answers, source: Source, title: str, seconds: float) -> str:
@@ -88,11 +88,11 @@ def head(answers: Answers, source: Source, title: str, present: int) -> str:
         figures.append((f"{len(source.unreadable):,}", "not readable: listed below"))
     listed = "".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures)
     title = escape(title)
-    style = (HERE / "page.css").read_text(encoding="utf-8")
+    style = part_of_page("page.css")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(style)}">'
         f'<title>{title}</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
         f"<header><h1>{title}</h1><p>Classified by {what_is_known(source.labelled)}. "
         "In each class the most doubtful come first.</p>"
@@ -101,6 +101,29 @@ def head(answers: Answers, source: Source, title: str, present: int) -> str:
         'placeholder="Search a class, a file, a text"> '
         '<label><input type="checkbox" id="doubtful"> only doubtful ones</label></div>'
     )
+
+
+def part_of_page(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def policy(style: str) -> str:
+    """What the browser may do with the page: run our script, and no other.
+
+    The script is known by its digest, so even a name that came through the escaping would run
+    nothing, and nothing may be loaded, so it could reach no network either.
+    """
+    return (
+        f"default-src 'none'; img-src data:; script-src {digest_source(part_of_page('page.js'))}; "
+        f"style-src {digest_source(style)}; style-src-attr 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def digest_source(text: str) -> str:
+    """What a policy calls a script or a style in the page itself."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def what_is_known(labelled: Labelled) -> str:
@@ -224,7 +247,7 @@ def foot(source: Source, seconds: float) -> str:
             f"<ul>{listed}</ul></details>"
         )
     parts += [f'<p class="note">{escape(note)}</p>' for note in source.notes]
-    script = (HERE / "page.js").read_text(encoding="utf-8")
+    script = part_of_page("page.js")
     return (
         f"</main><footer>{''.join(parts)}<p>All answers are in answers.csv. "
         f"Made by paddle-ext classify in {seconds:.1f} s.</p></footer>"

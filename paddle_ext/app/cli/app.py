@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ...research.printable import printable
 from ...research.ranks import is_first_rank
 from . import classify, demo, evaluating, info, pictures, reproduce
 from .arguments import normalised
@@ -77,7 +78,7 @@ def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
 def complain(text: str) -> None:
     """A line on stderr, which says which process of torchrun it is from."""
     rank = "" if is_first_rank() else f" (rank {os.environ['RANK']})"
-    typer.secho(f"paddle-ext{rank}: {text}", fg=typer.colors.RED, err=True)
+    typer.secho(f"paddle-ext{rank}: {printable(text)}", fg=typer.colors.RED, err=True)
 
 
 app = typer.Typer(

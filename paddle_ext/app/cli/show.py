@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ...research.printable import printable
 from ...research.ranks import is_first_rank
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Print a line, as it is."""
-    console().print(text, markup=False, soft_wrap=True)
+    """Print a line, as it is but for what a terminal would obey."""
+    console().print(printable(text), markup=False, soft_wrap=True)
 
 
 def command_line(*words: object) -> str:
@@ -65,14 +66,14 @@ def table(
     made = Table(box=box.SIMPLE_HEAD, show_header=any(header))
     for number, name in enumerate(header):
         if number in text_columns:
-            made.add_column(Text(name), justify="left", overflow="fold")
+            made.add_column(Text(printable(name)), justify="left", overflow="fold")
         else:
-            made.add_column(Text(name), justify="right", no_wrap=True)
+            made.add_column(Text(printable(name)), justify="right", no_wrap=True)
     for number, row in enumerate(cells):
         style = "bold green" if number in emphasised else None
-        made.add_row(*(Text(cell) for cell in row), style=style)
+        made.add_row(*(Text(printable(cell)) for cell in row), style=style)
     if title:
-        console().print(Text(title), style="bold", soft_wrap=True)
+        console().print(Text(printable(title)), style="bold", soft_wrap=True)
     console().print(made)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import http.server
 import json
 import re
@@ -89,6 +90,14 @@ def made(kind: str, count: int = 90) -> str:
     return page(answers, Source(labelled, [], "new", kind), "What is in <new>", 1.0)
 
 
+def with_probe(text: str, probe: str) -> str:
+    """A page with more at its end, which its policy then allows."""
+    for tag in ("script", "style"):
+        for content in re.findall(f"<{tag}>(.*?)</{tag}>", probe, re.DOTALL):
+            text = text.replace(f"{tag}-src ", f"{tag}-src {module.digest_source(content)} ", 1)
+    return text.replace("</body>", probe)
+
+
 @pytest.fixture(scope="module")
 def browser() -> str:
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -126,7 +135,7 @@ class Told(HTMLParser):
 def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are no markup."""
     path = tmp_path / "answers.html"
-    path.write_text(made(kind).replace("</body>", PROBE), encoding="utf-8")
+    path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
     told = told_by(browser, path, 1200)
     assert told["titles"] == list(CLASSES[:3])
     assert told["counts"] == ["30", "30", "30"]
@@ -143,7 +152,7 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     """Nothing is wider than the screen; headless windows may be no narrower than 500 pixels."""
-    inside = made(kind).replace("</body>", REPORT)
+    inside = with_probe(made(kind), REPORT)
     (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME, encoding="utf-8")
@@ -187,6 +196,21 @@ def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
         server.server_close()
 
 
+def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str) -> None:
+    """The policy knows the script of the page by its digest, and obeys no other."""
+    run = "document.body.dataset.told = 'obeyed'"
+    smuggled = f'<script>{run}</script><img src="data:," onerror="{run}"></body>'
+    text = made("rows").replace("</body>", smuggled)
+    free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert free != text
+    for name, content, told in (("ours", text, ""), ("free", free, "obeyed")):
+        path = tmp_path / f"{name}.html"
+        path.write_text(content, encoding="utf-8")
+        parser = Told()
+        parser.feed(dumped(browser, path, 800))
+        assert parser.told == told
+
+
 # --- without a browser --------------------------------------------------------------------------
 
 
@@ -212,6 +236,25 @@ def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
     text = (tmp_path / "answers.html").read_text(encoding="utf-8")
     assert "<b>1</b><span>of 2 classes found, 1 of them unsure</span>" in text
     assert '<li class="unsure"' in text
+
+
+def test_formulas_and_escapes_stay_text(tmp_path: Path) -> None:
+    """Names from a file do nothing to a spreadsheet, and nothing to a terminal."""
+    red = "\x1b[31mred"
+    rows = [f"1,2,=HYPERLINK(1),a{red}", "2,1,@y,b", "1.1,2,,=3+4", "2,1.1,,-7"]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,label,+who", *rows, ""]))
+    arguments = ["classify", str(tmp_path / "table.csv"), "--id", "+who", "--embedding", "a,b"]
+    done = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
+        header, first, second = csv.reader(file)
+    assert (header[0], first[0], second[0]) == ("'+who", "'=3+4", "-7")
+    assert {first[1], second[1]} <= {"'=HYPERLINK(1)", "'@y"}
+    missing = ["classify", str(tmp_path / f"no{red}.csv")]
+    failed = CliRunner().invoke(app, missing)
+    assert "\\x1b[31mred" in failed.output
+    for output in (done.output, failed.output):
+        assert "\x1b[31m" not in output
 
 
 def test_markup_is_escaped_and_complete() -> None:

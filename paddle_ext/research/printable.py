@@ -1,0 +1,77 @@
+"""Text from files, made safe to show: on a terminal, in a file of UTF-8, in a spreadsheet."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# What spreadsheets take for the beginning of a formula, also in their wide forms.
+FORMULA = "=+\\-@\t\r＝＋－＠"
+FORMULA_CELL = re.compile(f"'*[{FORMULA}]")
+PROTECTED_CELL = re.compile(f"'+[{FORMULA}]")
+# Invisible signs that turn the direction of what follows, so that a line reads as another one.
+DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def encodable(text: str) -> str:
+    r"""The same text with what UTF-8 cannot hold as ``\x`` and its number.
+
+    Names of files may have any bytes; those that are no UTF-8 come as lone surrogates.
+
+    Examples
+    --------
+    >>> encodable("caf\udce9.jpg")
+    'caf\\xe9.jpg'
+    """
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # other surrogates, as JSON may have
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def printable(text: str) -> str:
+    r"""The same text with nothing that a terminal could obey; line ends and tabs stay.
+
+    Examples
+    --------
+    >>> printable("red \x1b[31m, bell \x07")
+    'red \\x1b[31m, bell \\x07'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        ascii(sign)[1:-1]
+        if sign in DIRECTIONS or (unicodedata.category(sign) == "Cc" and sign not in "\n\t")
+        else sign
+        for sign in encodable(text)
+    )
+
+
+def spreadsheet_cell(text: str) -> str:
+    """A cell that no spreadsheet runs as a formula: it begins with ``'`` then; numbers stay.
+
+    Examples
+    --------
+    >>> [spreadsheet_cell(text) for text in ("=1+1", "-1.5", "cat", "@home")]
+    ["'=1+1", '-1.5', 'cat', "'@home"]
+    """
+    if not FORMULA_CELL.match(text) or is_number(text):
+        return encodable(text)
+    return "'" + encodable(text)
+
+
+def plain_cell(text: str) -> str:
+    """What `spreadsheet_cell` was given.
+
+    Examples
+    --------
+    >>> [plain_cell(text) for text in ("'=1+1", "-1.5", "'tis")]
+    ['=1+1', '-1.5', "'tis"]
+    """
+    return text[1:] if PROTECTED_CELL.match(text) else text
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", text, re.ASCII) is not None
