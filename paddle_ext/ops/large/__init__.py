@@ -1,0 +1,1 @@
+"""One large task: rows in chunks, wherever they are."""

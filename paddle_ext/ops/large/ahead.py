@@ -1,0 +1,189 @@
+"""Chunks of rows, read by a thread while the chunk before is in use.
+
+Two chunks are in memory: one that the caller has, and one that is being read. On CUDA each has two
+places, pinned memory of the host and memory of the device; the copy between them runs on a stream
+of its own. Events keep the order: a chunk of the device is overwritten after the caller's work on
+it, a pinned one after it was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .files import AbandonedError, Contents, Fill
+
+T = TypeVar("T")
+
+
+def chunks_of(
+    contents: Contents, start: int, stop: int, size: int, device: torch.device
+) -> Iterator[Tensor]:
+    """Rows [start, stop) in chunks of `size`, each valid until the next one is asked for."""
+    if start == stop:
+        return
+    size = min(size, stop - start)
+    abandoned = Event()
+    with contents.reading(start, stop, abandoned) as fill:
+        buffers: Buffers = (
+            HostBuffers(contents, size)
+            if device.type == "cpu"
+            else DeviceBuffers(contents, size, device)
+        )
+        turns = iter(enumerate(range(start, stop, size)))
+
+        def fetch() -> tuple[int, int] | None:
+            turn, row = next(turns, (0, stop))
+            count = min(size, stop - row)
+            if count == 0:
+                return None
+            buffers.fetch(turn % 2, count, fill)
+            return turn % 2, count
+
+        with closing(buffers), closing(ahead(fetch, abandoned, buffers.give_back)) as fetched:
+            for place, count in fetched:
+                yield buffers.take(place, count)
+
+
+class Fetched(Thread, Generic[T]):
+    """One call in a thread, which ends with it: nobody need end an idle thread."""
+
+    def __init__(self, fetch: Callable[[], T]) -> None:
+        super().__init__(name="paddle_ext reads ahead")
+        self.fetch = fetch
+        self.found: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.found.put((self.fetch(), None))
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            self.found.put((None, error))
+
+    def result(self) -> T | None:
+        found, error = self.found.get()
+        self.join()
+        if error is not None:
+            raise error
+        return found
+
+
+def ahead(
+    fetch: Callable[[], T | None],
+    abandoned: Event,
+    give_back: Callable[[T], None] = lambda found: None,
+) -> Generator[T, None, None]:
+    """What `fetch` finds until it finds None, by a thread, one ahead of what is in use.
+
+    Parameters
+    ----------
+    fetch : callable
+        Its calls never overlap.
+    abandoned : Event
+        Set when nobody wants more, for calls that take long.
+    give_back : callable
+        Told what is not in use any more, before a call may use its memory again.
+    """
+    thread = Fetched(fetch)
+    try:
+        found = thread.result()
+        while found is not None:
+            thread = Fetched(fetch)
+            yield found
+            give_back(found)
+            found = thread.result()
+    except AbandonedError:
+        return
+    finally:
+        abandoned.set()
+        thread.join()
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class Buffers(Protocol):
+    """Places for two chunks, 0 and 1."""
+
+    def fetch(self, place: int, count: int, fill: Fill) -> None: ...  # in the thread
+
+    def take(self, place: int, count: int) -> Tensor: ...  # for the caller
+
+    def give_back(self, used: tuple[int, int]) -> None: ...  # a place and a count
+
+    def close(self) -> None: ...
+
+
+class HostBuffers:
+    """Two chunks in memory of the CPU."""
+
+    def __init__(self, contents: Contents, size: int) -> None:
+        self.rows = pair(contents, size)
+
+    def fetch(self, place: int, count: int, fill: Fill) -> None:
+        fill(self.rows[place][:count])
+
+    def take(self, place: int, count: int) -> Tensor:
+        return self.rows[place][:count]
+
+    def give_back(self, used: tuple[int, int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class DeviceBuffers:
+    """Two chunks in pinned memory, and two on the device, filled by a stream of its own."""
+
+    def __init__(self, contents: Contents, size: int, device: torch.device) -> None:
+        self.device = device
+        self.pinned = pair(contents, size, pin_memory=True)
+        self.rows = pair(contents, size, device=device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.copied = [event(blocking=True) for _ in range(2)]
+        self.used = [event() for _ in range(2)]
+        # The caller's stream may still work on what had this memory before.
+        for used in self.used:
+            used.record(torch.cuda.current_stream(device))
+
+    def fetch(self, place: int, count: int, fill: Fill) -> None:
+        self.copied[place].synchronize()
+        fill(self.pinned[place][:count])
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(self.used[place])
+            self.rows[place][:count].copy_(self.pinned[place][:count], non_blocking=True)
+            self.copied[place].record(self.stream)
+
+    def take(self, place: int, count: int) -> Tensor:
+        torch.cuda.current_stream(self.device).wait_event(self.copied[place])
+        return self.rows[place][:count]
+
+    def give_back(self, used: tuple[int, int]) -> None:
+        self.used[used[0]].record(torch.cuda.current_stream(self.device))
+
+    def close(self) -> None:
+        # The caller's stream may use this memory for other things as soon as it is free.
+        self.stream.synchronize()
+
+
+def event(*, blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(blocking=blocking)  # type: ignore[no-untyped-call]
+
+
+def pair(
+    contents: Contents, size: int, *, device: torch.device | None = None, pin_memory: bool = False
+) -> list[Tensor]:
+    # The thread writes, and may not do so to tensors of the caller's inference mode.
+    with torch.inference_mode(False):
+        shape = (size, contents.shape[1])
+        return [
+            torch.empty(shape, dtype=contents.dtype, device=device, pin_memory=pin_memory)
+            for _ in range(2)
+        ]

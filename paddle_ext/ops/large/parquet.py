@@ -1,0 +1,199 @@
+"""A column of embeddings in a Parquet file, which is read a few pages at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ... import check
+from .files import AbandonedError, Fill, open_regular, unchanged, version_of, whole
+
+Numbers = npt.NDArray[Any]
+WHOLE = "a whole .parquet file"
+BUFFER = 2**20  # bytes of the file that are read at once
+PIECE = 2**22  # bytes of features that are decoded at once
+DTYPES = {"halffloat": torch.float16, "float": torch.float32, "double": torch.float64}
+
+
+class ParquetColumn:
+    """A column of lists, all of one length.
+
+    Parameters
+    ----------
+    path : Path
+    column : str
+    """
+
+    def __init__(self, path: Path, column: str) -> None:
+        self.path, self.column = path, column
+        libraries()  # or say that they are missing
+        with open_regular(path) as file:
+            self.version = version_of(file)
+        with opened(path) as table:
+            kind = column_type(table.schema_arrow, column, path)
+            N = int(table.metadata.num_rows)
+            D = list_width(kind)
+            with whole(path, WHOLE):
+                for batch in table.iter_batches(1, columns=[column], use_threads=False):
+                    first = batch.column(0)
+                    break
+                else:
+                    first = None
+        if first is not None and D < 0:
+            D = 0 if first.null_count else len(storage(first)[0])
+        if N < 1 or D < 1:
+            raise ValueError(
+                f"{path} must have at least one row with at least one feature in column "
+                f"{column!r}, got {N} rows and {max(D, 0)} features"
+            )
+        self.shape, self.dtype = (N, D), DTYPES[str(kind.value_type)]
+
+    @contextmanager
+    def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
+        """Rows from `start` to `stop`; groups of rows before and after them are not read."""
+        with open_regular(self.path) as file:
+            unchanged(self.path, file, self.version)
+        with opened(self.path) as table:
+            groups, skipped = row_groups(table.metadata, start, stop)
+            pieces = self.pieces(table, groups, start - skipped)
+            rest = np.empty((0, self.shape[1]))
+
+            def fill(rows: Tensor) -> None:
+                nonlocal rest, skipped
+                out, done = rows.numpy(), 0
+                while done < len(out):
+                    if abandoned.is_set():
+                        raise AbandonedError
+                    if len(rest) == 0:
+                        rest = next(pieces)
+                    dropped = min(skipped, len(rest))
+                    rest, skipped = rest[dropped:], skipped - dropped
+                    count = min(len(rest), len(out) - done)
+                    out[done : done + count] = rest[:count]
+                    rest, done = rest[count:], done + count
+
+            yield fill
+
+    def pieces(self, table: Any, groups: Sequence[int], row: int) -> Iterator[Numbers]:
+        """The features of groups of rows, of which the first begins with `row`."""
+        D = self.shape[1]
+        at_once = max(1, PIECE // (D * self.dtype.itemsize))
+        batches = table.iter_batches(
+            at_once, row_groups=groups, columns=[self.column], use_threads=False
+        )
+        while True:
+            with whole(self.path, WHOLE):
+                batch = next(batches, None)
+            if batch is None:
+                raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
+            yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", row)
+            row += len(batch)
+
+
+def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
+    """An Arrow array of lists as a matrix [n, width], without a copy.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Of lists of numbers.
+    width : int
+        What the length of each list must be.
+    source : str
+        For the errors.
+    first : int
+        The number of the first row, for the errors.
+    """
+    lists = storage(column)
+    if lists.null_count:
+        row = first + int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))
+        bad_row(source, width, f"nothing in row {row}")
+    if list_width(lists.type) < 0:
+        lengths = np.diff(lists.offsets.to_numpy())
+        if (lengths != width).any():
+            row = int(np.argmax(lengths != width))
+            bad_row(source, width, f"{lengths[row]} in row {first + row}")
+    elif list_width(lists.type) != width:
+        bad_row(source, width, f"{list_width(lists.type)} in each")
+    numbers = lists.flatten()
+    if numbers.null_count:
+        missing = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
+        bad_row(source, width, f"a gap in row {first + missing // width}")
+    found: Numbers = numbers.to_numpy().reshape(-1, width)
+    return found
+
+
+def bad_row(source: str, width: int, got: str) -> NoReturn:
+    raise ValueError(f"{source} must have {width} numbers in each row, got {got}")
+
+
+def storage(column: Any) -> Any:
+    """Without the name that other libraries give to lists of one length."""
+    return getattr(column, "storage", column)
+
+
+def column_type(schema: Any, column: str, path: Path) -> Any:
+    """That of a column of lists of floating-point numbers."""
+    if column not in schema.names:
+        listed = ", ".join(map(repr, schema.names[:8])) + ", ..." * (len(schema.names) > 8)
+        raise check.ArgumentValueError(
+            "column", f"must be a column of {path} ({listed}), got {column!r}"
+        )
+    if schema.names.count(column) > 1:
+        raise ValueError(f"{path} must have one column {column!r}, got several")
+    kind = schema.field(column).type
+    kind = getattr(kind, "storage_type", kind)
+    if not is_lists(kind) or str(kind.value_type) not in DTYPES:
+        raise ValueError(
+            f"{path} must have lists of float16, float32 or float64 in column {column!r}, "
+            f"got {kind}"
+        )
+    return kind
+
+
+def is_lists(kind: Any) -> bool:
+    types = libraries()[0].types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def list_width(kind: Any) -> int:
+    """The length that all lists of a type have; -1: each has its own."""
+    return int(getattr(kind, "list_size", -1))
+
+
+def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
+    """The groups that rows [start, stop) are in, and how many rows of the first come before."""
+    ends = np.cumsum([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)])
+    first = int(np.searchsorted(ends, start, "right"))
+    last = int(np.searchsorted(ends, stop, "left"))
+    before = int(ends[first - 1]) if first else 0
+    return list(range(first, min(last + 1, len(ends)))), start - before
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file that is read through a small buffer: by default all of a group would be fetched."""
+    with whole(path, WHOLE):
+        table = libraries()[1].ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
+    with table:
+        yield table
+
+
+def libraries() -> tuple[Any, Any]:
+    """`pyarrow` and `pyarrow.parquet`, which only this format needs."""
+    try:
+        arrow = importlib.import_module("pyarrow")
+    except ModuleNotFoundError:
+        raise ImportError(
+            "a .parquet file needs pyarrow, which is not installed: pip install pyarrow"
+        ) from None
+    return arrow, importlib.import_module("pyarrow.parquet")
