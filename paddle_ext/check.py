@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,9 +195,36 @@ def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
 # --- tensors, without looking at their values ---------------------------------------------------
 
 
+def tensors(*given: Any) -> tuple[Any, ...]:
+    """NumPy arrays as tensors, which share their memory if they can; anything else as it is."""
+    return tuple(of_array(x) if isinstance(x, np.ndarray) else x for x in given)
+
+
+def of_array(x: np.ndarray[Any, Any]) -> Any:
+    if x.dtype.kind not in "biuf" or x.itemsize > 8:
+        return x  # the check that follows says what it is
+    # torch knows neither another byte order nor negative steps, and warns of read-only memory.
+    order_known = x.dtype.isnative and min(x.strides, default=0) >= 0
+    wide = x.dtype.kind == "u" and 1 < x.itemsize < 8  # torch can do little with these
+    if wide or not order_known or not x.flags.writeable:
+        x = x.astype(np.int64 if wide else x.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(x)
+
+
+def dense_tensor(name: str, x: Tensor) -> None:
+    """One number after the other in memory, and all of them there."""
+    if x.layout is not torch.strided or x.is_nested:
+        form = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
+        raise TypeError(f"{name} must be a dense tensor, got a {form} one")
+    if x.device.type == "meta":
+        raise TypeError(f"{name} must be a tensor with numbers in it, got one on the device meta")
+
+
 def features(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {kind(x)}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {described(x)}")
+    if x.layout is not torch.strided or x.is_nested:
+        dense_tensor(name, x)
     if x.dtype not in DTYPES:
         raise TypeError(
             f"{name} must be float16, bfloat16, float32 or float64, got {plain(x.dtype)}"
@@ -205,7 +233,9 @@ def features(name: str, x: object) -> None:
 
 def integers(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {kind(x)}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {described(x)}")
+    if x.layout is not torch.strided or x.is_nested:
+        dense_tensor(name, x)
     if x.dtype not in INTEGERS:
         raise TypeError(f"{name} must be a tensor of integers, got {plain(x.dtype)}")
 
@@ -472,6 +502,10 @@ def too_large(name: str, x: Tensor, most: float) -> None:
 
 def kind(value: object) -> str:
     return "None" if value is None else type(value).__name__
+
+
+def described(x: object) -> str:
+    return f"an array of {x.dtype}" if isinstance(x, np.ndarray) else kind(x)
 
 
 def plain(dtype: torch.dtype) -> str:

@@ -131,6 +131,8 @@ class Method(ABC):
         >>> method.predict(support, torch.tensor([0, 1]), query).labels
         tensor([0, 1, 1])
         """
+        support, support_labels, query = check.tensors(support, support_labels, query)
+        base_mean, prototypes, logits = check.tensors(base_mean, prototypes, logits)
         num_classes = self.classes_given(num_classes, prototypes, logits)
         if prototypes is None and logits is None:
             check.dense(support, support_labels, query)
@@ -209,6 +211,12 @@ class Method(ABC):
         >>> method.predict_indexed(bank, support, support, torch.tensor([2, 3])).labels
         tensor([0, 1])
         """
+        features, base_mean, prototypes, logits = check.tensors(
+            features, base_mean, prototypes, logits
+        )
+        support_index, support_labels, query_index = check.tensors(
+            support_index, support_labels, query_index
+        )
         K = self.classes_given(num_classes, prototypes, logits)
         K = check.classes(K, check.flag("validate", validate))
         if prototypes is None and logits is None:

@@ -102,6 +102,7 @@ def adapt(
     weight = check.real("weight", weight, positive=True, most=1.0)
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
+    (logits,) = check.tensors(logits)
     check.logits(logits)
     by_reference = takes_reference(backend, logits)
     if validate:

@@ -175,6 +175,7 @@ def solve(
         update_prototypes,
         check.SOLVER_SCALINGS,
     )
+    support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:
@@ -268,6 +269,9 @@ def solve_indexed(
         proportions,
         update_prototypes,
         check.SOLVER_SCALINGS,
+    )
+    features, support_index, support_labels, query_index = check.tensors(
+        features, support_index, support_labels, query_index
     )
     check.indexed(features, support_index, support_labels, query_index)
     by_reference = takes_reference(backend, features)

@@ -103,6 +103,7 @@ def sinkhorn(
         check.real("tol", tol),
     )
     check.flag("validate", validate)
+    cost, row_mass, col_mass = check.tensors(cost, row_mass, col_mass)
     check_tensors(cost, row_mass, col_mass)
     by_reference = takes_reference(backend, cost)
     if validate:

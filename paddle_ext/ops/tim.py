@@ -128,6 +128,7 @@ def tim(
     check.flag("normalize", normalize)
     check.flag("return_losses", return_losses)
     num_classes = check.classes(num_classes, check.flag("validate", validate))
+    support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:

@@ -28,7 +28,11 @@ def replacing(path: Path) -> Iterator[Path]:
         new.replace(path)
 
 
-class UnmappableError(ValueError):
+class RefusedError(ValueError):
+    """A file that is refused, in a sentence that names it."""
+
+
+class UnmappableError(RefusedError):
     """A whole file, but not one to be mapped."""
 
 
@@ -39,9 +43,9 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         kind = os.fstat(file).st_mode
         if stat.S_ISDIR(kind):
-            raise ValueError(f"{path} must be a file, got a folder")
+            raise RefusedError(f"{path} must be a file, got a folder")
         if not stat.S_ISREG(kind):
-            raise ValueError(f"{path} must be a regular file, got a pipe, a socket or a device")
+            raise RefusedError(f"{path} must be a regular file, got a pipe, a socket or a device")
         return os.fdopen(file, "rb")
     except BaseException:
         os.close(file)
@@ -58,7 +62,7 @@ def readable(path: Path, expected: str) -> Iterator[None]:
     """One sentence for whatever a damaged file makes a library raise."""
     try:
         yield
-    except (FileNotFoundError, IsADirectoryError, PermissionError, UnmappableError):
+    except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedError):
         raise
     except Exception as error:
         raise ValueError(

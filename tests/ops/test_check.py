@@ -72,7 +72,7 @@ def test_good_calls_are_good() -> None:
 
 FEATURES = [
     ([[0.0, 1.0]], "list"),
-    (np.zeros((B, S, D), np.float32), "ndarray"),
+    (np.zeros((B, S, D), np.complex64), "complex64"),
     (None, "None"),
     (torch.zeros(B, S, D, dtype=torch.int64), "int64"),
     (torch.zeros(B, S, D, dtype=torch.bool), "bool"),
@@ -80,7 +80,7 @@ FEATURES = [
 ]
 LABELS = [
     ([0, 1, 2], "list"),
-    (np.zeros((B, S), np.int64), "ndarray"),
+    (np.zeros((B, S), np.str_), "<U1"),
     (torch.zeros(B, S), "float32"),
     (torch.zeros(B, S, dtype=torch.bool), "bool"),
 ]

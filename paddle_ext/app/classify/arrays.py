@@ -1,4 +1,4 @@
-"""Embeddings in array files: `.npz`, `.npy`, `.safetensors`."""
+"""Embeddings in array files: `.npz`, `.npy`, `.safetensors`, `.pt`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ... import check
-from ...research.data import bank_files
-from ...research.files import UnmappableError, readable
+from ...research.data import archives, bank_files
+from ...research.data.labels import label_text, whole_numbers
+from ...research.files import UnmappableError, open_regular, readable
 from .samples import Batch, Examples
+from .text_files import decoded
 
-SUFFIXES = (".npz", ".npy", ".safetensors")
+SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 READ_AT_ONCE = 4096  # rows
 
 
@@ -78,7 +79,7 @@ def labels_of(
             f"{labels or path} must have one label for each row of {path}, {count}, "
             f"got {len(values)}"
         )
-    return ["" if value == "-1" else value for value in values]
+    return values
 
 
 def labels_if_any(
@@ -147,21 +148,16 @@ class UnlabelledArrays:
 def read(path: Path, other: str | None) -> dict[str, Any]:
     """Named contents, mapped where that is possible; `other` is to be read beside the known."""
     if path.suffix == ".npy":
-        with readable(path, "a whole .npy file of a plain array"):
-            return {"features": np.load(path, mmap_mode="c", allow_pickle=False)}
+        return {"features": archives.read_npy(path, mmap=True)}
     if path.suffix == ".safetensors":
         return bank_files.read_safetensors(path, mmap=True)
+    if path.suffix in (".pt", ".pth"):
+        return dict(bank_files.named_contents(bank_files.read_torch(path), path))
+    wanted = bank_files.KNOWN | ({other} if other else set())
     try:
-        contents = bank_files.read_npz(path, mmap=True)
+        return archives.read_npz(path, wanted, bank_files.FEATURES)
     except UnmappableError:  # compressed
-        contents = bank_files.read_npz(path, mmap=False)
-    if other in contents and contents[other] is None:
-        with (
-            readable(path, "a whole .npz file of plain arrays"),
-            np.load(path, allow_pickle=False) as file,
-        ):
-            contents[other] = file[other]
-    return contents
+        return archives.read_npz(path, wanted)
 
 
 def features_of(contents: dict[str, Any], path: Path) -> Tensor:
@@ -178,30 +174,39 @@ def features_of(contents: dict[str, Any], path: Path) -> Tensor:
 
 
 def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
-    """Labels as text: names as they are, numbers by the names of the classes if there are any."""
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{path} must have labels of shape [N], got {list(array.shape)}")
-    if array.dtype.kind in "US":
-        return [str(value) for value in bank_files.as_names(array, "labels", path)]
-    numbers = bank_files.integer_labels(bank_files.as_tensor(array, "labels", path))
-    if numbers.is_floating_point():
-        raise ValueError(f"{path} must have labels that are whole numbers or names, got others")
+    """Labels as text, empty where there is none: names as they are, numbers by the classes' names.
+
+    The rule is that of `research.data.labels`, as everywhere.
+    """
+    shape = getattr(values, "shape", None)
+    if shape is not None and len(shape) != 1:
+        raise ValueError(f"{path} must have labels of shape [N], got {list(shape)}")
+    texts = bank_files.label_texts(values)
+    if texts is not None:
+        return texts
+    try:
+        numbers = whole_numbers(bank_files.as_tensor(values, "labels", path)).tolist()
+    except ValueError as error:
+        known = str(error).startswith(str(path))
+        raise ValueError(str(error) if known else f"{path}: {error}") from error
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    if low < -1:
+        raise ValueError(f"{path} must have labels of at least 0, or -1 for no label, got {low}")
     given = next((contents[name] for name in bank_files.CLASS_NAMES if name in contents), None)
     if given is None:
-        return [str(number) for number in numbers.tolist()]
+        return [label_text(number) for number in numbers]
     names = bank_files.as_names(given, "class_names", path).tolist()
-    high = int(numbers.max()) if len(numbers) else 0
     if high >= len(names):
         raise ValueError(f"{path} must have a name for every label, got {len(names)} and {high}")
-    return [names[number] if number >= 0 else "" for number in numbers.tolist()]
+    return [names[number] if number >= 0 else "" for number in numbers]
 
 
 def read_labels(path: Path) -> list[str]:
-    """Labels from `.npy`, or one in each line of a text file."""
+    """Labels from `.npy`, or one in each line of a text file; an empty line is no label."""
     if path.suffix == ".npy":
-        with readable(path, "a whole .npy file of a plain array"):
-            values = np.load(path, allow_pickle=False)
-        return label_names(values, {}, path)
-    with readable(path, "a text file with one label in each line"):
-        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        return label_names(archives.read_npy(path), {}, path)
+    with readable(path, "a text file with one label in each line"), open_regular(path) as file:
+        lines = decoded(file.read()).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [label_text(line) for line in lines]

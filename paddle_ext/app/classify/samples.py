@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...research.data.labels import numbered, sorted_names
+
 LOGIT_SCALE = 100.0  # of CLIP and of most models trained as it was
 
 
@@ -108,11 +110,8 @@ def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     >>> named_labels(["10", "9", "10"])
     (tensor([1, 0, 1]), ('9', '10'))
     """
-    names = sorted(set(values))
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        names.sort(key=int)
-    number = {name: label for label, name in enumerate(names)}
-    return torch.tensor([number[value] for value in values], dtype=torch.int64), tuple(names)
+    names = sorted_names(values)
+    return numbered(values, names), tuple(names)
 
 
 def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import check
-from ..files import readable
+from . import archives
 from .images import EncodedImages, ImageArray, ImageSet
 
 NAMES_OF_CLASSES = ("class_names", "wnids")
@@ -146,14 +146,9 @@ def read_arrays(path: Path, split: str) -> Part:
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"paths must name files, got {path}, which is not there")
-    with (
-        readable(path, "a whole .npz file of plain arrays"),
-        path.open("rb") as file,  # NumPy leaves a damaged one open
-        np.load(file, allow_pickle=False) as arrays,
-    ):
-        return {name: arrays[name] for name in arrays.files}
+    return archives.read_npz(path)
 
 
 def name_among(path: Path, arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ... import check
 from . import bank_files
+from .labels import check_count
 
 Names: TypeAlias = "npt.NDArray[np.str_]"
 
@@ -62,8 +63,11 @@ class FeatureBank:
         split: str | Sequence[str] | Names | None = None,
         base_mean: Tensor | None = None,
     ) -> None:
+        features, labels, base_mean = check.tensors(features, labels, base_mean)
         check.features("features", features)
         check.integers("labels", labels)
+        for name, given in (("features", features), ("labels", labels)):
+            check.dense_tensor(name, given)
         if features.dim() != 2 or min(features.shape) < 1:
             raise ValueError(
                 f"features must have shape [N, D] with N and D at least 1, "
@@ -79,14 +83,13 @@ class FeatureBank:
         self.labels = labels.to(features.device, torch.int64)
         self.class_names = None if class_names is None else checked_names(class_names)
         low, high = (int(x) for x in torch.aminmax(self.labels))
-        self.num_classes = high + 1 if self.class_names is None else len(self.class_names)
+        check_count(high)
+        self.num_classes = max(0, high + 1) if self.class_names is None else len(self.class_names)
         if low < -1 or high >= self.num_classes:
             raise ValueError(
                 f"labels must be in [0, {self.num_classes}), or -1 for no class, "
                 f"got {low if low < -1 else high}"
             )
-        if high < 0:
-            raise ValueError("labels must have at least one class, got -1 in every row")
         self.split = None if split is None else checked_split(split, N)
         if base_mean is not None:
             check.features("base_mean", base_mean)
@@ -286,6 +289,7 @@ def checked_split(split: str | Sequence[str] | Names, N: int) -> Names:
 
 def checked_rows(rows: Tensor, N: int) -> Tensor:
     """Numbers of rows, from numbers or a mask."""
+    (rows,) = check.tensors(rows)
     if getattr(rows, "dtype", None) == torch.bool:
         if rows.shape != (N,):
             raise ValueError(f"rows must be a mask of shape [{N}], got {list(rows.shape)}")

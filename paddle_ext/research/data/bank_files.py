@@ -14,21 +14,25 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..files import UnmappableError, readable, replacing
+from ... import check
+from ..files import RefusedError, check_regular, open_regular, readable, replacing
 from ..libraries import library
-from . import plain_pickle
+from . import archives, plain_pickle
+from .bounds import check_expanded, check_room
+from .labels import are_texts, check_count, label_text, numbered, sorted_names, whole_numbers
 
 FEATURES = ("features", "concat_features")
 LABELS = ("labels", "concat_labels")
 CLASS_NAMES = ("class_names", "wnids")
 BASE_MEAN = ("base_mean", "train_mean")
+NO_CLASS = "no class"  # the split of rows labelled -1, where classes have splits
 KNOWN = {*FEATURES, *LABELS, *CLASS_NAMES, *BASE_MEAN, "split", "class_split"}
 PICKLES = (".plk", ".pkl", ".pickle")
 ALIGNMENT = 64  # of arrays in a file; a mapped tensor must be aligned to its dtype
@@ -44,7 +48,10 @@ def read(path: Path, mmap: bool) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         return arguments(read_safetensors(path, mmap), path)
     if path.suffix in (".pt", ".pth"):
-        return arguments(named_contents(read_torch(path, mmap), path), path)
+        parts = arguments(named_contents(read_torch(path), path), path)
+        if not mmap:
+            parts = {k: x.clone() if isinstance(x, Tensor) else x for k, x in parts.items()}
+        return parts
     if path.suffix in PICKLES:
         if mmap:
             raise ValueError(f"mmap must be False for a pickle, got True for {path}")
@@ -76,14 +83,16 @@ def write(path: Path, **parts: Any) -> None:
 
 def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The arguments of `FeatureBank` from named contents; names that are not known are ignored."""
-    parts: dict[str, Any] = {
-        "features": as_tensor(pick(contents, FEATURES, path), "features", path),
-        "labels": integer_labels(as_tensor(pick(contents, LABELS, path), "labels", path)),
-    }
+    names = None
     for name in CLASS_NAMES:
         if name in contents:
-            parts["class_names"] = as_names(contents[name], name, path).tolist()
+            names = as_names(contents[name], name, path).tolist()
             break
+    features = as_tensor(pick(contents, FEATURES, path), "features", path)
+    labels, names = labels_and_names(pick(contents, LABELS, path), names, path)
+    parts: dict[str, Any] = {"features": features, "labels": labels}
+    if names is not None:
+        parts["class_names"] = names
     for name in BASE_MEAN:
         if name in contents:
             parts["base_mean"] = as_tensor(contents[name], name, path)
@@ -92,14 +101,51 @@ def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
         parts["split"] = as_names(contents["split"], "split", path)
     elif "class_split" in contents:
         by_class = as_names(contents["class_split"], "class_split", path)
-        labels = parts["labels"].long().numpy()
-        if labels.size and (labels.min() < 0 or labels.max() >= len(by_class)):
+        if labels.numel() and (labels.min() < -1 or labels.max() >= len(by_class)):
             raise ValueError(
                 f"{path} must have a class_split for every label, got {len(by_class)} names and "
                 f"labels from {labels.min()} to {labels.max()}"
             )
-        parts["split"] = by_class[labels]
+        # The last one is that of the label -1.
+        parts["split"] = spread(np.append(by_class, NO_CLASS), labels.numpy(), path)
     return parts
+
+
+def labels_and_names(
+    value: Any, names: list[str] | None, path: Path
+) -> tuple[Tensor, list[str] | None]:
+    """Labels as numbers [N], and the names of the classes, which labels that are texts make."""
+    try:
+        texts = label_texts(value)
+        if texts is not None:
+            names = sorted_names(texts) if names is None else names
+            return numbered(texts, names), names
+        labels = whole_numbers(as_tensor(value, "labels", path))
+        check_count(int(labels.max()) if labels.numel() else 0)
+    except ValueError as error:
+        known = str(error).startswith(str(path))
+        raise ValueError(str(error) if known else f"{path}: {error}") from error
+    return labels, names
+
+
+def label_texts(value: Any) -> list[str] | None:
+    """Labels that are texts, or objects among which there may be texts; None: numbers."""
+    if isinstance(value, list | tuple):
+        if any(isinstance(item, str | bytes) or item is None for item in value):
+            return [label_text(item) for item in value]
+        return None
+    if isinstance(value, np.ndarray) and value.ndim == 1 and are_texts(value):
+        return [label_text(item) for item in value]
+    return None
+
+
+def spread(
+    names: npt.NDArray[np.str_], index: npt.NDArray[Any], path: Path
+) -> npt.NDArray[np.str_]:
+    """The name of each row: an array of texts takes the longest one's room for every row."""
+    check_room(path, len(index) * names.itemsize, path.stat().st_size, "names of rows")
+    found: npt.NDArray[np.str_] = names[index]
+    return found
 
 
 def pick(contents: Mapping[str, Any], names: Sequence[str], path: Path) -> Any:
@@ -112,13 +158,20 @@ def pick(contents: Mapping[str, Any], names: Sequence[str], path: Path) -> Any:
 
 
 def as_tensor(value: Any, name: str, path: Path) -> Tensor:
+    """Numbers, dense and in memory or in a file."""
     if isinstance(value, Tensor):
+        try:
+            check.dense_tensor(repr(name), value)
+        except TypeError as error:
+            raise ValueError(f"{path}: {error}") from error
         return value.detach()
     try:
         array = np.asarray(value)
-        if array.dtype.kind in "US":
-            raise TypeError("strings")
+        if array.dtype.kind not in "biuf":
+            raise TypeError("strings" if array.dtype.kind in "US" else str(array.dtype))
         if array.dtype in (np.uint16, np.uint32, np.uint64):
+            if array.max(initial=0) > 2**63 - 1:
+                raise ValueError(f"{array.max()}, which is too large")
             array = array.astype(np.int64)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
@@ -127,21 +180,24 @@ def as_tensor(value: Any, name: str, path: Path) -> Tensor:
         raise ValueError(f"{path} must have numbers as {name!r}, got {error}") from error
 
 
-def integer_labels(labels: Tensor) -> Tensor:
-    """Whole numbers as integers: some programs save labels as floating point."""
-    if labels.is_floating_point() and torch.equal(labels, labels.round()):
-        return labels.long()
-    return labels
-
-
 def as_names(value: Any, name: str, path: Path) -> npt.NDArray[np.str_]:
     """Strings, [n]."""
-    names = np.asarray(value)
-    if names.dtype.kind == "S":
-        names = np.char.decode(names, "utf-8")
-    if names.dtype.kind != "U":
-        raise ValueError(f"{path} must have strings as {name!r}, got {names.dtype}")
-    return np.atleast_1d(names)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        return np.atleast_1d(value)
+    if isinstance(value, np.ndarray) and value.ndim <= 1 and value.dtype.kind in "SO":
+        value = np.atleast_1d(value).tolist()
+    if not isinstance(value, list | tuple):
+        got = value.dtype if isinstance(value, np.ndarray) else check.kind(value)
+        raise RefusedError(f"{path} must have strings as {name!r}, got {got}")
+    texts = []
+    for item in value:
+        text = item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else item
+        if not isinstance(text, str):
+            raise RefusedError(f"{path} must have strings as {name!r}, got {check.kind(item)}")
+        texts.append(text)
+    longest = max(map(len, texts), default=0)
+    check_room(path, 4 * len(texts) * longest, path.stat().st_size, f"names {name!r}")
+    return np.array(texts, dtype=np.str_)
 
 
 def named_contents(value: object, path: Path) -> Mapping[str, Any]:
@@ -174,9 +230,10 @@ def stacked_classes(classes: Mapping[Any, Any], path: Path) -> dict[str, Tensor]
     """Features and labels from the rows of each class, [n, D] or a list of [D] or [1, D]."""
     features, labels = [], []
     for label, rows in classes.items():
+        check_count(abs(int(label)))
         for part in rows if isinstance(rows, list | tuple) else [rows]:
             x = as_tensor(part, f"rows of class {label}", path)
-            x = x.view(1, -1) if x.dim() == 1 else x
+            x = x.reshape(1, -1) if x.dim() <= 1 else x
             features.append(x)
             labels.append(torch.full((len(x),), int(label)))
     if len({x.shape[1:] for x in features}) != 1:
@@ -190,47 +247,8 @@ def stacked_classes(classes: Mapping[Any, Any], path: Path) -> dict[str, Tensor]
 
 
 def read_npz(path: Path, mmap: bool) -> dict[str, Any]:
-    contents: dict[str, Any] = {}
-    with (
-        readable(path, "a whole .npz file of plain arrays"),
-        path.open("rb") as file,
-        zipfile.ZipFile(file) as archive,
-    ):
-        for entry in archive.infolist():
-            name = entry.filename.removesuffix(".npy")
-            if mmap and name in FEATURES:
-                contents[name] = map_entry(path, file, entry)
-            elif name in KNOWN:
-                with archive.open(entry) as member:
-                    contents[name] = np.lib.format.read_array(member, allow_pickle=False)
-            else:
-                contents[name] = None  # only its name is wanted, for messages
-    return contents
-
-
-def map_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """An array of an archive, mapped copy-on-write: the file never changes."""
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise UnmappableError(
-            "mmap must be False for a compressed file (or save the bank again), "
-            f"got True for {path}"
-        )
-    file.seek(entry.header_offset + 26)
-    name, extra = struct.unpack("<HH", file.read(4))
-    file.seek(entry.header_offset + 30 + name + extra)
-    version = np.lib.format.read_magic(file)
-    formats = np.lib.format
-    old = version == (1, 0)
-    read_header = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
-    shape, fortran, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError("an array of objects")
-    if fortran or file.tell() % dtype.itemsize:
-        raise UnmappableError(
-            "mmap must be False for an array that is not aligned (or save the bank again), "
-            f"got True for {path}"
-        )
-    return np.memmap(path, dtype, "c", file.tell(), shape)
+    """What is known of an archive; of other arrays the names, for messages."""
+    return archives.read_npz(path, KNOWN, FEATURES if mmap else ())
 
 
 def write_npz(
@@ -262,9 +280,7 @@ def read_folder(path: Path, mmap: bool) -> dict[str, Any]:
     contents: dict[str, Any] = {}
     for file in sorted(path.glob("*.npy")):
         if file.stem in KNOWN:
-            with readable(file, "a whole .npy file of a plain array"):
-                mapped = mmap and file.stem in FEATURES
-                contents[file.stem] = np.load(file, mmap_mode="c" if mapped else None)
+            contents[file.stem] = archives.read_npy(file, mmap=mmap and file.stem in FEATURES)
     return contents
 
 
@@ -277,9 +293,9 @@ def safetensors() -> Any:
 
 def read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
     module = safetensors()
+    check_regular(path)
     with (
         readable(path, "a whole .safetensors file"),
-        path.open("rb"),  # for the usual errors of files
         module.safe_open(path, framework="pt") as file,
     ):
         # A tensor of the library lies in the mapped file.
@@ -294,13 +310,14 @@ def read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
     if "class_names" in texts:
         contents["class_names"] = texts["class_names"]
     if "split_index" in contents and "splits" in texts:
-        names, index = np.array(texts["splits"], dtype=np.str_), contents["split_index"].numpy()
+        names = as_names(texts["splits"], "splits", path)
+        index = whole_numbers(contents["split_index"]).numpy()
         if index.size and (index.min() < 0 or index.max() >= len(names)):
             raise ValueError(
                 f"{path} must have a name for every split, got {len(names)} names and split "
                 f"{index.max()}"
             )
-        contents["split"] = names[index]
+        contents["split"] = spread(names, index, path)
     return contents
 
 
@@ -326,10 +343,18 @@ def write_safetensors(
 # --- torch, pickle ------------------------------------------------------------------------------
 
 
-def read_torch(path: Path, mmap: bool) -> object:
+def read_torch(path: Path) -> object:
+    """What `torch.save` wrote; its tensors lie in the mapped file, if it is of torch 1.6 or newer.
+
+    So a tensor can be no larger than the file, whatever size it claims.
+    """
+    check_regular(path)
+    mapped = zipfile.is_zipfile(path)
     try:
         with readable(path, "a whole file of torch.save"):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+            if mapped:
+                refuse_compressed(path)
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except ValueError as error:
         if not isinstance(error.__cause__, pickle.UnpicklingError):
             raise
@@ -338,11 +363,22 @@ def read_torch(path: Path, mmap: bool) -> object:
             f"{path} must hold only tensors, strings, numbers and containers of them, "
             f"got {found[1] if found else 'something else'}"
         ) from error
+    check_expanded(path, value)
+    return value
+
+
+def refuse_compressed(path: Path) -> None:
+    """torch compresses nothing, so a compressed part is no tensor's."""
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("compressed parts")
 
 
 def read_pickle(path: Path) -> object:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
-            return plain_pickle.load(file)
+            value = plain_pickle.load(file)
         except ValueError as error:
             raise ValueError(f"{path} is no pickle of plain data: {error}") from error
+    check_expanded(path, value)
+    return value

@@ -1,9 +1,14 @@
 """Reads pickles of plain data without running anything they name.
 
-A pickle is a program that may call any function. Here it can only make lists, tuples, dictionaries,
-strings and numbers, NumPy arrays and torch tensors; any other name in it is refused. What makes the
-arrays are stand-ins in this file that look at sizes and bytes alone: no function that a pickle
-names is ever called.
+A pickle is a program that may call any function. The interpreter here is Python's own, `Unpickler`,
+with a list of the names it may use: lists, tuples, dictionaries, strings and numbers, NumPy arrays
+and torch tensors; any other name is refused.
+
+The names on the list mean stand-ins in this file, which look at sizes and bytes alone. NumPy's and
+torch's own functions would not do: `numpy.ndarray` and `_reconstruct` make an array as large as the
+pickle likes, `_load_from_bytes` reads another pickle without any list, and a pickle may set the
+attributes of whatever it can name. `torch.load(weights_only=True)` has such stand-ins of its own,
+but reads only what `torch.save` wrote.
 """
 
 from __future__ import annotations
@@ -161,7 +166,7 @@ class DType:
     __slots__ = ("dtype",)
 
     def __init__(self, name: str, *_: object) -> None:
-        if not re.fullmatch(r"[<>=|]?[biufUS]\d+", str(name)):
+        if not re.fullmatch(r"[<>=|]?[biufUSO]\d+", str(name)):
             raise NotPlainError(f"it must have arrays of numbers or strings, got dtype {name!r}")
         self.dtype = np.dtype(name)
 
@@ -169,7 +174,8 @@ class DType:
         _version, order, parts, *_ = state
         if order not in ("<", ">", "=", "|") or parts is not None:
             raise NotPlainError("it must have arrays of numbers or strings, got a dtype of parts")
-        self.dtype = self.dtype.newbyteorder(order)
+        if not self.dtype.hasobject:
+            self.dtype = self.dtype.newbyteorder(order)
 
 
 class Array(Made):
@@ -185,9 +191,11 @@ class Array(Made):
         self.value = array(data, dtype, shape, "F" if fortran else "C")
 
 
-def array(data: bytes | str, dtype: DType, shape: tuple[int, ...], order: str) -> Any:
-    content = data.encode("latin1") if isinstance(data, str) else data
+def array(data: Any, dtype: DType, shape: tuple[int, ...], order: str) -> Any:
     kind = dtype.dtype
+    if kind.hasobject:
+        return object_array(data, shape, order)
+    content = data.encode("latin1") if isinstance(data, str) else data
     if math.prod(shape) * kind.itemsize != len(content):
         raise NotPlainError(
             f"it must have {math.prod(shape) * kind.itemsize} bytes for an array of shape "
@@ -195,6 +203,23 @@ def array(data: bytes | str, dtype: DType, shape: tuple[int, ...], order: str) -
         )
     native = np.frombuffer(content, kind).astype(kind.newbyteorder("="))  # a copy: writable
     return native.reshape(shape, order="F" if order == "F" else "C")
+
+
+def object_array(items: Any, shape: tuple[int, ...], order: str) -> Any:
+    """An array of texts and numbers, as pandas has columns of texts."""
+    if not isinstance(items, list) or len(items) != math.prod(shape):
+        raise NotPlainError(f"it must have {math.prod(shape)} objects in an array, got others")
+    flat = np.empty(len(items), object)
+    for place, item in enumerate(items):
+        plain = item.value if isinstance(item, Made) else item
+        if isinstance(plain, np.generic):
+            plain = plain.item()
+        if plain is not None and not isinstance(plain, str | bytes | int | float):
+            raise NotPlainError(
+                f"it must have arrays of numbers or strings, got an object {type(plain).__name__}"
+            )
+        flat[place] = plain
+    return flat.reshape(shape, order="F" if order == "F" else "C")
 
 
 def encoded(text: str, codec: str = "latin1") -> bytes:

@@ -280,6 +280,7 @@ def at_most(name: str, value: object, most: int, what: str) -> int:
 
 def checked_labels(labels: Tensor) -> Tensor:
     """A copy of the labels: int64, on the CPU."""
+    (labels,) = check.tensors(labels)
     check.integers("labels", labels)
     if labels.dim() != 1 or not 1 <= len(labels) <= check.MOST:
         raise ValueError(
@@ -302,6 +303,7 @@ def checked_labels(labels: Tensor) -> Tensor:
 
 
 def checked_rows(name: str, rows: Tensor, labels: Tensor) -> Tensor:
+    (rows,) = check.tensors(rows)
     check.integers(name, rows)
     if rows.dim() != 1 or len(rows) < 1:
         raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")

@@ -175,7 +175,10 @@ def test_not_finite() -> None:
         ({"labels": torch.zeros(4).long()}, ValueError, "labels must have one label for each row"),
         ({"labels": torch.full((N,), 3)}, ValueError, "labels must be in [0, 3), or -1"),
         ({"labels": torch.full((N,), -2)}, ValueError, "labels must be in [0, 3), or -1"),
-        ({"labels": torch.full((N,), -1)}, ValueError, "labels must have at least one class, got"),
+        ({"labels": torch.full((N,), 10**12)}, ValueError, "labels must be below 16777216, for"),
+        ({"features": features().to_sparse()}, TypeError, "features must be a dense tensor, got a"),
+        ({"features": features().to("meta")}, TypeError, "features must be a tensor with numbers"),
+        ({"labels": torch.zeros(N).long().to("meta")}, TypeError, "labels must be a tensor with"),
         ({"class_names": "cat"}, TypeError, "class_names must be a sequence of strings, got str"),
         ({"class_names": [1, 2, 3]}, TypeError, "class_names must be strings, got int"),
         ({"split": ["a"]}, ValueError, "split must have one name for each row of features, "),
@@ -209,6 +212,22 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.rows("dev"), "split must be one of 'oos', 'test', 'train', 'val', got")
     refused(lambda: plain.rows("test"), "split must be one of none, for the bank has no splits")
     refused(lambda: bank.rows([]), "split must have at least one name, got none")
+
+
+def test_rows_of_no_class_anywhere(tmp_path: Path) -> None:
+    """A split, a part or the whole of a bank may hold only rows labelled -1."""
+    bank = make_bank(labels=torch.tensor([0, 1, -1, -1] + [2] * (N - 4)))
+    odd = bank.subset(torch.tensor([2, 3]))
+    assert odd.labels.tolist() == [-1, -1]
+    assert odd.counts().tolist() == [0, 0, 0]
+    nothing = FeatureBank(features(), torch.full((N,), -1), split="oos")
+    assert (nothing.num_classes, nothing.counts().tolist()) == (0, [])
+    refused(nothing.take_classes, "classes must have at least one class, got none")
+    for path in (tmp_path / "bank.npz", tmp_path / "bank.safetensors"):
+        nothing.save(path)
+        loaded = FeatureBank.load(path)
+        assert (loaded.labels == -1).all()
+        assert len(loaded.subset(split="oos")) == N
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -385,7 +404,25 @@ def test_arrays_of_objects(tmp_path: Path) -> None:
         ({"features": [0.0], "labels": [0]}, "features must have shape [N, D]"),
         ({"features": [[0]], "labels": [0]}, "features must be float16, bfloat16, float32"),
         ({"features": [["a"]], "labels": [0]}, "must have numbers as 'features', got strings"),
-        ({"features": [[0.0]], "labels": [0.5]}, "labels must be a tensor of integers, got"),
+        ({"features": [[0.0]], "labels": [0.5]}, "labels must be whole numbers or names, got 0.5"),
+        (
+            {"features": [[0.0]], "labels": [np.inf]},
+            "labels must be whole numbers or names",
+        ),
+        (
+            {"features": [[0.0]], "labels": [1e300]},
+            "must be numbers that count classes",
+        ),
+        (
+            {"features": [[0.0]], "labels": [10**12]},
+            "labels must be below 16777216, for",
+        ),
+        ({"features": [[0.0]], "labels": np.array([2**64 - 1], np.uint64)}, "numbers as 'labels'"),
+        (
+            {"features": [[0.0]], "labels": [-2]},
+            "labels must be in [0, 0), or -1 for no",
+        ),
+        ({"features": [[0.0]], "labels": ["x"], "class_names": ["a"]}, "among the 1 class_names"),
         ({"features": [[0.0]], "labels": [1], "class_names": ["a"]}, "in [0, 1), or -1 for no"),
         ({"features": [[0.0]], "labels": [0], "class_names": [7]}, "strings as 'class_names', got"),
         ({"features": [[0.0]], "labels": [1], "class_split": ["a"]}, "class_split for every label"),

@@ -1,0 +1,102 @@
+"""Text files of any usual encoding, and tables with any usual separator."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+from collections import Counter
+from pathlib import Path
+
+from ... import check
+from ...research.files import open_regular
+
+SEPARATORS = (",", ";", "\t", "|")
+NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
+SAMPLE = 2**16  # bytes that a separator is told from
+BLOCK = 2**22  # bytes read at a time
+MARKS = {  # that a text may begin with; the longer ones first
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+OTHERWISE = "cp1252"  # what programs of Windows write in western Europe, Latin-1 and more
+
+
+def decoded(content: bytes) -> str:
+    """The text of a small file, with plain line ends."""
+    encoding = marked(content) or ("utf-8" if is_utf8(content) else OTHERWISE)
+    return content.decode(encoding, "replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def marked(content: bytes) -> str | None:
+    """The encoding that the first bytes tell."""
+    return next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
+
+
+def is_utf8(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def sniffed_encoding(path: Path) -> str:
+    """By its first bytes, or UTF-8 if all of a file is; else what western Windows has."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open_regular(path) as file:
+        found = marked(file.read(4))
+        if found is not None:
+            return found
+        file.seek(0)
+        try:
+            while block := file.read(BLOCK):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return OTHERWISE
+    return "utf-8"
+
+
+def checked_encoding(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except (LookupError, ValueError):
+        raise check.ArgumentValueError(
+            "encoding", f"must be one that Python knows, such as utf-8 or latin-1, got {name!r}"
+        ) from None
+
+
+def checked_separator(given: str) -> str:
+    """One character, or the name of one."""
+    found = NAMED_SEPARATORS.get(given, given)
+    if len(found) != 1 or found in '\r\n"':
+        raise check.ArgumentValueError(
+            "separator", f"must be one character such as ; or the word tab, got {given!r}"
+        )
+    return found
+
+
+def sniffed_separator(path: Path, encoding: str) -> str:
+    """The one that cuts the first lines into equally many cells, and most of them."""
+    if path.suffix == ".tsv":
+        return "\t"
+    with open_regular(path) as file:
+        content = file.read(SAMPLE)
+        whole = not file.read(1)
+    text = content.decode(encoding, "replace")
+    lines = text.splitlines(keepends=True)
+    lines = lines if whole or len(lines) < 2 else lines[:-1]
+    best, most = ",", 1
+    for separator in SEPARATORS:
+        try:
+            widths = Counter(len(row) for row in csv.reader(lines, delimiter=separator) if row)
+        except csv.Error:
+            continue
+        width, count = widths.most_common(1)[0] if widths else (1, 0)
+        header = next(csv.reader(lines[:1], delimiter=separator), [])
+        if count == sum(widths.values()) and width > most and len(header) == width:
+            best, most = separator, width
+    return best

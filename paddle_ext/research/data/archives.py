@@ -1,0 +1,149 @@
+"""NumPy's files, `.npy` and `.npz`: read or mapped, and never larger in memory than they may be."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..files import UnmappableError, open_regular, readable
+from . import plain_pickle
+from .bounds import check_room
+
+READ_AT_ONCE = 2**24  # bytes
+KINDS = "biufUS"  # numbers and texts
+PLAIN = "a whole {} file of plain arrays"
+
+
+class Header(NamedTuple):
+    """What the beginning of an array in a file says."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npz(
+    path: Path, wanted: Container[str] | None = None, mapped: Container[str] = ()
+) -> dict[str, Any]:
+    """The arrays of an archive by their names.
+
+    Parameters
+    ----------
+    path : Path
+    wanted : container of str or None
+        Which ones to read; of the others there are only the names, with None. None: all.
+    mapped : container of str
+        Which of them stay on the disk, copy-on-write.
+    """
+    contents: dict[str, Any] = {}
+    with (
+        readable(path, PLAIN.format(".npz")),
+        open_regular(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name in contents:
+                raise ValueError(f"two arrays called {name!r}")
+            if name in mapped:
+                contents[name] = map_entry(path, file, entry)
+            elif wanted is None or name in wanted:
+                check_room(path, entry.file_size, entry.compress_size, f"an array {name!r}")
+                with archive.open(entry) as member:
+                    contents[name] = read_array(member, entry.file_size)
+            else:
+                contents[name] = None
+    return contents
+
+
+def read_npy(path: Path, *, mmap: bool = False) -> npt.NDArray[Any]:
+    """The array of a file."""
+    with readable(path, PLAIN.format(".npy")), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if not mmap:
+            return read_array(file, size)
+        header = read_header(file)
+        start = file.tell()
+        if header.dtype.hasobject:
+            raise UnmappableError(f"mmap must be False for an array of objects, got {path}")
+        check_size(header, size - start)
+        if not header.nbytes:
+            return np.empty(header.shape, header.dtype)
+        order = "F" if header.fortran else "C"
+        return np.memmap(file, header.dtype, "c", start, header.shape, order)  # type: ignore[call-overload,no-any-return]  # C or F
+
+
+def read_header(file: Any) -> Header:
+    version = np.lib.format.read_magic(file)
+    formats = np.lib.format
+    old = version == (1, 0)
+    read = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
+    header = Header(*read(file))
+    if header.dtype.kind not in KINDS and not header.dtype.hasobject:
+        raise ValueError(f"it must have numbers or texts, got {header.dtype}")
+    if min(header.shape, default=0) < 0:
+        raise ValueError(f"it must have a shape, got {list(header.shape)}")
+    return header
+
+
+def check_size(header: Header, there: int) -> None:
+    if header.nbytes > there:
+        raise ValueError(
+            f"it must have {header.nbytes} bytes for shape {list(header.shape)}, got {there}"
+        )
+
+
+def read_array(file: Any, size: int) -> npt.NDArray[Any]:
+    """An array from where a file is read; `size` is what the file has at most.
+
+    Arrays of objects are pickles: their texts and numbers are read, nothing else.
+    """
+    header = read_header(file)
+    if header.dtype.hasobject:
+        found = plain_pickle.load(file)
+        if not isinstance(found, np.ndarray) or found.shape != header.shape:
+            raise ValueError("it must have an array of objects, got another one")
+        return found
+    check_size(header, size)
+    flat = np.empty(math.prod(header.shape), header.dtype)
+    if flat.nbytes:
+        there = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]  # it is a buffer
+        for start in range(0, len(there), READ_AT_ONCE):
+            part = there[start : start + READ_AT_ONCE]
+            if file.readinto(part) != len(part):
+                raise ValueError("it must have all its bytes, got fewer")
+    return flat.reshape(header.shape, order="F" if header.fortran else "C")
+
+
+def map_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """An array of an archive, mapped copy-on-write: the file never changes."""
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise UnmappableError(
+            "mmap must be False for a compressed file (or save the bank again), "
+            f"got True for {path}"
+        )
+    file.seek(entry.header_offset + 26)
+    name, extra = struct.unpack("<HH", file.read(4))
+    file.seek(entry.header_offset + 30 + name + extra)
+    header = read_header(file)
+    if header.dtype.hasobject:
+        raise ValueError("an array of objects")
+    if header.fortran or file.tell() % header.dtype.itemsize or not header.nbytes:
+        raise UnmappableError(
+            "mmap must be False for an array that is not aligned (or save the bank again), "
+            f"got True for {path}"
+        )
+    check_size(header, os.fstat(file.fileno()).st_size - file.tell())
+    return np.memmap(file, header.dtype, "c", file.tell(), header.shape)

@@ -1,0 +1,139 @@
+"""NumPy arrays wherever tensors are taken: the same results, and the arrays stay as they are."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import paddle_ext
+from paddle_ext import check
+
+RANDOM = np.random.default_rng(0)
+LABELS = np.arange(4).repeat(3)
+CENTRES = RANDOM.normal(size=(4, 5))
+SUPPORT = CENTRES[LABELS] + 0.1 * RANDOM.normal(size=(12, 5))
+QUERY = CENTRES[[1, 1, 2, 1, 2]] + 0.1 * RANDOM.normal(size=(5, 5))
+BANK = np.concatenate([SUPPORT, QUERY])
+COST = RANDOM.random((5, 4))
+NEW = np.arange(12, 17)
+
+ADAPTIVE = paddle_ext.methods.create("adaptive")
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "solve": (paddle_ext.solve, (SUPPORT, LABELS, QUERY)),
+    "solve_indexed": (paddle_ext.solve_indexed, (BANK, np.arange(12), LABELS, NEW)),
+    "tim": (paddle_ext.tim, (SUPPORT, LABELS, QUERY)),
+    "adapt": (paddle_ext.adapt, (COST,)),
+    "sinkhorn": (
+        lambda *given: paddle_ext.sinkhorn(*given, reg=0.1),
+        (COST, np.full(5, 0.8), np.ones(4)),
+    ),
+    "predict": (ADAPTIVE.predict, (SUPPORT, LABELS, QUERY)),
+    "predict with a mean": (
+        lambda *given: ADAPTIVE.predict(*given[:3], base_mean=given[3]),
+        (SUPPORT, LABELS, QUERY, BANK.mean(0)),
+    ),
+    "predict by names": (
+        lambda *given: ADAPTIVE.predict(*given[:3], prototypes=given[3]),
+        (SUPPORT, LABELS, QUERY, CENTRES),
+    ),
+    "predict_indexed": (ADAPTIVE.predict_indexed, (BANK, np.arange(12), LABELS, NEW)),
+}
+
+
+def results(found: Any) -> list[torch.Tensor]:
+    values = [found.plan] if hasattr(found, "plan") else [found.labels, found.probabilities]
+    assert all(isinstance(x, torch.Tensor) for x in values)
+    return values
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_are_tensors(name: str, dtype: Any) -> None:
+    call, given = CALLS[name]
+    arrays = [x.astype(dtype) if x.dtype.kind == "f" else x.copy() for x in given]
+    before = [x.copy() for x in arrays]
+    found = results(call(*arrays))
+    expected = results(call(*(torch.from_numpy(x.copy()) for x in arrays)))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: np.asfortranarray(x),
+        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+        lambda x: x[..., ::-1].copy()[..., ::-1],
+        lambda x: x.astype(x.dtype.newbyteorder(">")),
+        lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),  # read-only
+    ],
+    ids=["Fortran", "strided", "reversed", "big-endian", "read-only"],
+)
+def test_any_memory(change: Callable[[Any], Any]) -> None:
+    expected = paddle_ext.solve(*map(torch.from_numpy, (SUPPORT, LABELS, QUERY)))
+    found = paddle_ext.solve(change(SUPPORT), change(LABELS), change(QUERY))
+    assert torch.equal(found.probabilities, expected.probabilities)
+
+
+def test_labels_of_any_integer_type() -> None:
+    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64):
+        assert paddle_ext.solve(SUPPORT, LABELS.astype(dtype), QUERY).labels.shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (LABELS.astype(str), "support_labels must be a torch.Tensor, got an array of <U21"),
+        (LABELS.astype(object), "support_labels must be a torch.Tensor, got an array of object"),
+        (LABELS.astype(float), "support_labels must be a tensor of integers, got float64"),
+    ],
+)
+def test_other_arrays_are_told(labels: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        paddle_ext.solve(SUPPORT, labels, QUERY)
+
+
+def test_banks_and_tasks() -> None:
+    bank = paddle_ext.FeatureBank(BANK, np.append(LABELS, [1, 1, 2, 1, 2]))
+    sampler = paddle_ext.TaskSampler(bank.labels.numpy(), shots=1, n_query=2, k_eff=2)
+    assert sampler.num_classes == 4
+    assert bank.subset(np.array([0, 3])).labels.tolist() == [0, 1]
+    labels = torch.from_numpy(LABELS)
+    novel = paddle_ext.presence.novelty
+    found = ADAPTIVE.predict(SUPPORT, LABELS, QUERY)
+    expected = novel(found, torch.from_numpy(SUPPORT), labels, torch.from_numpy(QUERY))
+    assert torch.equal(novel(found, SUPPORT, LABELS, QUERY), expected)
+
+
+# --- forms of tensors that are no rows of numbers -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda x: x.to_sparse(), "query must be a dense tensor, got a sparse_coo one"),
+        (lambda x: x.to_sparse_csr(), "query must be a dense tensor, got a sparse_csr one"),
+        (lambda x: x.to_mkldnn(), "query must be a dense tensor, got a mkldnn one"),
+        (lambda x: x.to("meta"), "on one device, got"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_forms_of_tensors(form: Callable[[Any], Any], message: str) -> None:
+    support, labels, query = (torch.from_numpy(x) for x in (SUPPORT, LABELS, QUERY))
+    odd = form(query.float())
+    for call in (paddle_ext.solve, paddle_ext.tim, ADAPTIVE.predict):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call(support.float(), labels, odd)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors() -> None:
+    rows = [torch.ones(2, 3), torch.ones(1, 3)]
+    for layout in (torch.strided, torch.jagged):
+        odd = torch.nested.nested_tensor(rows, layout=layout)
+        with pytest.raises(TypeError, match="x must be a dense tensor, got a nested one"):
+            check.features("x", odd)
