@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .files import AbandonedError, Contents, Fill
+from .files import Contents, Fill
 
 T = TypeVar("T")
 
@@ -51,27 +51,36 @@ def chunks_of(
                 yield buffers.take(place, count)
 
 
-class Fetched(Thread, Generic[T]):
-    """One call in a thread, which ends with it: nobody need end an idle thread."""
+class Reader(Thread, Generic[T]):
+    """A thread that makes one call each time it is asked to."""
 
     def __init__(self, fetch: Callable[[], T]) -> None:
-        super().__init__(name="paddle_ext reads ahead")
+        # A daemon: where nobody could end it, as behind a traceback, Python can still exit.
+        super().__init__(name="paddle_ext reads ahead", daemon=True)
         self.fetch = fetch
+        self.asked: SimpleQueue[bool] = SimpleQueue()
         self.found: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
         self.start()
 
     def run(self) -> None:
-        try:
-            self.found.put((self.fetch(), None))
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
-            self.found.put((None, error))
+        while self.asked.get():
+            try:
+                self.found.put((self.fetch(), None))
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                self.found.put((None, error))
+
+    def ask(self) -> None:
+        self.asked.put(True)
 
     def result(self) -> T | None:
         found, error = self.found.get()
-        self.join()
         if error is not None:
             raise error
         return found
+
+    def end(self) -> None:
+        self.asked.put(False)
+        self.join()
 
 
 def ahead(
@@ -90,19 +99,18 @@ def ahead(
     give_back : callable
         Told what is not in use any more, before a call may use its memory again.
     """
-    thread = Fetched(fetch)
+    reader = Reader(fetch)
     try:
-        found = thread.result()
+        reader.ask()
+        found = reader.result()
         while found is not None:
-            thread = Fetched(fetch)
+            reader.ask()
             yield found
             give_back(found)
-            found = thread.result()
-    except AbandonedError:
-        return
+            found = reader.result()
     finally:
         abandoned.set()
-        thread.join()
+        reader.end()
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Feature rows in files: where their numbers lie, and how they are read in order.
+"""Files of rows: opened, told apart from what has no end, and found damaged in one sentence.
 
 Rows are read by plain reads into memory that is used again and again. A mapped file would be
 counted as memory of the process, and one that is cut while it is read would kill it.
@@ -6,34 +6,16 @@ counted as memory of the process, and one that is cut while it is read would kil
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import stat
-import struct
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from ... import check
-
-SUFFIXES = (".npy", ".npz", ".safetensors", ".parquet")
-SAFETENSORS = {
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-NUMPY = {2: torch.float16, 4: torch.float32, 8: torch.float64}  # by bytes
-PIECE = 2**24  # bytes of one read, after which it is asked whether anybody still wants them
-MOST_HEADER = 10**8  # bytes, as the library of .safetensors has it
 
 Fill = Callable[[Tensor], None]  # reads the next rows into a contiguous tensor [n, D] of the CPU
 
@@ -62,205 +44,6 @@ class Version(NamedTuple):
     inode: int
     size: int
     changed: int  # in nanoseconds
-
-
-class Matrix(NamedTuple):
-    """An array in a file, by its header."""
-
-    offset: int | None  # where its numbers begin; None: they are compressed
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None  # None: none that features have
-    kind: str  # the dtype, for messages
-    swapped: bool = False  # whether its bytes are in the order of other machines
-
-    def is_features(self) -> bool:
-        return self.dtype is not None and len(self.shape) == 2 and min(self.shape) > 0
-
-
-def open_contents(path: Path, column: str, name: str | None) -> Contents:
-    """The matrix of a file; `column` is that of Parquet, `name` that of an array among several."""
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}")
-    if name is not None and path.suffix not in (".npz", ".safetensors"):
-        raise check.ArgumentValueError(
-            "name", f"must be None for a file that has no named arrays, got {name!r} for {path}"
-        )
-    if path.suffix == ".parquet":
-        from .parquet import ParquetColumn
-
-        return ParquetColumn(path, column)
-    with open_regular(path) as file:
-        version = version_of(file)
-        if path.suffix == ".npy":
-            with whole(path, "a whole .npy file of a plain array"):
-                matrix = npy_header(file, 0)
-        else:
-            read = npz_headers if path.suffix == ".npz" else safetensors_headers
-            matrix = chosen(read(path, file), name, path)
-    if not matrix.is_features():
-        raise ValueError(
-            f"{path} must have floating-point rows of shape [N, D] with N and D at least 1, "
-            f"got {matrix.kind} of shape {list(matrix.shape)}"
-        )
-    return StoredMatrix(path, matrix, version)
-
-
-class StoredMatrix:
-    """A matrix that lies in a file as it does in memory.
-
-    Parameters
-    ----------
-    path : Path
-    matrix : Matrix
-        Of features.
-    version : Version
-        Of the file when its header was read.
-    """
-
-    def __init__(self, path: Path, matrix: Matrix, version: Version) -> None:
-        if matrix.offset is None:
-            raise ValueError(
-                f"{path} must not be compressed to be read in parts, got an array that is: save it "
-                "by numpy.savez"
-            )
-        assert matrix.dtype is not None
-        N, D = matrix.shape
-        self.path, self.version, self.swapped = path, version, matrix.swapped
-        self.offset, self.shape, self.dtype = matrix.offset, (N, D), matrix.dtype
-        self.row_bytes = D * matrix.dtype.itemsize
-        if self.offset + N * self.row_bytes > version.size:
-            self.cut_short(version.size)
-
-    def cut_short(self, size: int) -> None:
-        N, D = self.shape
-        raise ValueError(
-            f"{self.path} must have {self.offset + N * self.row_bytes} bytes for its {N} rows of "
-            f"{D} features, got {size}"
-        )
-
-    @contextmanager
-    def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
-        """Rows from `start` on."""
-        with open_regular(self.path) as file:
-            unchanged(self.path, file, self.version)
-            number = file.fileno()
-            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            place = self.offset + start * self.row_bytes
-
-            def fill(rows: Tensor) -> None:
-                nonlocal place
-                numbers: Any = rows.view(torch.uint8).numpy()
-                memory = memoryview(numbers).cast("B")
-                done = 0
-                while done < len(memory):
-                    if abandoned.is_set():
-                        raise AbandonedError
-                    count = os.preadv(number, [memory[done : done + PIECE]], place)
-                    if count == 0:
-                        self.cut_short(place)
-                    done, place = done + count, place + count
-                if self.swapped:
-                    rows.numpy().byteswap(inplace=True)
-
-            yield fill
-
-
-# --- headers ------------------------------------------------------------------------------------
-
-
-def npy_header(file: BinaryIO | Any, begin: int) -> Matrix:
-    """Of an array whose header is next in a file, and where its numbers are after `begin`."""
-    formats = np.lib.format
-    version = formats.read_magic(file)
-    old = version == (1, 0)
-    read = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    kind = "objects" if dtype.hasobject else str(dtype)
-    # A vector is in both orders.
-    if fortran and len(shape) > 1:
-        kind = f"{kind} in Fortran's order"
-    found = NUMPY.get(dtype.itemsize) if kind == str(dtype) and dtype.kind == "f" else None
-    return Matrix(begin + file.tell(), shape, found, kind, not dtype.isnative)
-
-
-def npz_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
-    found = {}
-    with whole(path, "a whole .npz file of plain arrays"), zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
-            if not entry.filename.endswith(".npy"):
-                continue
-            with archive.open(entry) as member:
-                matrix = npy_header(member, 0)
-            if entry.compress_type != zipfile.ZIP_STORED:
-                matrix = matrix._replace(offset=None)
-            else:
-                assert matrix.offset is not None
-                begin = entry_begin(file, entry)
-                if matrix.is_features() and matrix.offset + nbytes(matrix) != entry.file_size:
-                    raise ValueError(f"{entry.filename} has not as many bytes as its shape asks")
-                matrix = matrix._replace(offset=begin + matrix.offset)
-            found[entry.filename.removesuffix(".npy")] = matrix
-    return found
-
-
-def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """Where the bytes of an entry of an archive begin."""
-    file.seek(entry.header_offset + 26)
-    name, extra = struct.unpack("<HH", file.read(4))
-    return entry.header_offset + 30 + int(name) + int(extra)
-
-
-def safetensors_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
-    found = {}
-    with whole(path, "a whole .safetensors file"):
-        size = os.fstat(file.fileno()).st_size
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(MOST_HEADER, size - 8):
-            raise ValueError(f"its header would have {length} bytes")
-        header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            shape = tuple(int(length) for length in entry["shape"])
-            kind = str(entry["dtype"])
-            matrix = Matrix(8 + length + int(begin), shape, SAFETENSORS.get(kind), kind)
-            if begin < 0 or (matrix.is_features() and nbytes(matrix) != end - begin):
-                raise ValueError(f"{name} has not as many bytes as its shape asks")
-            found[name] = matrix
-    return found
-
-
-def nbytes(matrix: Matrix) -> int:
-    assert matrix.dtype is not None
-    return math.prod(matrix.shape) * matrix.dtype.itemsize
-
-
-def chosen(there: dict[str, Matrix], name: str | None, path: Path) -> Matrix:
-    """The array of that name; without one the only matrix of features, or ``features``."""
-    listed = ", ".join(map(repr, there)) or "nothing"
-    if name is not None:
-        if name not in there:
-            raise check.ArgumentValueError(
-                "name", f"must be an array of {path} ({listed}), got {name!r}"
-            )
-        return there[name]
-    matrices = [key for key, matrix in there.items() if matrix.is_features()]
-    if len(there) == 1 or len(matrices) == 1:
-        return there[(matrices or [*there])[0]]
-    if "features" in there:
-        return there["features"]
-    if not matrices:
-        raise ValueError(
-            f"{path} must have a floating-point array of shape [N, D] with N and D at least 1, "
-            f"got {listed}"
-        )
-    raise check.ArgumentValueError(
-        "name", f"must say which array of {path} has the features ({listed}), got None"
-    )
-
-
-# --- files --------------------------------------------------------------------------------------
 
 
 def open_regular(path: Path) -> BinaryIO:

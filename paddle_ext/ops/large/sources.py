@@ -14,7 +14,9 @@ from torch import Tensor
 
 from ... import check
 from .ahead import chunks_of
-from .files import Contents, Fill, open_contents
+from .files import Contents, Fill
+from .parquet import ParquetColumn
+from .stored import SUFFIXES, open_stored
 
 Report = Callable[[int, int], object]
 
@@ -252,6 +254,19 @@ def rows_of(
     if device is not None and numbered(check.device(device)) != source.device:
         raise ValueError(f"the rows must come to {device}, got {source.device}")
     return source
+
+
+def open_contents(path: Path, column: str, name: str | None) -> Contents:
+    """The rows of a file; the other arguments are those of `FileRows`."""
+    if path.suffix in SUFFIXES:
+        return open_stored(path, name)
+    if path.suffix != ".parquet":
+        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, .parquet")
+    if name is not None:
+        raise check.ArgumentValueError(
+            "name", f"must be None for a file of columns, got {name!r} for {path}"
+        )
+    return ParquetColumn(path, column)
 
 
 class TensorContents:

@@ -1,0 +1,85 @@
+"""Files of rows in all formats, for the tests of what reads them."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paddle_ext.ops.large.sources import Rows
+
+N, D = 1001, 7
+NUMPY = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
+FORMATS = [
+    ("npy", "float16"),
+    ("npy", "float32"),
+    ("npy", "float64"),
+    ("npz", "float16"),
+    ("npz", "float32"),
+    ("safetensors", "float16"),
+    ("safetensors", "bfloat16"),
+    ("safetensors", "float32"),
+    ("safetensors", "float64"),
+    ("lists.parquet", "float32"),
+    ("lists.parquet", "float64"),
+    ("large_lists.parquet", "float32"),
+    ("fixed.parquet", "float16"),
+    ("fixed.parquet", "float32"),
+]
+
+
+def features(dtype: str = "float32", rows: int = N) -> Tensor:
+    drawn = torch.randn(rows, D, generator=torch.Generator().manual_seed(0))
+    return drawn.to(getattr(torch, dtype))
+
+
+def write(folder: Path, kind: str, x: Tensor) -> Path:
+    """A file of that format, beside whose features is something else where there can be."""
+    path = folder / f"rows.{kind}"
+    if kind == "npy":
+        np.save(path, x.numpy())
+    elif kind == "npz":
+        np.savez(path, labels=np.arange(len(x)), features=x.numpy(), names=np.array(["a", "b"]))
+    elif kind == "safetensors":
+        write_safetensors(path, {"labels": torch.arange(len(x)), "rows": x})
+    else:
+        write_parquet(path, kind.partition(".")[0], x.numpy())
+    return path
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """As the library does, which need not be installed."""
+    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+    names |= {torch.float64: "F64", torch.int64: "I64"}
+    header: dict[str, Any] = {"__metadata__": {"made": "by hand"}}
+    data = b""
+    for name, x in tensors.items():
+        stored = x.contiguous().view(torch.uint8).numpy().tobytes()
+        ends = [len(data), len(data) + len(stored)]
+        header[name] = {"dtype": names[x.dtype], "shape": list(x.shape), "data_offsets": ends}
+        data += stored
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_parquet(path: Path, kind: str, x: np.ndarray, group: int = 100, **columns: Any) -> None:
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    numbers = pa.array(x.ravel())
+    if kind == "fixed":
+        lists = pa.FixedSizeListArray.from_arrays(numbers, x.shape[1])
+    else:
+        offsets = np.arange(len(x) + 1) * x.shape[1]
+        made = pa.ListArray if kind == "lists" else pa.LargeListArray
+        ends = pa.array(offsets, pa.int32() if kind == "lists" else pa.int64())
+        lists = made.from_arrays(ends, numbers)
+    table = pa.table({"id": np.arange(len(x)), "embedding": lists, **columns})
+    pq.write_table(table, path, row_group_size=group)
+
+
+def together(rows: Rows, size: int) -> Tensor:
+    return torch.cat([chunk.clone() for chunk in rows.chunks(size)])
