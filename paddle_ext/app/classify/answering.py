@@ -111,15 +111,9 @@ def answer(
     ['dog', 'dog']
     """
     K = len(labelled.class_names)
-    size = check.integer("batch", BATCH if batch is None else batch)
-    if batch is None:
-        size = max(1, min(size, MOST_ENTRIES // K))
+    size, together = batch_sizes(labelled, batch)
     place = check.device(device)
     solve = solver(labelled, place)
-    # With names what the labelled samples say is computed in each call, so for many batches.
-    together = 1
-    if labelled.prototypes is not None and len(labelled.labels):
-        together = max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
     D = labelled.features.shape[1]
     names: list[str] = []
     texts: list[str] = []
@@ -155,6 +149,18 @@ def answer(
         present,
         truth or None,
     )
+
+
+def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
+    """How many samples are classified together, and how many such batches in one call."""
+    K = len(labelled.class_names)
+    size = check.integer("batch", BATCH if batch is None else batch)
+    if batch is None:
+        size = max(1, min(size, MOST_ENTRIES // K))
+    # With names what the labelled samples say is computed in each call, so for many batches.
+    if labelled.prototypes is None or not len(labelled.labels):
+        return size, 1
+    return size, max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
 
 
 def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
