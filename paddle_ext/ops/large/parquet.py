@@ -40,16 +40,10 @@ class ParquetColumn:
             self.version = version_of(file)
         with opened(path) as table:
             kind = column_type(table.schema_arrow, column, path)
-            N = int(table.metadata.num_rows)
-            D = list_width(kind)
-            with whole(path, WHOLE):
-                for batch in table.iter_batches(1, columns=[column], use_threads=False):
-                    first = batch.column(0)
-                    break
-                else:
-                    first = None
-        if first is not None and D < 0:
-            D = 0 if first.null_count else len(storage(first)[0])
+            N, D = int(table.metadata.num_rows), list_width(kind)
+            if D < 0:
+                first = next(record_batches(table, path, 1, [column]), None)
+                D = 0 if first is None else width_of(first.column(0))
         if N < 1 or D < 1:
             raise ValueError(
                 f"{path} must have at least one row with at least one feature in column "
@@ -87,16 +81,10 @@ class ParquetColumn:
         """The features of groups of rows, of which the first begins with `row`."""
         D = self.shape[1]
         at_once = max(1, PIECE // (D * self.dtype.itemsize))
-        batches = table.iter_batches(
-            at_once, row_groups=groups, columns=[self.column], use_threads=False
-        )
-        while True:
-            with whole(self.path, WHOLE):
-                batch = next(batches, None)
-            if batch is None:
-                raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
+        for batch in record_batches(table, self.path, at_once, [self.column], groups):
             yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", row)
             row += len(batch)
+        raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
 
 
 def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
@@ -134,6 +122,14 @@ def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
 
 def bad_row(source: str, width: int, got: str) -> NoReturn:
     raise ValueError(f"{source} must have {width} numbers in each row, got {got}")
+
+
+def width_of(column: Any) -> int:
+    """The length of the first list of an Arrow array; 0: there is none."""
+    lists = storage(column)
+    if list_width(lists.type) >= 0:
+        return list_width(lists.type)
+    return len(lists[0]) if len(lists) and lists[0].is_valid else 0
 
 
 def storage(column: Any) -> Any:
@@ -186,6 +182,23 @@ def opened(path: Path) -> Iterator[Any]:
         table = libraries()[1].ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
     with table:
         yield table
+
+
+def record_batches(
+    table: Any,
+    path: Path,
+    size: int,
+    columns: Sequence[str],
+    groups: Sequence[int] | None = None,
+) -> Iterator[Any]:
+    """Some columns of an opened file, `size` rows at a time, of these groups of rows or of all."""
+    batches = table.iter_batches(size, row_groups=groups, columns=[*columns], use_threads=False)
+    while True:
+        with whole(path, WHOLE):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def libraries() -> tuple[Any, Any]:
