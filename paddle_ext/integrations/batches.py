@@ -18,7 +18,7 @@ import torch
 
 from .. import check
 from ..methods.adaptive import Adaptive
-from ..methods.calibration import Likelihood, calibrated
+from ..methods.shared_rows import SharedRows, shared_rows
 from ..methods.task import Task
 from ..solution import Solution
 from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
@@ -125,7 +125,7 @@ class BatchClassifier:
         self._support = rows if text is None else rows.copy()
         self._prototypes = None if text is None else text.copy()
         self._fitted: FittedAdaptive | None = None
-        self._here: tuple[torch.device, Likelihood] | None = None
+        self._here: tuple[torch.device, SharedRows] | None = None
         if text is None:
             every_class_has_a_row(self.classes, self._places)
             self._fit()
@@ -134,11 +134,9 @@ class BatchClassifier:
         """Keep what the labelled rows say, and not themselves. On the CPU, as any driver can."""
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
-            known = (on(x, torch.device("cpu")) for x in (self._support, self._places))
-            support, labels = (x.unsqueeze(0) for x in known)
-            likelihood = calibrated(support, labels, K)
+            support, labels = (on(x, torch.device("cpu")) for x in (self._support, self._places))
             # No batch was seen: there are no proportions to keep.
-            self._fitted = FittedAdaptive.of(likelihood, torch.zeros(K))
+            self._fitted = FittedAdaptive.of(shared_rows(support, labels, K), torch.zeros(K))
         self._support = self._support[:0]
 
     def __repr__(self) -> str:
@@ -247,14 +245,14 @@ class BatchClassifier:
         device = chosen_device(self._device)
         rows = on(query, device)
         if self._fitted is not None:
-            return self._method.solve_one(self._likelihood(self._fitted, device), rows)
+            return self._known(self._fitted, device).solve_one(self._method, rows)
         known = (self._support, self._places, cast("Array", self._prototypes))
         support, labels, names = (on(x, device).unsqueeze(0) for x in known)
         task = Task(support, labels, rows.unsqueeze(0), len(self.classes), prototypes=names)
         return without_batch(self._method.solution(task))
 
-    def _likelihood(self, fitted: FittedAdaptive, device: torch.device) -> Likelihood:
-        """That of the labelled rows on a device, brought there once in every process."""
+    def _known(self, fitted: FittedAdaptive, device: torch.device) -> SharedRows:
+        """What the labelled rows say, on a device, brought there once in every process."""
         if self._here is None or self._here[0] != device:
             self._here = device, fitted.on(device)
         return self._here[1]

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import check, presence
 from ..methods.calibration import Likelihood
 from ..methods.names_rows import RowLogits
+from ..methods.shared_rows import SharedRows
 from ..ops import native
 from ..rows import class_sums, parts, unit_rows
 from ..scaling import Coordinates
@@ -43,48 +44,62 @@ def array(x: Tensor) -> Array:
 class Fitted(Protocol):
     """What new rows [n, D], on any device, are classified by."""
 
-    @property
-    def usual(self) -> Array:
-        """Squared distances of labelled rows to their own prototypes, sorted; [m]."""
-
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
         """For some rows after the other, [part, K] float64."""
 
-    def distances_to_own(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Squared, to the prototypes of the classes at these places, [n] float64."""
+
+def arrays(kept: Any) -> dict[str, Any]:
+    """The fields of a dataclass, tensors as arrays."""
+    found = {field.name: getattr(kept, field.name) for field in fields(kept)}
+    return {name: array(x) if isinstance(x, Tensor) else x for name, x in found.items()}
+
+
+def tensors(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The same with tensors, on a device."""
+    return {name: on(x, device) if isinstance(x, np.ndarray) else x for name, x in kept.items()}
+
+
+@dataclass(frozen=True)
+class FittedFamiliar:
+    """What samples of the known classes look like, for `novelty`."""
+
+    kept: dict[str, Any]  # the fields of `presence.Familiar`
+
+    @classmethod
+    def of(cls, support: Tensor, labels: Tensor, num_classes: int) -> FittedFamiliar | None:
+        """None if no class has two labelled rows, or one has none."""
+        if len(labels) == 0 or int(labels.bincount(minlength=num_classes).amin()) == 0:
+            return None
+        found = presence.familiar(support, labels, num_classes)
+        return None if found is None else cls(arrays(found))
+
+    def novelty(self, rows: Tensor, places: Tensor | None) -> Tensor:
+        return presence.Familiar(**tensors(self.kept, rows.device)).novelty(rows, places)
 
 
 @dataclass(frozen=True)
 class FittedAdaptive:
-    """The likelihood of the labelled rows, and the mean log proportions of the others."""
+    """What the labelled rows say, and the mean log proportions of the others."""
 
     likelihood: dict[str, Any]  # its fields
+    correction: Array | None
     dual: Array  # [K]
-    usual: Array
 
     @classmethod
-    def of(cls, likelihood: Likelihood, dual: Tensor) -> FittedAdaptive:
-        kept = {field.name: getattr(likelihood, field.name) for field in fields(likelihood)}
-        kept = {name: array(x) if isinstance(x, Tensor) else x for name, x in kept.items()}
-        usual = array(presence.usual_distances_of(likelihood))
-        return cls(kept, array(dual.double()), usual)
+    def of(cls, known: SharedRows, dual: Tensor) -> FittedAdaptive:
+        correction = None if known.correction is None else array(known.correction)
+        return cls(arrays(known.likelihood), correction, array(dual.double()))
 
-    def on(self, device: torch.device) -> Likelihood:
-        kept: dict[str, Any] = {
-            name: on(x, device) if isinstance(x, np.ndarray) else x
-            for name, x in self.likelihood.items()
-        }
-        return Likelihood(**kept)
+    def on(self, device: torch.device) -> SharedRows:
+        correction = None if self.correction is None else on(self.correction, device)
+        return SharedRows(Likelihood(**tensors(self.likelihood, device)), correction)
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        likelihood, dual = self.on(rows.device), on(self.dual, rows.device)
-        for part in parts(len(rows), sum(likelihood.weights.shape)):
+        known, dual = self.on(rows.device), on(self.dual, rows.device)
+        for part in parts(len(rows), sum(known.likelihood.weights.shape)):
             # Unit-norm first: what float64 can hold may be too large for the dtype of the fit.
-            found = likelihood.logits(unit_rows(rows[part].double()))
-            yield (found.double() + dual) * likelihood.temper
-
-    def distances_to_own(self, rows: Tensor, places: Tensor) -> Tensor:
-        return presence.distances_to_own(self.on(rows.device), unit_rows(rows.double()), places)
+            found = known.logits(unit_rows(rows[part].double()))
+            yield (found.double() + dual) * known.likelihood.temper
 
 
 @dataclass(frozen=True)
@@ -93,21 +108,14 @@ class FittedNames:
 
     kept: dict[str, Array]  # the fields of `RowLogits`
 
-    @property
-    def usual(self) -> Array:
-        return np.empty(0)
-
     @classmethod
     def of(cls, found: RowLogits) -> FittedNames:
-        return cls({field.name: array(getattr(found, field.name)) for field in fields(found)})
+        return cls(arrays(found))
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        judge = RowLogits(**{name: on(x, rows.device) for name, x in self.kept.items()})
+        judge = RowLogits(**tensors(self.kept, rows.device))
         for part in parts(len(rows), sum(judge.weights.shape)):
             yield judge(unit_rows(rows[part].double())).double()
-
-    def distances_to_own(self, rows: Tensor, places: Tensor) -> Tensor:
-        raise NotImplementedError  # `usual` is empty, so nobody may ask
 
 
 @dataclass(frozen=True)
@@ -119,14 +127,13 @@ class FittedPaddle:
     prototypes: Array  # [K, D]
     preference: Array  # [K]
     temperature: float
-    usual: Array
 
     @classmethod
     def of(
-        cls, space: Coordinates, w: Tensor, preference: Tensor, temperature: float, usual: Tensor
+        cls, space: Coordinates, w: Tensor, preference: Tensor, temperature: float
     ) -> FittedPaddle:
         factor, prototypes, preferences = (array(x) for x in (space.factor, w, preference))
-        return cls(space.unit, factor, prototypes, preferences, temperature, array(usual))
+        return cls(space.unit, factor, prototypes, preferences, temperature)
 
     def on(self, device: torch.device) -> tuple[Coordinates, Tensor]:
         return Coordinates(self.unit, on(self.factor, device)), on(self.prototypes, device)
@@ -142,10 +149,6 @@ class FittedPaddle:
             behind = distance - distance.amin(-1, keepdim=True)
             yield preference - self.temperature / 2 * behind
 
-    def distances_to_own(self, rows: Tensor, places: Tensor) -> Tensor:
-        space, w = self.on(rows.device)
-        return space.distances_to_own(rows, places, w)
-
 
 def means_of(
     support: Tensor,
@@ -153,12 +156,17 @@ def means_of(
     K: int,
     query: Tensor | None = None,
     u: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
-    """Means of labelled rows, and of others by their probabilities [Q, K]; zeros without any."""
+    """Means of labelled rows, and of others by their probabilities [Q, K]; zeros without any.
+
+    `counts` are what the labelled rows count, 1 each by default.
+    """
     sums = support.new_zeros(K, support.shape[1])
-    mass = labels.bincount(minlength=K).to(support.dtype)
+    weights = None if counts is None else counts.to(support.dtype)
+    mass = labels.bincount(weights, minlength=K).to(support.dtype)
     if len(support):
-        sums, _ = class_sums(support, labels, K)
+        sums, _ = class_sums(support, labels, K, weights)
     if query is not None and u is not None:
         sums, mass = sums + u.mT @ query, mass + u.sum(0)
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)

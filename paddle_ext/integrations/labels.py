@@ -37,6 +37,10 @@ def sorted_classes(y: Array) -> tuple[Array, npt.NDArray[np.int64]]:
         raise ValueError("y must have labelled rows of at least two classes, got none")
     if y.dtype.kind == "O":
         y = unwrapped(y)
+    if y.dtype.kind in "US" and (y == np.array("-1", dtype=y.dtype)).any():
+        raise ValueError(
+            "y must have None for an unlabelled row among text, got '-1', which would be a class"
+        )
     # Not by scikit-learn's check_classification_targets: one label of each class makes it warn.
     if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
         odd = y[~np.isfinite(y) | (y != np.round(y))][0]
@@ -57,6 +61,24 @@ def unwrapped(y: Array) -> Array:
     raise ValueError(
         f"Unknown label type: y must be all text or all numbers, got {' and '.join(kinds)}"
     )
+
+
+def checked_weights(given: Any, n: int) -> Array:
+    """One finite number >= 0 for each of n rows."""
+    weights = np.asarray(given)
+    if weights.dtype.kind not in "fiub" or weights.shape != (n,):
+        raise ValueError(
+            f"sample_weight must be numbers of shape [{n}], one for each row, got {weights.dtype} "
+            f"of shape {list(weights.shape)}"
+        )
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"sample_weight must be finite and at least 0, got {weights[row]} in row {row}"
+        )
+    found: Array = weights.astype(np.float64)
+    return found
 
 
 # --- names of classes ---------------------------------------------------------------------------

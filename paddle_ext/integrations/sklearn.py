@@ -9,28 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .. import check, presence
-from ..methods.adaptive import Adaptive
-from ..methods.calibration import calibrated
-from ..methods.names_rows import row_logits
-from ..methods.task import Task
-from ..ops import solve
-from ..rows import class_means
-from ..scaling import coordinates
+from .. import check
 from ..solution import Solution
-from .fitted import (
-    Array,
-    Fitted,
-    FittedAdaptive,
-    FittedNames,
-    FittedPaddle,
-    array,
-    chosen_device,
-    means_of,
-    on,
-    without_batch,
-)
-from .labels import Named, labelled, named_classes, sorted_classes
+from .fitted import Array, FittedFamiliar, FittedNames, array, chosen_device, on
+from .fitting import Fit, Known, fit_batch, fit_labelled
+from .labels import Named, checked_weights, labelled, named_classes, sorted_classes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -167,7 +150,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- fitting --------------------------------------------------------------------------------
 
     def fit(
-        self, X: Any, y: Any, *, prototypes: Any = None, classes: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        prototypes: Any = None,
+        classes: Any = None,
     ) -> PaddleClassifier:
         """Classify the unlabelled rows.
 
@@ -178,6 +167,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y : array or Series [n]
             A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
             unless there are `prototypes`; then there may be no label at all, or no `y`.
+        sample_weight : array [n], optional
+            How much each labelled row counts in its class, for "adaptive" without `prototypes`; 0
+            leaves it out, though it keeps its label. Those of unlabelled rows are ignored. Two is
+            not the same as the row twice, which would vouch for itself.
         prototypes : array [K, D], optional
             One embedding of each class that is no row of it: that of its name, by the text tower of
             the network whose image tower made `X`. For "adaptive".
@@ -202,27 +195,51 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = labelled(y)
         named = self._checked_names(y[known], prototypes, classes)
         self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
+        weights = self._checked_weights(sample_weight, known, places, named is not None)
         rows = on(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask = torch.from_numpy(known).to(device)
-        support, labels = rows[mask], torch.from_numpy(places).to(device)
+        labels = torch.from_numpy(places).to(device)
+        support, own, counts = rows[mask], labels, None
+        if weights is not None:
+            counts = on(weights, device)
+            support, own, counts = (x[counts > 0] for x in (support, own, counts))
         names = None if named is None else on(named.prototypes, device).to(rows.dtype)
+        given = Known(support, own, len(self.classes_), counts, names)
         if known.all():
-            self._fit_labelled(support, labels, names)
-            return self
-        if names is not None:
-            solution = self._fit_named(support, labels, rows[~mask], names, options)
+            fit = fit_labelled(given, self.method, options)
         else:
-            fit = self._fit_adaptive if self.method == "adaptive" else self._fit_paddle
-            solution = fit(support, labels, rows[~mask], options)
-        self._tell_all_rows(solution, labels, known)
+            fit = fit_batch(given, rows[~mask], self.method, options)
+        self._fitted, self._familiar = fit.fitted, FittedFamiliar.of(*given[:3])
+        self._tell_batch(fit)
+        self._tell_all_rows(fit.solution, labels, known, rows.dtype)
         return self
 
-    def fit_predict(self, X: Any, y: Any, *, prototypes: Any = None, classes: Any = None) -> Array:
-        """Classify the unlabelled rows; returns ``transduction_``."""
-        found: Array = self.fit(X, y, prototypes=prototypes, classes=classes).transduction_
+    def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **names: Any) -> Array:
+        """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
+        found: Array = self.fit(X, y, sample_weight, **names).transduction_
         return found
+
+    def _checked_weights(
+        self, given: Any, known: npt.NDArray[np.bool_], places: Array, named: bool
+    ) -> Array | None:
+        """Those of the labelled rows, of which every class has a positive one."""
+        if given is None:
+            return None
+        if self.method != "adaptive" or named:
+            what = "prototypes" if named else f"method={self.method!r}"
+            raise ValueError(
+                f"sample_weight must be None with {what}, which knows none, got {check.kind(given)}"
+            )
+        weights = checked_weights(given, len(known))[known]
+        mass = np.bincount(places, weights, minlength=len(self.classes_))
+        if (mass == 0).any():
+            raise ValueError(
+                "sample_weight must be more than zero for a labelled row of every class, got zero "
+                f"for all of class {self.classes_[mass == 0][0]}"
+            )
+        return weights
 
     def _checked_names(self, y: Array, prototypes: Any, classes: Any) -> Named | None:
         if prototypes is None:
@@ -238,102 +255,41 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return named_classes(y, prototypes, classes, self.n_features_in_)
 
-    def _fit_labelled(self, support: Tensor, labels: Tensor, names: Tensor | None) -> None:
-        """Class means and the proportions of the labels."""
-        K, n = len(self.classes_), len(labels)
-        shots = labels.bincount(minlength=K).double()
-        self.prototypes_ = array(means_of(support.double(), labels, K))
-        self.class_proportions_ = array(shots / n)
-        self.present_classes_ = self.classes_[array(shots > 0)]
-        self.transduction_ = self.classes_[array(labels)]
-        self.label_distributions_ = np.eye(K, dtype=array(support[:0]).dtype)[array(labels)]
-        self.doubt_ = np.zeros(n)
-        self.n_iter_ = 1  # the means are one pass
-        self.concentration_: float | None = None
-        if names is not None:
-            task = Task(support[None], labels[None], support[None], K, prototypes=names[None])
-            self._fitted: Fitted = FittedNames.of(
-                row_logits(task, Adaptive(logit_scale=self.logit_scale), None)
-            )
-            return
-        if self.method == "adaptive":
-            likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
-            self._fitted = FittedAdaptive.of(likelihood, torch.log(shots / n))
-            return
-        space = coordinates(support, labels, support, K, self.scaling)
-        w = class_means(space.of(support), labels, K)
-        usual = presence.usual_distances(space, support, labels, w, torch.zeros_like(shots))
-        preference = self._dual_weight(n) * (1 + torch.log(shots / n + self.epsilon))
-        self._fitted = FittedPaddle.of(space, w, preference, self.temperature, usual)
-
-    def _fit_adaptive(
-        self, support: Tensor, labels: Tensor, query: Tensor, options: dict[str, Any]
-    ) -> Solution:
-        likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), len(self.classes_))
-        solution = Adaptive(**options).solve_one(likelihood, query)
-        K, u = len(self.classes_), solution.probabilities
-        self.prototypes_ = array(means_of(support, labels, K, query, u))
-        assert solution.concentration is not None
-        self.concentration_ = float(solution.concentration)
-        self._fitted = FittedAdaptive.of(likelihood, solution.dual)
-        return solution
-
-    def _fit_named(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        query: Tensor,
-        names: Tensor,
-        options: dict[str, Any],
-    ) -> Solution:
-        K = len(self.classes_)
-        method = Adaptive(logit_scale=self.logit_scale, **options)
-        task = Task(support[None], labels[None], query[None], K, prototypes=names[None])
-        found = method.solution(task)
-        self._fitted = FittedNames.of(row_logits(task, method, found))
-        solution = without_batch(found)
-        self.prototypes_ = array(means_of(support, labels, K, query, solution.probabilities))
-        assert solution.concentration is not None
-        self.concentration_ = float(solution.concentration)
-        return solution
-
-    def _fit_paddle(
-        self, support: Tensor, labels: Tensor, query: Tensor, options: dict[str, Any]
-    ) -> Solution:
-        K = len(self.classes_)
-        solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
-        u = solution.probabilities
-        assert solution.prototypes is not None
-        self.prototypes_ = array(solution.prototypes)
-        self.concentration_ = None
-        space = coordinates(support, labels, query, K, self.scaling)
-        w = space.prototypes(support, labels, query, u)
-        mass = u.sum(0, dtype=torch.float64)
-        usual = presence.usual_distances(space, support, labels, w, mass)
-        preference = self._dual_weight(len(query)) * solution.dual.double()
-        self._fitted = FittedPaddle.of(space, w, preference, self.temperature, usual)
-        return solution
-
-    def _dual_weight(self, count: int) -> float:
-        return 1.0 if self.lam is None else self.lam / count
+    def _tell_batch(self, fit: Fit) -> None:
+        """What is told of the batch, or without one of the labelled rows."""
+        self.prototypes_ = array(fit.prototypes)
+        self.class_proportions_ = array(fit.proportions)
+        solution = fit.solution
+        present = fit.proportions > 0
+        self.n_iter_, self.concentration_ = 1, None  # the means are one pass
+        if solution is not None:
+            present = solution.present(self.present_threshold)
+            self.n_iter_ = int(solution.iterations)
+            if solution.concentration is not None:
+                self.concentration_ = float(solution.concentration)
+        self.present_classes_ = self.classes_[array(present)]
 
     def _tell_all_rows(
-        self, solution: Solution, labels: Tensor, known: npt.NDArray[np.bool_]
+        self,
+        solution: Solution | None,
+        labels: Tensor,
+        known: npt.NDArray[np.bool_],
+        dtype: torch.dtype,
     ) -> None:
-        """What is told of the batch and of every row, from what is known and what was found."""
-        self.class_proportions_ = array(solution.proportions)
-        self.present_classes_ = self.classes_[array(solution.present(self.present_threshold))]
-        self.n_iter_ = int(solution.iterations)
+        """What is told of every row, from what is known and what was found."""
         n, K = len(known), len(self.classes_)
         place = np.empty(n, dtype=np.int64)  # of each row's class in classes_
-        place[known], place[~known] = array(labels), array(solution.labels)
-        self.transduction_ = self.classes_[place]
-        found = array(solution.probabilities)
+        place[known] = array(labels)
+        empty = torch.zeros(0, K, dtype=dtype)
+        found = array(empty if solution is None else solution.probabilities)
         self.label_distributions_ = np.zeros((n, K), dtype=found.dtype)
-        self.label_distributions_[~known] = found
         self.label_distributions_[known, place[known]] = 1
         self.doubt_ = np.zeros(n)
-        self.doubt_[~known] = array(solution.doubt())
+        if solution is not None:
+            place[~known] = array(solution.labels)
+            self.label_distributions_[~known] = found
+            self.doubt_[~known] = array(solution.doubt())
+        self.transduction_ = self.classes_[place]
 
     # --- new rows -------------------------------------------------------------------------------
 
@@ -351,18 +307,19 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def novelty(self, X: Any) -> Array:
         """How unlike its class each row is, [n]: near 1 for a sample of none of the classes.
 
-        The share of the labelled rows that lie nearer to their prototype than this row to that of
-        its label; see `paddle_ext.presence.novelty`. A class must have two labelled rows or more.
+        The share of the labelled rows that are less strange than this one; see
+        `paddle_ext.presence.novelty`. Every class must have a labelled row, one of them two.
         """
         rows = self._checked_rows(X)
-        if len(self._fitted.usual) == 0:
+        if self._familiar is None:
             named = isinstance(self._fitted, FittedNames)
             raise ValueError(
-                "y must have had a class with two labelled rows or more for novelty, which "
-                f"compares with how far they lie apart, got {'names' if named else 'one of each'}"
+                "y must have had a labelled row of every class, and two or more of one, for "
+                f"novelty, which compares with how far they lie apart, "
+                f"got {'fewer beside names' if named else 'one of each'}"
             )
-        distances = self._fitted.distances_to_own(rows, self._places_of(rows))
-        return array(presence.rank(on(self._fitted.usual, rows.device), distances))
+        places = None if self.method == "paddle" else self._places_of(rows)
+        return array(self._familiar.novelty(rows, places))
 
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -391,4 +348,4 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"{name} must be left at {default!r} unless method='paddle', "
                     f"got {chosen[name]!r}"
                 )
-        return {"max_iter": self.max_iter, "tol": tol}
+        return {"max_iter": self.max_iter, "tol": tol, "logit_scale": self.logit_scale}

@@ -50,7 +50,8 @@ def fit(
     features : Tensor [B, N, F]
     labels : Tensor [B, N] int64
         Those of rows that are not included may be any class.
-    included : Tensor [B, N] bool
+    included : Tensor [B, N]
+        Which rows count, or how much each of them does.
     num_classes : int
         K.
     inverse_regularisation : float

@@ -204,5 +204,5 @@ def test_what_names_do_not_go_with() -> None:
     with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
         PaddleClassifier(logit_scale=0.0).fit(X8, Y, prototypes=TEXT, classes=NAMES)
     model = PaddleClassifier().fit(X8, Y, prototypes=TEXT, classes=NAMES)
-    with pytest.raises(ValueError, match=r"^y must have had a class with two .* got names$"):
+    with pytest.raises(ValueError, match=r"^y must have had a labelled row of .* beside names$"):
         model.novelty(X8)

@@ -1,0 +1,92 @@
+"""The fits of the scikit-learn classifier: of a batch, or of labelled rows alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..methods.adaptive import Adaptive
+from ..methods.names_rows import row_logits
+from ..methods.shared_rows import shared_rows
+from ..methods.task import Task
+from ..ops import solve
+from ..rows import class_means
+from ..scaling import coordinates
+from ..solution import Solution
+from .fitted import Fitted, FittedAdaptive, FittedNames, FittedPaddle, means_of, without_batch
+
+
+class Known(NamedTuple):
+    """What is known of the classes."""
+
+    support: Tensor  # [S, D]
+    labels: Tensor  # [S] int64
+    num_classes: int
+    counts: Tensor | None  # [S] > 0: how much each labelled row counts
+    names: Tensor | None  # [K, D]
+
+
+class Fit(NamedTuple):
+    """What a fit keeps and tells."""
+
+    fitted: Fitted
+    prototypes: Tensor  # [K, D]
+    proportions: Tensor  # [K]
+    solution: Solution | None  # of the unlabelled rows
+
+
+def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any]) -> Fit:
+    """Classify unlabelled rows [Q, D]; `options` are those of the method."""
+    if method == "paddle":
+        return fit_paddle(known, query, options)
+    support, labels, K, counts, names = known
+    adaptive = Adaptive(**options)
+    if names is None:
+        rows = shared_rows(support, labels, K, counts)
+        solution = rows.solve_one(adaptive, query)
+        fitted: Fitted = FittedAdaptive.of(rows, solution.dual)
+    else:
+        task = Task(support[None], labels[None], query[None], K, prototypes=names[None])
+        found = adaptive.solution(task)
+        fitted = FittedNames.of(row_logits(task, adaptive, found))
+        solution = without_batch(found)
+    prototypes = means_of(support, labels, K, query, solution.probabilities, counts)
+    return Fit(fitted, prototypes, solution.proportions, solution)
+
+
+def fit_paddle(known: Known, query: Tensor, options: dict[str, Any]) -> Fit:
+    support, labels, K = known[:3]
+    solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
+    assert solution.prototypes is not None
+    space = coordinates(support, labels, query, K, options["scaling"])
+    w = space.prototypes(support, labels, query, solution.probabilities)
+    preference = dual_weight(options, len(query)) * solution.dual.double()
+    fitted = FittedPaddle.of(space, w, preference, options["temperature"])
+    return Fit(fitted, solution.prototypes, solution.proportions, solution)
+
+
+def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
+    """Class means and the proportions of the labels."""
+    support, labels, K, counts, names = known
+    shots = labels.bincount(counts, minlength=K).double()
+    proportions = shots / shots.sum()
+    if names is not None:
+        task = Task(support[None], labels[None], support[None], K, prototypes=names[None])
+        fitted: Fitted = FittedNames.of(row_logits(task, Adaptive(**options), None))
+    elif method == "adaptive":
+        rows = shared_rows(support, labels, K, counts)
+        fitted = FittedAdaptive.of(rows, torch.log(proportions))
+    else:
+        space = coordinates(support, labels, support, K, options["scaling"])
+        w = class_means(space.of(support), labels, K)
+        preference = 1 + torch.log(proportions + options["epsilon"])
+        preference = dual_weight(options, len(labels)) * preference
+        fitted = FittedPaddle.of(space, w, preference, options["temperature"])
+    prototypes = means_of(support.double(), labels, K, counts=counts)
+    return Fit(fitted, prototypes, proportions, None)
+
+
+def dual_weight(options: dict[str, Any], count: int) -> float:
+    return 1.0 if options["lam"] is None else options["lam"] / count

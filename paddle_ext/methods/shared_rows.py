@@ -1,0 +1,205 @@
+"""What labelled rows say that many batches share, so that more time may be spent on them.
+
+Distances to class means forget which rows are hard. Where labelled rows are many, a linear
+correction of the logits is fitted to the labels on top of them,
+
+    1/2 ||W||^2 + C sum_i -ln softmax(logits_i + x_i W + b)[y_i]
+
+over the labelled rows i, each left out of its class, so that its logits are those of a new row; W
+is small where the distances explain the labels already.
+
+Letters as in `calibration`; here B = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.labelled import labelled
+from ..rows import class_sums, laid_out, products
+from ..solution import Solution
+from .adaptive import Adaptive
+from .calibration import Likelihood, calibrated, column, how_many_calibrate
+from .late_step import late_step
+from .logistic import Fit, fit
+from .metrics import (
+    Judges,
+    full_distances,
+    full_metric,
+    scaled_distances,
+    take,
+    takes_full_metric,
+)
+
+SHOTS = 16  # labelled rows a class, from which a correction pays
+WORK = 2**29  # multiplications of a pass over the rows, up to which it is worth its time
+INVERSE_REGULARISATION = 2.0  # C
+TOL = 0.05  # of the norm of the gradient: below, labels hardly change
+MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """A likelihood of one task, and what is added to its logits."""
+
+    likelihood: Likelihood
+    correction: Tensor | None = None  # [D + 1, K], the last row a constant
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Of rows [N, D], each by itself, [N, K]; see `Likelihood.logits`."""
+        found = self.likelihood.logits(rows)
+        if self.correction is None:
+            return found
+        x = self.likelihood.coordinates(rows.to(found.dtype).unsqueeze(0))[0]
+        return found + x @ self.correction[:-1] + self.correction[-1]
+
+    def solve_batch(self, method: Adaptive, query: Tensor) -> Solution:
+        """Classify the queries of batches [B, Q, D]."""
+        if self.correction is None:
+            return method.solve_batch(self.likelihood, query)
+        x, lengths = self.likelihood.coordinates_and_lengths(query)
+        cross = self.likelihood.products(x)
+        sharpness = column(self.likelihood.sharpness)
+        added = x @ self.correction[:-1] + self.correction[-1]
+        logits = torch.addcmul(self.likelihood.bias.unsqueeze(-2), cross, sharpness) + added
+        weight = 2 * self.likelihood.rows / (2 * self.likelihood.rows + query.shape[1])
+        found = method.proportions(logits, weight)
+        return late_step(self.likelihood, found, weight, x, lengths, cross, added=added)
+
+    def solve_one(self, method: Adaptive, query: Tensor) -> Solution:
+        """Classify one batch [Q, D]; the solution has no batch dimension."""
+        found = self.solve_batch(method, query.unsqueeze(0))
+        alone = {name: x[0] for name, x in found._asdict().items() if isinstance(x, Tensor)}
+        return found._replace(**alone)  # type: ignore[arg-type]
+
+
+def shared_rows(
+    support: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
+) -> SharedRows:
+    """What labelled rows [S, D] with labels [S] say; every class must have a row.
+
+    Parameters
+    ----------
+    support : Tensor [S, D]
+        Float32 or float64.
+    labels : Tensor [S] int64
+    num_classes : int
+    weights : Tensor [S], optional
+        How much each row counts in its class, > 0.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> known = shared_rows(x, torch.tensor([0, 0, 1, 1]), 2)
+    >>> known.solve_one(Adaptive(), torch.tensor([[0.2, 1.0]])).labels
+    tensor([1])
+    """
+    likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
+    correction = None
+    if takes_correction(len(labels), support.shape[1], num_classes):
+        counts = None
+        if weights is not None:
+            counts = weights * (len(weights) / weights.sum())
+        correction = correction_of(left_out(likelihood, support, labels), counts)
+    if weights is not None:
+        likelihood = reweighted(likelihood, support, labels, weights)
+    return SharedRows(likelihood, correction)
+
+
+def takes_correction(S: int, D: int, K: int) -> bool:
+    """Whether a correction is worth its time.
+
+    Examples
+    --------
+    >>> takes_correction(3000, 384, 150), takes_correction(750, 384, 150)
+    (True, False)
+    """
+    return SHOTS * K <= S and S * K * (D + 1) <= WORK and S * K <= MOST_ENTRIES
+
+
+class LeftOut(NamedTuple):
+    """Labelled rows as if they were new: each left out of its class."""
+
+    x: Tensor  # [S, D] in the coordinates
+    own: Tensor  # [S] int64
+    counts: Tensor  # [S] 1; 0 for a row that is alone in its class, which nothing is known of
+    logits: Tensor  # [S, K]
+
+
+def left_out(likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut:
+    """The labelled rows that a likelihood of one task was made from, with two of a class or more.
+
+    They are judged in its metric: the covariance is that without the row, in closed form.
+    """
+    rows, own = support.unsqueeze(0), labels.unsqueeze(0)
+    S, D = support.shape
+    K = likelihood.shots.shape[-1]
+    full_too = takes_full_metric("auto", S, K, D)
+    data = labelled(rows, own, K, how_many_calibrate(S, K, full_too))
+    scale = data.scale.unsqueeze(1)
+    x = likelihood.coordinates(rows)
+    shots = data.shots.gather(1, own)
+    counts = (shots > 1).to(x.dtype)
+    off = ((x - take(data.means, own)).square() * scale).sum(-1)
+    who = Judges(x, own, counts, counts.sum(-1), shots.clamp(min=2), off)
+    weights = laid_out(data.means * scale)
+    squares = products(data.means.square(), scale).squeeze(-1)
+    cross = products(x, weights)
+    found = scaled_distances(who, data.shots, squares, cross)
+    to, noise = found.to, found.noise
+    if full_too:
+        metric = full_metric(data, rows, own)
+        other, _ = full_distances(who, data, metric, found, weights, cross)
+        to = torch.lerp(to, other.to, column(likelihood.mixture))
+        noise = torch.lerp(noise, other.noise, likelihood.mixture.unsqueeze(-1))
+    half = (likelihood.sharpness / 2).unsqueeze(-1)
+    hubs = likelihood.bias + (likelihood.squares - noise) * half
+    logits = hubs.unsqueeze(1) - to * half.unsqueeze(-1)
+    return LeftOut(x[0], labels, counts[0], logits[0])
+
+
+def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
+    """W and b, [D + 1, K]."""
+    K, D = rows.logits.shape[-1], rows.x.shape[-1]
+    counts = rows.counts if weights is None else rows.counts * weights.to(rows.x.dtype)
+    start = Fit(rows.x.new_zeros(1, D + 1, K), rows.logits.unsqueeze(0), rows.own.new_zeros(1))
+    found = fit(
+        rows.x.unsqueeze(0),
+        rows.own.unsqueeze(0),
+        counts.unsqueeze(0),
+        K,
+        inverse_regularisation=INVERSE_REGULARISATION,
+        tol=TOL,
+        start=start,
+    )
+    return found.weights[0]
+
+
+def reweighted(
+    likelihood: Likelihood, support: Tensor, labels: Tensor, weights: Tensor
+) -> Likelihood:
+    """The same with weighted class means, in the metric that the rows without weights chose."""
+    x = likelihood.coordinates(support.unsqueeze(0))[0]
+    K = likelihood.shots.shape[-1]
+    w = weights.to(x.dtype)
+    mass = torch.zeros(K, dtype=x.dtype, device=x.device).index_add_(0, labels, w)
+    squared_mass = torch.zeros_like(mass).index_add_(0, labels, w.square())
+    means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
+    in_metric = means * (likelihood.scale * column(likelihood.plain))
+    if likelihood.projection is not None:
+        inner = means @ likelihood.projection.mT
+        in_metric = in_metric + (inner * column(likelihood.projected)) @ likelihood.projection
+    squares = (in_metric * means).sum(-1)
+    half = (likelihood.sharpness / 2).unsqueeze(-1)
+    return replace(
+        likelihood,
+        prototypes=means,
+        weights=laid_out(in_metric),
+        squares=squares,
+        bias=likelihood.bias + (likelihood.squares - squares) * half,
+        shots=(mass.square() / squared_mass).unsqueeze(0).to(likelihood.shots.dtype),
+    )
