@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ... import check
-from ...research.data import bank_files
-from ...research.files import readable
+from ...research.data import archives, bank_files
+from ...research.files import open_regular, readable
 from .samples import LOGIT_SCALE, Examples, Labelled, check_finite
+from .text_files import decoded
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
@@ -132,9 +132,9 @@ def read_names(path: Path) -> Names:
 
     Empty lines at the end are no names.
     """
-    with readable(path, "a text file with one name in each line"):
-        text = path.read_text(encoding="utf-8-sig")
-    lines = text.rstrip().splitlines()
+    with readable(path, "a text file with one name in each line"), open_regular(path) as file:
+        text = decoded(file.read())
+    lines = text.rstrip().split("\n") if text.strip() else []
     class_names: list[str] = []
     prompts: list[tuple[str, ...]] = []
     first: dict[str, int] = {}
@@ -223,11 +223,7 @@ def stored(path: Path) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         return bank_files.read_safetensors(path, mmap=True)
     wanted = (*EMBEDDINGS, "class_names", "logit_scale")
-    with (
-        readable(path, "a whole .npz file of plain arrays"),
-        np.load(path, allow_pickle=False) as file,
-    ):
-        return {name: file[name] if name in wanted else None for name in file.files}
+    return archives.read_npz(path, wanted)
 
 
 def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasses:

@@ -36,6 +36,9 @@ class Settings:
     encoder : str or None
         The model for texts, as sentence-transformers knows it; for pictures or embeddings and
         `names` an image-text model on disk, as `encoders.open_encoder` knows it.
+    separator, encoding : str or None
+        Of CSV files: one character, or the word tab; what Python calls the encoding. None: as the
+        file tells.
     batch
         As in `answer`.
     device : str or None
@@ -52,6 +55,8 @@ class Settings:
     logit_scale: float | None = None
     backbone: str = DEFAULT
     encoder: str | None = None
+    separator: str | None = None
+    encoding: str | None = None
     batch: int | None = None
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))

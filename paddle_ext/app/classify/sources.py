@@ -9,7 +9,9 @@ import torch
 
 from ... import check
 from ...research.data.images import require_pillow
+from ...research.progress import Progress
 from . import arrays, tables
+from .columns import Chosen
 from .encoders import open_encoder
 from .names import NamedClasses, Names
 from .naming import (
@@ -27,6 +29,8 @@ from .samples import Source
 from .settings import Settings
 from .tables import Columns, Table, TableSamples
 from .texts import TextEmbedder
+
+MOST_LISTED = 8  # columns in a note
 
 
 def open_source(
@@ -117,33 +121,35 @@ def open_files(
     """Two files of embeddings, or of texts; they may be of different formats."""
     columns, embedder, kind = settings.columns, None, "rows"
     features: list[str] = []
+    notes: list[str] = []
     known_table = None
     if labelled.suffix in tables.SUFFIXES:
-        known_table = Table(labelled)
+        known_table = opened_table(labelled, settings)
         label = known_table.label_column(columns.label)
         own = replace(columns, label=label, name=None, truth=None)
         embedder, features, kind = feature_source(
-            known_table, replace(columns, label=label), settings, device
+            known_table, replace(columns, label=label), settings, device, notes
         )
     named = names_of_rows(given, embedder, [labelled, unlabelled], settings, device)
     if known_table is not None:
         samples = TableSamples(known_table, own, features, embedder, "labelled")
         examples = tables.labelled_table(samples, required=named is None)
+        notes += gap_notes(samples)
     else:
         names = () if named is None else named.class_names
         examples = arrays.labelled_arrays(labelled, settings.labels, columns.label, names)
     known = known_classes(examples, named)
     if unlabelled.suffix in tables.SUFFIXES:
-        table = Table(unlabelled)
+        table = opened_table(unlabelled, settings)
         if not features and embedder is None:
-            features = table.feature_columns(columns.features, columns.others())
+            _, features, _ = feature_source(
+                table, replace(columns, text=None), settings, device, notes
+            )
         own = replace(columns, label=None)
         new = TableSamples(table, own, features, embedder, "all")
-        return Source(known, new, str(unlabelled), kind, notes=column_notes(features))
+        return Source(known, new, str(unlabelled), kind, notes=notes)
     stored = arrays.UnlabelledArrays(unlabelled, columns.truth, known.class_names)
-    return Source(
-        known, stored, str(unlabelled), kind, total=len(stored), notes=column_notes(features)
-    )
+    return Source(known, stored, str(unlabelled), kind, total=len(stored), notes=notes)
 
 
 def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
@@ -168,15 +174,14 @@ def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
 
 def open_table(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
     """One table with gaps in its column of labels; with names there may be no such column."""
-    table = Table(path)
+    table = opened_table(path, settings)
     asked = settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     if label is None and given is None:
         label = table.label_column(None)  # or say that there is none
-    columns = replace(asked, label=label)
-    embedder, features, kind = feature_source(table, columns, settings, device)
+    columns, notes = replace(asked, label=label), list[str]()
+    embedder, features, kind = feature_source(table, columns, settings, device, notes)
     named = names_of_rows(given, embedder, [], settings, device)
-    notes = column_notes(features)
     if label is None:
         assert named is not None
         new = TableSamples(table, columns, features, embedder, "all")
@@ -184,6 +189,7 @@ def open_table(path: Path, given: Given, settings: Settings, device: torch.devic
     own = replace(columns, truth=None)
     samples = TableSamples(table, own, features, embedder, "labelled")
     known = known_classes(tables.labelled_table(samples, required=named is None), named)
+    notes += gap_notes(samples)
     new = TableSamples(table, columns, features, embedder, "unlabelled")
     return Source(known, new, f"{path} (rows without a label)", kind, notes=notes)
 
@@ -200,23 +206,49 @@ def names_of_rows(
     return names_of_embeddings(given, files, settings, device)
 
 
+def opened_table(path: Path, settings: Settings) -> Table:
+    return Table(path, settings.separator, settings.encoding)
+
+
 def feature_source(
-    table: Table, columns: Columns, settings: Settings, device: torch.device
+    table: Table, columns: Columns, settings: Settings, device: torch.device, notes: list[str]
 ) -> tuple[TextEmbedder | None, list[str], str]:
     """What makes the features of a table: a model for its texts, or columns; and their kind.
 
-    With both given the columns are the features, and the texts are only shown.
+    With both given the columns are the features, and the texts are only shown. `notes` gets which
+    columns were taken, which were not, and why; a user sees it before the run.
     """
     kind = "rows" if columns.text is None else "texts"
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:
             return TextEmbedder(settings.encoder, device, settings.cache), [], kind
-    return None, table.feature_columns(columns.features, columns.others()), kind
+    chosen = table.feature_columns(columns.features, columns.others())
+    said = column_notes(chosen)
+    notes += said
+    progress = Progress("", 0, show=settings.progress)
+    for line in said:
+        progress.line(line)
+    return None, chosen.names, kind
 
 
-def column_notes(features: list[str]) -> list[str]:
+def column_notes(chosen: Chosen) -> list[str]:
     """Which columns were taken: a number that is no feature could be among them."""
-    if len(features) < 2:
-        return []
-    return [f"features: {len(features)} columns, {features[0]} to {features[-1]}"]
+    names, said = chosen.names, list[str]()
+    if len(names) > 1:
+        said.append(f"features: {len(names)} columns, {names[0]} to {names[-1]}")
+    elif chosen.left_out:
+        said.append(f"features: 1 column, {names[0]}")
+    if chosen.left_out:
+        listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
+        more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
+        said.append(f"columns not used: {', '.join(listed[:MOST_LISTED])}{more}")
+    return said + chosen.warnings
+
+
+def gap_notes(samples: TableSamples) -> list[str]:
+    """Words that were read as no label: a class could be called so."""
+    return [
+        f"{word!r} in column {samples.columns.label!r} is no label: {count:,} rows"
+        for word, count in samples.gap_words.items()
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +16,24 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...research.files import readable
+from ...research.data.labels import label_text
+from ...research.files import open_regular, readable
 from ...research.libraries import library
+from ...research.printable import plain_cell
+from .columns import Chosen, as_number, choose, is_gap, is_numeric, plain_number
 from .samples import Batch, Examples
+from .text_files import (
+    checked_encoding,
+    checked_separator,
+    sniffed_encoding,
+    sniffed_separator,
+)
 from .texts import TextEmbedder
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
 READ_AT_ONCE = 2048  # rows
+LARGEST = float(np.finfo(np.float32).max)
 SAMPLE_ROWS = 100  # to tell the columns of numbers of a CSV file
 
 Rows = dict[str, list[Any]]
@@ -58,34 +70,50 @@ class Table:
     Parameters
     ----------
     path : Path
+    separator, encoding : str or None
+        Of a CSV file; None: as its beginning tells.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, separator: str | None = None, encoding: str | None = None
+    ) -> None:
         self.path = path
         if path.suffix == ".parquet":
             read_schema = parquet().read_schema  # or say that the library is missing
-            with readable(path, "a whole .parquet file"), path.open("rb") as file:
+            with readable(path, "a whole .parquet file"), open_regular(path) as file:
                 schema = read_schema(file)
             self.names: list[str] = schema.names
             self.numeric = [one.name for one in schema if is_number(one.type)]
+            self.first = next(self.parts(self.numeric, SAMPLE_ROWS), {})
         else:
-            first = next(self.parts([], SAMPLE_ROWS), {})
-            self.numeric = [name for name in self.names if all_numbers(first.get(name, []))]
+            self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
+            if self.encoding == "utf-8":
+                self.encoding = "utf-8-sig"
+            if separator:
+                self.separator = checked_separator(separator)
+            else:
+                self.separator = sniffed_separator(path, self.encoding)
+            self.first = next(self.parts([], SAMPLE_ROWS), {})
+            self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Rows]:
         """These columns of all rows, in parts; of a CSV file without names, all columns."""
         if self.path.suffix == ".parquet":
-            with readable(self.path, "a whole .parquet file"):
-                file = parquet().ParquetFile(self.path)
+            with readable(self.path, "a whole .parquet file"), open_regular(self.path) as opened:
+                file = parquet().ParquetFile(opened)
                 for batch in file.iter_batches(size, columns=list(names)):
                     yield {name: batch.column(name).to_pylist() for name in names}
             return
-        delimiter = "\t" if self.path.suffix == ".tsv" else ","
         try:
-            with self.path.open(newline="", encoding="utf-8-sig") as file:
-                yield from self.lines(csv.reader(file, delimiter=delimiter), names, size)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{self.path} must be a table in UTF-8, got: {error}") from error
+            with (
+                open_regular(self.path) as opened,
+                io.TextIOWrapper(opened, self.encoding, newline="") as text,
+            ):
+                yield from self.lines(csv.reader(text, delimiter=self.separator), names, size)
+        except (UnicodeError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} must be a table in {self.encoding.removesuffix('-sig')}, got: {error}"
+            ) from error
 
     def lines(self, reader: Any, names: Sequence[str], size: int) -> Iterator[Rows]:
         self.names = next(reader, [])
@@ -135,10 +163,19 @@ class Table:
         known = (name for name in LABEL_COLUMNS if name in self.names and name != truth)
         return next(known, None)
 
-    def feature_columns(self, given: str | None, others: set[str]) -> list[str]:
+    def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
         """The columns of numbers that `Columns.features` means."""
+        left_out: dict[str, str] = {}
+        warnings: list[str] = []
         if given is None:
-            found = [name for name in self.numeric if name not in others]
+            numeric = [name for name in self.numeric if name not in others]
+            found, left_out, warnings = choose(self.first, numeric)
+            known = {*numeric, *others}
+            left_out |= {
+                name: why_no_feature(self.first.get(name, []))
+                for name in self.names
+                if name not in known
+            }
         elif given in self.names:
             found = [given]
         elif "," in given:
@@ -156,7 +193,7 @@ class Table:
                 f"must be columns of numbers of {self.path}, got none{beginning}",
                 or_pass="text",
             )
-        return found
+        return Chosen(found, left_out, warnings)
 
 
 class TableSamples:
@@ -184,6 +221,7 @@ class TableSamples:
     ) -> None:
         self.table, self.columns, self.embedder, self.rows = table, columns, embedder, rows
         self.features = [table.column(name, "features") for name in feature_columns]
+        self.gap_words: Counter[str] = Counter()  # that were read as no label
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
         for argument, name in others.items():
             if name is not None:
@@ -203,23 +241,29 @@ class TableSamples:
             rows = list(range(count))
             labels = [""] * count
             if columns.label is not None and self.rows != "all":
-                labels = [label_text(value) for value in part[columns.label]]
+                labels = [self.label(value) for value in part[columns.label]]
                 rows = [row for row in rows if bool(labels[row]) == (self.rows == "labelled")]
             if rows:
                 yield self.batch(part, rows, start), [labels[row] for row in rows]
             start += count
 
+    def label(self, value: object) -> str:
+        found = label_text(cell_value(value))
+        if not found and isinstance(value, str) and value.strip() not in ("", "-1"):
+            self.gap_words[value.strip()] += 1
+        return found
+
     def batch(self, part: Rows, rows: list[int], start: int) -> Batch:
         columns = self.columns
         names = [str(start + row) for row in rows]
         if columns.name is not None:
-            names = [str(part[columns.name][row]) for row in rows]
+            names = [cell_text(part[columns.name][row]) for row in rows]
         texts = [""] * len(rows)
         if columns.text is not None:
             texts = [cell_text(part[columns.text][row]) for row in rows]
         truth = None
         if columns.truth is not None:
-            truth = [label_text(part[columns.truth][row]) for row in rows]
+            truth = [label_text(cell_value(part[columns.truth][row])) for row in rows]
         if self.embedder is not None:
             features = self.embedder(texts)
         else:
@@ -230,15 +274,22 @@ class TableSamples:
         """[n, D] float32."""
         cells = [[part[name][row] for row in rows] for name in self.features]
         try:
-            if len(self.features) == 1 and all_lists(cells[0]):
-                return torch.from_numpy(np.array([as_list(cell) for cell in cells[0]], np.float32))
-            return torch.from_numpy(np.array(cells, np.float32).T.copy())
-        except (ValueError, TypeError):
-            row, name = first_non_number(cells, self.features)
-            raise ValueError(
-                f"{self.table.path} must have a number, or as many numbers as in the other rows, "
-                f"in each feature, got another cell in row {start + rows[row]}, column {name!r}"
-            ) from None
+            with np.errstate(over="ignore"):  # too large a number is told below
+                if len(self.features) == 1 and all_lists(cells[0]):
+                    found = np.array([as_list(cell) for cell in cells[0]], np.float32)
+                else:
+                    found = float_columns(cells)
+            if found.ndim == 2 and np.isfinite(found).all():
+                return torch.from_numpy(found)
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            pass  # told below, with its place
+        row, name = first_odd_cell(cells, self.features)
+        cell = cells[self.features.index(name)][row]
+        got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
+        raise ValueError(
+            f"{self.table.path} must have a finite number, or as many numbers as in the other "
+            f"rows, in each feature, got {got} in row {start + rows[row]}, column {name!r}"
+        )
 
 
 def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
@@ -259,23 +310,30 @@ def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
     return Examples(rows, values, shown, str(samples.table.path))
 
 
+def cell_value(value: object) -> object:
+    """What was written into a cell, before it was kept from being a formula."""
+    return plain_cell(value) if isinstance(value, str) else value
+
+
 def cell_text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else str(cell_value(value))
 
 
-def label_text(value: object) -> str:
-    """A label; what pandas and others write for a gap is one, and 3.0 is the class 3."""
-    text = cell_text(value).strip()
-    if text.lower() in ("", "nan", "none", "null", "<na>"):
-        return ""
-    return text.removesuffix(".0") if isinstance(value, float) else text
+def why_no_feature(cells: Sequence[object]) -> str:
+    """Of a column that is not one of numbers."""
+    if all(is_gap(cell) for cell in cells):
+        return "it is empty"
+    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
+    return f"it has {shortened(odd)!r}, which is no number"
 
 
-def all_numbers(values: Sequence[str]) -> bool:
+def float_columns(cells: Sequence[Sequence[Any]]) -> Any:
+    """[n, D] float32."""
     try:
-        return len(values) > 0 and bool(np.array(values, np.float32).size)
-    except ValueError:
-        return False
+        found = np.array(cells, np.float32)
+    except ValueError:  # decimal commas, or an odd cell
+        found = np.array([[plain_number(cell) for cell in column] for column in cells], np.float32)
+    return found.T.copy()
 
 
 def all_lists(values: Sequence[object]) -> bool:
@@ -292,15 +350,19 @@ def as_list(value: object) -> list[float]:
     return [float(word) for word in text.strip("[]").split()]
 
 
-def first_non_number(cells: Sequence[Sequence[object]], names: Sequence[str]) -> tuple[int, str]:
-    """Row and column of the first cell that is no number."""
+def first_odd_cell(cells: Sequence[Sequence[object]], names: Sequence[str]) -> tuple[int, str]:
+    """Row and column of the first cell that is no finite number in single precision."""
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):
-            try:
-                float(column[row])  # type: ignore[arg-type]
-            except (ValueError, TypeError):
+            number = as_number(column[row])
+            if number is None or not abs(number) <= LARGEST:
                 return row, name
     return 0, names[0]
+
+
+def shortened(cell: object) -> str:
+    text = str(cell)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def is_number(kind: Any) -> bool:

@@ -25,9 +25,12 @@ OTHERWISE = "cp1252"  # what programs of Windows write in western Europe, Latin-
 
 
 def decoded(content: bytes) -> str:
-    """The text of a small file, with plain line ends."""
+    """The text of a small file, with plain line ends; ValueError if it is none."""
     encoding = marked(content) or ("utf-8" if is_utf8(content) else OTHERWISE)
-    return content.decode(encoding, "replace").replace("\r\n", "\n").replace("\r", "\n")
+    text = content.decode(encoding)
+    if "\0" in text:
+        raise ValueError("bytes of zero, which no text has")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def marked(content: bytes) -> str | None:

@@ -25,6 +25,7 @@ OTHER_ARGUMENTS = {
     "embedding": ("features",),
     "row_names": ("name",),
     "template": ("templates",),
+    "sep": ("separator",),
 }
 
 

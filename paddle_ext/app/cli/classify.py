@@ -43,9 +43,9 @@ def classify(
     labelled: Annotated[
         Path,
         typer.Argument(
-            help="Embeddings (.npz, .npy, .safetensors, .csv, .tsv, .parquet), a folder with one "
-            "folder of pictures for each class, or a table with gaps in its labels. With names: "
-            "what to classify, if nothing is labelled."
+            help="Embeddings (.npz, .npy, .safetensors, .pt, .csv, .tsv, .parquet), a folder with "
+            "one folder of pictures for each class, or a table with gaps in its labels. With "
+            "names: what to classify, if nothing is labelled."
         ),
     ],
     unlabelled: Annotated[
@@ -106,6 +106,13 @@ def classify(
             "open_clip:NAME:WEIGHTS, or IMAGES.onnx,TEXTS.onnx."
         ),
     ] = None,
+    sep: Annotated[
+        str | None,
+        typer.Option(help="Between the cells of a CSV: a character, or tab; default: it tells."),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of a CSV, such as latin-1; default: it tells.")
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
@@ -132,6 +139,8 @@ def classify(
             logit_scale=logit_scale,
             backbone=backbone,
             encoder=encoder,
+            separator=sep,
+            encoding=encoding,
             batch=batch,
             device=device,
             cache=None if no_cache else cache or user_cache("classify"),

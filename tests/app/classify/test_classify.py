@@ -138,7 +138,11 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
         assert report.answers.labels.tolist() == truth.tolist()
         assert report.answers.class_names == ("0", "1", "2", "3", "4", "5")
     report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, SETTINGS)
-    assert report.notes == ["features: 17 columns, year to f15"]
+    assert report.notes == [
+        "features: 16 columns, f0 to f15",
+        "columns not used: 'year' (it counts the rows)",
+    ]
+    assert report.answers.labels.tolist() == truth.tolist()
 
 
 def test_truth_of_arrays(tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ def test_messages_of_tables(tmp_path: Path) -> None:
         run("a,b\n1,x\n")
     with pytest.raises(ValueError, match=r"^label must be a column of .* got 'kind'"):
         run("a,label\n1,x\n", Columns(label="kind"))
-    with pytest.raises(ValueError, match=r"another cell in row 2, column 'a'"):
+    with pytest.raises(ValueError, match=r"an empty cell in row 2, column 'a'"):
         run("a,b,label\n1,2,x\n2,1,y\n,3,x\n", Columns(features="a:b"))
     with pytest.raises(ValueError, match=r"3 cells in each row, got 2 in row 1"):
         run("a,b,label\n1,2,x\n1,2\n")

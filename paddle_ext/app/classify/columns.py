@@ -1,0 +1,113 @@
+"""Which columns of a table are features, and why the others are not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+# Names that columns of row numbers and keys go by; pandas writes an index without a name.
+ID_NAMES = re.compile(
+    r"(.*[_\s-])?(id|ids|idx|index|key|uuid|row|rowid|nr|number)|unnamed.*|", re.IGNORECASE
+)
+ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
+GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
+COUNTED = 5  # rows from which numbers that count up are told from chance
+WIDE = 100.0  # times the spread of other columns, from which one of them decides alone
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+([eE][+-]?\d+)?\s*")
+
+
+class Chosen(NamedTuple):
+    """Columns that are features, and why others are not."""
+
+    names: list[str]
+    left_out: dict[str, str]  # a reason for each
+    warnings: list[str]
+
+
+def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chosen:
+    """Choose the features among columns of numbers, by the first rows of a table.
+
+    Parameters
+    ----------
+    rows : mapping of str to sequence
+        The first cells of each column.
+    numeric : sequence of str
+        Those that have numbers, in their order.
+
+    Examples
+    --------
+    >>> choose({"id": ["7", "9"], "x": ["0.1", "0.3"]}, ["id", "x"]).left_out
+    {'id': 'its name is that of a column of ids'}
+    """
+    values = {name: numbers_of(rows[name]) for name in numeric}
+    left_out = {}
+    for name in numeric:
+        why = why_an_id(name, values[name])
+        if why and len(numeric) > 1:
+            left_out[name] = why
+    names = [name for name in numeric if name not in left_out]
+    return Chosen(names, left_out, widest({name: values[name] for name in names}))
+
+
+def numbers_of(cells: Sequence[object]) -> npt.NDArray[np.float64]:
+    """The numbers among some cells; gaps are left out."""
+    found = [as_number(cell) for cell in cells if not is_gap(cell)]
+    return np.array([number for number in found if number is not None], np.float64)
+
+
+def as_number(cell: object) -> float | None:
+    """A cell as a number, also one with a comma for a decimal point; None if it is none."""
+    try:
+        return float(plain_number(cell))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def plain_number(cell: Any) -> Any:
+    """A cell with a point where programs of some languages write a comma."""
+    if isinstance(cell, str) and "," in cell and DECIMAL_COMMA.fullmatch(cell):
+        return cell.replace(",", ".")
+    return cell
+
+
+def is_gap(cell: object) -> bool:
+    """Whether there is nothing in a cell where a number should be."""
+    return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)
+
+
+def is_numeric(cells: Sequence[object]) -> bool:
+    """Whether there are numbers, and nothing else but gaps."""
+    there = [cell for cell in cells if not is_gap(cell)]
+    return bool(there) and all(as_number(cell) is not None for cell in there)
+
+
+def why_an_id(name: str, values: npt.NDArray[np.float64]) -> str:
+    """Why a column of numbers names the rows; empty if it does not."""
+    if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
+        return ""
+    if ID_NAMES.fullmatch(name.strip()) or ID_SUFFIX.fullmatch(name.strip()):
+        return "its name is that of a column of ids"
+    steps = np.diff(values)
+    if len(values) >= COUNTED and (steps == steps[0]).all() and abs(steps[0]) == 1:
+        return "it counts the rows"
+    return ""
+
+
+def widest(values: Mapping[str, npt.NDArray[np.float64]]) -> list[str]:
+    """A word of warning if one column is so much wider than all others that it decides alone."""
+    spreads = {
+        name: float(x.std()) for name, x in values.items() if len(x) and np.isfinite(x).all()
+    }
+    ordered = sorted(spreads, key=lambda name: -spreads[name])
+    if len(ordered) < 2 or not spreads[ordered[0]] > WIDE * spreads[ordered[1]] > 0:
+        return []
+    times = spreads[ordered[0]] / spreads[ordered[1]]
+    sentence = (
+        f"the column {ordered[0]!r} spreads {times:.0f} times wider than any other, so it decides "
+        "nearly alone: leave it out or scale it, if it is no feature like the others"
+    )
+    return [sentence]

@@ -1,0 +1,288 @@
+"""Tables of people: ids, gaps, labels in any spelling, separators, encodings, .pt files."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, embeddings
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify import Columns, Report, Settings, classify, columns
+from paddle_ext.app.classify.arrays import read_labels
+from paddle_ext.app.classify.text_files import sniffed_encoding, sniffed_separator
+from paddle_ext.app.cli.app import app
+
+ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]
+LABELS = ["owl", "owl", "cat", "cat", "", ""]
+
+
+def run(folder: Path, text: str | bytes, **settings: Any) -> Report:
+    path = folder / "table.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    chosen = {"cache": None, "device": "cpu"} | settings
+    return classify(path, None, folder, Settings(**chosen))
+
+
+def table(head: str, *more: list[str]) -> str:
+    """Six rows of two features and a label, and other columns before them."""
+    columns = [*more, ROWS, LABELS]
+    lines = [",".join(cells) for cells in zip(*columns, strict=True)]
+    return "\n".join([head, *lines, ""])
+
+
+def answers(report: Report) -> list[str]:
+    return [report.answers.class_names[k] for k in report.answers.labels]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(columns).failed == 0
+
+
+# --- which columns are features -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "why"),
+    [
+        ("id", [9043, 2210, 7741, 5103, 6675, 1222], "its name is that of a column of ids"),
+        ("customer_id", [904, 221, 774, 510, 667, 122], "its name is that of a column of ids"),
+        ("sampleID", [904, 221, 774, 510, 667, 122], "its name is that of a column of ids"),
+        ("", [0, 1, 2, 3, 4, 5], "its name is that of a column of ids"),
+        ("photo", [101, 102, 103, 104, 105, 106], "it counts the rows"),
+        ("down", [6, 5, 4, 3, 2, 1], "it counts the rows"),
+        ("city", ["Rome", "Oslo", "Bern", "Bonn", "Kyiv", "Graz"], "it has 'Rome', which is no"),
+        ("nothing", ["", "", "", "", "", ""], "it is empty"),
+    ],
+)
+def test_columns_that_are_no_features(
+    tmp_path: Path, name: str, cells: list[object], why: str
+) -> None:
+    """With the ids among the features all rows had one label."""
+    report = run(tmp_path, table(f"{name},a,b,label", [str(cell) for cell in cells]))
+    assert answers(report) == ["owl", "cat"]
+    assert report.notes[0] == "features: 2 columns, a to b"
+    assert report.notes[1].startswith(f"columns not used: {name!r} ({why}")
+
+
+def test_a_single_column_is_a_feature_whatever_its_name(tmp_path: Path) -> None:
+    text = "id,label\n-2,x\n-3,x\n2,y\n3,y\n-2,\n2,\n"
+    assert answers(run(tmp_path, text)) == ["x", "y"]
+
+
+def test_an_id_column_that_is_asked_for_is_a_feature(tmp_path: Path) -> None:
+    ids = [str(k) for k in (1, 1, 3, 3, 1, 3)]
+    text = table("id,a,b,label", ids)
+    report = run(tmp_path, text, columns=Columns(features="id,a"))
+    assert report.notes == ["features: 2 columns, id to a"]
+
+
+def test_a_column_that_decides_alone_is_told(tmp_path: Path) -> None:
+    salary = [str(k) for k in (51200, 48700, 50100, 49300, 70400, 30100)]
+    report = run(tmp_path, table("salary,a,b,label", salary))
+    assert report.notes[0] == "features: 3 columns, salary to b"
+    assert report.notes[1].startswith("the column 'salary' spreads ")
+
+
+def test_columns_are_shown_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paddle_ext.app.classify.run.answer", stop)
+    ids = [str(k) for k in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, table("id,a,b,label", ids), progress=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "features: 2 columns, a to b",
+        "columns not used: 'id' (its name is that of a column of ids)",
+    ]
+
+
+@pytest.mark.parametrize("gap", ["", " ", "NA", "NaN", "nan", "None", "null"])
+@pytest.mark.parametrize("row", [1, 4])
+def test_a_gap_in_the_features_is_an_error(tmp_path: Path, gap: str, row: int) -> None:
+    """A single empty cell must not drop its column."""
+    rows = list(ROWS)
+    rows[row] = f"1.0,{gap}"
+    lines = [f"{cells},{label}" for cells, label in zip(rows, LABELS, strict=True)]
+    with pytest.raises(ValueError, match=f"got an empty cell in row {row}, column 'b'$"):
+        run(tmp_path, "\n".join(["a,b,label", *lines, ""]))
+
+
+@pytest.mark.parametrize("cell", ["inf", "-inf", "1e39", "x"])
+def test_an_odd_cell_in_the_features_is_an_error(tmp_path: Path, cell: str) -> None:
+    rows = "".join(f"{k % 7},{k % 5},{'xy'[k % 2]}\n" for k in range(150))
+    text = f"a,b,label\n{rows}1,{cell},\n"
+    with pytest.raises(ValueError, match=f"got '{cell}' in row 150, column 'b'$"):
+        run(tmp_path, text)
+
+
+def test_gaps_in_parquet(tmp_path: Path) -> None:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    path = tmp_path / "table.parquet"
+    rows: dict[str, list[object]] = {
+        "id": [10, 11, 12, 13, 14, 15],
+        "a": [0.1, 0.3, 2.2, 2.6, 0.2, None],
+        "label": ["x", "x", "y", "y", None, None],
+    }
+    rows["b"] = [2.5, 2.1, 0.4, 0.2, 2.4, 0.3]
+    parquet.write_table(arrow.table(rows), path)
+    settings = Settings(cache=None, device="cpu")
+    with pytest.raises(ValueError, match=r"got an empty cell in row 5, column 'a'$"):
+        classify(path, None, tmp_path, settings)
+    rows["a"][-1] = 2.4
+    parquet.write_table(arrow.table(rows), path)
+    report = classify(path, None, tmp_path, settings)
+    assert answers(report) == ["x", "y"]
+    assert report.notes[1] == "columns not used: 'id' (its name is that of a column of ids)"
+
+
+# --- one rule for no label ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", ["", "-1", "NA", "NaN", "None", "<NA>"])
+def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
+    """The same words mean no label in a table, in an array and in a file of labels."""
+    labels = ["none", "none", "cat", "cat", gap, gap]
+    features = np.array([row.split(",") for row in ROWS], np.float32)
+    lines = [f"{row},{label}" for row, label in zip(ROWS, labels, strict=True)]
+    report = run(tmp_path, "\n".join(["a,b,label", *lines, ""]))
+    assert report.answers.class_names == ("cat", "none")
+    assert answers(report) == ["none", "cat"]
+    said = [note for note in report.notes if "is no label" in note]
+    words = gap not in ("", "-1")
+    assert said == ([f"{gap!r} in column 'label' is no label: 2 rows"] if words else [])
+
+    new = tmp_path / "new.npy"
+    np.save(new, features[4:])
+    np.save(tmp_path / "known.npy", features)
+    (tmp_path / "labels.txt").write_text("\n".join(labels) + "\n")
+    np.save(tmp_path / "labels.npy", np.array(labels))
+    for name in ("labels.txt", "labels.npy"):
+        settings = Settings(cache=None, device="cpu", labels=tmp_path / name)
+        assert answers(classify(tmp_path / "known.npy", new, tmp_path, settings)) == ["none", "cat"]
+    objects = np.array([label or None for label in labels], object)
+    for values in (np.array(labels), objects):
+        np.savez(tmp_path / "known.npz", features=features, labels=values)
+        settings = Settings(cache=None, device="cpu")
+        assert answers(classify(tmp_path / "known.npz", new, tmp_path, settings)) == ["none", "cat"]
+
+
+def test_labels_that_count_nothing(tmp_path: Path) -> None:
+    features = np.array([row.split(",") for row in ROWS], np.float32)
+    np.save(tmp_path / "new.npy", features)
+    for labels, message in (
+        (np.array([0, 0, 1, 1, np.inf, 1]), "got inf"),
+        (np.array([0, 0, 1, 1, 2**64 - 1, 1], np.uint64), "too large"),
+        (np.array([0, 0, 1, 1, -2, 1]), "at least 0, or -1 for no label, got -2"),
+        (np.array([0, 0, 1, 1, 0.5, 1]), "whole numbers or names, got 0.5"),
+    ):
+        np.savez(tmp_path / "known.npz", features=features, labels=labels)
+        with pytest.raises(ValueError, match=message):
+            classify(tmp_path / "known.npz", tmp_path / "new.npy", tmp_path)
+
+
+def test_files_of_torch(tmp_path: Path) -> None:
+    support, labels, query, truth = embeddings()
+    known: dict[str, Any] = {"features": torch.from_numpy(support)}
+    torch.save(known | {"labels": NAMES[labels].tolist()}, tmp_path / "known.pt")
+    torch.save({"features": torch.from_numpy(query)}, tmp_path / "new.pt")
+    settings = Settings(cache=None, device="cpu")
+    report = classify(tmp_path / "known.pt", tmp_path / "new.pt", tmp_path, settings)
+    assert answers(report) == NAMES[truth].tolist()
+    numbers = known | {"labels": torch.from_numpy(labels), "class_names": NAMES.tolist()}
+    torch.save(numbers, tmp_path / "known.pt")
+    report = classify(tmp_path / "known.pt", tmp_path / "new.pt", tmp_path, settings)
+    assert answers(report) == NAMES[truth].tolist()
+
+
+# --- separators and encodings -------------------------------------------------------------------
+
+
+def semicolons(text: str, *, comma: bool) -> str:
+    text = text.replace(",", ";")
+    return text.replace(".", ",") if comma else text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "utf-16"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str) -> None:
+    names = ["Käuzchen", "Käuzchen", "Müller’s" if encoding != "latin-1" else "Müller", "cat"]
+    lines = [f"{row},{label}" for row, label in zip(ROWS, [*names, "", ""], strict=True)]
+    text = "\n".join(["größe,b,label", *lines, ""]).replace(",", separator)
+    report = run(tmp_path, text.encode(encoding))
+    assert report.answers.class_names == tuple(sorted(set(names)))
+    assert report.notes == ["features: 2 columns, größe to b"]
+    assert answers(report)[0] == "Käuzchen"
+
+
+@pytest.mark.parametrize("comma", [False, True])
+def test_a_table_of_a_german_spreadsheet(tmp_path: Path, comma: bool) -> None:
+    text = semicolons(table("a,b,label"), comma=comma).replace("\n", "\r\n")
+    assert answers(run(tmp_path, text.encode("latin-1"))) == ["owl", "cat"]
+
+
+def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerows([["text", "x", "label"], ["a; b; c", 1, "u"], ["d | e;\nf", 2, "v"]])
+    assert sniffed_separator(path, "utf-8") == ","
+    path.write_text("a;b\n1;x, y, z\n2;x, y, z\n", encoding="utf-8")
+    assert sniffed_separator(path, "utf-8") == ";"
+
+
+def test_the_encoding_is_told_by_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"a,b\n" + b"1,2\n" * 50_000 + "é".encode("latin-1"))
+    assert sniffed_encoding(path) == "cp1252"
+    path.write_bytes(b"a,b\n" + b"1,2\n" * 50_000 + "é".encode())
+    assert sniffed_encoding(path) == "utf-8"
+
+
+def test_options_of_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(
+        table("a,b,label").replace("owl", "Käuzchen").replace(",", "#").encode("cp437")
+    )
+    call = ["classify", str(path), "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, [*call, "--sep", "#", "--encoding", "cp437"])
+    assert done.exit_code == 0, done.output
+    assert "Käuzchen" in done.output
+    for wrong, message in (
+        (["--sep", "ab"], "--sep must be one character such as ; or the word tab, got 'ab'"),
+        (["--encoding", "abc"], "--encoding must be one that Python knows, such as utf-8"),
+    ):
+        failed = CliRunner().invoke(app, [*call, *wrong])
+        assert failed.exit_code == 1
+        assert message in failed.output
+
+
+def test_labels_in_a_text_file_of_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    for encoding in ("utf-8", "utf-8-sig", "cp1252", "utf-16"):
+        path.write_bytes("Käuzchen\r\n\r\ncat\x1cdog\r\n".encode(encoding))
+        assert read_labels(path) == ["Käuzchen", "", "cat\x1cdog"]
+
+
+def test_formulas_in_a_table_come_back_as_they_were(tmp_path: Path) -> None:
+    """What was kept from a spreadsheet in answers.csv is the same class when it is read again."""
+    lines = ["1,2,'=a", "1,2,=a", "2,1,b", "1.1,2,", ""]
+    report = run(tmp_path, "\n".join(["x,y,label", *lines]))
+    assert report.answers.class_names == ("=a", "b")
+
+
+def test_a_table_that_is_a_pipe(tmp_path: Path) -> None:
+    for name in ("table.csv", "table.npz", "table.npy", "table.pt"):
+        path = tmp_path / name
+        os.mkfifo(path)
+        with pytest.raises(ValueError, match="must be a regular file"):
+            classify(path, path, tmp_path, Settings(cache=None, device="cpu", labels=path))
