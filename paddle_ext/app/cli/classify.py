@@ -9,6 +9,7 @@ import typer
 
 from . import show
 from .arguments import Device
+from .streaming import show_streamed
 
 if TYPE_CHECKING:
     from ..classify import Report
@@ -22,6 +23,8 @@ paddle-ext classify photos/labelled photos/new --output answers
 paddle-ext classify table.csv --label intent --text sentence
 
 paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
+
+paddle-ext classify known.npz big.parquet --output answers.parquet
 
 paddle-ext classify tickets.csv --text sentence --names intents.txt
 
@@ -51,7 +54,13 @@ def classify(
     unlabelled: Annotated[
         Path | None, typer.Argument(help="Embeddings or pictures to classify.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for answers.csv and answers.html.")] = Path(),
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for answers.csv and answers.html; or a .parquet or .csv file, for a "
+            ".parquet file of any size."
+        ),
+    ] = Path(),
     label: Annotated[
         str | None, typer.Option(help="Column, or array, of classes; default: label.")
     ] = None,
@@ -124,29 +133,28 @@ def classify(
 ) -> None:
     """Classify your own data from a few labels, or from names: a table and a page to look at."""
     from ...research.files import user_cache
-    from ..classify import Columns, Settings
+    from ..classify import Columns, Settings, stream, streams
     from ..classify import classify as run
 
-    report = run(
-        labelled,
-        unlabelled,
-        output,
-        Settings(
-            columns=Columns(embedding, text, label, row_names, truth),
-            labels=labels,
-            names=names,
-            templates=tuple(template or ()),
-            logit_scale=logit_scale,
-            backbone=backbone,
-            encoder=encoder,
-            separator=sep,
-            encoding=encoding,
-            batch=batch,
-            device=device,
-            cache=None if no_cache else cache or user_cache("classify"),
-            progress=True,
-        ),
+    settings = Settings(
+        columns=Columns(embedding, text, label, row_names, truth),
+        labels=labels,
+        names=names,
+        templates=tuple(template or ()),
+        logit_scale=logit_scale,
+        backbone=backbone,
+        encoder=encoder,
+        separator=sep,
+        encoding=encoding,
+        batch=batch,
+        device=device,
+        cache=None if no_cache else cache or user_cache("classify"),
+        progress=True,
     )
+    if streams(output):
+        show_streamed(stream(labelled, unlabelled, output, settings))
+        return
+    report = run(labelled, unlabelled, output, settings)
     show_report(report)
 
 

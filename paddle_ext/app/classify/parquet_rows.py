@@ -1,0 +1,270 @@
+"""Samples of a Parquet file as Arrow has them: what is only passed on is never looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...ops.large.parquet import is_lists, libraries, opened, record_batches, vectors, width_of
+from ...research.data.labels import label_text
+from .naming import given_names, known_classes
+from .samples import Examples, Labelled
+from .settings import Settings
+from .sources import feature_source, gap_notes, names_of_rows, open_source, opened_table
+from .tables import TableSamples, cell_text, cell_value
+
+EMBEDDING = "embedding"  # the column that is taken if nothing is said
+READ_AT_ONCE = 2048  # rows
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A Parquet file to be classified, and what is known of the classes.
+
+    Parameters
+    ----------
+    labelled : Labelled
+    samples : TableSamples
+        Which rows of which columns.
+    total : int
+        How many rows.
+    notes : list of str
+    """
+
+    labelled: Labelled
+    samples: TableSamples
+    total: int
+    notes: list[str]
+
+    @property
+    def path(self) -> Path:
+        return self.samples.table.path
+
+
+class Part(NamedTuple):
+    """Rows that follow one another."""
+
+    kept: Any  # pyarrow.Table [n] of the columns that the answers keep
+    rows: npt.NDArray[np.int64]  # [n] their numbers in the file
+    features: Tensor | None  # [n, D] float32; None: they are made of the texts
+    texts: list[str]
+    truth: list[str]  # of the classes, if the user wants to know the accuracy
+
+    def cut(self, start: int, stop: int) -> Part:
+        features = None if self.features is None else self.features[start:stop]
+        return Part(
+            self.kept.slice(start, stop - start),
+            self.rows[start:stop],
+            features,
+            self.texts[start:stop],
+            self.truth[start:stop],
+        )
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    features = [part.features for part in parts if part.features is not None]
+    return Part(
+        libraries()[0].concat_tables([part.kept for part in parts]),
+        np.concatenate([part.rows for part in parts]),
+        torch.cat(features) if features else None,
+        [text for part in parts for text in part.texts],
+        [truth for part in parts for truth in part.truth],
+    )
+
+
+# --- opening ------------------------------------------------------------------------------------
+
+
+def open_streamed(
+    labelled: Path, unlabelled: Path | None, settings: Settings, device: torch.device
+) -> Streamed:
+    """Open a Parquet file: `unlabelled`, or the rows of `labelled` that have no label."""
+    path = labelled if unlabelled is None else unlabelled
+    with opened(path) as table:
+        schema, count = table.schema_arrow, int(table.metadata.num_rows)
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError(f"{path} must have different column names, got one twice")
+    columns = settings.columns
+    if columns.features is None and columns.text is None and EMBEDDING in schema.names:
+        settings = replace(settings, columns=replace(columns, features=EMBEDDING))
+    if unlabelled is None:
+        return open_alone(path, count, settings, device)
+    source = open_source(labelled, unlabelled, settings, device)
+    assert isinstance(source.unlabelled, TableSamples)
+    return Streamed(source.labelled, source.unlabelled, count, source.notes)
+
+
+def open_alone(path: Path, count: int, settings: Settings, device: torch.device) -> Streamed:
+    """A table with gaps in its column of labels; with names there may be no such column."""
+    given = given_names(settings)
+    table = opened_table(path, settings)
+    asked, notes = settings.columns, list[str]()
+    label = table.label_column_if_any(asked.label, asked.truth)
+    if label is None and given is None:
+        label = table.label_column(None)  # or say that there is none
+    columns = replace(asked, label=label)
+    embedder, features, _ = feature_source(table, columns, settings, device, notes)
+    named = names_of_rows(given, embedder, [], settings, device)
+    if label is None:
+        assert named is not None
+        samples = TableSamples(table, columns, features, embedder, "all")
+        return Streamed(named.labelled(None), samples, count, notes)
+    known = TableSamples(table, replace(columns, truth=None), features, embedder, "labelled")
+    examples = labelled_examples(known, label)
+    if named is None and not examples.labels:
+        raise ValueError(f"{path} must have rows with a label in column {label!r}, got none")
+    notes += gap_notes(known)
+    samples = TableSamples(table, columns, features, embedder, "unlabelled")
+    return Streamed(known_classes(examples, named), samples, count - len(examples.labels), notes)
+
+
+def labelled_examples(samples: TableSamples, label: str) -> Examples:
+    """All rows with a label; features of groups of rows without any are not read."""
+    path = samples.table.path
+    features: list[Tensor] = []
+    labels: list[str] = []
+    texts: list[str] = []
+    begin = 0
+    with opened(path) as table:
+        for group in range(table.metadata.num_row_groups):
+            found = [
+                samples.label(value)
+                for batch in record_batches(table, path, READ_AT_ONCE, [label], [group])
+                for value in batch.column(0).to_pylist()
+            ]
+            if any(found):
+                for part in parts_of(samples, table, [], found, [group], begin):
+                    features.append(features_of(part, samples))
+                    texts += part.texts or [f"row {row}" for row in part.rows]
+                labels += [value for value in found if value]
+            begin += len(found)
+    rows = torch.cat(features) if features else torch.empty(0, 0)
+    return Examples(rows, labels, tuple(texts), str(path))
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_parts(source: Streamed, kept: Sequence[str]) -> Iterator[Part]:
+    """The rows to classify, in order, with the columns that the answers keep."""
+    with opened(source.path) as table:
+        yield from parts_of(source.samples, table, kept)
+
+
+def parts_of(
+    samples: TableSamples,
+    table: Any,
+    kept: Sequence[str],
+    wanted: Sequence[object] | None = None,
+    groups: Sequence[int] | None = None,
+    begin: int = 0,
+) -> Iterator[Part]:
+    """Rows of an opened file.
+
+    Parameters
+    ----------
+    samples : TableSamples
+    table : pyarrow.parquet.ParquetFile
+    kept : sequence of str
+        Columns to pass on.
+    wanted : sequence or None
+        Which rows; None: those that `samples` tell.
+    groups, begin
+        Groups of rows, and the number of their first row.
+    """
+    columns, path = samples.columns, samples.table.path
+    needed = dict.fromkeys([*samples.features, *kept])
+    for name in (columns.text, columns.truth, columns.label):
+        if name is not None and name in samples.table.names:
+            needed[name] = None
+    row, width = begin, None
+    for batch in record_batches(table, path, READ_AT_ONCE, [*needed], groups):
+        if wanted is not None:
+            mask = np.array(wanted[row - begin : row - begin + len(batch)], bool)
+        elif columns.label is not None and samples.rows == "unlabelled":
+            labels = batch.column(columns.label).to_pylist()
+            mask = np.array([not samples.label(value) for value in labels], bool)
+        else:
+            mask = np.ones(len(batch), bool)
+        features = None
+        if samples.embedder is None and mask.any():
+            features, width = numbers(batch, samples, row, width)
+            features = features[torch.from_numpy(mask)]
+        if mask.any():
+            chosen = batch if mask.all() else batch.filter(libraries()[0].array(mask))
+            yield Part(
+                libraries()[0].Table.from_batches([chosen]).select(list(kept)),
+                row + np.flatnonzero(mask),
+                features,
+                column_texts(chosen, columns.text),
+                column_labels(chosen, columns.truth),
+            )
+        row += len(batch)
+
+
+def numbers(
+    batch: Any, samples: TableSamples, row: int, width: int | None
+) -> tuple[Tensor, int | None]:
+    """Features [n, D] float32 of a batch, and the length of its lists, if it has lists."""
+    names, path = samples.features, samples.table.path
+    if len(names) == 1:
+        column = batch.column(names[0])
+        kind = getattr(column.type, "storage_type", column.type)
+        if is_lists(kind):
+            width = width_of(column) if width is None else width
+            found = vectors(column, max(width, 1), f"{path}, column {names[0]!r},", row)
+            return torch.from_numpy(as_float(found, names[0], path)), width
+    cells = [
+        as_float(batch.column(name).to_numpy(zero_copy_only=False), name, path) for name in names
+    ]
+    return torch.from_numpy(np.stack(cells, 1)), width
+
+
+def as_float(values: Any, name: str, path: Path) -> npt.NDArray[np.float32]:
+    try:
+        return np.array(values, np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{path} must have numbers, or lists of them, in column {name!r}, got others"
+        ) from None
+
+
+def features_of(part: Part, samples: TableSamples) -> Tensor:
+    """[n, D], made of the texts if they are not there."""
+    if part.features is not None:
+        return part.features
+    assert samples.embedder is not None
+    return samples.embedder(part.texts)
+
+
+def column_texts(batch: Any, name: str | None) -> list[str]:
+    return [] if name is None else [cell_text(value) for value in batch.column(name).to_pylist()]
+
+
+def column_labels(batch: Any, name: str | None) -> list[str]:
+    if name is None:
+        return []
+    return [label_text(cell_value(value)) for value in batch.column(name).to_pylist()]
+
+
+def regrouped(parts: Iterable[Part], sizes: Iterable[int]) -> Iterator[Part]:
+    """The same rows in parts of these sizes, which must be as many together."""
+    waiting: list[Part] = []
+    count = 0
+    more = iter(parts)
+    for size in sizes:
+        while count < size:
+            waiting.append(next(more))
+            count += len(waiting[-1].rows)
+        whole = joined(waiting)
+        yield whole.cut(0, size)
+        waiting, count = [whole.cut(size, count)], count - size

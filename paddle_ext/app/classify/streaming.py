@@ -1,0 +1,315 @@
+"""From one Parquet file to another: any number of rows, of which few are in memory."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import check
+from ...ops.large.ahead import ahead
+from ...ops.large.parquet import libraries
+from ...research.files import check_regular, replacing
+from ...research.printable import spreadsheet_cell
+from ...research.progress import Progress
+from .answering import batch_sizes, solver
+from .parquet_rows import Part, Streamed, features_of, open_streamed, read_parts, regrouped
+from .samples import check_finite
+from .settings import Settings
+
+SUFFIXES = (".parquet", ".csv")
+ANSWERS = ("label", "probability", "doubt")
+READ_AHEAD = 2**25  # bytes of features that are read while others are classified
+
+Write: TypeAlias = Callable[[Any], None]  # a pyarrow.Table
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """What came out.
+
+    Parameters
+    ----------
+    class_names : tuple of str
+    counts : Tensor [K] int64
+        Samples of each class.
+    probability : Tensor [K]
+        The mean probability of these samples; 0 where there are none.
+    right, known : int
+        Samples whose class is the true one, and samples with a true class; 0 if none is known.
+    output : Path
+    notes : list of str
+        What the user should know.
+    seconds : float
+    """
+
+    class_names: tuple[str, ...]
+    counts: Tensor
+    probability: Tensor
+    right: int
+    known: int
+    output: Path
+    notes: list[str]
+    seconds: float
+
+
+def streams(output: str | Path) -> bool:
+    """Whether answers go into one file, and not into a folder."""
+    path = Path(output)
+    return path.suffix in SUFFIXES and not path.is_dir()
+
+
+def stream(
+    labelled: str | Path,
+    unlabelled: str | Path | None,
+    output: str | Path,
+    settings: Settings | None = None,
+) -> StreamReport:
+    """Classify the rows of a Parquet file into another one, or into a CSV file.
+
+    The answers have the columns of the file but for its features, and then ``label``,
+    ``probability`` and ``doubt``. They take their name when all are written.
+
+    Parameters
+    ----------
+    labelled, unlabelled
+        As in `classify`; what is to be classified is a ``.parquet`` file.
+    output : path
+        Ends in ``.parquet`` or ``.csv``.
+    settings : Settings or None
+
+    Returns
+    -------
+    StreamReport
+
+    Raises
+    ------
+    ValueError, OSError, ImportError
+        In one sentence that says what to change.
+
+    Examples
+    --------
+    >>> stream("known.npz", "big.parquet", "answers.parquet")  # doctest: +SKIP
+    """
+    settings = settings or Settings()
+    began = time.perf_counter()
+    known, target = Path(labelled), Path(output)
+    new = None if unlabelled is None else Path(unlabelled)
+    check_paths(known, new, target)
+    device = check.device(settings.device)
+    source = open_streamed(known, new, settings, device)
+    if source.total == 0:
+        raise ValueError(f"{source.path} must have at least one sample to classify, got none")
+    kept, notes = kept_columns(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    classifier = Classifier(source, settings.batch, device)
+    # A few batches are read and written at a time. The rest is taken with the last of them, if it
+    # is less than a batch.
+    D = source.labelled.features.shape[1]
+    at_once = max(1, READ_AHEAD // (4 * D * classifier.size)) * classifier.size
+    parts = regrouped(
+        read_parts(source, list(kept)), part_sizes(source.total, at_once, classifier.size)
+    )
+    with (
+        replacing(target) as unfinished,
+        written(unfinished) as write,
+        Progress("classifying", source.total, show=settings.progress) as shown,
+        closing(ahead(lambda: next(parts, None), Event())) as read,
+    ):
+        for part in read:
+            found = classifier(part, shown)
+            columns = part.kept.rename_columns([kept[name] for name in part.kept.column_names])
+            write(answer_table(columns, part, found))
+    seconds = time.perf_counter() - began
+    return classifier.report(target, source.notes + notes, seconds)
+
+
+def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
+    path = labelled if unlabelled is None else unlabelled
+    if path.suffix != ".parquet" or path.is_dir():
+        raise check.ArgumentValueError(
+            "output",
+            "must be a folder, unless what is to be classified is a .parquet file, "
+            f"got {output} for {path}",
+        )
+    for given in (labelled, unlabelled):
+        if given is not None and output.exists() and output.samefile(given):
+            raise check.ArgumentValueError(
+                "output", f"must be another file than those that are read, got {output}"
+            )
+    check_regular(path)
+
+
+def kept_columns(source: Streamed) -> tuple[dict[str, str], list[str]]:
+    """What the answers call the columns that they keep, and what the user should know."""
+    samples, notes = source.samples, list[str]()
+    left_out = {*samples.features, *([samples.columns.label] if samples.columns.label else [])}
+    kept: dict[str, str] = {}
+    for name in samples.table.names:
+        if name in left_out:
+            continue
+        if name not in ANSWERS:
+            kept[name] = name
+        elif name == samples.columns.truth and "truth" not in samples.table.names:
+            kept[name] = "truth"
+        else:
+            notes.append(
+                f"the column {name!r} of {source.path} is not in the answers: they have "
+                "one of that name"
+            )
+    return kept, notes
+
+
+def part_sizes(total: int, at_once: int, least: int) -> Iterator[int]:
+    """Sizes of parts; none of them is smaller than `least`, unless all is."""
+    left = total
+    while left:
+        size = left if left < at_once + least else at_once
+        yield size
+        left -= size
+
+
+class Classifier:
+    """Classifies parts, and counts what it finds.
+
+    Parameters
+    ----------
+    source : Streamed
+    batch : int or None
+        As in `answer`.
+    device : torch.device
+    """
+
+    def __init__(self, source: Streamed, batch: int | None, device: torch.device) -> None:
+        self.source, self.device = source, device
+        self.labelled = source.labelled
+        self.size, self.together = batch_sizes(self.labelled, batch)
+        self.solve = solver(self.labelled, device)
+        K = len(self.labelled.class_names)
+        self.names = np.array(self.labelled.class_names, dtype=object)
+        self.counts = torch.zeros(K, dtype=torch.int64)
+        self.sums = torch.zeros(K, dtype=torch.float64)
+        self.right = self.known = 0
+
+    def __call__(self, part: Part, shown: Progress) -> tuple[Any, Tensor, Tensor]:
+        """Names of the classes, their probability and the doubt, each [n]."""
+        features = features_of(part, self.source.samples)
+        D, width = self.labelled.features.shape[1], features.shape[1]
+        if width != D:
+            raise ValueError(
+                f"{self.source.path} must have as many features as {self.labelled.source}, {D}, "
+                f"got {width}"
+            )
+        check_finite(features, str(self.source.path), part.rows.tolist())
+        found = []
+        for batches in grouped(features, self.size, self.together):
+            solution = self.solve(batches.to(self.device, torch.float32))
+            probability, labels = solution.probabilities.max(-1)
+            answers = (labels, probability, solution.doubt())
+            found.append([x.flatten().cpu() for x in answers])
+            shown.advance(batches.shape[0] * batches.shape[1])
+        labels, probability, doubt = (torch.cat(column) for column in zip(*found, strict=True))
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+        self.sums.index_add_(0, labels, probability.double())
+        names = self.names[labels.numpy()]
+        for name, truth in zip(names, part.truth, strict=bool(part.truth)):
+            self.known += bool(truth)
+            self.right += name == truth
+        return names, probability, doubt
+
+    def report(self, output: Path, notes: list[str], seconds: float) -> StreamReport:
+        means = self.sums / self.counts.clamp(min=1)
+        return StreamReport(
+            self.labelled.class_names,
+            self.counts,
+            means,
+            self.right,
+            self.known,
+            output,
+            notes,
+            seconds,
+        )
+
+
+def grouped(features: Tensor, size: int, together: int) -> Iterator[Tensor]:
+    """Batches [B, n, D] with n = `size`; the last two are about equal, as in `rebatched`."""
+    whole = max(0, len(features) // size - 1)
+    for start in range(0, whole, together):
+        stop = min(start + together, whole)
+        yield features[start * size : stop * size].view(stop - start, size, -1)
+    rest = features[whole * size :]
+    parts = [rest] if len(rest) <= size else [rest[: len(rest) // 2], rest[len(rest) // 2 :]]
+    yield from (part.unsqueeze(0) for part in parts)
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def answer_table(kept: Any, part: Part, found: tuple[Any, Tensor, Tensor]) -> Any:
+    """A pyarrow.Table; rows that have nothing else are told apart by their number."""
+    arrow = libraries()[0]
+    names, probability, doubt = found
+    columns = dict(zip(kept.column_names, kept.columns, strict=True))
+    if not columns:
+        columns["row"] = arrow.array(part.rows)
+    answers = (
+        arrow.array(names, arrow.string()),
+        arrow.array(probability.float().numpy()),
+        arrow.array(doubt.float().numpy()),
+    )
+    return arrow.table(columns | dict(zip(ANSWERS, answers, strict=True)))
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Write]:
+    """A file that tables are written into, one after the other."""
+    if path.suffix == ".parquet":
+        with closing(ParquetAnswers(path)) as answers:
+            yield answers.write
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        empty = True
+
+        def write(table: Any) -> None:
+            nonlocal empty
+            if empty:
+                lines.writerow(map(spreadsheet_cell, table.column_names))
+                empty = False
+            cells = [csv_cells(table, name) for name in table.column_names]
+            lines.writerows(zip(*cells, strict=True))
+
+        yield write
+
+
+class ParquetAnswers:
+    """Tables of one schema, each a group of rows of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer: Any = None
+
+    def write(self, table: Any) -> None:
+        if self.writer is None:
+            self.writer = libraries()[1].ParquetWriter(self.path, table.schema)
+        self.writer.write_table(table)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def csv_cells(table: Any, name: str) -> list[str]:
+    values = table.column(name).to_pylist()
+    if name in ("probability", "doubt"):
+        return [f"{value:.4f}" for value in values]
+    return ["" if value is None else spreadsheet_cell(str(value)) for value in values]

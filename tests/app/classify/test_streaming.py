@@ -1,0 +1,310 @@
+"""From one Parquet file to another, in batches of rows: the same answers as of the whole."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from classify_data import NAMES, embeddings
+
+from paddle_ext.app.classify import Columns, Settings, classify, stream
+from paddle_ext.app.classify import streaming as module
+from paddle_ext.app.classify.streaming import part_sizes
+
+pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+
+QUERIES = 1000
+ROWS, LABELS, NEW, TRUTH = embeddings(queries=QUERIES)
+
+
+def lists(rows: np.ndarray) -> Any:
+    return pa.array(list(rows), pa.list_(pa.float32()))
+
+
+def write_known(path: Path) -> Path:
+    pq.write_table(pa.table({"embedding": lists(ROWS), "label": NAMES[LABELS]}), path)
+    return path
+
+
+def write_new(path: Path, **columns: Any) -> Path:
+    """Rows with ids, dates and lists, none of which is a feature."""
+    table = {
+        "id": np.arange(QUERIES) + 7,
+        "taken": pa.array(np.arange(QUERIES), pa.timestamp("s")),
+        "embedding": lists(NEW),
+        "tags": pa.array([["a", "b"]] * QUERIES),
+        "truth": NAMES[TRUTH],
+    }
+    pq.write_table(pa.table(table | columns), path, row_group_size=150)
+    return path
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(device="cpu", cache=None, **options)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    known = write_known(tmp_path / "known.parquet")
+    return known, write_new(tmp_path / "new.parquet"), tmp_path / "answers.parquet"
+
+
+def usual(known: Path, new: Path | None, folder: Path, **options: Any) -> tuple[Any, Any, Any]:
+    """Labels, probabilities and doubts of the command that keeps all in memory."""
+    columns = options.pop("columns", Columns())
+    given = settings(columns=Columns("embedding", label=columns.label), **options)
+    answers = classify(known, new, folder, given).answers
+    names = np.array(answers.class_names)[answers.labels.numpy()]
+    return names, answers.probability.numpy(), answers.doubt.numpy()
+
+
+def assert_usual(table: Any, expected: tuple[Any, Any, Any]) -> None:
+    assert table["label"].to_pylist() == expected[0].tolist()
+    np.testing.assert_allclose(table["probability"].to_numpy(), expected[1], atol=1e-6)
+    np.testing.assert_allclose(table["doubt"].to_numpy(), expected[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [None, 33, QUERIES, 10**6])
+@pytest.mark.parametrize("read_ahead", [1, 64 * 250, 2**25])
+def test_the_same_answers_as_of_all_in_memory(
+    files: tuple[Path, Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int | None,
+    read_ahead: int,
+) -> None:
+    """Wherever parts are cut."""
+    known, new, output = files
+    monkeypatch.setattr(module, "READ_AHEAD", read_ahead)
+    report = stream(known, new, output, settings(batch=batch, columns=Columns(truth="truth")))
+    table = pq.read_table(output)
+    assert_usual(table, usual(known, new, tmp_path / "folder", batch=batch))
+    given = pq.read_table(new)
+    for name in ("id", "taken", "tags", "truth"):
+        assert table[name].equals(given[name]), name
+    assert table.column_names == ["id", "taken", "tags", "truth", "label", "probability", "doubt"]
+    right = np.array(table["label"]) == np.array(table["truth"])
+    assert (report.right, report.known) == (right.sum(), QUERIES)
+    assert report.counts.sum() == QUERIES
+    assert right.mean() > 0.9
+
+
+def test_one_table_with_gaps(tmp_path: Path) -> None:
+    """Labelled rows are anywhere in it, and the rows without a label are answered."""
+    rows = np.concatenate([NEW[:500], ROWS, NEW[500:]])
+    labels = [None] * 500 + NAMES[LABELS].tolist() + ["NA"] + [""] * 499
+    path = tmp_path / "one.parquet"
+    table = {"key": np.arange(len(rows)), "kind": pa.array(labels), "embedding": lists(rows)}
+    pq.write_table(pa.table(table), path, row_group_size=100)
+    output = tmp_path / "answers.parquet"
+    report = stream(path, None, output, settings(columns=Columns(label="kind")))
+    answers = pq.read_table(output)
+    gaps = [row for row, label in enumerate(labels) if label in (None, "", "NA")]
+    assert answers["key"].to_pylist() == gaps
+    assert answers.column_names == ["key", "label", "probability", "doubt"]
+    assert_usual(answers, usual(path, None, tmp_path / "f", columns=Columns(label="kind")))
+    assert any("'NA' in column 'kind' is no label: 1 rows" in note for note in report.notes)
+
+
+def test_features_in_columns_of_numbers(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, new, output = files
+    D = NEW.shape[1]
+    tables = {}
+    for name, rows in (("known", ROWS), ("new", NEW)):
+        tables[name] = {f"f{k}": rows[:, k] for k in range(D)}
+    path = tmp_path / "columns.parquet"
+    pq.write_table(pa.table(tables["known"] | {"label": NAMES[LABELS]}), path)
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table(tables["new"]), other)
+    stream(path, other, output, settings())
+    answers = pq.read_table(output)
+    assert answers["row"].to_pylist() == list(range(QUERIES))  # there is nothing else to tell them
+    assert_usual(answers, usual(known, new, tmp_path / "folder"))
+
+
+def test_names_and_other_formats_of_labelled_rows(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    _, new, output = files
+    centres = np.stack([ROWS[k == LABELS].mean(0) for k in range(len(NAMES))])
+    np.savez(tmp_path / "text.npz", text=centres, class_names=NAMES)
+    stream(new, None, output, settings(names=tmp_path / "text.npz"))
+    assert np.mean(pq.read_table(output)["label"].to_numpy() == NAMES[TRUTH]) > 0.9
+    np.savez(tmp_path / "known.npz", features=ROWS, labels=NAMES[LABELS])
+    stream(tmp_path / "known.npz", new, output, settings())
+    assert_usual(pq.read_table(output), usual(tmp_path / "known.npz", new, tmp_path / "folder"))
+
+
+def test_answers_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, _, output = files
+    new = write_new(tmp_path / "new.parquet", note=["=1+1", None] * (QUERIES // 2))
+    stream(known, new, output, settings())
+    stream(known, new, output.with_suffix(".csv"), settings())
+    table = pq.read_table(output)
+    with output.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["label"] for line in lines] == table["label"].to_pylist()
+    assert [int(line["id"]) for line in lines] == table["id"].to_pylist()
+    assert [line["note"] for line in lines[:2]] == ["'=1+1", ""]  # no formula
+    written = [float(line["doubt"]) for line in lines]
+    np.testing.assert_allclose(written, table["doubt"].to_numpy(), atol=6e-5)
+
+
+def test_columns_that_answers_have_too(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, _, output = files
+    new = write_new(tmp_path / "new.parquet", doubt=np.ones(QUERIES))
+    report = stream(known, new, output, settings())
+    assert pq.read_table(output)["doubt"].to_numpy().max() < 1
+    assert [note for note in report.notes if "'doubt'" in note]
+    table = pq.read_table(new).drop_columns(["truth", "doubt"])
+    pq.write_table(table.append_column("label", pa.array(NAMES[TRUTH])), new)
+    report = stream(known, new, output, settings(columns=Columns(truth="label")))
+    answers = pq.read_table(output)
+    assert answers["truth"].to_pylist() == NAMES[TRUTH].tolist()
+    assert report.known == QUERIES
+
+
+def test_sizes_of_parts() -> None:
+    for total in range(1, 60):
+        for at_once, least in ((10, 5), (5, 5), (12, 3), (1, 1)):
+            sizes = list(part_sizes(total, at_once, least))
+            assert sum(sizes) == total
+            assert all(size % least == 0 for size in sizes[:-1])
+            assert sizes[-1] >= least or len(sizes) == 1
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def odd_lists(row: int) -> Callable[[Path], Path]:
+    def write(path: Path) -> Path:
+        rows = [*NEW]
+        rows[row] = rows[row][:-1]
+        return write_new(path, embedding=pa.array(rows, pa.list_(pa.float32())))
+
+    return write
+
+
+def with_nan(path: Path) -> Path:
+    rows = NEW.copy()
+    rows[777, 3] = np.nan
+    return write_new(path, embedding=lists(rows))
+
+
+def cut(path: Path) -> Path:
+    write_new(path)
+    os.truncate(path, path.stat().st_size // 2)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (odd_lists(900), "must have 16 numbers in each row, got 15 in row 900"),
+        (with_nan, "must have finite features, at most 1e30, got nan in row 777, feature 3"),
+        (cut, r"must be a whole \.parquet file"),
+        (lambda p: write_new(p, embedding=lists(NEW[:, :5])), "as many features as .*, 16, got 5"),
+        (lambda p: write_new(p, embedding=["word"] * QUERIES), "numbers, or lists of them"),
+    ],
+)
+def test_bad_files_leave_nothing(
+    files: tuple[Path, Path, Path],
+    tmp_path: Path,
+    write: Callable[[Path], Path],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even if most of the answers have been written."""
+    monkeypatch.setattr(module, "READ_AHEAD", 64 * 100)
+    known, new, output = files
+    write(new)
+    output.write_bytes(b"of before")
+    with pytest.raises(ValueError, match=sentence):
+        stream(known, new, output, settings(batch=100))
+    assert output.read_bytes() == b"of before"
+    assert sorted(tmp_path.iterdir()) == sorted([known, new, output])
+
+
+def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, new, output = files
+    np.savez(tmp_path / "new.npz", features=NEW)
+    with pytest.raises(ValueError, match=r"output must be a folder, unless .* \.parquet file"):
+        stream(known, tmp_path / "new.npz", output, settings())
+    with pytest.raises(ValueError, match="output must be another file than those that are read"):
+        stream(known, new, new, settings())
+    with pytest.raises(FileNotFoundError):
+        stream(known, tmp_path / "nothing.parquet", output, settings())
+    with pytest.raises(ValueError, match="batch must be an integer"):
+        stream(known, new, output, settings(batch=0))
+    pq.write_table(pq.read_table(new)[:0], new)
+    with pytest.raises(ValueError, match="must have at least one sample to classify, got none"):
+        stream(known, new, output, settings())
+    assert not output.exists()
+
+
+# --- processes of their own ---------------------------------------------------------------------
+
+
+def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, new, output = files
+    output.write_bytes(b"of before")
+    code = """
+import sys, threading, time
+from paddle_ext.app.classify import Settings, stream, streaming
+streaming.READ_AHEAD = 1
+once = streaming.Classifier.__call__
+
+def slow(self, part, shown):
+    print("at work", flush=True)
+    time.sleep(0.2)
+    return once(self, part, shown)
+
+streaming.Classifier.__call__ = slow
+try:
+    stream(*sys.argv[1:], Settings(device="cpu", cache=None, batch=10))
+except KeyboardInterrupt:
+    print([thread.name for thread in threading.enumerate() if "ahead" in thread.name], flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, files)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline() == "at work\n"
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        lines = process.stdout.read().splitlines()
+        assert process.wait(20) == 0
+    assert time.monotonic() - began < 5
+    assert lines[-1] == "[]"
+    assert output.read_bytes() == b"of before"
+    assert sorted(tmp_path.iterdir()) == sorted([known, new, output])
+
+
+def test_the_command(files: tuple[Path, Path, Path]) -> None:
+    pytest.importorskip("typer", reason="needs typer")
+    from typer.testing import CliRunner
+
+    from paddle_ext.app.cli.app import app
+
+    known, new, output = files
+    arguments = ["classify", known, new, "--output", output, "--device", "cpu", "--truth", "truth"]
+    result = CliRunner().invoke(app, [str(item) for item in arguments])
+    assert result.exit_code == 0, result.output
+    assert f"{QUERIES} samples, " in result.output
+    assert f"% of {QUERIES} samples with a truth" in result.output
+    assert f"written: {output}" in result.output.replace("\n", " ")
+    assert len(pq.read_table(output)) == QUERIES
+    arguments[2] = known.with_suffix(".npz")
+    np.savez(known.with_suffix(".npz"), features=NEW)
+    result = CliRunner().invoke(app, [str(item) for item in arguments])
+    assert result.exit_code == 1
+    assert "--output must be a folder, unless" in " ".join(result.output.split())
