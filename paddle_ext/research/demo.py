@@ -25,7 +25,7 @@ from .data.glyphs import glyph_images
 from .data.images import ImageArray
 from .evaluation import Evaluation, RunSettings, evaluate
 from .evaluation.arguments import PAPER_ORDER
-from .files import user_cache
+from .files import cache_or_temporary
 from .tasks import TaskSampler
 
 N_QUERY = 75
@@ -126,7 +126,7 @@ def run(
     """
     settings = RunSettings(seed=seed, name=NAME, device=device, progress=progress)
     check.integer("n_tasks", n_tasks)
-    folder = Path(user_cache("demo") if cache is None else cache)
+    folder = cache_or_temporary("demo") if cache is None else Path(cache)
     scale = QUICK if quick else FULL
     novel = glyph_images("test", samples=scale.novel, seed=seed)
     # Refused here, not after the training.

@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,7 +75,24 @@ def first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def user_cache(part: str) -> Path:
-    """A folder for one part of the package among the user's caches."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def user_cache(part: str) -> Path | None:
+    """A folder for one part of the package among the user's caches; None for a user without home.
+
+    In a container the user may be a number that the system does not know.
+    """
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return Path(home) / "paddle_ext" / part
+
+
+def cache_or_temporary(part: str) -> Path:
+    """The same, or a temporary folder where nothing can be written there."""
+    folder = user_cache(part)
+    if folder is not None:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+    return Path(tempfile.mkdtemp(prefix="paddle_ext-"))

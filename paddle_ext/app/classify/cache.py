@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...research.files import open_regular
+
 DIGESTS_OF_A_QUERY = 500  # the database limits how many there may be
 
 
@@ -19,8 +22,28 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=20).digest()
 
 
+def digest_of_files(paths: Sequence[Path]) -> str:
+    """Of what is in some files, and of how they are called."""
+    found = hashlib.blake2b(digest_size=20)
+    for path in paths:
+        with open_regular(path) as file:
+            name = os.fsencode(path.name)
+            found.update(len(name).to_bytes(8, "big") + name)
+            found.update(os.fstat(file.fileno()).st_size.to_bytes(8, "big"))
+            while part := file.read(2**22):
+                found.update(part)
+    return found.hexdigest()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All files of a folder, and of those in it."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
+
+    A folder that cannot be written is no error: then nothing is kept.
 
     Parameters
     ----------
@@ -28,17 +51,34 @@ class FeatureCache:
         None: nothing is kept.
     key : str
         Everything else that the features depend on: the network and how it is fed.
+    notes : list of str or None
+        Gets a sentence if features cannot be kept.
     """
 
-    def __init__(self, folder: Path | None, key: str) -> None:
+    def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:
         self.path: Path | None = None
-        if folder is not None:
+        self.notes = notes
+        self.writable = True
+        if folder is None:
+            return
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.path = folder / f"{digest(key.encode()).hex()}.sqlite"
-            with undamaged(self.path), closing(self.connect()) as database, database:
+            path = folder / f"{digest(key.encode()).hex()}.sqlite"
+            with undamaged(path), closing(sqlite3.connect(str(path), timeout=60)) as database:
                 database.execute(
                     "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
                 )
+                database.commit()
+        except (OSError, sqlite3.OperationalError) as error:
+            self.keep_nothing(folder, error)
+        else:
+            self.path = path
+
+    def keep_nothing(self, place: Path, error: Exception) -> None:
+        self.writable = False
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if self.notes is not None:
+            self.notes.append(f"features are not kept for the next run: {place}: {why}")
 
     def connect(self) -> sqlite3.Connection:
         return sqlite3.connect(str(self.path), timeout=60)
@@ -58,18 +98,23 @@ class FeatureCache:
         return found
 
     def put(self, features: dict[bytes, Tensor]) -> None:
-        if self.path is None or not features:
+        if self.path is None or not self.writable or not features:
             return
         rows = [(key, row.numpy().tobytes()) for key, row in features.items()]
-        with undamaged(self.path), closing(self.connect()) as database, database:
-            database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+        try:
+            with undamaged(self.path), closing(self.connect()) as database, database:
+                database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+        except sqlite3.OperationalError as error:  # read-only, or a full disk
+            self.keep_nothing(self.path, error)
 
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """One sentence for a damaged cache."""
+    """One sentence for a damaged cache; what cannot be opened or written is no damage."""
     try:
         yield
+    except sqlite3.OperationalError:
+        raise
     except sqlite3.DatabaseError as error:
         raise ValueError(
             f"{path} must be a whole file of the cache (delete it), got: {error}"

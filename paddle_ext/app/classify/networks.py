@@ -71,7 +71,8 @@ class ForeignNetwork:
         self.size, self.share = size, share
         self.mean = torch.tensor(mean, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(std, device=device).view(1, 3, 1, 1)
-        self.key = f"foreign 1 {name} {size} {share} {mean} {std}"
+        about = f"{name} {size} {share} {mean} {std}"
+        self.key = f"foreign 2 {about} {digest_of_weights(self.network)}"
 
     def square(self, picture: Image) -> Image:
         from PIL.Image import Resampling

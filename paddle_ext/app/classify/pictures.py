@@ -1,4 +1,4 @@
-"""Folders of pictures: finding, decoding and embedding them; those that are damaged are listed."""
+"""Folders of pictures: finding, decoding and embedding them; those that are not read are listed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...research.data.decoding import opened, read_picture_file, why_unreadable
 from ...research.data.images import in_threads
-from ...research.data.lists import is_image
-from ...research.files import first_line
+from ...research.printable import encodable
 from ...research.progress import Progress
 from .cache import FeatureCache, digest
 from .networks import Network
@@ -23,6 +23,8 @@ from .samples import Batch, Examples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Pixels: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 READ_AT_ONCE = 64  # pictures
 THUMBNAIL = 112  # pixels
@@ -38,12 +40,20 @@ class PictureReader:
     cache : Path or None
         A folder to keep features in.
     unreadable : dict of str to str
-        Gets the damaged files, and why they could not be read.
+        Gets the files that are not read, and why.
+    notes : list of str or None
+        Gets a sentence if features cannot be kept.
     """
 
-    def __init__(self, network: Network, cache: Path | None, unreadable: dict[str, str]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        cache: Path | None,
+        unreadable: dict[str, str],
+        notes: list[str] | None = None,
+    ) -> None:
         self.network, self.unreadable = network, unreadable
-        self.cache = FeatureCache(cache, network.key)
+        self.cache = FeatureCache(cache, network.key, notes)
 
     def batches(
         self, paths: Sequence[Path], title: str, progress: bool
@@ -58,59 +68,74 @@ class PictureReader:
                     yield [start + number for number in numbers], features
 
     def batch(self, paths: Sequence[Path]) -> tuple[list[int], Tensor]:
+        """Features are kept by the digest of the bytes that they were made from.
+
+        A file may change after its digest was taken; so the bytes that are decoded are digested
+        again, and no feature is ever kept under another picture's name.
+        """
         digests = list(in_threads(file_digest, paths))
-        known = self.cache.get([one for one in digests if one])
-        todo = [number for number, one in enumerate(digests) if one not in known]
-        decoded = list(in_threads(self.decode, [paths[number] for number in todo]))
-        fresh: dict[bytes, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = {}
+        known = self.cache.get([one for one in digests if isinstance(one, bytes)])
+        todo = [
+            number
+            for number, one in enumerate(digests)
+            if isinstance(one, bytes) and one not in known
+        ]
+        fresh: dict[bytes, Pixels] = {}
+        decoded = in_threads(self.decode, [paths[number] for number in todo])
         for number, result in zip(todo, decoded, strict=True):
             if isinstance(result, str):
-                self.unreadable[str(paths[number])] = result
+                digests[number] = result
             else:
-                fresh[digests[number]] = result
+                digests[number], fresh[result[0]] = result
         if fresh:
             pixels = torch.from_numpy(np.stack(list(fresh.values())))
             rows = dict(zip(fresh, self.network(pixels), strict=True))
             self.cache.put(rows)
             known |= rows
-        numbers = [number for number, one in enumerate(digests) if one in known]
-        if not numbers:
-            return [], torch.empty(0, 0)
-        return numbers, torch.stack([known[digests[number]] for number in numbers])
+        numbers, features = [], []
+        for number, one in enumerate(digests):
+            if isinstance(one, bytes):
+                numbers.append(number)
+                features.append(known[one])
+            else:
+                self.unreadable[encodable(str(paths[number]))] = one
+        return numbers, torch.stack(features) if features else torch.empty(0, 0)
 
-    def decode(self, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | str:
-        """Pixels [H, W, C], or why there are none."""
+    def decode(self, path: Path) -> tuple[bytes, Pixels] | str:
+        """The digest of a file and its pixels [H, W, C], or why there are none."""
         try:
-            picture = self.network.square(load_picture(path))
+            content = read_picture_file(path)
+            picture = self.network.square(upright(content))
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise what they like
             return why_unreadable(error)
         pixels = np.asarray(picture.convert("L" if self.network.channels == 1 else "RGB"))
-        return pixels.reshape(*pixels.shape[:2], self.network.channels)
+        return digest(content), pixels.reshape(*pixels.shape[:2], self.network.channels)
 
 
-def file_digest(path: Path) -> bytes:
-    """Of the bytes of a file; of nothing if it cannot be read, which decoding will then tell."""
+def file_digest(path: Path) -> bytes | str:
+    """Of the bytes of a file, or why it cannot be read."""
     try:
-        return digest(path.read_bytes())
-    except OSError:
-        return b""
-
-
-def why_unreadable(error: Exception) -> str:
-    if type(error).__name__ == "UnidentifiedImageError":
-        return "not an image"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return first_line(error)
+        return digest(read_picture_file(path))
+    except (OSError, ValueError) as error:
+        return why_unreadable(error)
 
 
 def load_picture(path: Path) -> Image:
+    """The picture of a file, as `upright`."""
+    return upright(read_picture_file(path))
+
+
+def upright(content: bytes) -> Image:
     """A picture in RGB, upright, on white where it is transparent."""
+    with opened(content) as file:
+        return upright_rgb(file)
+
+
+def upright_rgb(file: Image) -> Image:
     from PIL import Image, ImageOps
 
-    with Image.open(path) as file:
-        picture: Image.Image = ImageOps.exif_transpose(file)
-        picture.load()
+    picture: Image.Image = ImageOps.exif_transpose(file)
+    picture.load()
     if picture.mode in GREY_16_BIT:
         grey = np.asarray(picture).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -128,12 +153,24 @@ def load_picture(path: Path) -> Image:
 # --- folders ------------------------------------------------------------------------------------
 
 
-def images_below(folder: Path) -> list[Path]:
-    """All picture files, in the order of their paths; links to folders are not followed."""
+def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
+    """All files that may be pictures, in the order of their paths, whatever they are called.
+
+    Left out are names that begin with a point, which other programs leave behind. Folders that
+    cannot be looked into, and links to folders, which could lead back, are told in `unreadable`.
+    """
     found: list[Path] = []
-    for place, folders, files in os.walk(folder):
+
+    def closed(error: OSError) -> None:
+        unreadable[encodable(str(error.filename))] = error.strerror or str(error)
+
+    for place, folders, files in os.walk(folder, onerror=closed):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place) / name for name in sorted(files) if is_image(name)]
+        for name in folders:
+            if (Path(place) / name).is_symlink():
+                where = encodable(str(Path(place) / name))
+                unreadable[where] = "a link to a folder, which is not followed"
+        found += [Path(place) / name for name in sorted(files) if not name.startswith(".")]
     return found
 
 
@@ -143,14 +180,17 @@ def labelled_folder(
     """One folder for each class; what is in further folders below belongs to it."""
     paths: list[Path] = []
     classes: list[str] = []
-    for folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
-        if folder.name.startswith("."):
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith("."):
             continue
-        own = images_below(folder)
+        if not entry.is_dir():
+            reader.unreadable[encodable(str(entry))] = "it lies in no folder of a class"
+            continue
+        own, name = files_below(entry, reader.unreadable), encodable(entry.name)
         paths += own
-        classes += [folder.name] * len(own)
+        classes += [name] * len(own)
         if not own:
-            notes.append(f"the folder {folder.name!r} has no pictures, so it is no class")
+            notes.append(f"the folder {name!r} has no pictures, so it is no class")
     if not paths:
         raise ValueError(
             f"{root} must have one folder of pictures for each class, got no picture in a folder"
@@ -159,7 +199,8 @@ def labelled_folder(
     rows = [row for numbers, _ in parts for row in numbers]
     if not rows:
         raise ValueError(
-            f"{root} must have pictures that can be read, got {len(paths)} damaged ones"
+            f"{root} must have pictures that can be read, got {len(paths)} files that cannot, "
+            f"the first one: {next(iter(reader.unreadable.values()), 'damaged')}"
         )
     for name in sorted(set(classes) - {classes[row] for row in rows}):
         notes.append(f"no picture of {name!r} could be read, so it is no class")
@@ -182,11 +223,11 @@ class UnlabelledFolder:
 
     def __init__(self, root: Path, reader: PictureReader, *, truth: bool, progress: bool) -> None:
         self.root, self.reader, self.truth, self.progress = root, reader, truth, progress
-        self.paths = images_below(root)
+        self.paths = files_below(root, reader.unreadable)
         if not self.paths:
             raise ValueError(
-                f"{root} must have at least one picture (.jpg, .png, .webp, .tif, ...) to "
-                "classify, got none"
+                f"{root} must have at least one picture (JPEG, PNG, WebP, HEIC, ...) to classify, "
+                "got no file"
             )
 
     def __len__(self) -> int:
@@ -197,10 +238,10 @@ class UnlabelledFolder:
         for rows, features in self.reader.batches(self.paths, title, self.progress):
             paths = [self.paths[row] for row in rows]
             yield Batch(
-                [path.relative_to(self.root).as_posix() for path in paths],
+                [encodable(path.relative_to(self.root).as_posix()) for path in paths],
                 features,
                 [str(path) for path in paths],
-                [path.parent.name for path in paths] if self.truth else None,
+                [encodable(path.parent.name) for path in paths] if self.truth else None,
             )
 
 

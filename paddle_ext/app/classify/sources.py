@@ -98,7 +98,7 @@ def open_folders(
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
     named = names_of_pictures(given, encoder, settings)
-    reader = PictureReader(network, settings.cache, unreadable)
+    reader = PictureReader(network, settings.cache, unreadable, notes)
     truth = settings.columns.truth is not None
     new = UnlabelledFolder(unlabelled, reader, truth=truth, progress=settings.progress)
     if labelled is None:
@@ -222,7 +222,7 @@ def feature_source(
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:
-            return TextEmbedder(settings.encoder, device, settings.cache), [], kind
+            return TextEmbedder(settings.encoder, device, settings.cache, notes), [], kind
     chosen = table.feature_columns(columns.features, columns.others())
     said = column_notes(chosen)
     notes += said

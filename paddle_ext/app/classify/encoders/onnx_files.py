@@ -13,13 +13,13 @@ from torch import Tensor
 
 from .... import check
 from ....research.libraries import library
+from ..cache import digest_of_files
 from .hugging_face import PREPARATIONS, read_json
 from .towers import (
     TEXTS_AT_ONCE,
     Encoder,
     ImageTower,
     Preparation,
-    digest_of_files,
     of_open_clip,
     of_transformers,
 )
@@ -60,7 +60,9 @@ def from_files(name: str, images: Path | None, texts: Path | None) -> Encoder:
     encode, key = None, ""
     if texts is not None:
         encode = text_tower(module, texts, name)
-        key = f"onnx {digest_of_files(parts_of(texts))}"
+        beside = [near(texts, name) for name in ("tokenizer.json", "config.json")]
+        others = [path for path in beside if path is not None]
+        key = f"onnx {digest_of_files([*parts_of(texts), *others])}"
     return Encoder(name, tower, encode, key)
 
 

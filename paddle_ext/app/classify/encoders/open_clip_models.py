@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ....research.libraries import library
-from .towers import Encoder, ImageTower, digest_of_files, of_open_clip
+from ..cache import digest_of_files, files_of
+from .towers import Encoder, ImageTower, of_open_clip
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
@@ -21,7 +22,7 @@ def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:
     weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     if not weights:
         raise FileNotFoundError(f"{folder} has no weights")
-    return loaded(name, f"local-dir:{folder}", None, weights, device)
+    return loaded(name, f"local-dir:{folder}", None, files_of(folder), device)
 
 
 def from_weights(name: str, architecture: str, weights: Path, device: torch.device) -> Encoder:
@@ -29,13 +30,13 @@ def from_weights(name: str, architecture: str, weights: Path, device: torch.devi
 
 
 def loaded(
-    name: str, model_name: str, pretrained: str | None, weights: list[Path], device: torch.device
+    name: str, model_name: str, pretrained: str | None, files: list[Path], device: torch.device
 ) -> Encoder:
     module = library("open_clip", f"the encoder {name}", "'paddle_ext[open_clip]'")
     with offline():
         model = module.create_model(model_name, pretrained=pretrained, device=device).eval()
         tokenizer = module.get_tokenizer(model_name)
-    key = f"open_clip {model_name.partition(':')[0]} {digest_of_files(weights)}"
+    key = f"open_clip {model_name.partition(':')[0]} {digest_of_files(files)}"
 
     def images(pixels: Tensor) -> Tensor:
         features: Tensor = model.encode_image(pixels)

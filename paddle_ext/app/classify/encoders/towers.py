@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -204,13 +202,3 @@ def check_widths(encoder: Encoder) -> None:
             f"must have towers of one width, got {encoder.name}, which makes {images} features of "
             f"a picture and {texts} of a text",
         )
-
-
-def digest_of_files(paths: Sequence[Path]) -> str:
-    """Of what is in some files."""
-    found = hashlib.blake2b(digest_size=20)
-    for path in paths:
-        with path.open("rb") as file:
-            while part := file.read(2**22):
-                found.update(part)
-    return found.hexdigest()

@@ -1,0 +1,133 @@
+"""Picture files: told by their content, read only if they have an end, and not too large."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ..files import first_line, open_regular
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Not all that Pillow knows: EPS would start another program, and TGA takes any bytes for its own.
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "MPO"),
+    *("QOI", "ICO"),
+)
+MOST_PIXELS = 89_478_485  # where Pillow begins to warn; 1 GiB in the worst of modes
+LARGE = 2**24  # pixels from which only one picture is decoded at a time
+MOST_BYTES = 2**28
+BRANDS = {  # of files in boxes, as video has them, by what is needed to read them
+    b"avif": "an AVIF picture, which needs Pillow 11.3 or newer",
+    b"avis": "an AVIF picture, which needs Pillow 11.3 or newer",
+} | dict.fromkeys(
+    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
+    "a HEIC photo, which needs pillow-heif: pip install pillow-heif",
+)
+
+one_large_picture = threading.Lock()
+
+
+class UnreadableError(ValueError):
+    """Why a file is not read, in a few words that follow its name."""
+
+
+def read_picture_file(path: Path) -> bytes:
+    """The bytes of a file that may be a picture; no more than the beginning of another one.
+
+    Raises
+    ------
+    UnreadableError, OSError
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        check_beginning(file)
+        if size > MOST_BYTES:
+            raise UnreadableError(f"larger than {MOST_BYTES >> 20} MiB")
+        file.seek(0)
+        return file.read(MOST_BYTES + 1)[:MOST_BYTES]  # it may grow while it is read
+
+
+def check_beginning(file: BinaryIO) -> None:
+    """Refuse what does not begin as a picture does."""
+    from PIL import Image
+
+    first = file.read(32)
+    if not first:
+        raise UnreadableError("empty")
+    for name in known_formats():
+        accepts = Image.OPEN[name][1]
+        if accepts is None or accepts(first[:16]) is True:
+            return
+    raise UnreadableError(what_else(first))
+
+
+def what_else(first: bytes) -> str:
+    """What bytes are that begin no picture that can be read here."""
+    if first[4:8] == b"ftyp":
+        return BRANDS.get(first[8:12], "not an image")
+    return "not an image"
+
+
+@cache
+def known_formats() -> tuple[str, ...]:
+    """Those of Pillow, and HEIF where pillow-heif is installed."""
+    from PIL import Image
+
+    Image.init()
+    with suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
+    # What is too large is refused below, in a sentence of our own.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@contextmanager
+def opened(content: bytes) -> Iterator[Image]:
+    """The picture that some bytes are, not yet decoded.
+
+    Raises
+    ------
+    UnreadableError
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        picture = Image.open(io.BytesIO(content), formats=known_formats())
+    except UnidentifiedImageError:
+        raise UnreadableError(what_else(content[:32])) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        found = re.search(r"(\d+) pixels", str(error))
+        raise UnreadableError(too_large(found[1] if found else "more")) from None
+    with picture:
+        width, height = picture.size
+        if width * height > MOST_PIXELS:
+            raise UnreadableError(too_large(f"{width} x {height}"))
+        with one_large_picture if width * height > LARGE else nullcontext():
+            yield picture
+
+
+def too_large(pixels: str) -> str:
+    return f"{pixels} pixels, where {MOST_PIXELS / 1e6:.0f} million are the most"
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a file is not read, in a few words that follow its name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if type(error) is UnreadableError:
+        return str(error)
+    text = first_line(error)
+    if "must be a regular file" in text or "must be a file" in text:
+        return text.partition(", got ")[2]
+    return f"damaged: {text}"

@@ -1,0 +1,338 @@
+"""Folders as people have them: any names, any files, pictures that change, no place for a cache."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sqlite3
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from classify_data import pattern, picture_folders
+from PIL import Image
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify import Report, Settings, classify
+from paddle_ext.app.classify import pictures as pictures_module
+from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
+from paddle_ext.app.classify.networks import ForeignNetwork
+from paddle_ext.app.classify.pictures import PictureReader
+from paddle_ext.app.classify.texts import TextEmbedder
+from paddle_ext.app.cli.app import app
+from paddle_ext.research.data import decoding
+from paddle_ext.research.data.decoding import UnreadableError, opened, read_picture_file
+from paddle_ext.research.files import cache_or_temporary, user_cache
+
+
+class Means(torch.nn.Module):
+    """Features for tests: the mean colour of each quarter, and a weight to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
+
+
+def small_network(weight: float = 1.0) -> ForeignNetwork:
+    inner = Means()
+    inner.weight.data.fill_(weight)
+    about: dict[str, Any] = {"mean": (127.0,) * 3, "std": (128.0,) * 3}
+    return ForeignNetwork("means", inner, torch.device("cpu"), size=16, share=1.0, **about)
+
+
+@pytest.fixture(autouse=True)
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paddle_ext.app.classify.sources.open_network", lambda *_: small_network())
+
+
+@pytest.fixture
+def formats() -> Iterator[None]:
+    """Formats are looked for once in a process."""
+    decoding.known_formats.cache_clear()
+    yield
+    Image.OPEN.pop("HEIF", None)
+    decoding.known_formats.cache_clear()
+
+
+def run(labelled: Path, new: Path, output: Path, **settings: Any) -> Report:
+    chosen = {"cache": None, "device": "cpu"} | settings
+    return classify(labelled, new, output, Settings(**chosen))
+
+
+def answers_of(folder: Path) -> dict[str, str]:
+    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
+        return {row["file"]: row["label"] for row in csv.DictReader(file)}
+
+
+def reasons(report: Report) -> dict[str, str]:
+    return {Path(path).name: why for path, why in report.unreadable.items()}
+
+
+# --- any names ------------------------------------------------------------------------------------
+
+
+def test_photos_of_a_phone(tmp_path: Path, formats: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a picture is, its content tells; nothing of a folder vanishes."""
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    labelled, new = picture_folders(tmp_path)
+    picture = pattern(0, 50)
+    picture.save(new / "a.jfif", "JPEG")
+    picture.save(new / "without", "PNG")
+    picture.save(new / "B.WEBP", "WEBP")
+    picture.save(new / "wrong.txt", "PNG")
+    picture.save(new / "c.avif", "AVIF")
+    (new / "IMG_0001.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200))
+    (new / "clip.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  " + bytes(200))
+    (new / "letter.pdf").write_bytes(b"%PDF-1.4\n" + bytes(200))
+    (new / "drawing.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    report = run(labelled, new, tmp_path)
+    answered = answers_of(tmp_path)
+    assert {"a.jfif", "without", "B.WEBP", "wrong.txt", "c.avif"} <= set(answered)
+    assert all(answered[name] == "stripes" for name in ("a.jfif", "without", "c.avif"))
+    assert reasons(report) == {
+        "IMG_0001.HEIC": "a HEIC photo, which needs pillow-heif: pip install pillow-heif",
+        "clip.MOV": "not an image",
+        "letter.pdf": "not an image",
+        "drawing.eps": "not an image",
+    }
+    everything = [path for path in new.rglob("*") if path.is_file()]
+    assert len(answered) + len(report.unreadable) == len(everything)
+    for name in reasons(report):
+        assert name in report.page.read_text()
+
+
+def test_heic_where_its_library_is_there(
+    tmp_path: Path, formats: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pillow-heif registers a format with Pillow; here one that is really a PNG."""
+    from PIL.PngImagePlugin import PngImageFile
+
+    heif = ModuleType("pillow_heif")
+
+    def register() -> None:
+        Image.register_open("HEIF", PngImageFile, lambda first: first.startswith(b"\x89PNG"))
+
+    heif.register_heif_opener = register  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pillow_heif", heif)
+    assert "HEIF" in decoding.known_formats()
+    pattern(0, 0).save(tmp_path / "a.png")
+    with opened((tmp_path / "a.png").read_bytes()) as picture:
+        assert picture.size == (64, 48)
+
+
+def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    """One such name must not end a run; it is written with its bytes as numbers."""
+    labelled, new = picture_folders(tmp_path)
+    (labelled / "stripes").rename(labelled / os.fsdecode(b"ray\xe9"))
+    content = (new / "deep" / "stripes" / "0.jpg").read_bytes()
+    for name, what in ((b"caf\xe9.jpg", content), (b"bad\xff.jpg", b"hello")):
+        Path(os.fsdecode(os.fsencode(new) + b"/" + name)).write_bytes(what)
+    report = run(labelled, new, tmp_path)
+    assert answers_of(tmp_path)["caf\\xe9.jpg"] == "ray\\xe9"
+    assert reasons(report) == {"bad\\xff.jpg": "not an image"}
+    assert "caf\\xe9.jpg" in report.page.read_text(encoding="utf-8")
+    arguments = ["classify", str(labelled), str(new), "--output", str(tmp_path), "--no-cache"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "bad\\xff.jpg: not an image" in done.output
+
+
+# --- any files ------------------------------------------------------------------------------------
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of zeros, some thousand times smaller than its pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content).to_bytes(4, "big")
+        return len(content).to_bytes(4, "big") + kind + content + check
+
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x06\x00\x00\x00"
+    rows = zlib.compress(bytes(1000))  # the header is enough to refuse it
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("warns", ["ignore", "error"])
+def test_files_without_an_end_and_too_large_ones(
+    tmp_path: Path, warns: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import warnings
+
+    labelled, new = picture_folders(tmp_path)
+    os.mkfifo(new / "pipe.png")
+    (new / "zero.png").symlink_to("/dev/zero")
+    (new / "gone.png").symlink_to(tmp_path / "nothing")
+    (new / "folder.png").symlink_to(labelled)
+    for name, side in (("large", 12_000), ("huge", 60_000)):
+        (new / f"{name}.png").write_bytes(bomb(side, side))
+    monkeypatch.setattr(decoding, "MOST_BYTES", 100_000)
+    (new / "long.jpg").write_bytes((new / "deep/chess/0.jpg").read_bytes() + bytes(200_000))
+    with warnings.catch_warnings():
+        warnings.simplefilter(warns, Image.DecompressionBombWarning)
+        report = run(labelled, new, tmp_path)
+    assert len(report.answers) == 6
+    found = reasons(report)
+    assert found.pop("huge.png") == "3600000000 pixels, where 89 million are the most"
+    assert found.pop("large.png") in (
+        "12000 x 12000 pixels, where 89 million are the most",
+        "144000000 pixels, where 89 million are the most",
+    )
+    assert found == {
+        "pipe.png": "a pipe, a socket or a device",
+        "zero.png": "a pipe, a socket or a device",
+        "gone.png": "No such file or directory",
+        "folder.png": "a link to a folder, which is not followed",
+        "long.jpg": "larger than 0 MiB",
+    }
+
+
+def test_only_one_large_picture_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(decoding, "LARGE", 100)
+    pattern(0, 0).save(tmp_path / "a.png")
+    content = read_picture_file(tmp_path / "a.png")
+    with opened(content):
+        assert decoding.one_large_picture.locked()
+    assert not decoding.one_large_picture.locked()
+    monkeypatch.setattr(decoding, "MOST_PIXELS", 100)
+    with pytest.raises(UnreadableError, match=r"^64 x 48 pixels, where"), opened(content):
+        pass
+    assert not decoding.one_large_picture.locked()
+
+
+def test_files_beside_the_folders_of_classes_are_listed(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    pattern(0, 0).save(labelled / "lost.png")
+    assert reasons(run(labelled, new, tmp_path)) == {"lost.png": "it lies in no folder of a class"}
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def test_a_picture_that_changes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features are kept under the digest of the bytes that were decoded, and of no others."""
+    old, new = tmp_path / "old.png", tmp_path / "new.png"
+    pattern(0, 0).save(old)
+    pattern(2, 0).save(new)
+    path = tmp_path / "picture.png"
+    path.write_bytes(old.read_bytes())
+    digests = pictures_module.file_digest
+
+    def replaced(given: Path) -> bytes | str:
+        found = digests(given)
+        path.write_bytes(new.read_bytes())  # between its digest and its decoding
+        return found
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(pictures_module, "file_digest", replaced)
+    numbers, features = PictureReader(small_network(), cache, {}).batch([path])
+    monkeypatch.undo()
+    expected = {
+        name: PictureReader(small_network(), None, {}).batch([name])[1] for name in (old, new)
+    }
+    assert numbers == [0]
+    assert torch.equal(features, expected[new])
+    for name in (old, new):
+        found = PictureReader(small_network(), cache, {}).batch([name])[1]
+        assert torch.equal(found, expected[name])
+
+
+def test_a_network_that_was_trained_further(tmp_path: Path) -> None:
+    """The cache knows weights, not names."""
+    pattern(0, 0).save(tmp_path / "a.png")
+    cache = tmp_path / "cache"
+    first = PictureReader(small_network(1.0), cache, {}).batch([tmp_path / "a.png"])[1]
+    second = PictureReader(small_network(2.0), cache, {}).batch([tmp_path / "a.png"])[1]
+    assert torch.allclose(second, 2 * first)
+
+
+class Sentences(torch.nn.Module):
+    """A model of sentence-transformers, as far as it is used."""
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(float((Path(name) / "scale").read_text())))
+
+    def encode(self, texts: list[str], **_: object) -> torch.Tensor:
+        return self.scale.detach() * torch.tensor([[float(len(text)), 1.0] for text in texts])
+
+
+def test_a_text_model_that_was_trained_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SimpleNamespace(SentenceTransformer=Sentences)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)  # type: ignore[arg-type]
+    model = tmp_path / "model"
+    model.mkdir()
+    place = torch.device("cpu")
+    for scale in (1.0, 3.0):
+        (model / "scale").write_text(str(scale))
+        embedder = TextEmbedder(str(model), place, tmp_path / "cache")
+        assert embedder(["abc"]).tolist() == [[3 * scale, scale]]
+    (model / "tokenizer.json").write_text("{}")
+    other = TextEmbedder(str(model), place, tmp_path / "cache")
+    assert other.cache.path != embedder.cache.path
+
+
+def test_digests_of_files_know_where_one_ends(tmp_path: Path) -> None:
+    def made(**contents: str) -> str:
+        folder = tmp_path / "_".join(contents)
+        folder.mkdir(exist_ok=True)
+        for name, text in contents.items():
+            (folder / name).write_text(text)
+        return digest_of_files(sorted(folder.iterdir()))
+
+    assert made(a="12", b="3") != made(a="1", b="23")
+    assert made(a="12", b="3") == made(a="12", b="3")
+    assert made(a="12") != made(c="12")
+
+
+@pytest.mark.parametrize("place", ["/proc/nobody/cache", "/dev/null/cache"])
+def test_a_home_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+    labelled, new = picture_folders(tmp_path)
+    report = run(labelled, new, tmp_path, cache=Path(place))
+    assert len(report.answers) == 6
+    (note,) = (note for note in report.notes if "not kept" in note)
+    assert note.startswith(f"features are not kept for the next run: {place}: ")
+
+
+def test_a_cache_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is used; what is new is computed, and not kept."""
+    rows = {digest(b"a"): torch.ones(2)}
+    FeatureCache(tmp_path, "key").put(rows)
+    notes: list[str] = []
+    cache = FeatureCache(tmp_path, "key", notes)
+    assert cache.path is not None
+    read_only = f"file:{cache.path}?mode=ro"
+    monkeypatch.setattr(cache, "connect", lambda: sqlite3.connect(read_only, uri=True))
+    assert torch.equal(cache.get([digest(b"a")])[digest(b"a")], torch.ones(2))
+    for _ in range(2):
+        cache.put({digest(b"b"): torch.zeros(2)})
+    assert len(notes) == 1
+    assert "attempt to write a readonly database" in notes[0]
+    assert np.array_equal(list(cache.get([digest(b"a"), digest(b"b")])), [digest(b"a")])
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert user_cache("classify") is None
+    assert Settings().cache is None
+    assert cache_or_temporary("demo").is_dir()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert cache_or_temporary("demo").is_dir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_or_temporary("demo") == tmp_path / "paddle_ext" / "demo"
