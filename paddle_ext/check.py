@@ -7,9 +7,10 @@ them, and on CUDA one host synchronisation, or two without `num_classes`.
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -189,7 +190,20 @@ def options(
 def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str):
         raise ArgumentTypeError(name, f"must be a string, got {kind(value)}")
-    raise ArgumentValueError(name, f"must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    listed, near = ", ".join(map(repr, choices)), did_you_mean(value, choices)
+    raise ArgumentValueError(name, f"must be one of {listed}, got {value!r}{near}")
+
+
+def did_you_mean(value: str, choices: Iterable[str]) -> str:
+    """The end of a message about a name that is not among the choices, if one of them is near.
+
+    Examples
+    --------
+    >>> did_you_mean("padle", ["paddle", "tim"])
+    " (did you mean 'paddle'?)"
+    """
+    near = difflib.get_close_matches(value, list(choices), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 # --- tensors, without looking at their values ---------------------------------------------------

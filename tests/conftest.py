@@ -123,3 +123,14 @@ def torchvision_operators() -> "Iterator[None]":
             declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     yield
     del declared
+
+
+@pytest.fixture(autouse=True)
+def methods_as_before() -> "Iterator[None]":
+    """What a test or an example registers is forgotten."""
+    base = sys.modules.get("paddle_ext.methods.base")
+    before = None if base is None else dict(base.known_methods)
+    yield
+    if base is not None and before is not None:
+        for name in base.known_methods.keys() - before.keys():
+            del base.known_methods[name]

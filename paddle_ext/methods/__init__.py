@@ -1,10 +1,11 @@
 """Every method of the paper behind one protocol: features in, predictions out.
 
-`create` makes a method by its name, `available` lists the names, `describe` the options of one.
+`create` makes a method by its name, `available` lists the names, `describe` the options of one;
+`register` adds a method of your own.
 """
 
 from .adaptive import Adaptive
-from .base import Method, Option, Prediction, available, create, describe
+from .base import Method, Prediction
 from .baseline import Baseline
 from .bd_cspn import BdCspn
 from .em_dirichlet import EmDirichlet
@@ -13,6 +14,7 @@ from .laplacian_shot import LaplacianShot
 from .paddle import Paddle
 from .paddle_pgd import PaddlePgd
 from .pt_map import PtMap
+from .registry import Option, available, create, describe, register
 from .simpleshot import SimpleShot
 from .soft_kmeans import SoftKMeans
 from .stata import StatA
@@ -44,4 +46,5 @@ __all__ = [
     "available",
     "create",
     "describe",
+    "register",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import check
 from ..ops.adapt import adapt
 from ..solution import Solution
-from .base import Method, register
+from .base import Method
 from .calibration import (
     Likelihood,
     calibrated,
@@ -22,6 +22,7 @@ from .calibration import (
 from .late_step import late_step
 from .metrics import takes_full_metric
 from .names import solution as solution_by_names
+from .registry import register
 from .task import Task, how_many, merged
 
 METRICS = ("auto", "diagonal", "full")

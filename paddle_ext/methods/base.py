@@ -1,4 +1,4 @@
-"""The protocol of a method, and the registry of all of them.
+"""The protocol of a method.
 
 A method is a frozen dataclass of options with one function, `Method.predict`: features in,
 predictions out.
@@ -6,12 +6,9 @@ predictions out.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,7 +44,8 @@ class Method(ABC):
     """A classifier of the queries of few-shot tasks; see `create` for how to get one.
 
     A subclass is a frozen dataclass of options, which it validates in ``__post_init__`` and
-    documents in the section Parameters of its docstring. It implements `solve`.
+    documents in the section Parameters of its docstring. It implements `solve`, and `register`
+    makes it known by its name.
     """
 
     name: ClassVar[str]
@@ -263,7 +261,7 @@ class Method(ABC):
             num_classes = check.integer("num_classes", num_classes)
         if prototypes is None and logits is None:
             return num_classes
-        takers = {name for name in available() if registry[name].takes_prototypes}
+        takers = {name for name, cls in known_methods.items() if cls.takes_prototypes}
         if self.takes_prototypes:
             takers.add(self.name)
         return names_check.classes(
@@ -282,127 +280,5 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
 
 
-class Option(NamedTuple):
-    """One option of a method."""
-
-    name: str
-    type: str
-    default: object
-    help: str
-
-
-M = TypeVar("M", bound=Method)
-registry: dict[str, type[Method]] = {}
-
-
-def register(cls: type[M]) -> type[M]:
-    """Make a method known by its name; a class decorator."""
-    if cls.name in registry:
-        raise ValueError(f"name must be that of no other method, got {cls.name!r}")
-    if not set(cls.presets) <= set(PRESETS):
-        raise ValueError(
-            f"presets of {cls.name!r} must be among {PRESETS}, got {tuple(cls.presets)}"
-        )
-    registry[cls.name] = cls
-    return cls
-
-
-def available(*, named: bool = True) -> tuple[str, ...]:
-    """Names of all methods, sorted.
-
-    Parameters
-    ----------
-    named : bool
-        Those among them that need class prototypes, or zero-shot logits; without, the methods that
-        labelled rows are enough for.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> "paddle" in paddle_ext.methods.available()
-    True
-    >>> "zero_shot" in paddle_ext.methods.available(named=False)
-    False
-    """
-    return tuple(
-        sorted(name for name, cls in registry.items() if named or not cls.needs_prototypes)
-    )
-
-
-def create(name: str, preset: str | None = None, **options: object) -> Method:
-    """Make a method, by its name.
-
-    Parameters
-    ----------
-    name : str
-        One of `available()`.
-    preset : {"paper", "mini", "tiered", "inat"}, optional
-        Options as the tables of the paper have them; the last three as configured for miniImageNet,
-        tieredImageNet or iNat (and a ResNet-18) by the public code. Options given win over them.
-    **options
-        Those of the method; `describe` lists them.
-
-    Returns
-    -------
-    Method
-        Its `predict` classifies.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown method, preset or option, or a bad value, in one sentence.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> paddle_ext.methods.create("simpleshot", temperature=10.0)
-    SimpleShot(scaling='cl2n', temperature=10.0)
-    """
-    cls = lookup(name)
-    chosen: dict[str, object] = {}
-    if preset is not None:
-        check.choice("preset", preset, PRESETS)
-        chosen.update({**cls.presets.get("paper", {}), **cls.presets.get(preset, {})})
-    known = describe(name)
-    names = {option.name for option in known}
-    for option in options:
-        if option not in names:
-            listed = ", ".join(f"{o.name} ({o.type}, default {o.default!r})" for o in known)
-            raise TypeError(f"an option of {name!r} must be one of {listed}, got {option!r}")
-    return cls(**(chosen | options))
-
-
-def describe(name: str) -> tuple[Option, ...]:
-    """Options of a method: name, type, default and help, as its docstring has them.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> [option.name for option in paddle_ext.methods.describe("simpleshot")]
-    ['scaling', 'temperature']
-    """
-    cls = lookup(name)
-    documented = parameters(inspect.getdoc(cls) or "")
-    options = []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        kind, text = documented.get(field.name, (str(field.type), ""))
-        options.append(Option(field.name, kind, field.default, text))
-    return tuple(options)
-
-
-def lookup(name: str) -> type[Method]:
-    return registry[check.choice("name", name, available())]
-
-
-def parameters(docstring: str) -> dict[str, tuple[str, str]]:
-    """Type and help of every name in the section Parameters of a numpydoc docstring."""
-    flags = re.DOTALL | re.MULTILINE
-    section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", docstring, flags)
-    entries = re.split(r"^(?=\w)", section[1], flags=re.MULTILINE) if section else []
-    found: dict[str, tuple[str, str]] = {}
-    for entry in entries[1:]:
-        head, *lines = entry.splitlines()
-        names, _, kind = head.partition(" : ")
-        for name in names.split(", "):
-            found[name] = (kind, " ".join(" ".join(lines).split()))
-    return found
+# All methods, by their names; `registry.py` has what is done with them.
+known_methods: dict[str, type[Method]] = {}

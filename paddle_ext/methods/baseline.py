@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .base import Method, register
+from .base import Method
+from .registry import register
 from .task import Task
 from .tim import check_options, probabilities
 

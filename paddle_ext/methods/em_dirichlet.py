@@ -11,9 +11,10 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, products, unit_rows
-from .base import Method, register
+from .base import Method
 from .dirichlet import fitted, log_density
 from .matching import matched
+from .registry import register
 from .task import Task, in_chunks
 from .zero_shot import named
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from .. import check
 from ..rows import unit_rows
 from . import logistic
-from .base import Method, Presets, register
+from .base import Method, Presets
 from .ici_path import PENALTIES, first_zeros
+from .registry import register
 from .task import Task, in_chunks
 
 LEAST_SPREAD = 1e-6  # a principal axis with less, as a share of the rows' norm 1, is rounding

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .. import check
 from ..ops.paddle import solve, solve_indexed
-from .base import Method, Presets, register
+from .base import Method, Presets
+from .registry import register
 from .task import IndexedTask, Task
 
 

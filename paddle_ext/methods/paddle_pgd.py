@@ -13,7 +13,8 @@ from torch import Tensor
 from .. import check
 from ..rows import power_of_two_above, squared_distances
 from ..scaling import scaled_tasks
-from .base import Method, Presets, register
+from .base import Method, Presets
+from .registry import register
 from .task import Task, bounded, in_chunks
 
 HUGE = 1e37  # fits single precision,

@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import check
 from ..ops.sinkhorn import sinkhorn
 from ..rows import class_sums, products, unit_rows
-from .base import Method, register
+from .base import Method
+from .registry import register
 from .task import Task, in_chunks
 
 AT_THE_MEAN = 1e-5  # a unit-norm row nearer to the mean of its set than this has no direction

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .. import check
 from ..rows import squared_distances
-from .base import Method, register
+from .base import Method
+from .registry import register
 from .task import Task, in_chunks, scaled, softmin
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from .. import check
 from ..ops.tim import tim
 from ..ops.tim_operators import triple
-from .base import Method, register
+from .base import Method
+from .registry import register
 from .task import Task
 
 Triple = tuple[float, float, float]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, squared_distances, unit_rows
-from .base import Method, register
+from .base import Method
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
+from .registry import register
 from .task import Task, in_chunks
 from .zero_shot import named, zero_shot_logits
 

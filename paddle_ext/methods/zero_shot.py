@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import check
 from ..rows import products, unit_rows
-from .base import Method, register
+from .base import Method
+from .registry import register
 from .task import Task, in_chunks
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import methods, reference
 from paddle_ext.check import MOVING_TOL
-from paddle_ext.methods import Method, Option, base
+from paddle_ext.methods import Method, Option, registry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -234,14 +234,14 @@ def test_a_method_is_a_value(name: str) -> None:
 
 def test_register_refuses_what_is_there() -> None:
     with pytest.raises(ValueError, match="no other method, got 'paddle'"):
-        base.register(methods.Paddle)
+        methods.register(methods.Paddle)
 
     class Nameless(methods.Paddle):
         name = "nameless"
         presets = {"cub": {}}  # noqa: RUF012 - as a careless author would
 
     with pytest.raises(ValueError, match="presets of 'nameless' must be"):
-        base.register(Nameless)
+        methods.register(Nameless)
     assert "nameless" not in methods.available()
 
 
@@ -265,9 +265,9 @@ def test_options_of_a_docstring() -> None:
     """
     lines = "\n".join(line.removeprefix("    ") for line in text.splitlines())
     numbers = ("int", "Two numbers. And more.")
-    assert base.parameters(lines) == {
+    assert registry.parameters(lines) == {
         "first": numbers,
         "second": numbers,
         "third": ('{"a", "b"}', "Letters."),
     }
-    assert base.parameters("Nothing.") == {}
+    assert registry.parameters("Nothing.") == {}

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ... import check
 from ...methods.adaptive import Adaptive
-from ...methods.base import Prediction, create
+from ...methods.base import Prediction
 from ...methods.calibration import calibrated
+from ...methods.registry import create
 from ...research.progress import Progress
 from ...solution import Solution
 from .samples import Batch, Labelled, alike, check_finite, rebatched

@@ -38,6 +38,16 @@ class Commands(TyperGroup):
         rest = [item for item in args if item != anywhere]
         return super().parse_args(ctx, [anywhere] * (len(rest) < len(args)) + normalised(rest))
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None:
+            own = command.get_params
+            command.get_params = lambda context: without_types(own(context))
+        return command
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -52,6 +62,14 @@ class Commands(TyperGroup):
             names = option_names(self.commands[ctx.invoked_subcommand])
             complain(f"error: {error_sentence(error, names)}")
             raise typer.Exit(FAILED) from None
+
+
+def without_types(params: list[Any]) -> list[Any]:
+    """Flags take no value, so that the help shows no type of one."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
 def option_names(command: Any) -> dict[str, str]:

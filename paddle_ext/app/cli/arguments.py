@@ -129,6 +129,7 @@ def method_options(given: Sequence[str]) -> dict[str, dict[str, object]]:
     >>> method_options(["tim.weights=1,0.3,1", "tim.max_iter=500", "paddle.scaling=auto"])
     {'tim': {'weights': (1, 0.3, 1), 'max_iter': 500}, 'paddle': {'scaling': 'auto'}}
     """
+    from ...check import did_you_mean
     from ...methods import available, describe
 
     found: dict[str, dict[str, object]] = {}
@@ -138,13 +139,16 @@ def method_options(given: Sequence[str]) -> dict[str, dict[str, object]]:
             raise BadParameter(f"--option must be METHOD.NAME=VALUE, got {word!r}")
         method, name, text = parts.groups()
         if method not in available():
+            near = did_you_mean(method, available())
             raise BadParameter(
-                f"--option must be of one of the methods {', '.join(available())}, got {method!r}"
+                f"--option must be of one of the methods {', '.join(available())}, "
+                f"got {method!r}{near}"
             )
         known = {option.name: option for option in describe(method)}
         if name not in known:
             raise BadParameter(
-                f"--option must be an option of {method} ({', '.join(known)}), got {name!r}"
+                f"--option must be an option of {method} ({', '.join(known)}), "
+                f"got {name!r}{did_you_mean(name, known)}"
             )
         value = option_value(word, text, known[name].default)
         found.setdefault(method, {})[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,8 @@ paddle-ext evaluate bank.npz --methods paddle,tim --shots 5,10,20 --output runs/
 
 paddle-ext evaluate bank.npz --option paddle.scaling=auto --figure bars.png
 
+paddle-ext evaluate bank.npz --methods adaptive,my_module:MyMethod
+
 paddle-ext evaluate bank.npz --methods paddle --opts k_eff 5 n_query 75 n_ways full
 
 paddle-ext evaluate inat.npz --shots all --support repr --query query
@@ -47,7 +50,10 @@ paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
 """
 
 Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt, .plk.")]
-Methods = Annotated[list[str], typer.Option(help="Names, as in paddle,tim; or all.")]
+Methods = Annotated[
+    list[str],
+    typer.Option(help="Names, as in paddle,tim; or all. Your own: my_module:MyMethod."),
+]
 Tasks = Annotated[int, typer.Option(help="Tasks of each setting.")]
 Queries = Annotated[int, typer.Option(help="Queries of a task.")]
 Classes = Annotated[str, typer.Option(help="Candidate classes of a task: a number, or full.")]
@@ -164,7 +170,7 @@ def chosen_methods(
     from ...research.evaluation.arguments import chosen_methods as by_name
 
     names = comma_separated(given)
-    chosen = by_name("all" if names == ["all"] else names, preset)
+    chosen = by_name("all" if names == ["all"] else [own_method(name) for name in names], preset)
     if tuned is not None:
         from ...research.evaluation.tuning import Tuning
 
@@ -177,6 +183,23 @@ def chosen_methods(
             )
         chosen[name] = dataclasses.replace(chosen[name], **options)  # type: ignore[type-var]
     return chosen
+
+
+def own_method(name: str) -> str | Method:
+    """MODULE:CLASS makes a method of the user known by its name; other names are as they are."""
+    if ":" not in name:
+        return name
+    from ...methods.registry import available, load, register
+
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # where a script would look first
+        sys.path.insert(0, folder)
+    found = load(name)
+    if not isinstance(found, type):
+        return found
+    if found.name not in available():
+        register(found)
+    return found.name
 
 
 def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | None) -> None:

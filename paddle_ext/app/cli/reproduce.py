@@ -117,12 +117,14 @@ def run(
     name: str, bank: Path | None, given: Mapping[str, object], folder: Path, fresh: bool
 ) -> ExperimentResult:
     """Run an experiment with what was given and it takes."""
+    from ...check import did_you_mean
     from ...research.data import FeatureBank
     from ...research.evaluation.experiments import EXPERIMENTS
 
     if name not in EXPERIMENTS:
         raise typer.BadParameter(
             f"EXPERIMENT must be one of {', '.join(EXPERIMENTS)}, got {name!r}"
+            f"{did_you_mean(name, EXPERIMENTS)}"
         )
     experiment = EXPERIMENTS[name]
     if experiment.needs_bank and bank is None:

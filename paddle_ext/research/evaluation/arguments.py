@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ... import check
 from ...methods import Method, available, create
 from ...methods.base import PRESETS
+from ...methods.registry import as_method, fields_of, load
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
@@ -39,23 +40,23 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
             *PAPER_ORDER,
             *(other for other in available(named=False) if other not in PAPER_ORDER),
         ]
-    if isinstance(methods, str | Method):
-        methods = [methods]
+    single = as_method(methods)
+    if isinstance(methods, str) or single is not None:
+        methods = [methods if isinstance(methods, str) else single]  # type: ignore[list-item]
     pairs: list[tuple[object, object]]
     if isinstance(methods, Mapping):
         pairs = list(methods.items())
     elif isinstance(methods, Sequence):
-        pairs = [(one.name if isinstance(one, Method) else one, one) for one in methods]
+        pairs = [labelled_method(one) for one in methods]
     else:
         raise bad_type(f"must be names or methods, got {check.kind(methods)}")
     if not pairs:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
-    for label, one in pairs:
-        if isinstance(one, str):
-            one = create(check.choice("methods", one, available(named=False)), preset)
-        if not isinstance(one, Method):
-            raise bad_type(f"must be names or methods, got {check.kind(one)}")
+    for label, given in pairs:
+        one = by_name(given, preset) if isinstance(given, str) else as_method(given)
+        if one is None:
+            raise bad_type(f"must be names or methods, got {check.kind(given)}")
         if not isinstance(label, str):
             raise bad_type(f"must have strings as labels, got {check.kind(label)}")
         if label in chosen:
@@ -64,10 +65,23 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
                 "must have different labels (give a mapping of labels to methods), "
                 f"got {label!r} twice",
             )
-        if not dataclasses.is_dataclass(type(one)):
-            raise bad_type(f"must be dataclasses of options, got {check.kind(one)}")
         chosen[label] = one
     return chosen
+
+
+def labelled_method(one: object) -> tuple[object, object]:
+    """With the name that it is shown by."""
+    if isinstance(one, str) and ":" in one:
+        found = load(one)
+        return found.name, one if inspect.isclass(found) else found
+    method = as_method(one)
+    return (one if method is None else method.name), one
+
+
+def by_name(name: str, preset: str | None) -> Method:
+    if ":" not in name:
+        check.choice("methods", name, available(named=False))
+    return create(name, preset)
 
 
 def bad_type(problem: str) -> check.ArgumentTypeError:
@@ -75,7 +89,4 @@ def bad_type(problem: str) -> check.ArgumentTypeError:
 
 
 def options_of(method: Method) -> dict[str, object]:
-    return {
-        field.name: getattr(method, field.name)
-        for field in dataclasses.fields(method)  # type: ignore[arg-type]
-    }
+    return {field.name: getattr(method, field.name) for field in fields_of(method)}

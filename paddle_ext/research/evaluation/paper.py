@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import check
-from ...methods.base import DATA_SETS, available
+from ...methods import available
+from ...methods.base import DATA_SETS
 
 TABLES = ("table1", "table2", "ablation")
 BACKBONES = ("resnet18", "wrn28_10")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ... import check
 from ...methods import Method, describe
-from ...methods.base import lookup
+from ...methods.registry import lookup
 from ..data.bank import FeatureBank
 from ..ranks import is_first_rank
 from .arguments import chosen_methods

@@ -47,6 +47,56 @@ def bank(tmp_path: Path) -> Path:
     return tmp_path / "bank.npz"
 
 
+# --- help and near misses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "classify"])
+def test_flags_show_no_type(command: str) -> None:
+    shown = run(*command.split(), "--help").stdout
+    assert "--help" in shown
+    assert "bool" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["evalute", "bank.npz"], "evaluate"),
+        (["evaluate", "bank.npz", "--shot", "5"], "--shots"),
+        (["evaluate", "bank.npz", "--methods", "padle"], "paddle"),
+        (["evaluate", "bank.npz", "--option", "padle.lam=3"], "paddle"),
+        (["evaluate", "bank.npz", "--option", "paddle.max_itr=3"], "max_iter"),
+        (["info", "--method", "simpleshott"], "simpleshot"),
+        (["reproduce", "tabel1", "--bank", "bank.npz"], "table1"),
+    ],
+)
+def test_did_you_mean(arguments: list[str], meant: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code != 0
+    said = " ".join(result.output.split())
+    assert "ou mean" in said or "ossible options" in said
+    assert meant in said.partition("ou mean")[2] or f"options: {meant}" in said
+
+
+def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of a module in the current folder, with an option."""
+    (tmp_path / "module_of_mine.py").write_text(
+        "import torch\nfrom dataclasses import dataclass\n\n\n@dataclass(frozen=True)\n"
+        "class MyMethod:\n    power: float = 1.0\n\n"
+        "    def predict(self, support, support_labels, query):\n"
+        "        return support_labels[torch.cdist(query, support).argmin(1)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    tasks = ("--shots", 2, "--k-eff", 2, "--n-query", 8, "--n-tasks", 3, "--device", "cpu")
+    chosen = ("--methods", "simpleshot,module_of_mine:MyMethod", "--option", "my_method.power=2")
+    result = run("evaluate", bank, *chosen, *tasks)
+    assert result.exit_code == 0, result.output
+    assert "my_method" in result.stdout
+    result = run("evaluate", bank, "--methods", "module_of_mine:YourMethod", *tasks)
+    assert result.exit_code == 1
+    assert "no YourMethod" in " ".join(result.output.split())
+
+
 # --- spellings -----------------------------------------------------------------------------------
 
 

@@ -152,7 +152,8 @@ def methods_by_name(
     for name in named:
         if name not in registry.available(named=False):
             known = ", ".join(map(repr, ("paper", "all", *registry.available(named=False))))
-            raise check.ArgumentValueError("methods", f"must be among {known}, got {name!r}")
+            near = check.did_you_mean(name, registry.available(named=False))
+            raise check.ArgumentValueError("methods", f"must be among {known}, got {name!r}{near}")
     given = options or {}
     return {name: registry.create(name, preset, **given.get(name, {})) for name in named}
 

@@ -1,0 +1,295 @@
+"""Methods by their names: ours, and those of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import check
+from .base import PRESETS, Method, known_methods
+from .task import Task
+
+T = TypeVar("T")
+
+
+class Option(NamedTuple):
+    """One option of a method."""
+
+    name: str
+    type: str
+    default: object
+    help: str
+
+
+def register(cls: type[T]) -> type[T]:
+    """Make a method of your own known by its name; a class decorator.
+
+    Parameters
+    ----------
+    cls : type
+        A subclass of `Method`; or any other class with ``solve(task)``, which returns the
+        probabilities [B, Q, K] of a `Task`, or with ``predict(support, support_labels, query)`` for
+        one task, which returns labels [Q], probabilities [Q, K], or a tuple that has either as an
+        attribute. A dataclass has its fields as options. ``name`` is by default that of the class,
+        in small letters; ``presets`` are optional.
+
+    Returns
+    -------
+    type
+        The same class. `create`, `evaluate` and the command know it from now on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no such class, or another one has the name.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> from dataclasses import dataclass
+    >>> @paddle_ext.methods.register
+    ... @dataclass(frozen=True)
+    ... class NearestRow:
+    ...     power: float = 1.0
+    ...
+    ...     def predict(self, support, support_labels, query):
+    ...         return support_labels[(torch.cdist(query, support) ** self.power).argmin(1)]
+    >>> method = paddle_ext.methods.create("nearest_row", power=2.0)
+    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> method.predict(support, torch.tensor([0, 1]), torch.tensor([[0.2, 0.9]])).labels
+    tensor([1])
+    """
+    method = as_method_class(cls)
+    if method.name in known_methods:
+        raise ValueError(f"name must be that of no other method, got {method.name!r}")
+    if not set(method.presets) <= set(PRESETS):
+        raise ValueError(
+            f"presets of {method.name!r} must be among {PRESETS}, got {tuple(method.presets)}"
+        )
+    known_methods[method.name] = method
+    return cls
+
+
+def as_method_class(cls: object) -> type[Method]:
+    """The class itself, or a `Method` made of it."""
+    if not inspect.isclass(cls):
+        raise TypeError(f"cls must be a class, got {check.kind(cls)}")
+    name = getattr(cls, "name", None) or snake_case(cls.__name__)
+    if issubclass(cls, Method):
+        if not isinstance(getattr(cls, "name", None), str):
+            cls.name = name
+        return cls
+    missing = not has_protocol(cls)
+    if missing or not isinstance(name, str):
+        what = "solve(task) or predict(support, support_labels, query)"
+        raise TypeError(f"cls must have {what}, got {cls.__name__}, which has neither")
+    own: dict[str, object] = {"name": name, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    if not callable(getattr(cls, "solve", None)):
+        # `Method.predict` checks and batches, and then asks for one task after the other.
+        one = vars(cls).get("predict") or cls.predict  # type: ignore[attr-defined]
+        own |= {"solve": solve_one_by_one, "predict": Method.predict, "predict_one": one}
+    elif "predict" in vars(cls):
+        own["predict"] = Method.predict
+    made: type[Method] = type(cls.__name__, (cls, Method), own)
+    return made
+
+
+def has_protocol(one: object) -> bool:
+    return any(callable(getattr(one, name, None)) for name in ("solve", "predict"))
+
+
+def as_method(one: object) -> Method | None:
+    """A method that does what the object does; None if it has not the protocol."""
+    if isinstance(one, Method):
+        return one
+    if inspect.isclass(one) or not has_protocol(one):
+        return None
+    made = object.__new__(as_method_class(type(one)))
+    made.__dict__.update(getattr(one, "__dict__", {}))
+    return made
+
+
+def solve_one_by_one(self: Any, task: Task) -> Tensor:
+    """Probabilities by ``predict_one`` of each task, [B, Q, K]."""
+    found = []
+    for number, query in enumerate(task.query):
+        shared = number % len(task.support)
+        given = self.predict_one(task.support[shared], task.support_labels[shared], query)
+        given = getattr(given, "probabilities", getattr(given, "labels", given))
+        found.append(rows_on_the_simplex(given, len(query), task.num_classes))
+    return torch.stack(found).to(task.query)
+
+
+def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
+    x = torch.as_tensor(given)
+    if x.shape == (Q, K) and x.is_floating_point():
+        return x
+    if x.shape == (Q,) and not x.is_floating_point():
+        if Q and not 0 <= int(x.min()) <= int(x.max()) < K:
+            raise ValueError(
+                f"predict must return labels in [0, {K}), got {int(x.min())} to {int(x.max())}"
+            )
+        return torch.nn.functional.one_hot(x.long(), K).float()
+    raise ValueError(
+        f"predict must return labels [{Q}] or probabilities [{Q}, {K}], got {x.dtype} of shape "
+        f"{list(x.shape)}"
+    )
+
+
+def snake_case(name: str) -> str:
+    """The name of a class in small letters.
+
+    Examples
+    --------
+    >>> snake_case("NearestRow"), snake_case("TIM"), snake_case("BDCspn")
+    ('nearest_row', 'tim', 'bd_cspn')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def load(place: str) -> type[Method] | Method:
+    """A method of a module, as in ``"my_module:MyMethod"``: a class, or an object made of one."""
+    module, _, attribute = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"name must be MODULE:CLASS of a module that can be imported, got {place!r} ({error})"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(
+                f"name must be MODULE:CLASS, got {place!r}, and {module} has no {part}"
+            )
+        found = getattr(found, part)
+    if inspect.isclass(found):
+        return as_method_class(found)
+    method = as_method(found)
+    if method is None:
+        raise TypeError(
+            "name must be that of a class or an object with solve(task) or predict, got "
+            f"{place!r}, which is a {type(found).__name__}"
+        )
+    return method
+
+
+def available(*, named: bool = True) -> tuple[str, ...]:
+    """Names of all methods, sorted.
+
+    Parameters
+    ----------
+    named : bool
+        Those among them that need class prototypes, or zero-shot logits; without, the methods that
+        labelled rows are enough for.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> "paddle" in paddle_ext.methods.available()
+    True
+    >>> "zero_shot" in paddle_ext.methods.available(named=False)
+    False
+    """
+    return tuple(
+        sorted(name for name, cls in known_methods.items() if named or not cls.needs_prototypes)
+    )
+
+
+def create(name: str, preset: str | None = None, **options: object) -> Method:
+    """Make a method, by its name.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`, or ``"my_module:MyMethod"`` for a class that `register` would take.
+    preset : {"paper", "mini", "tiered", "inat"}, optional
+        Options as the tables of the paper have them; the last three as configured for miniImageNet,
+        tieredImageNet or iNat (and a ResNet-18) by the public code. Options given win over them.
+    **options
+        Those of the method; `describe` lists them.
+
+    Returns
+    -------
+    Method
+        Its `predict` classifies.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown method, preset or option, or a bad value, in one sentence.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> paddle_ext.methods.create("simpleshot", temperature=10.0)
+    SimpleShot(scaling='cl2n', temperature=10.0)
+    """
+    cls = lookup(name)
+    chosen: dict[str, object] = {}
+    if preset is not None:
+        check.choice("preset", preset, PRESETS)
+        chosen.update({**cls.presets.get("paper", {}), **cls.presets.get(preset, {})})
+    known = options_of_class(cls)
+    names = {option.name for option in known}
+    for option in options:
+        if option not in names:
+            listed = ", ".join(f"{o.name} ({o.type}, default {o.default!r})" for o in known)
+            near = check.did_you_mean(option, names)
+            raise TypeError(
+                f"an option of {name!r} must be one of {listed or 'none'}, got {option!r}{near}"
+            )
+    return cls(**(chosen | options))
+
+
+def describe(name: str) -> tuple[Option, ...]:
+    """Options of a method: name, type, default and help, as its docstring has them.
+
+    Examples
+    --------
+    >>> import paddle_ext
+    >>> [option.name for option in paddle_ext.methods.describe("simpleshot")]
+    ['scaling', 'temperature']
+    """
+    return options_of_class(lookup(name))
+
+
+def options_of_class(cls: type[Method]) -> tuple[Option, ...]:
+    documented = parameters(inspect.getdoc(cls) or "")
+    options = []
+    for field in fields_of(cls):
+        kind, text = documented.get(field.name, (str(field.type), ""))
+        options.append(Option(field.name, kind, field.default, text))
+    return tuple(options)
+
+
+def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
+    """Those of a dataclass or an object of one; none of anything else."""
+    return dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
+
+
+def lookup(name: str) -> type[Method]:
+    """The class of a method."""
+    if ":" in str(name):
+        found = load(name)
+        return found if inspect.isclass(found) else type(found)
+    return known_methods[check.choice("name", name, available())]
+
+
+def parameters(docstring: str) -> dict[str, tuple[str, str]]:
+    """Type and help of every name in the section Parameters of a numpydoc docstring."""
+    flags = re.DOTALL | re.MULTILINE
+    section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", docstring, flags)
+    entries = re.split(r"^(?=\w)", section[1], flags=re.MULTILINE) if section else []
+    found: dict[str, tuple[str, str]] = {}
+    for entry in entries[1:]:
+        head, *lines = entry.splitlines()
+        names, _, kind = head.partition(" : ")
+        for name in names.split(", "):
+            found[name] = (kind, " ".join(" ".join(lines).split()))
+    return found
