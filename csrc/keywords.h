@@ -5,7 +5,12 @@
 // packs them into a dictionary, which takes longer than all the rest.
 #pragma once
 
+#include <pthread.h>
 #include <pybind11/pybind11.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
+#include <unistd.h>
 
 #include <stdexcept>
 #include <string>
@@ -13,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/parallel.h"
 #include "common/params.h"
 
 namespace paddle_ext {
@@ -162,6 +168,41 @@ PyObject* guarded(const Body& body) {
     return nullptr;
 }
 
+// Without the GIL for as long as it lives; but about ten times a second it is taken to look for
+// signals, whose handlers may raise an exception, such as KeyboardInterrupt. Then the work is given
+// up. Handlers run on the main thread alone, so that no other one looks: it would wait for the GIL in
+// vain, and where the interpreter is ending it would never come back.
+class WithoutGil {
+  public:
+    WithoutGil() : state_(PyEval_SaveThread()), call_(handled, this) {}
+    ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+  private:
+    static bool on_main_thread() {
+#if defined(__linux__)
+        return syscall(SYS_gettid) == getpid();
+#else
+        return pthread_main_np() != 0;
+#endif
+    }
+
+    static bool handled(void* self) {
+        if (!on_main_thread()) return false;
+        PyThreadState*& state = static_cast<WithoutGil*>(self)->state_;
+        PyEval_RestoreThread(state);
+        const bool raised = PyErr_CheckSignals() != 0;
+        state = PyEval_SaveThread();
+        return raised;
+    }
+
+    PyThreadState* state_;
+    Interruptible call_;
+};
+
+// A small workspace is one that each thread keeps (Scratch in ops/operators.py). A call that a signal's
+// handler makes in the midst of another one must not get it: it asks for more than there is.
+constexpr int64_t kBeyondScratch = int64_t(1) << 20;
+
 // What there is of it in Python.
 template <typename Struct>
 struct CallKeywords {
@@ -169,7 +210,7 @@ struct CallKeywords {
 };
 
 // The function `make` of the module returns an object whose method `workspace` tells the bytes that
-// `run` needs. Both run without the GIL. There is one such class for a struct: all is static.
+// `run` needs, which runs without the GIL. There is one such class for a struct: all is static.
 template <typename Struct>
 class CallClass {
   public:
@@ -230,24 +271,22 @@ class CallClass {
         return guarded([&] {
             Struct call = reinterpret_cast<Object*>(self)->call;
             keywords_->workspace.read_all(values, positional, names, call);
-            int64_t bytes;
-            {
-                const py::gil_scoped_release released;
-                bytes = workspace_of_(call);
-            }
+            int64_t bytes = workspace_of_(call);
+            if (inside_call() && bytes < kBeyondScratch) bytes = kBeyondScratch;
             return PyLong_FromLongLong(bytes);
         });
     }
 
     static PyObject* run(PyObject* self, PyObject* const* values, Py_ssize_t positional,
                          PyObject* names) {
-        return guarded([&] {
+        return guarded([&]() -> PyObject* {
             Struct call = reinterpret_cast<Object*>(self)->call;
             keywords_->run.read_all(values, positional, names, call);
             {
-                const py::gil_scoped_release released;
+                const WithoutGil released;
                 run_of_(call);
             }
+            if (PyErr_Occurred() != nullptr) return nullptr;  // by a signal's handler
             Py_RETURN_NONE;
         });
     }

@@ -73,6 +73,26 @@ PADDLE_EXT_HD double folded_temperature(double temperature, double factor_square
     return fmin(temperature * factor_squared, Range<Real>::kMaxTemperature);
 }
 
+// Prototypes beyond kFarAway are bounded to it, which changes nothing if they are out of reach of
+// every query there and others are nearer by this factor. Else the unit is too small for the task, and
+// grows by a power of two: until the farthest prototype is within kFarAway where the temperature is so
+// low that it may matter, until the nearest is well within where it is not.
+constexpr double kNearFar = 1024.0;
+
+template <typename Real>
+PADDLE_EXT_HD bool is_decisive(double temperature, double unit) {
+    return temperature * unit * unit * Range<Real>::kFarAway >= 1.0;
+}
+
+// By which power of two a unit must grow for a length to be within kFarAway; not if that is <= 0.
+template <typename Real>
+PADDLE_EXT_HD int exponent_beyond(double length) {
+    int exponent, limit;
+    ::frexp(length, &exponent);
+    ::frexp(Range<Real>::kFarAway, &limit);
+    return exponent - limit + 1;
+}
+
 // lam / |Q|, the weight of the dual in the logits.
 template <typename Real>
 PADDLE_EXT_HD double dual_weight(double lam, double Q) {

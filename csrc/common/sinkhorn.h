@@ -20,6 +20,10 @@
 //   the minima of the columns are taken off too, over the rows with mass, and the step is done
 //   again: now every row and column has an element of about 1. Differences are taken in double, so
 //   an offset of the cost, of any size, leaves no trace.
+// - A row may lose all it has in M: where its nearest column has no mass, or goes to other rows. Its
+//   sum then tells nothing. As a row step does not depend on the potentials of the rows, these are
+//   chosen anew, such that the largest element of a row is 1, and the step is done again; likewise
+//   those of the columns.
 // - A row or column without mass has no elements in M: they would only count as drifting.
 #pragma once
 

@@ -9,6 +9,8 @@
 // V is a number or a vector of numbers; Math brings log, expm1, sqrt, min, max and all (equal) for it.
 #pragma once
 
+#include <cstdint>
+
 #include "common/math.h"
 
 namespace paddle_ext {
@@ -160,7 +162,9 @@ struct TimUnits {
     }
 };
 
-PADDLE_EXT_HD double tim_bias(double beta, int iteration) { return 1.0 - ::pow(beta, iteration); }
+PADDLE_EXT_HD double tim_bias(double beta, int64_t iteration) {
+    return 1.0 - ::pow(beta, double(iteration));
+}
 
 // One step of Adam, with the biases of its moments: tim_bias, iterations counted from 1.
 template <typename Real>

@@ -204,7 +204,8 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch) {
         count_queries(t, p.weight);
         moved = update_prior(t, a, total);
         make_weights(t);
-    } while (++iteration < p.max_iter && !(p.tol > 0 && moved <= p.tol));
+        if (given_up(iteration, double(p.Q) * double(p.K))) return;
+    } while (++iteration < p.max_iter && !(p.tol > 0 && !(moved > p.tol)));
 
     double bound = p.weight * write_rows(t, p.weight, p.labels + task * t.Q);
     T* const proportions = static_cast<T*>(p.proportions) + task * t.K;

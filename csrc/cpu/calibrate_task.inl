@@ -78,7 +78,7 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     };
     for (int step = 0; step < kMaxCalibrationSteps; ++step) {
         const RowMoments all = moments();
-        if (!bracket.step(all.lag, all.variance)) break;
+        if (!bracket.step(all.lag, all.variance) || interrupted()) break;
     }
     Arena arena(scratch);
     T* const row = arena.take<T>(round_up(p.K, Simd<T>::kLanes));

@@ -184,7 +184,8 @@ static Outcome iterate_direct(const PaddleParams& p, int threads, const Prepared
     const int64_t panels = s.Qp / Simd<T>::kPanel;
     const int64_t groups = (panels + kPanelGroup - 1) / kPanelGroup;
     double criterion = 0;
-    for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
+    for (int64_t iteration = 1; iteration <= p.max_iter; ++iteration) {
+        if (interrupted()) break;
         parallel_run(groups, threads, assign_group<T>, &pass);
         parallel_run(blocks, threads, update_classes<T>, &pass);
         if (proportions.dirichlet) {
@@ -195,7 +196,7 @@ static Outcome iterate_direct(const PaddleParams& p, int threads, const Prepared
         criterion = 0;
         for (int64_t k = 0; k < s.K; ++k) criterion += s.shift[k];
         criterion /= double(s.K);
-        if (tol > 0 && criterion <= tol) return {iteration, criterion};
+        if (tol > 0 && !(criterion > tol)) return {int(iteration), criterion};
     }
     return {p.max_iter, criterion};
 }

@@ -121,6 +121,7 @@ static bool assign(GramState<T>& s, T wake, T log_wake) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
     const bool sleepers = s.live_count < s.K;
     for (int64_t at = 0; at < s.Qp; at += kVecs * kLanes) {
+        if (at % (64 * kVecs * kLanes) == 0 && at > 0 && interrupted()) return true;
         Vec<T> best[kVecs], sum[kVecs];
         for (int v = 0; v < kVecs; ++v) best[v] = splat(Range<T>::kMinusInfinity);
         for (int64_t i = 0; i < s.live_count; ++i) {
@@ -315,7 +316,9 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
     for (int64_t k = 0; k < s.K; ++k) set_logit(s, k, temperature, 0.0);
     wake_all(s);
     Outcome outcome{p.max_iter, 0.0};
-    for (int iteration = 1; iteration <= p.max_iter; ++iteration) {
+    const double work = double(s.Q) * double(s.K);
+    for (int64_t iteration = 1; iteration <= p.max_iter; ++iteration) {
+        if (given_up(iteration, work)) break;
         // 1) u-step
         if (!assign(s, T(limit.wake), T(log_wake))) {
             wake_all(s);
@@ -341,8 +344,8 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
                                     : 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
             set_logit(s, k, temperature, weight * dual);
         }
-        if (tol > 0 && outcome.criterion <= tol) {
-            outcome.iterations = iteration;
+        if (tol > 0 && !(outcome.criterion > tol)) {  // NaN, of features that are, stops too
+            outcome.iterations = int(iteration);
             break;
         }
         // 4) classes that hold nothing leave, unless this was the last softmax: it has told what they

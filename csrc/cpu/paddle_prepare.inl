@@ -34,7 +34,8 @@ static Rows<T> support_rows(const PaddleParams& p, int64_t task) {
     return {base + own * n.S * n.D, nullptr, n.D, n.N};
 }
 
-// 1 / ||x||, and 0 for a zero row, which so stays zero.
+// 1 / ||x||, and 0 for a zero row, which so stays zero; no more than the largest number, so that rows
+// of subnormal numbers stay shorter than one.
 template <typename T>
 static T inverse_norm(const T* x, int64_t D) {
     const T squared = dot(x, x, D);
@@ -50,7 +51,7 @@ static T inverse_norm(const T* x, int64_t D) {
         sum += scaled * scaled;
     }
     const double inverse = 1.0 / (double(largest) * __builtin_sqrt(sum));
-    return inverse < double(__FLT_MAX__) || sizeof(T) == 8 ? T(inverse) : T(__FLT_MAX__);
+    return T(__builtin_fmin(inverse, double(Range<T>::kInfinity)));
 }
 
 // sums[k] = sum over the support rows of class k of (row - shift), rows unit-norm first if asked.
@@ -131,18 +132,18 @@ struct Leads {
 // The task in scaled coordinates: queries in panels and class sums, both centred at the query mean.
 template <typename T>
 struct Prepared {
-    T* mean;              // [D]          in the coordinates of the rows (unit-norm ones for "auto")
-    T* scale;             // [D]          what a centred row is multiplied with
-    T* norms;             // [Q]          inverse norms of the queries ("auto" only)
-    T* z;                 // [Qp/P, D, P] queries
-    T* sums;              // [K, D]
-    double* count;        // [K]          shots
-    double squared_unit;  // square of one scaled unit, in the units the criterion is told in
+    T* mean;        // [D]          in the coordinates of the rows (unit-norm ones for "auto")
+    T* scale;       // [D]          what a centred row is multiplied with
+    T* norms;       // [Q]          inverse norms of the queries ("auto" only)
+    T* z;           // [Qp/P, D, P] queries
+    T* sums;        // [K, D]
+    double* count;  // [K]          shots
+    double unit;    // one scaled unit, in the units the criterion is told in
 
     Prepared(Arena& arena, const PaddleSizes& n, int64_t Qp)
         : mean(arena.take<T>(n.D)), scale(arena.take<T>(n.D)), norms(arena.take<T>(n.Q)),
           z(arena.take<T>(Qp * n.D)), sums(arena.take<T>(n.K * n.D)),
-          count(arena.take<double>(n.K)), squared_unit(1.0) {}
+          count(arena.take<double>(n.K)), unit(1.0) {}
 };
 
 template <typename T>
@@ -182,13 +183,13 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
 
     // 2) A power of two brings the task near one: exact, and squares can neither overflow nor
     //    vanish. "auto" is near one already.
-    out.squared_unit = 1.0;
+    out.unit = 1.0;
     if (!unit_norm && largest > 0 && largest < __builtin_inf()) {
         int exponent;
         __builtin_frexp(double(largest), &exponent);
         exponent = exponent < Range<T>::kMinExponent ? Range<T>::kMinExponent : exponent;
         const double down = __builtin_ldexp(1.0, -exponent);
-        out.squared_unit = __builtin_ldexp(1.0, 2 * exponent);
+        out.unit = __builtin_ldexp(1.0, exponent);
         for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] * down);
     }
 
@@ -205,7 +206,48 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
 }
 
 template <typename T>
-static void scale_sums(const PaddleCall& call, int64_t task, Prepared<T>& out) {
+static T bounded(T value, T most) {
+    return value > most ? most : (value < -most ? -most : value);
+}
+
+// The distance of the nearest prototype; `most` is the largest coordinate of all.
+template <typename T>
+static double nearest_prototype(const PaddleSizes& n, T most, const Prepared<T>& task) {
+    double nearest = Range<double>::kInfinity;
+    for (int64_t k = 0; k < n.K; ++k) {
+        double squared = 0;
+        for (int64_t d = 0; d < n.D; ++d) {
+            const double share = double(task.sums[k * n.D + d]) / double(most);
+            squared += share * share;
+        }
+        const double length = __builtin_sqrt(squared) / safe_mass(task.count[k]);
+        nearest = __builtin_fmin(nearest, length * double(most));
+    }
+    return nearest;
+}
+
+// Where prototypes are beyond kFarAway: a larger unit if the task needs it, and bounds for what is
+// still beyond.
+template <typename T>
+static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& out) {
+    const auto& n = p.size;
+    const bool decisive = is_decisive<T>(p.temperature, out.unit);
+    const double reach = decisive ? kNearFar * nearest_prototype(n, most, out) : double(most);
+    const int exponent = exponent_beyond<T>(reach);
+    const double down = exponent > 0 ? __builtin_ldexp(1.0, -exponent) : 1.0;
+    if (exponent > 0) {
+        out.unit = __builtin_ldexp(out.unit, exponent);
+        for (int64_t i = 0; i < Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
+    }
+    for (int64_t k = 0; k < n.K; ++k) {
+        T* const sum = out.sums + k * n.D;
+        const T clamp = T(Range<T>::kFarAway * safe_mass(out.count[k]));
+        for (int64_t d = 0; d < n.D; ++d) sum[d] = bounded(T(double(sum[d]) * down), clamp);
+    }
+}
+
+template <typename T>
+static void scale_sums(const PaddleCall& call, int64_t task, int64_t Qp, Prepared<T>& out) {
     const PaddleParams& p = *call.params;
     const auto& n = p.size;
     if (n.support_shared) {
@@ -224,13 +266,16 @@ static void scale_sums(const PaddleCall& call, int64_t task, Prepared<T>& out) {
         class_sums(support_rows<T>(p, task), p.support_labels + task * n.S, n,
                    p.scaling >= Scaling::kAuto, out.mean, out.sums, out.count);
     }
+    T most = 0;
     for (int64_t k = 0; k < n.K; ++k) {
         T* __restrict__ sum = out.sums + k * n.D;
         const T* __restrict__ scale = out.scale;
-        const T clamp = T(Range<T>::kFarAway * safe_mass(out.count[k]));
+        T largest = 0;
         for (int64_t d = 0; d < n.D; ++d) {
-            const T value = sum[d] * scale[d];
-            sum[d] = value > clamp ? clamp : (value < -clamp ? -clamp : value);
+            sum[d] = bounded(sum[d] * scale[d], Range<T>::kInfinity);
+            largest = __builtin_fmax(largest, __builtin_fabs(sum[d]));
         }
+        most = __builtin_fmax(most, T(largest / safe_mass(out.count[k])));
     }
+    if (most > T(Range<T>::kFarAway)) bound_sums(p, Qp, most, out);
 }

@@ -38,7 +38,7 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
         static_cast<T*>(p.concentration)[task] = T(proportions.concentration);
     }
     p.iterations[task] = outcome.iterations;
-    static_cast<T*>(p.criterion)[task] = T(criterion);
+    static_cast<T*>(p.criterion)[task] = bounded(T(criterion), Range<T>::kInfinity);
 }
 
 constexpr int64_t kSumWidth = 64;  // features that are summed at a time
@@ -131,32 +131,38 @@ static void paddle_task(const PaddleCall& call, int threads, int64_t task_number
     Arena arena(scratch);
     Prepared<T> task(arena, p.size, Qp);
     scale_queries(p, task_number, Qp, task);
-    scale_sums(call, task_number, task);
+    scale_sums(call, task_number, Qp, task);
     Proportions proportions(p);
     const auto finish = [&](const T* u, const Outcome& outcome, double unit) {
+        if (interrupted()) return;
         write_result(p, task_number, u, Qp, outcome, outcome.criterion * unit, proportions);
         if (p.prototypes != nullptr) {
             write_prototypes(p, task_number, u, Qp, task.mean, task.count);
         }
     };
-    double squared = task.squared_unit;
+    // One scaled unit, and the temperature that it is folded into; `automatic` is of unit-norm rows.
+    const auto scale_by = [&](const auto& automatic, double& temperature) {
+        if (p.scaling < Scaling::kAuto) {
+            temperature = folded_temperature<T>(p.temperature * task.unit, task.unit);
+            return task.unit;
+        }
+        const double squared = unit_rows_factor<T>(p, task_number, automatic());
+        temperature = folded_temperature<T>(p.temperature, squared);
+        return __builtin_sqrt(squared);
+    };
+    double temperature;
     if (call.gram) {
         GramState<T> state(arena, p.size, Qp, p.update_prototypes);
         gram_products(task, p.size, state);
-        if (p.scaling >= Scaling::kAuto)
-            squared = unit_rows_factor<T>(p, task_number, auto_factor(state));
-        const double unit = p.update_prototypes ? __builtin_sqrt(squared) : 1.0;
-        const double temperature = folded_temperature<T>(p.temperature, squared);
+        const double scaled = scale_by([&] { return auto_factor(state); }, temperature);
+        const double unit = p.update_prototypes ? scaled : 1.0;
         const auto outcome =
             iterate_gram(p, task.count, temperature, p.tol / unit, proportions, state);
         finish(state.u, outcome, unit);
     } else {
         DirectState<T> state(arena, p.size, Qp);
         start_direct(task, state);
-        if (p.scaling >= Scaling::kAuto)
-            squared = unit_rows_factor<T>(p, task_number, auto_factor(task, state));
-        const double unit = __builtin_sqrt(squared);
-        const double temperature = folded_temperature<T>(p.temperature, squared);
+        const double unit = scale_by([&] { return auto_factor(task, state); }, temperature);
         const auto outcome =
             iterate_direct(p, threads, task, temperature, p.tol / unit, proportions, state);
         finish(state.u, outcome, unit);

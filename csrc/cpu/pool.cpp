@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -23,11 +24,17 @@ namespace {
 // offers its core to others: some 20 us in all where nobody wants it.
 constexpr int kPatience = 64;
 
+// Between two times that a call asks whether it is given up.
+constexpr std::chrono::milliseconds kAskAfter{100};
+
+thread_local Interruptible* current_call = nullptr;  // that this thread works for
+
 struct Job {
     void (*body)(void*, int64_t, int);
     void* context;
     int64_t count;
     int wanted;           // helpers
+    Interruptible* call;  // it belongs to
     int helpers = 0;      // that have come
     Job* next = nullptr;  // in the queue
     std::atomic<int64_t> item{0};
@@ -35,6 +42,7 @@ struct Job {
 
     void work(int worker) {
         for (int64_t mine; (mine = item.fetch_add(1, std::memory_order_relaxed)) < count;) {
+            if (interrupted()) return;
             body(context, mine, worker);
         }
     }
@@ -92,7 +100,12 @@ class Pool {
             std::this_thread::yield();
         }
         std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [&] { return job.busy.load(std::memory_order_acquire) == 0; });
+        const auto all_done = [&] { return job.busy.load(std::memory_order_acquire) == 0; };
+        while (!done_.wait_for(lock, kAskAfter, all_done)) {
+            lock.unlock();
+            interrupted();  // the helpers cannot ask
+            lock.lock();
+        }
     }
 
     void leave_queue(Job& job) {
@@ -120,7 +133,9 @@ class Pool {
             if (worker == job.wanted) leave_queue(job);
             job.busy.fetch_add(1, std::memory_order_relaxed);
             lock.unlock();
+            current_call = job.call;
             job.work(worker);
+            current_call = nullptr;
             lock.lock();
             // From here on the job may be gone.
             if (job.busy.fetch_sub(1, std::memory_order_release) == 1) done_.notify_all();
@@ -172,12 +187,34 @@ Pool& pool() {
 void parallel_run(int64_t count, int threads, void (*body)(void*, int64_t, int), void* context) {
     const int workers = static_cast<int>(std::min<int64_t>(threads, count));
     if (workers <= 1) {
-        for (int64_t item = 0; item < count; ++item) body(context, item, 0);
+        for (int64_t item = 0; item < count && !interrupted(); ++item) body(context, item, 0);
         return;
     }
-    Job job{body, context, count, workers - 1};
+    Job job{body, context, count, workers - 1, current_call};
     pool().run(job);
 }
+
+Interruptible::Interruptible(bool (*asked)(void*), void* context)
+    : asked_(asked), context_(context), outer_(current_call), owner_(std::this_thread::get_id()),
+      next_(std::chrono::steady_clock::now() + kAskAfter) {
+    current_call = this;
+}
+
+Interruptible::~Interruptible() { current_call = outer_; }
+
+bool Interruptible::ask() {
+    if (stopped_.load(std::memory_order_relaxed)) return true;
+    if (std::this_thread::get_id() != owner_) return false;
+    if (std::chrono::steady_clock::now() < next_) return false;
+    const bool stop = asked_(context_);
+    next_ = std::chrono::steady_clock::now() + kAskAfter;
+    if (stop) stopped_.store(true, std::memory_order_relaxed);
+    return stop;
+}
+
+bool interrupted() { return current_call != nullptr && current_call->ask(); }
+
+bool inside_call() { return current_call != nullptr; }
 
 int64_t threads_made() {
     Pool* const there = current.load(std::memory_order_acquire);

@@ -38,7 +38,9 @@ template <typename Solve>
 void share_tasks(int64_t B, const Sharing& sharing, const Solve& solve) {
     parallel_for(sharing.singles, sharing.workers,
                  [&](int64_t task, int worker) { solve(task, worker, 1); });
-    for (int64_t task = sharing.singles; task < B; ++task) solve(task, 0, sharing.inside);
+    for (int64_t task = sharing.singles; task < B && !interrupted(); ++task) {
+        solve(task, 0, sharing.inside);
+    }
 }
 
 // For kernels that solve a task on one thread, with scratch memory of its own; index 0 of their tables

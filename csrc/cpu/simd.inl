@@ -205,6 +205,12 @@ static inline void product_tile(const T* const* a, int64_t stride, const T* b, i
     }
 }
 
+// Whether to give up, asked in every round of much work and in some of little: `work` is counted in
+// multiplications.
+static inline bool given_up(int64_t round, double work) {
+    return (work > 1e5 || round % 16 == 0) && interrupted();
+}
+
 // out[r] = a[r] B for all rows and all panels of B, whose layout is [panel][inner][kPanel]. A slice
 // of a panel stays in the first-level cache while all rows pass over it.
 template <typename T>
@@ -213,7 +219,9 @@ static void product(const T* const* a, int64_t stride, int64_t rows, const T* b,
     constexpr int kPanel = Simd<T>::kPanel;
     constexpr int kRows = PADDLE_EXT_ROW_TILE;
     constexpr int64_t kSlice = 512;
+    const double work = double(rows) * double(inner) * kPanel;
     for (int64_t panel = 0; panel < panels; ++panel) {
+        if (work > 1e5 && interrupted()) return;
         const int64_t at = panel * out_panel_stride;
         for (int64_t start = 0; start < inner; start += kSlice) {
             const int64_t depth = inner - start < kSlice ? inner - start : kSlice;

@@ -170,19 +170,27 @@ static void reduce_columns(SinkhornTask<T>& s, const T* cost) {
     }
 }
 
-// New factors mass / sum, and in `far` whether one is too far from the root of its mass.
+// What became of the factors of one side.
 template <typename T>
-static inline Vec<T> new_factor(Vec<T> sum, Vec<T> mass, typename Simd<T>::IntVec& far) {
+struct Drift {
+    typename Simd<T>::IntVec far = {};   // one is too far from the root of its mass
+    typename Simd<T>::IntVec lost = {};  // one has mass, but nothing in M to make it of
+};
+
+// New factors mass / sum.
+template <typename T>
+static inline Vec<T> new_factor(Vec<T> sum, Vec<T> mass, Drift<T>& drift) {
     using Bounds = SinkhornBounds<T>;
     constexpr T kFar = T(kSinkhornFar);
     const Vec<T> square = sum * sum;
-    far |= (square > mass * kFar) | (square * kFar < mass);
+    drift.far |= (square > mass * kFar) | (square * kFar < mass);
+    drift.lost |= (sum < splat(Bounds::kLeast)) & (mass > splat(T(0)));
     return mass / vmin<T>(vmax<T>(sum, splat(Bounds::kLeast)), splat(Bounds::kMost));
 }
 
 struct PassResult {
     double residual;  // of the factors as they were
-    bool drifted;
+    bool drifted, lost;
 };
 
 // a_next and col_sum, one block of rows at a time.
@@ -192,7 +200,7 @@ static PassResult pass(SinkhornTask<T>& s) {
     constexpr int64_t kTerms = 4 * SinkhornTask<T>::kTerms;  // over four lanes, or more
     const int64_t Kp = s.Kp;
     Vec<T> worst = {};
-    typename Simd<T>::IntVec far = {};
+    Drift<T> drift;
     for (int64_t q = 0; q < s.Qp; q += kRows) {
         const T* const m = s.m + q * Kp;
         Vec<T> sum[kRows] = {};
@@ -217,21 +225,22 @@ static PassResult pass(SinkhornTask<T>& s) {
             const Vec<T> mass = load(s.row_mass + q + r);
             const Vec<T> off = load(s.a + q + r) * total - mass;
             worst = vmax<T>(worst, vmax<T>(off, -off));
-            store<T>(s.a_next + q + r, new_factor<T>(total, mass, far));
+            store<T>(s.a_next + q + r, new_factor<T>(total, mass, drift));
         }
         add_rows(s, q, s.a_next);
     }
-    return {double(horizontal_max<T>(worst)), any<T>(far)};
+    return {double(horizontal_max<T>(worst)), any<T>(drift.far), any<T>(drift.lost)};
 }
 
-// b from col_sum; whether a factor has drifted.
+// b from col_sum; whether a factor has drifted, and whether one is lost.
 template <typename T>
-static bool column_step(SinkhornTask<T>& s) {
-    typename Simd<T>::IntVec far = {};
+static bool column_step(SinkhornTask<T>& s, bool& lost) {
+    Drift<T> drift;
     for (int64_t k = 0; k < s.Kp; k += Simd<T>::kLanes) {
-        store<T>(s.b + k, new_factor<T>(load(s.col_sum + k), load(s.col_mass + k), far));
+        store<T>(s.b + k, new_factor<T>(load(s.col_sum + k), load(s.col_mass + k), drift));
     }
-    return any<T>(far);
+    lost = any<T>(drift.lost);
+    return any<T>(drift.far);
 }
 
 template <typename T>
@@ -239,6 +248,41 @@ static void absorb(const T* factor, const T* mass, int64_t count, double* potent
     for (int64_t i = 0; i < count; ++i) {
         const double ratio = double(factor[i]) / __builtin_sqrt(double(mass[i]));
         if (ratio > 0) potential[i] += __builtin_log(ratio);  // false without mass
+    }
+}
+
+// The logarithm of an element of M, but for the potential of its row.
+template <typename T>
+static double log_in_row(const SinkhornTask<T>& s, const T* cost, double sharpness, int64_t q,
+                         int64_t k) {
+    return s.g[k] - sharpness * (double(cost[q * s.K + k]) - s.row_low[q] - s.col_low[k]);
+}
+
+// Potentials of the rows such that the largest element of each is 1.
+template <typename T>
+static void centre_rows(SinkhornTask<T>& s, const T* cost, double sharpness) {
+    for (int64_t q = 0; q < s.Q; ++q) {
+        if (!(s.row_mass[q] > 0)) continue;
+        double most = kSinkhornGone;
+        for (int64_t k = 0; k < s.K; ++k) {
+            const double log = log_in_row(s, cost, sharpness, q, k);
+            most = log > most ? log : most;
+        }
+        s.f[q] = -most;
+    }
+}
+
+// The same of the columns.
+template <typename T>
+static void centre_columns(SinkhornTask<T>& s, const T* cost, double sharpness) {
+    for (int64_t k = 0; k < s.K; ++k) {
+        if (!(s.col_mass[k] > 0)) continue;
+        double most = kSinkhornGone;
+        for (int64_t q = 0; q < s.Q; ++q) {
+            const double log = s.f[q] + log_in_row(s, cost, sharpness, q, k);
+            most = log > most ? log : most;
+        }
+        s.g[k] -= most;
     }
 }
 
@@ -275,24 +319,41 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch) 
     normalise_mass(col_mass, s.K, s.Kp, s.col_mass);
     start(s, cost, p.sharpness);
     sum_columns(s);
-    if (column_step(s)) {
+    bool lost;
+    if (column_step(s, lost)) {
         reduce_columns(s, cost);
         absorb(s.a, s.row_mass, s.Q, s.f);
         fill(s, cost, p.sharpness);
         sum_columns(s);
-        column_step(s);
+        column_step(s, lost);
     }
 
+    const double work = double(s.Qp) * double(s.Kp);
     int iterations = 1;
     T residual = 0;
     for (;; ++iterations) {
-        const PassResult found = pass(s);
+        PassResult found = pass(s);
         residual = T(total * found.residual);
-        if (iterations == p.max_iter || (p.tol > 0 && double(residual) <= p.tol)) break;
+        if (iterations >= p.max_iter || (p.tol > 0 && !(double(residual) > p.tol))) break;
+        if (given_up(iterations, work)) return;
+        if (found.lost) {
+            absorb(s.b, s.col_mass, s.K, s.g);
+            centre_rows(s, cost, p.sharpness);
+            fill(s, cost, p.sharpness);
+            found = pass(s);
+        }
         T* const before = s.a;
         s.a = s.a_next;
         s.a_next = before;
-        if (column_step(s) || found.drifted) {
+        bool drifted = column_step(s, lost) || found.drifted;
+        if (lost) {
+            absorb(s.a, s.row_mass, s.Q, s.f);
+            centre_columns(s, cost, p.sharpness);
+            fill(s, cost, p.sharpness);
+            sum_columns(s);
+            drifted = column_step(s, lost);
+        }
+        if (drifted) {
             absorb(s.a, s.row_mass, s.Q, s.f);
             absorb(s.b, s.col_mass, s.K, s.g);
             fill(s, cost, p.sharpness);

@@ -22,7 +22,7 @@ struct TimPass {
     TimAlternating<T> alternating;
     TimOrder<T> order[3];
     bool want_loss;
-    int iteration;
+    int64_t iteration;
     double* fit;  // [panels]  sums of cross-entropies
 
     bool by_gradient() const { return params.solver == TimSolver::kGradient; }
@@ -179,7 +179,8 @@ static void tim_write(const TimPass<T>& pass, int64_t task) {
     }
     for (int64_t k = 0; k < s.K; ++k) {
         for (int64_t d = 0; d < s.D; ++d) {
-            prototypes[k * s.D + d] = pass.rows.mean[d] + s.w[k * s.Dp + d] * T(pass.rows.unit);
+            const T offset = s.w[k * s.Dp + d] * T(pass.rows.unit);
+            prototypes[k * s.D + d] = bounded(pass.rows.mean[d] + offset, Range<T>::kInfinity);
         }
     }
 }
@@ -211,7 +212,9 @@ static void tim_task(const TimParams& p, int threads, int64_t task, void* scratc
                     arena.take<double>(s.panels())};
     const int64_t groups = (s.panels() + kTimPanels - 1) / kTimPanels;
     const int64_t blocks = (s.K + kTimClasses - 1) / kTimClasses;
+    const double work = double(s.N) * double(s.K) * double(s.D);
     while (++pass.iteration <= p.max_iter) {
+        if (given_up(pass.iteration, work)) return;
         parallel_run(groups, threads, tim_assign_group<T>, &pass);
         const double loss = tim_couple_queries(pass);
         if (pass.want_loss) {

@@ -1,0 +1,171 @@
+"""Signals are obeyed in the midst of native work, within two seconds, and the process goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import TaskSampler
+
+SOON = 2.0  # seconds
+FOREVER = 2**31 - 1  # iterations
+
+
+class HandlerError(Exception):
+    """What the handler raises."""
+
+
+@contextlib.contextmanager
+def alarm(after: float, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise HandlerError
+
+
+def task(Q: int, K: int, D: int, *batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Support, its labels and queries, at random: nothing settles soon."""
+    generator = torch.Generator().manual_seed(Q)
+    support = torch.randn(K, D, generator=generator)
+    return support, torch.arange(K), torch.randn(*batch, Q, D, generator=generator)
+
+
+def solve(device: str, Q: int, K: int, D: int, *batch: int, **options: Any) -> object:
+    """Tasks that settle would end by themselves: there are many of them, or large ones."""
+    support, labels, query = task(Q, K, D)
+    bank = torch.cat([support, query]).to(device)
+    rows = torch.arange(K, K + Q, device=device).expand(*batch, Q)
+    forever = {"num_classes": K, "max_iter": FOREVER, "tol": 0.0, "lam": 0.0, "scaling": "none"}
+    labels = labels.to(device)
+    options = forever | options
+    return paddle_ext.solve_indexed(bank, labels, labels, rows, **options).labels.cpu()
+
+
+def tim(
+    device: str, solver: str, Q: int, K: int, D: int, *batch: int, max_iter: int = FOREVER
+) -> Tensor:
+    inputs = (x.to(device) for x in task(Q, K, D, *batch))
+    return paddle_ext.tim(*inputs, num_classes=K, solver=solver, max_iter=max_iter).labels.cpu()
+
+
+def sinkhorn(device: str, Q: int, K: int) -> object:
+    cost = torch.rand(Q, K, generator=torch.Generator().manual_seed(0)).to(device)
+    masses = torch.full((Q,), 1 / Q, device=device), torch.full((K,), 1 / K, device=device)
+    return paddle_ext.sinkhorn(cost, *masses, reg=1e-4, max_iter=FOREVER, tol=0.0).plan.cpu()
+
+
+def adapt(device: str, Q: int, K: int) -> object:
+    logits = torch.randn(Q, K, generator=torch.Generator().manual_seed(0)).to(device)
+    return paddle_ext.adapt(logits, max_iter=FOREVER, tol=0.0).labels.cpu()
+
+
+CALLS: dict[str, Callable[[str], object]] = {
+    "solve": lambda device: solve(device, 200, 30, 150, 20_000 if device == "cpu" else 10**6),
+    "solve, prototypes that stay": lambda device: solve(
+        device, 200, 30, 150, 10**5 if device == "cpu" else 10**6, update_prototypes=False
+    ),
+    "solve, a large task": lambda device: solve(device, 9000, 900, 400),
+    "tim": lambda device: tim(device, "gd", 60, 7, 40),
+    "tim, many tasks": lambda device: tim(device, "gd", 60, 7, 40, 50),
+    "tim, alternating": lambda device: tim(device, "adm", 60, 7, 40),
+    "sinkhorn": lambda device: sinkhorn(device, 60, 7),
+    "sinkhorn, a large task": lambda device: sinkhorn(device, 900, 300),
+    "adapt": lambda device: adapt(device, 60, 7),
+    "adapt, many classes": lambda device: adapt(device, 500, 600),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_native_work_ends_soon_after_a_signal(name: str, device: str) -> None:
+    before = paddle_ext.solve(*task(9, 3, 4)).probabilities
+    solve(device, 3, 3, 4, max_iter=1)  # what happens only once takes its own time
+    start = time.perf_counter()
+    with alarm(0.3, interrupt), pytest.raises(HandlerError):
+        CALLS[name](device)
+    assert time.perf_counter() - start < 0.3 + SOON
+    assert torch.equal(paddle_ext.solve(*task(9, 3, 4)).probabilities, before)
+
+
+def test_the_sampler_ends_soon_after_a_signal() -> None:
+    labels = torch.arange(20).repeat_interleave(5000)
+    sampler = TaskSampler(labels, num_classes=20, shots=20, n_query=4000)
+    start = time.perf_counter()
+    with alarm(0.3, interrupt), pytest.raises(HandlerError):
+        sampler.batch(0, 20_000)
+    assert time.perf_counter() - start < 0.3 + SOON
+
+
+def test_a_handler_may_call_the_solver_itself() -> None:
+    """The small workspace that a thread keeps belongs to the call that was interrupted."""
+    calls = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        calls.append(paddle_ext.solve(*task(50, 7, 4)).probabilities)
+
+    alone = tim("cpu", "gd", 20, 3, 5, max_iter=100_000)
+    with alarm(0.05, handler):
+        disturbed = tim("cpu", "gd", 20, 3, 5, max_iter=100_000)
+    assert len(calls) == 1
+    assert torch.equal(calls[0], paddle_ext.solve(*task(50, 7, 4)).probabilities)
+    assert torch.equal(disturbed, alone)
+
+
+def test_handlers_run_on_the_main_thread_alone() -> None:
+    """Another thread's work goes on, whatever the main thread is told."""
+    found: list[object] = []
+
+    def work() -> None:
+        found.append(tim("cpu", "gd", 60, 7, 40, max_iter=20_000))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with alarm(0.1, interrupt), pytest.raises(HandlerError):
+        time.sleep(5)
+    thread.join()
+    assert len(found) == 1
+
+
+CTRL_C = """
+import threading, os, signal, time, torch, paddle_ext
+x = torch.randn(60, 40, generator=torch.Generator().manual_seed(0))
+paddle_ext.tim(x[:7], torch.arange(7), x, max_iter=1)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+start = time.perf_counter()
+try:
+    paddle_ext.tim(x[:7], torch.arange(7), x, max_iter=2**31 - 1)
+except KeyboardInterrupt:
+    print(time.perf_counter() - start < 2.3)
+print(int(paddle_ext.tim(x[:7], torch.arange(7), x[:7]).labels[3]))
+"""
+
+
+def test_ctrl_c() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+    assert done.stdout.split() == ["True", "3"], done.stderr

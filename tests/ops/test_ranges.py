@@ -1,0 +1,173 @@
+"""Inside the accepted range of features and options results are finite, on the simplex, and labels
+are those of the largest probability: docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from problems import Place
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import Solution
+
+Q, K, D = 30, 5, 8
+LARGE = {torch.float32: 1e29, torch.float64: 1e289}
+SMALL = {torch.float32: 1e-37, torch.float64: 1e-300}
+
+
+def task(place: Place, queries: int = Q) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(K, D, generator=generator, dtype=torch.float64)
+    labels = torch.arange(K).repeat(2)
+    support = centres[labels] + torch.randn(2 * K, D, generator=generator)
+    present = torch.randint(2, (queries,), generator=generator)
+    query = centres[present] + torch.randn(queries, D, generator=generator)
+    support, query = (x.to(place.device, place.dtype) for x in (support, query))
+    return support, labels.to(place.device), query
+
+
+def sound(solution: Solution) -> None:
+    probabilities = solution.probabilities.double()
+    assert bool(probabilities.isfinite().all())
+    assert bool((probabilities >= 0).all())
+    assert float((probabilities.sum(-1) - 1).abs().max()) < 1e-6
+    own = probabilities.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1)
+    assert torch.equal(own, probabilities.amax(-1))
+    assert bool(solution.criterion.isfinite().all())
+    assert bool(solution.dual.isfinite().all())
+
+
+def as_the_reference(support: Tensor, labels: Tensor, query: Tensor, **options: Any) -> None:
+    got = paddle_ext.solve(support, labels, query, **options)
+    sound(got)
+    exact = paddle_ext.solve(
+        support.double(), labels, query.double(), backend="reference", **options
+    )
+    best = exact.probabilities.topk(2, dim=-1).values
+    sure = best[..., 0] - best[..., 1] > 1e-3
+    assert torch.equal(got.labels[sure], exact.labels[sure])
+    assert float((got.probabilities - exact.probabilities).abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("scaling", ["none", "minmax", "auto"])
+def test_features_of_any_size(place: Place, scaling: str) -> None:
+    support, labels, query = task(place)
+    for scale in (LARGE[place.dtype], 1e20, 1e10, 1e-10, 1e-20, SMALL[place.dtype]):
+        as_the_reference(support * scale, labels, query * scale, scaling=scaling)
+
+
+@pytest.mark.parametrize("scaling", ["none", "minmax", "auto"])
+def test_any_temperature_epsilon_and_lam(place: Place, scaling: str) -> None:
+    inputs = task(place)
+    for value in (1e-300, 1e-40, 1e-10, 1e10, 1e40, 1e300):
+        for option in ("temperature", "epsilon", "lam"):
+            options: dict[str, Any] = {option: value}
+            sound(paddle_ext.solve(*inputs, scaling=scaling, **options))
+    as_the_reference(*inputs, scaling=scaling, temperature=1e40)
+
+
+@pytest.mark.parametrize("scaling", ["none", "minmax"])
+@pytest.mark.parametrize("temperature", [1.0, 1e-3, 1e12])
+def test_queries_all_but_one_point(place: Place, scaling: str, temperature: float) -> None:
+    """Their spread is no measure of the task: prototypes are far away in it, and not all alike."""
+    for queries in (1, Q):
+        support, labels, query = task(place, queries)
+        for share in (1e-4, 1e-8, 1e-9, 3e-10, 1e-12, 1e-15, 1e-20):
+            options: dict[str, Any] = {"scaling": scaling, "temperature": temperature}
+            as_the_reference(support, labels, query * share, **options)
+            shared = paddle_ext.solve(support, labels, query.unsqueeze(0) * share, **options)
+            sound(shared)
+            own = paddle_ext.solve(support, labels, query * share, **options)
+            assert torch.equal(shared.labels[0], own.labels)
+
+
+def test_one_class_out_of_reach_does_not_blur_the_others(place: Place) -> None:
+    support, labels, query = task(place)
+    support[labels == K - 1] *= 1e20
+    as_the_reference(support, labels, query, scaling="none")
+
+
+def test_rows_of_subnormal_numbers(place: Place) -> None:
+    support, labels, query = task(place)
+    tiny = {torch.float32: 1e-41, torch.float64: 1e-311}[place.dtype]
+    for rows in (slice(0, 1), slice(0, Q)):
+        few = query.clone()
+        few[rows] *= tiny
+        for scaling in ("auto", "calibrated"):
+            sound(paddle_ext.solve(support, labels, few, scaling=scaling))
+    sound(paddle_ext.solve(support * tiny, labels, query * tiny))
+
+
+def test_features_that_are_no_numbers_end_too(device: str) -> None:
+    """Nobody promises a result without validation, but there is one, at once."""
+    support, labels, query = task(Place(device, torch.float32))
+    query[3, 3] = torch.nan
+    got = paddle_ext.solve(
+        support, labels, query, num_classes=K, scaling="none", max_iter=10**6, validate=False
+    )
+    assert int(got.iterations) < 10
+
+
+@pytest.mark.parametrize("reg", [1e-3, 0.05, 1.0, 1e5])
+def test_transport_with_lost_rows(place: Place, reg: float) -> None:
+    """Columns without mass, and rows that others leave nothing of, after few iterations too."""
+    generator = torch.Generator().manual_seed(1)
+    for size in ((3, 2), (20, 5), (40, 40), (300, 200)):
+        cost = torch.rand(size, generator=generator, dtype=torch.float64) * 100
+        masses = [torch.rand(count, generator=generator, dtype=torch.float64) for count in size]
+        for mass in masses:
+            mass[torch.rand(len(mass), generator=generator) < 0.3] = 0
+            mass[0] = 1
+            mass /= mass.sum()
+        inputs = [x.to(place.device, place.dtype) for x in (cost, *masses)]
+        for max_iter in (1, 2, 3, 6, 30):
+            got = paddle_ext.sinkhorn(*inputs, reg=reg, max_iter=max_iter, tol=0.0)
+            exact = paddle_ext.sinkhorn(
+                *(x.double() for x in inputs),
+                reg=reg,
+                max_iter=max_iter,
+                tol=0.0,
+                backend="reference",
+            )
+            off = (got.plan - exact.plan).abs().max() / exact.plan.max()
+            assert float(off) < (1e-3 if place.dtype is torch.float32 else 1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_masses_that_half_precision_does_not_hold(device: str, dtype: torch.dtype) -> None:
+    cost = torch.rand(20, 5, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    for total in (1e-20, 1e10, 1e25):
+        rows, columns = (torch.full((n,), total / n, device=device) for n in (20, 5))
+        plan = paddle_ext.sinkhorn(cost, rows, columns, reg=0.1, tol=1e-6 * total).plan
+        assert torch.allclose(plan.sum(-1), rows, rtol=1e-4)
+        assert torch.allclose(plan.sum(-2), columns, rtol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["gd", "adm"])
+def test_tim_is_finite(place: Place, solver: str) -> None:
+    support, labels, query = task(place)
+    for scale in (LARGE[place.dtype], 1.0, 1e-20, SMALL[place.dtype]):
+        for temperature in (1e-300, 1e-40, 15.0, 1e40, 1e300):
+            for rate in (1e-300, 1.0, 1e300):
+                got = paddle_ext.tim(
+                    support * scale,
+                    labels,
+                    query * scale,
+                    solver=solver,
+                    temperature=temperature,
+                    learning_rate=rate,
+                    normalize=False,
+                    max_iter=4,
+                    return_losses=True,
+                )
+                assert got.losses is not None
+                assert all(
+                    bool(x.isfinite().all())
+                    for x in (got.probabilities, got.prototypes, got.losses)
+                )
+                total = got.probabilities.double().sum(-1)
+                assert float((total - 1).abs().max()) < 1e-6
