@@ -13,17 +13,22 @@ import pytest
 import torch
 from row_files import FORMATS, D, N, features, together, write, write_parquet
 
+from paddle_ext.ops.large import ahead
 from paddle_ext.ops.large.sources import FileRows, IndexedRows, Rows, TensorRows, rows_of
 
 # --- what is read -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "dtype"), FORMATS)
-def test_files_give_their_rows(tmp_path: Path, kind: str, dtype: str) -> None:
+@pytest.mark.parametrize("block", [1, 999, 2**22])
+def test_files_give_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str, block: int
+) -> None:
     x = features(dtype)
     rows = FileRows(write(tmp_path, kind, x))
     assert isinstance(rows, Rows)
     assert (rows.shape, rows.dtype, rows.device) == ((N, D), x.dtype, torch.device("cpu"))
+    monkeypatch.setattr(ahead, "BLOCK", block)
     for size in (1, 64, 250, N, 10 * N):
         lengths = [len(chunk) for chunk in rows.chunks(size)]
         assert lengths == [size] * (N // size) + [N % size] * (N % size > 0)
@@ -286,8 +291,9 @@ def test_files_that_change(tmp_path: Path, kind: str) -> None:
         together(rows, 400)
 
 
-def test_a_file_cut_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error, where a mapped file would end the process."""
+    monkeypatch.setattr(ahead, "BLOCK", 1)
     path = write(tmp_path, "npy", features())
     chunks = FileRows(path).chunks(10)
     next(chunks)

@@ -17,6 +17,7 @@ import torch
 from row_files import FORMATS, N, features, write, write_parquet
 from torch import Tensor
 
+from paddle_ext.ops.large import ahead as module
 from paddle_ext.ops.large.ahead import ahead, chunks_of
 from paddle_ext.ops.large.files import Fill
 from paddle_ext.ops.large.sources import FileRows, rows_of
@@ -47,7 +48,8 @@ class Slow:
         yield fill
 
 
-def test_one_chunk_is_read_while_another_is_in_use() -> None:
+def test_one_chunk_is_read_while_another_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK", 1)
     source = Slow()
     chunks = chunks_of(source, 0, 10, 2, torch.device("cpu"))
     source.may_end[0].set()
@@ -99,7 +101,7 @@ def test_errors_come_to_the_caller() -> None:
 # --- processes of their own ---------------------------------------------------------------------
 
 INTERRUPTED = """
-import sys, threading
+import sys, threading, time
 from contextlib import contextmanager
 import torch
 from paddle_ext.ops.large.ahead import chunks_of
@@ -125,7 +127,11 @@ for what in ("reading", "waiting"):
         for chunk in passes(what):
             pass
     except KeyboardInterrupt:
-        print([thread.name for thread in threading.enumerate()], flush=True)
+        pass
+    deadline = time.monotonic() + 2  # a thread may just be ending
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print([thread.name for thread in threading.enumerate()], flush=True)
 held = FileRows(sys.argv[1]).chunks(10)  # as by a traceback: nothing ends its thread, but the exit
 next(held)
 """
@@ -254,19 +260,24 @@ def test_files_on_cuda(tmp_path: Path, kind: str, dtype: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("source", ["file", "tensor"])
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_a_slow_device_keeps_its_chunks(tmp_path: Path, source: str, own_stream: bool) -> None:
+@pytest.mark.parametrize("block", [1, 2**22])
+def test_a_slow_device_keeps_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, own_stream: bool, block: int
+) -> None:
     """The work on a chunk is queued behind much else, and reading ahead must not overwrite it."""
     x = torch.randn(64_000, 64, generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "rows.npy", x.numpy())
     rows = rows_of(x if source == "tensor" else tmp_path / "rows.npy", "cuda")
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
+    monkeypatch.setattr(module, "BLOCK", block)
     with torch.cuda.stream(stream):
+        expected = torch.stack([part.cuda().sum(0) for part in x.split(4000)])
         for _ in range(3):
             sums = []
             for chunk in rows.chunks(4000):
                 torch.cuda._sleep(2_000_000)  # cycles: the host is far ahead
                 sums.append(chunk.sum(0))
-            assert torch.equal(torch.stack(sums).cpu(), x.view(16, 4000, 64).cuda().sum(1).cpu())
+            assert torch.equal(torch.stack(sums), expected)
 
 
 @pytest.mark.cuda
@@ -277,9 +288,9 @@ def test_memory_on_cuda(tmp_path: Path) -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    for _ in rows.chunks(8192):
+    for _ in rows.chunks(16_384):
         pass
-    two_chunks = 2 * 8192 * 64 * 4
+    two_chunks = 2 * 16_384 * 64 * 4
     assert torch.cuda.max_memory_allocated() - before == two_chunks
     assert torch.cuda.memory_allocated() == before
 

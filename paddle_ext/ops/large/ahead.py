@@ -1,9 +1,9 @@
 """Chunks of rows, read by a thread while the chunk before is in use.
 
-Two chunks are in memory: one that the caller has, and one that is being read. On CUDA each has two
-places, pinned memory of the host and memory of the device; the copy between them runs on a stream
-of its own. Events keep the order: a chunk of the device is overwritten after the caller's work on
-it, a pinned one after it was copied.
+Two blocks are in memory: one that the caller has chunks of, and one that is being read. A block is
+a chunk, or several small ones. On CUDA each has two places, pinned memory of the host and memory of
+the device; the copy between them runs on a stream of its own. Events keep the order: a block of the
+device is overwritten after the caller's work on it, a pinned one after it was copied.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from .files import Contents, Fill
 
 T = TypeVar("T")
+BLOCK = 2**22  # bytes; smaller ones cost more to hand over than to read
 
 
 def chunks_of(
@@ -29,18 +30,20 @@ def chunks_of(
     if start == stop:
         return
     size = min(size, stop - start)
+    chunk_bytes = size * contents.shape[1] * contents.dtype.itemsize
+    block = min(max(1, BLOCK // chunk_bytes) * size, stop - start)
     abandoned = Event()
     with contents.reading(start, stop, abandoned) as fill:
         buffers: Buffers = (
-            HostBuffers(contents, size)
+            HostBuffers(contents, block)
             if device.type == "cpu"
-            else DeviceBuffers(contents, size, device)
+            else DeviceBuffers(contents, block, device)
         )
-        turns = iter(enumerate(range(start, stop, size)))
+        turns = iter(enumerate(range(start, stop, block)))
 
         def fetch() -> tuple[int, int] | None:
             turn, row = next(turns, (0, stop))
-            count = min(size, stop - row)
+            count = min(block, stop - row)
             if count == 0:
                 return None
             buffers.fetch(turn % 2, count, fill)
@@ -48,26 +51,24 @@ def chunks_of(
 
         with closing(buffers), closing(ahead(fetch, abandoned, buffers.give_back)) as fetched:
             for place, count in fetched:
-                yield buffers.take(place, count)
+                rows = buffers.take(place, count)
+                yield from (rows[first : first + size] for first in range(0, count, size))
 
 
-class Reader(Thread, Generic[T]):
+class Reader(Generic[T]):
     """A thread that makes one call each time it is asked to."""
 
     def __init__(self, fetch: Callable[[], T]) -> None:
-        # A daemon: where nobody could end it, as behind a traceback, Python can still exit.
-        super().__init__(name="paddle_ext reads ahead", daemon=True)
-        self.fetch = fetch
         self.asked: SimpleQueue[bool] = SimpleQueue()
         self.found: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        self.start()
-
-    def run(self) -> None:
-        while self.asked.get():
-            try:
-                self.found.put((self.fetch(), None))
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-                self.found.put((None, error))
+        # The thread knows the queues and not this object, whose end is then its own. A daemon,
+        # because where a traceback holds this object Python must still be able to exit.
+        self.thread = Thread(
+            target=serve,
+            args=(fetch, self.asked, self.found),
+            name="paddle_ext reads ahead",
+            daemon=True,
+        )
 
     def ask(self) -> None:
         self.asked.put(True)
@@ -80,7 +81,23 @@ class Reader(Thread, Generic[T]):
 
     def end(self) -> None:
         self.asked.put(False)
-        self.join()
+        if self.thread.is_alive():  # Ctrl-C may come before it has started
+            self.thread.join()
+
+    def __del__(self) -> None:
+        self.asked.put(False)  # Ctrl-C may come even before `end`
+
+
+def serve(
+    fetch: Callable[[], T],
+    asked: SimpleQueue[bool],
+    found: SimpleQueue[tuple[T | None, BaseException | None]],
+) -> None:
+    while asked.get():
+        try:
+            found.put((fetch(), None))
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+            found.put((None, error))
 
 
 def ahead(
@@ -101,6 +118,7 @@ def ahead(
     """
     reader = Reader(fetch)
     try:
+        reader.thread.start()
         reader.ask()
         found = reader.result()
         while found is not None:
@@ -117,7 +135,7 @@ def ahead(
 
 
 class Buffers(Protocol):
-    """Places for two chunks, 0 and 1."""
+    """Places for two blocks, 0 and 1."""
 
     def fetch(self, place: int, count: int, fill: Fill) -> None: ...  # in the thread
 
@@ -129,7 +147,7 @@ class Buffers(Protocol):
 
 
 class HostBuffers:
-    """Two chunks in memory of the CPU."""
+    """Two blocks in memory of the CPU."""
 
     def __init__(self, contents: Contents, size: int) -> None:
         self.rows = pair(contents, size)
@@ -148,7 +166,7 @@ class HostBuffers:
 
 
 class DeviceBuffers:
-    """Two chunks in pinned memory, and two on the device, filled by a stream of its own."""
+    """Two blocks in pinned memory, and two on the device, filled by a stream of its own."""
 
     def __init__(self, contents: Contents, size: int, device: torch.device) -> None:
         self.device = device

@@ -48,17 +48,19 @@ class Version(NamedTuple):
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file that has an end: a pipe could block, and a device give bytes for ever."""
-    # Without O_NONBLOCK the mere opening of a pipe waits for somebody to write.
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        kind = os.fstat(number).st_mode
-        if not stat.S_ISREG(kind):
-            got = "a folder" if stat.S_ISDIR(kind) else "a pipe, a socket or a device"
-            raise ValueError(f"{path} must be a file, got {got}")
-        return os.fdopen(number, "rb")
-    except BaseException:
-        os.close(number)
-        raise
+        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
+    except IsADirectoryError:
+        raise ValueError(f"{path} must be a file, got a folder") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} must be a file, got a pipe, a socket or a device")
+    return file
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """As `os.open`; a pipe would else wait for somebody to write."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def version_of(file: BinaryIO) -> Version:

@@ -171,10 +171,10 @@ class FileRows(StreamedRows):
 
     Notes
     -----
-    A thread reads one chunk ahead, and ends with it. The memory for it is that of two chunks; on
-    CUDA it is that of two chunks on the device, and of two in pinned memory. For Parquet come pages
-    that are being decoded. The file must not change as long as the object is used, and is opened
-    anew for each pass, so the object may be pickled.
+    A thread reads one chunk ahead of the one in use. The memory for it is that of two chunks, or
+    8 MiB if that is more; on CUDA it is that on the device, and as much pinned memory. For Parquet
+    come pages that are being decoded. The file must not change as long as the object is used, and
+    is opened anew for each pass, so the object may be pickled.
 
     Examples
     --------
