@@ -7,7 +7,6 @@ pickles, are read with ``weights_only=True``.
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..files import first_line, readable, replacing
+from ..files import check_regular, first_line, readable, replacing
 from ..libraries import library
 from .augment import Transform
 from .base import Backbone
@@ -114,7 +113,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
     path = Path(path)
     if path.is_dir():
         path = path / "model_best.pth.tar"
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"path must be a checkpoint, got {path}, which is not there")
     loaded = read_own(path) if path.suffix == ".safetensors" else read_public(path)
     if transform is not None:
@@ -125,6 +124,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
 
 def read_own(path: Path) -> Checkpoint:
     module = safetensors()
+    check_regular(path)
     with (
         readable(path, "a safetensors file"),
         module.safe_open(path, framework="pt") as file,
@@ -144,7 +144,7 @@ def read_own(path: Path) -> Checkpoint:
         )
         architecture, class_names = about["architecture"], tuple(about["class_names"])
         notes = dict(about["notes"])
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be a network that Checkpoint.save wrote, got other metadata: {error}"
         ) from error
@@ -152,9 +152,12 @@ def read_own(path: Path) -> Checkpoint:
 
 
 def read_public(path: Path) -> Checkpoint:
+    check_regular(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        # Mapped, a tensor can be no larger than the file, whatever size it claims.
+        mapped = zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # torch raises what it likes of a damaged file
         raise ValueError(
             f"{path} must hold plain tensors, got what weights_only=True refuses: "
             f"{first_line(error)}"

@@ -21,7 +21,7 @@ from ..progress import Progress
 from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
 from .base import Backbone
 from .checkpoints import Checkpoint, load_checkpoint
-from .extraction import channels_last, digest_of_weights, features_of
+from .extraction import channels_last, digest_of_images, digest_of_weights, features_of
 from .feeding import Feeder
 from .learner import Classifier, Learner
 from .networks import create, create_uninitialised
@@ -29,7 +29,7 @@ from .recipes import Recipe
 from .validation import classes_of, nearest_mean_accuracy
 
 STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
-FORMAT = "paddle_ext.training.1"
+FORMAT = "paddle_ext.training.2"
 NUM_CLASSES, SHOTS = 5, 5
 MEAN_IMAGES = 2000  # base images that a mean is taken over
 VALIDATION_BATCH = 256  # images
@@ -64,6 +64,7 @@ class Run:
         validate_every: int,
         seed: int,
         progress: bool,
+        resumable: bool,
     ) -> None:
         self.recipe, self.device, self.seed = recipe, device, seed
         self.validate_every, self.class_names = validate_every, base.class_names
@@ -81,7 +82,8 @@ class Run:
         self.settings = {
             "format": FORMAT,
             "architecture": backbone.architecture,
-            "base": digest_of_labels(base),
+            "base": digest_of_data(base, resumable, progress),
+            "validation": "" if validation is None else digest_of_data(validation, resumable),
             "recipe": repr(recipe),
             "transform": repr(self.transform),
             "seed": str(seed),
@@ -225,17 +227,20 @@ class Run:
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             settings = dict(state["settings"])
-        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        except (
+            *(pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError),
+            RecursionError,
+        ) as error:
             raise check.ArgumentValueError(
                 str(path), f"must be the state of a run, got {error}", or_pass="resume=False"
             ) from error
         for name, value in self.settings.items():
             if settings.get(name) != value:
+                got = f"expected {value}, got {settings.get(name)}"
+                if name in ("base", "validation"):
+                    got = "pictures, labels and classes, got others"
                 raise check.ArgumentValueError(
-                    str(path),
-                    f"must be of a run with the same {name}, expected {value}, "
-                    f"got {settings.get(name)}",
-                    or_pass="resume=False",
+                    str(path), f"must be of a run with the same {name}, {got}", "resume=False"
                 )
         self.learner.load(state["learner"])
         self.history = [Epoch(*epoch) for epoch in state["history"]]
@@ -311,6 +316,12 @@ def on_device(classifier: Classifier, device: torch.device) -> Classifier:
 
 def seed_from(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
+
+
+def digest_of_data(images: ImageSet, resumable: bool, progress: bool = False) -> str:
+    """Of labels and pictures, which are looked at only if a run may have to be found again."""
+    labels = digest_of_labels(images)
+    return f"{labels} {digest_of_images(images, progress=progress)}" if resumable else labels
 
 
 def digest_of_labels(images: ImageSet) -> str:

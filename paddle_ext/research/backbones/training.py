@@ -64,7 +64,8 @@ def train(
         A folder for ``best.safetensors``, ``last.safetensors`` and ``state.pt``, from which an
         interrupted run goes on; None: nothing is written.
     resume : bool
-        Go on from `output`, if there is something; False: begin again.
+        Go on from `output`, if there is something; False: begin again. What is there must be of the
+        same settings, labels and pictures.
     transform : Transform or None
         Size and normalisation of the inputs; None: the network's size, or the images' if smaller,
         ImageNet's mean and deviation for RGB, the images' own for grey.
@@ -116,6 +117,7 @@ def train(
         validate_every=check.integer("validate_every", validate_every),
         seed=seed,
         progress=progress,
+        resumable=folder is not None,
     )
     if folder is not None and resume:
         run.resume(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...check import ArgumentValueError
-from .blocks import Count
+from .blocks import BLOCK, Count
 
 FORMAT = 2
 PATTERN = "journal-*.jsonl"
@@ -62,9 +63,14 @@ class Journal:
             self.check_header(path, header)
             for entry in entries:
                 try:
-                    done[Key(*entry["task"])] = Count(*entry["count"])
+                    key, count = Key(*entry["task"]), Count(*entry["count"])
                 except (KeyError, TypeError) as error:
                     raise ValueError(f"{path} is not a journal of an evaluation") from error
+                if not possible(key, count, self.header.get("n_query")):
+                    raise ValueError(
+                        f"{path} is not a journal of an evaluation: no {key} can have {count}"
+                    )
+                done[key] = count
         return done
 
     def check_header(self, path: Path, header: object) -> None:
@@ -106,16 +112,33 @@ class Journal:
             self.file = None
 
 
+def possible(key: Key, count: Count, n_query: object) -> bool:
+    """Whether tasks of so many queries can have such counts; a damaged line may say anything."""
+    whole = [key.k_eff, key.block, key.n_tasks, count.correct, count.squares]
+    if key.shots is not None:
+        whole.append(key.shots)
+    if not all(type(number) is int for number in whole) or not isinstance(key.method, str):
+        return False
+    if min(whole) < 0 or not 1 <= key.n_tasks <= BLOCK or type(count.seconds) not in (int, float):
+        return False
+    # Of all counts with one sum, equal ones have the least squares, whole tasks the most.
+    least = count.correct**2 <= key.n_tasks * count.squares
+    if isinstance(n_query, int):
+        most = count.correct <= key.n_tasks * n_query
+        least = least and most and count.squares <= n_query * count.correct
+    return least and math.isfinite(count.seconds) and count.seconds >= 0
+
+
 def whole_bytes(path: Path) -> int:
     """Bytes up to the last line that is whole: a process may be killed while it writes."""
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
 def whole_lines(path: Path) -> list[Any]:
-    text = path.read_bytes()[: whole_bytes(path)].decode()
     try:
-        return [json.loads(line) for line in text.splitlines()]
-    except ValueError as error:
+        text = path.read_bytes()[: whole_bytes(path)].decode()
+        return [json.loads(line) for line in text.split("\n") if line]
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a journal of an evaluation: {error}") from error
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import replacing
+from ..files import open_regular, replacing
 
 FORMAT = 2  # of every file that has results
 NEARLY_BEST = 1.0  # points of accuracy below the best
@@ -157,9 +157,12 @@ def write_json(path: Path, contents: Mapping[str, object]) -> None:
 def contents_of(path: Path, what: str) -> Iterator[dict[str, Any]]:
     """The contents of a JSON file; what goes wrong with them is told in one sentence."""
     try:
-        contents = json.loads(path.read_text())
+        with open_regular(path) as file:
+            contents = json.loads(file.read())
         if contents.pop("format") != FORMAT:
             raise ValueError("another format")
         yield contents
+    except RecursionError:
+        raise ValueError(f"{path} is not {what}: it is nested too deeply") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ValueError(f"{path} is not {what}: {error}") from error

@@ -204,6 +204,35 @@ def test_files_count_by_their_bytes_alone(
     assert torch.allclose(bank.features, counting.during(network, images())[1].features)
 
 
+def test_a_picture_that_changes_while_it_is_read(
+    network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its features are never kept under the digest of the picture that was there before."""
+    pytest.importorskip("PIL", reason="needs Pillow")
+    old, new = random_pixels(16, 16, seed=1), random_pixels(16, 16, seed=2)
+    path = write_image(tmp_path / "a.png", old)
+
+    def images() -> EncodedImages:
+        return EncodedImages(ImageFiles([path]), [0], ["a"], size=16, channels=1)
+
+    key = Extractor.key
+
+    def meanwhile(extractor: Extractor, given: EncodedImages) -> str:
+        found = key(extractor, given)
+        write_image(path, new)  # after its digest, and before it is decoded
+        return found
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(Extractor, "key", meanwhile)
+    extract(network, images(), transform=GREY, device="cpu", cache=cache)
+    monkeypatch.setattr(Extractor, "key", key)
+    for pixels in (old, new):
+        write_image(path, pixels)
+        expected = extract(network, images(), transform=GREY, device="cpu").features
+        found = extract(network, images(), transform=GREY, device="cpu", cache=cache).features
+        assert torch.equal(found, expected)
+
+
 def test_digest_of_images_sees_borders() -> None:
     """The same bytes as other images are not the same images."""
     pixels = random_pixels(8, 4, 6, 1)

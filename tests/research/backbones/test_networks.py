@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import os
 import sys
 from collections import OrderedDict
 from functools import cache
@@ -260,10 +261,17 @@ def test_bad_files(small: Checkpoint, tmp_path: Path) -> None:
             load_checkpoint(path)
     from safetensors.torch import save_file
 
-    for metadata in (None, {"format": '"other"'}, {"format": "}"}):
+    for metadata in (None, {"format": '"other"'}, {"format": "}"}, {"format": "[" * 100_000}):
         save_file({"x": torch.zeros(2)}, path, metadata)
         with pytest.raises(ValueError, match=r"must be a network that Checkpoint.save wrote"):
             load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pth"])
+def test_files_without_an_end(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="must be a regular file, got a pipe"):
+        load_checkpoint(tmp_path / name)
 
 
 def test_without_safetensors(

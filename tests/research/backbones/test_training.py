@@ -251,9 +251,32 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
         trained(replace(settings, momentum=0.8), output=tmp_path)
     with pytest.raises(ValueError, match="with the same base"):
         trained(settings, VALIDATION, output=tmp_path)
+    with pytest.raises(ValueError, match="with the same validation"):
+        trained(settings, output=tmp_path, validation=None)
     (tmp_path / "state.pt").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"state.pt must be the state of a run"):
         trained(settings, output=tmp_path)
+
+
+def changed(images: ImageArray) -> ImageArray:
+    """The same labels, with one other pixel."""
+    pixels = images.images.clone()
+    pixels[3, 2, 1] ^= 1
+    return ImageArray(pixels, images.labels, images.class_names, images.split)
+
+
+def test_other_pictures_of_the_same_labels(tmp_path: Path) -> None:
+    """A run must not go on with pictures that it did not begin with."""
+    settings = replace(QUICK, epochs=1)
+    trained(settings, output=tmp_path)
+    longer = replace(settings)
+    with pytest.raises(
+        ValueError, match=r"same base, pictures, labels and classes, got others \(or pass resume"
+    ):
+        trained(longer, changed(FEW), output=tmp_path)
+    with pytest.raises(ValueError, match="same validation, pictures, labels and classes, got oth"):
+        trained(longer, output=tmp_path, validation=changed(VALIDATION))
+    trained(longer, output=tmp_path)
 
 
 def test_beginning_again(tmp_path: Path) -> None:

@@ -142,6 +142,50 @@ def test_damaged_journal(tmp_path: Path, text: str) -> None:
         run(tmp_path, n_tasks=1)
 
 
+GOOD = [[2, 3, "spy", 0, 10], [60, 400, 0.5]]  # 10 tasks of 12 queries
+
+
+@pytest.mark.parametrize(
+    ("task", "count"),
+    [
+        ([2, 3, "spy", 0, 10], [121, 1500, 0.5]),  # more right answers than queries
+        ([2, 3, "spy", 0, 10], [-1, 0, 0.5]),
+        ([2, 3, "spy", 0, 10], [60, 359, 0.5]),  # less than equal counts have
+        ([2, 3, "spy", 0, 10], [60, 721, 0.5]),  # more than whole tasks have
+        ([2, 3, "spy", 0, 10], [60.5, 400, 0.5]),
+        ([2, 3, "spy", 0, 10], ["60", 400, 0.5]),
+        ([2, 3, "spy", 0, 10], [True, 1, 0.5]),
+        ([2, 3, "spy", 0, 10], [60, 400, -1.0]),
+        ([2, 3, "spy", 0, 10], [60, 400, float("nan")]),
+        ([2, 3, "spy", 0, 10], [60, 400, float("inf")]),
+        ([2, 3, "spy", 0, 10], [60, 400, "1"]),
+        ([2, 3, "spy", 0, 0], [0, 0, 0.5]),
+        ([2, 3, "spy", 0, 501], [60, 400, 0.5]),
+        ([2, 3, "spy", -1, 10], [60, 400, 0.5]),
+        ([2, 3, 7, 0, 10], [60, 400, 0.5]),
+        ([-2, 3, "spy", 0, 10], [60, 400, 0.5]),
+    ],
+)
+def test_impossible_counts(tmp_path: Path, task: list[Any], count: list[Any]) -> None:
+    run(tmp_path, n_tasks=1)
+    header = json.dumps(lines(tmp_path)[0])
+    journal = tmp_path / "journal-0.jsonl"
+    good = json.dumps({"task": GOOD[0], "count": GOOD[1]})
+    journal.write_text(f"{header}\n{good}\n")
+    run(tmp_path, n_tasks=1)
+    journal.write_text(f"{header}\n{json.dumps({'task': task, 'count': count})}\n")
+    with pytest.raises(ValueError, match=r"journal-0\.jsonl is not a journal of an evaluation"):
+        run(tmp_path, n_tasks=1)
+
+
+def test_a_journal_that_is_no_text(tmp_path: Path) -> None:
+    run(tmp_path, n_tasks=1)
+    for content in (b"\xff\xfe\n", b"[" * 100_000 + b"\n"):
+        (tmp_path / "journal-0.jsonl").write_bytes(content)
+        with pytest.raises(ValueError, match=r"journal-0\.jsonl is not a journal of an evaluation"):
+            run(tmp_path, n_tasks=1)
+
+
 def test_a_folder_is_made(tmp_path: Path) -> None:
     run(tmp_path / "runs" / "first", n_tasks=1)
     assert (tmp_path / "runs" / "first" / "evaluation.json").exists()
