@@ -8,21 +8,27 @@
 #include "common/parallel.h"
 #include "common/params.h"
 #include "cpu/adapt.h"
+#include "cpu/assign.h"
 #include "cpu/calibrate.h"
+#include "cpu/dual.h"
 #include "cpu/labelled.h"
 #include "cpu/paddle.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
 #include "cpu/step.h"
+#include "cpu/sums.h"
 #include "cpu/tasks.h"
 #include "cpu/tim.h"
 #include "keywords.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/adapt.h"
+#include "cuda/assign.h"
 #include "cuda/calibrate.h"
+#include "cuda/dual.h"
 #include "cuda/labelled.h"
 #include "cuda/paddle.h"
 #include "cuda/sinkhorn.h"
+#include "cuda/split.h"
 #include "cuda/step.h"
 #include "cuda/tim.h"
 #endif
@@ -62,6 +68,13 @@ constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
 constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
                                                  coordinates_cuda_workspace, coordinates_cuda};
 constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, step_cuda_workspace, step_cuda};
+constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, assign_cuda_workspace,
+                                       assign_cuda};
+constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, count_cuda_workspace,
+                                     count_cuda};
+constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, dual_cuda_workspace, dual_cuda};
+constexpr Solver<SumsParams> kSums{sums_cpu_workspace, sums_cpu, nullptr, nullptr};
+constexpr Solver<SplitParams> kSplit{nullptr, nullptr, split_cuda_workspace, split_cuda};
 #else
 constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
 constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};
@@ -73,6 +86,11 @@ constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
 constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
                                                  nullptr, nullptr};
 constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, nullptr, nullptr};
+constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, nullptr, nullptr};
+constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, nullptr, nullptr};
+constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, nullptr, nullptr};
+constexpr Solver<SumsParams> kSums{sums_cpu_workspace, sums_cpu, nullptr, nullptr};
+constexpr Solver<SplitParams> kSplit{nullptr, nullptr, nullptr, nullptr};
 #endif
 
 template <typename Params>
@@ -81,22 +99,27 @@ struct Call {
     Params params;
 };
 
-void require_cuda() {
+void require_cuda(bool has) {
     require(PADDLE_EXT_WITH_CUDA,
             "this build of paddle_ext has no CUDA; build it again with PADDLE_EXT_CUDA=ON");
+    require(has, "this function is for the CPU alone");
 }
+
+void require_cpu(bool has) { require(has, "this function is for CUDA alone"); }
 
 template <typename Params, const Solver<Params>& solver>
 int64_t workspace(const Call<Params>& call) {
+    require_cpu(call.target.cuda || solver.cpu_workspace != nullptr);
     if (!call.target.cuda) return solver.cpu_workspace(call.params, call.target.threads);
-    require_cuda();
+    require_cuda(solver.cuda_workspace != nullptr);
     return solver.cuda_workspace(call.params, call.target.device);
 }
 
 template <typename Params, const Solver<Params>& solver>
 void solve(const Call<Params>& call) {
+    require_cpu(call.target.cuda || solver.cpu != nullptr);
     if (!call.target.cuda) return solver.cpu(call.params, call.target.threads);
-    require_cuda();
+    require_cuda(solver.cuda != nullptr);
     solver.cuda(call.params, call.target.device, call.target.stream);
 }
 
@@ -269,6 +292,83 @@ void add_step(py::module_& module) {
     CallClass<C>::add_to(module, "StepCall", all, workspace<P, kStep>, solve<P, kStep>);
 }
 
+void add_assign(py::module_& module) {
+    using C = Call<AssignParams>;
+    using P = AssignParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("assign_call"), Keywords<C>("workspace"),
+                        Keywords<C>("assign")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype").add<p, &P::written>("written");
+    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
+    all.make.add<p, &P::pieces>("pieces").add<p, &P::top>("top");
+    all.make.add<p, &P::normalise>("normalise").add<p, &P::weigh>("weigh");
+    all.run.add<p, &P::products>("products").add<p, &P::length>("length");
+    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias");
+    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rest>("rest");
+    all.run.add<p, &P::held>("held").add<p, &P::log_sums>("log_sums");
+    all.run.add<p, &P::top_probabilities>("top_probabilities");
+    all.run.add<p, &P::top_classes>("top_classes").add<p, &P::leads>("leads");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "AssignCall", all, workspace<P, kAssign>, solve<P, kAssign>);
+}
+
+void add_count(py::module_& module) {
+    using C = Call<CountParams>;
+    using P = CountParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("count_call"), Keywords<C>("workspace"), Keywords<C>("count")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
+    all.run.add<p, &P::likelihood>("likelihood").add<p, &P::weights>("weights");
+    all.run.add<p, &P::held>("held").add<p, &P::faint>("faint");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "CountCall", all, workspace<P, kCount>, solve<P, kCount>);
+}
+
+void add_dual(py::module_& module) {
+    using C = Call<DualParams>;
+    using P = DualParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("dual_call"), Keywords<C>("workspace"), Keywords<C>("update")};
+    all.make.add<&C::target>("target").add<p, &P::B>("B").add<p, &P::K>("K");
+    all.make.add<p, &P::prior>("prior").add<p, &P::total>("total").add<p, &P::weight>("weight");
+    all.make.add<p, &P::epsilon>("epsilon").add<p, &P::tol>("tol");
+    all.run.add<p, &P::held>("held").add<p, &P::moved>("moved").add<p, &P::counts>("counts");
+    all.run.add<p, &P::dual>("dual").add<p, &P::concentration>("concentration");
+    all.run.add<p, &P::criterion>("criterion").add<p, &P::iterations>("iterations");
+    all.run.add<p, &P::running>("running");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "DualCall", all, workspace<P, kDual>, solve<P, kDual>);
+}
+
+void add_sums(py::module_& module) {
+    using C = Call<SumsParams>;
+    using P = SumsParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("sums_call"), Keywords<C>("workspace"), Keywords<C>("add")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K").add<p, &P::D>("D");
+    all.make.add<p, &P::threshold>("threshold").add<p, &P::most>("most");
+    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rows>("rows");
+    all.run.add<p, &P::sums>("sums").add<p, &P::found>("found");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "SumsCall", all, workspace<P, kSums>, solve<P, kSums>);
+}
+
+void add_split(py::module_& module) {
+    using C = Call<SplitParams>;
+    using P = SplitParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("split_call"), Keywords<C>("workspace"), Keywords<C>("split")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
+    all.make.add<p, &P::pieces>("pieces");
+    all.run.add<p, &P::rows>("rows").add<p, &P::length>("length").add<p, &P::scale>("scale");
+    all.run.add<p, &P::centre>("centre").add<p, &P::out>("out");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "SplitCall", all, workspace<P, kSplit>, solve<P, kSplit>);
+}
+
 // For the tests: digamma, trigamma and the logarithm of the gamma function.
 py::tuple gamma_functions(double x) {
     const Polygamma<double> found = polygamma(x);
@@ -328,5 +428,10 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_coordinates(module);
     add_calibrate(module);
     add_step(module);
+    add_assign(module);
+    add_count(module);
+    add_dual(module);
+    add_split(module);
+    add_sums(module);
     add_tasks(module);
 }

@@ -245,6 +245,134 @@ class StepCall:
         workspace_bytes: int,
     ) -> None: ...
 
+def assign_call(
+    *,
+    target: Target,
+    dtype: int,
+    written: int,
+    B: int,
+    N: int,
+    K: int,
+    pieces: int,
+    top: int,
+    normalise: bool,
+    weigh: bool,
+) -> AssignCall: ...
+
+@final
+class AssignCall:
+    def workspace(self) -> int: ...
+    def assign(
+        self,
+        *,
+        products: int,
+        length: int,
+        slope: int,
+        bias: int,
+        probabilities: int,
+        rest: int,
+        held: int,
+        log_sums: int,
+        top_probabilities: int,
+        top_classes: int,
+        leads: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def count_call(
+    *, target: Target, dtype: int, B: int, N: int, K: int
+) -> CountCall: ...
+
+@final
+class CountCall:
+    def workspace(self) -> int: ...
+    def count(
+        self,
+        *,
+        likelihood: int,
+        weights: int,
+        held: int,
+        faint: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def dual_call(
+    *,
+    target: Target,
+    B: int,
+    K: int,
+    prior: int,
+    total: float,
+    weight: float,
+    epsilon: float,
+    tol: float,
+) -> DualCall: ...
+
+@final
+class DualCall:
+    def workspace(self) -> int: ...
+    def update(
+        self,
+        *,
+        held: int,
+        moved: int,
+        counts: int,
+        dual: int,
+        concentration: int,
+        criterion: int,
+        iterations: int,
+        running: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def split_call(
+    *, target: Target, dtype: int, B: int, N: int, D: int, pieces: int
+) -> SplitCall: ...
+
+@final
+class SplitCall:
+    def workspace(self) -> int: ...
+    def split(
+        self,
+        *,
+        rows: int,
+        length: int,
+        scale: int,
+        centre: int,
+        out: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def sums_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    N: int,
+    K: int,
+    D: int,
+    threshold: float,
+    most: int,
+) -> SumsCall: ...
+
+@final
+class SumsCall:
+    def workspace(self) -> int: ...
+    def add(
+        self,
+        *,
+        probabilities: int,
+        rows: int,
+        sums: int,
+        found: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
 def tim_call(
     *,
     target: Target,

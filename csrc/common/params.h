@@ -28,6 +28,9 @@ struct PaddleSizes {
     bool support_shared;  // one support set for all tasks
 };
 
+constexpr int64_t kTooLarge =
+    -1;  // instead of the bytes of a workspace: a task is not for this code
+
 struct PaddleParams {
     PaddleSizes size;
     DType dtype;  // of the features
@@ -198,6 +201,115 @@ struct StepParams {
     // out
     void* probabilities;  // [B, Q, K]
     int64_t* labels;      // [B, Q]
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// Some rows of large tasks: from their products with prototypes to probabilities.
+//   logit = slope length_q (sum of the pieces) + bias_k
+struct AssignParams {
+    int64_t B, N, K;
+    int64_t pieces;  // numbers whose sum is a product, 1 or 2
+    int64_t top;     // classes of each row that are told, the most probable ones; may be 0
+    DType dtype;     // of the products, and of all reals: float32 or float64
+    DType written;   // of `probabilities` and `rest`
+    bool
+        normalise;  // else likelihoods are written, of which the largest of a row is kLikelihoodUnit
+    bool weigh;     // what is written is multiplied by the length of the row
+
+    // in
+    void* products;      // [B, N, pieces, K]; lost if `leads` are wanted
+    const void* length;  // [B, N], or null for 1
+    const void* slope;   // [B]
+    const void* bias;    // [B, K]
+
+    // out; null for what is not wanted
+    void* probabilities;  // [B, N, K]
+    void* rest;           // [B, N, K] what these lack
+    double* held;         // [B, K]    the sums of the probabilities are added
+    double* log_sums;     // [B]       those of the logarithms of the rows' normalisers are added
+    void* top_probabilities;  // [B, N, top]
+    int64_t* top_classes;     // [B, N, top]
+    double* leads;  // [B, 2]    added: of the nearest class over the median one, and of the
+                    //           distance of that one less the row's own square
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// Sums of rows by class, where most probabilities are too small to count. For the CPU alone.
+struct SumsParams {
+    int64_t B, N, K, D;
+    DType dtype;       // of all arrays: float32 or float64
+    double threshold;  // a probability below is none
+    int64_t most;      // entries that may be above it, over all tasks; with more nothing is done
+
+    const void* probabilities;  // [B, N, K]
+    const void* rows;           // [B, N, D]
+
+    void* sums;  // [B, K, D] added to
+    int64_t*
+        found;  // [1]       entries above the threshold; more than `most` means at least so many
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// The end of an iteration of large tasks: the dual, and whether a task goes on. One that has stopped
+// keeps all it has.
+struct DualParams {
+    int64_t B, K;
+    Prior prior;
+    double total;    // queries, times their weight
+    double weight;   // of a query in the counts
+    double epsilon;  // of PADDLE's proportions
+    double tol;
+
+    const double* held;   // [B, K] what the classes hold of the queries
+    const double* moved;  // [B]    the criterion, or null: the largest change of a count
+
+    // in and out
+    double* counts;         // [B, K] of the iteration before
+    double* dual;           // [B, K]
+    double* concentration;  // [B]
+    double* criterion;      // [B]
+    int32_t* iterations;    // [B]
+    int32_t* running;       // [B]    1 or 0
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// Rows for the tensor cores, which multiply halves: a row of the task's coordinates,
+//   x = length_n row scale - centre,
+// as its high halves, or as high, low and once more high halves. For CUDA alone.
+struct SplitParams {
+    int64_t B, N, D;
+    int64_t pieces;  // 1 or 3
+    DType dtype;     // of the rows: float16, bfloat16 or float32
+
+    const void* rows;     // [B, N, D]
+    const float* length;  // [B, N], or null for 1
+    const float* scale;   // [B, D]
+    const float* centre;  // [B, D]
+
+    void* out;  // [B, N, pieces, D] float16
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// Likelihoods that are kept, and what the classes hold under weights of the classes.
+struct CountParams {
+    int64_t B, N, K;
+    DType dtype;  // of the likelihoods; float16 or float32, float64 on the CPU
+
+    const void* likelihood;  // [B, N, K]
+    const void* weights;     // [B, K] real
+
+    double* held;   // [B, K] the sums of the probabilities are added
+    double* faint;  // [B]    so many rows have lost what they have, added
 
     void* workspace;
     int64_t workspace_bytes;

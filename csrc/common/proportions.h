@@ -29,8 +29,11 @@ struct Proportions {
     bool settled;          // the last step did not change a
 
     PADDLE_EXT_HD Proportions(const PaddleParams& p)
-        : dirichlet(p.prior == Prior::kDirichlet), Q(double(p.size.Q)), K(double(p.size.K)),
-          epsilon(p.epsilon), concentration(kFirstConcentration), whole(0), settled(!dirichlet) {}
+        : Proportions(p.prior, double(p.size.Q), double(p.size.K), p.epsilon) {}
+
+    PADDLE_EXT_HD Proportions(Prior prior, double Q, double K, double epsilon)
+        : dirichlet(prior == Prior::kDirichlet), Q(Q), K(K), epsilon(epsilon),
+          concentration(kFirstConcentration), whole(0), settled(!dirichlet) {}
 
     PADDLE_EXT_HD Thresholds limits(bool single_precision, double weight) const {
         return dirichlet ? dirichlet_thresholds(single_precision, Q, weight, K)
@@ -52,6 +55,10 @@ struct Proportions {
 
     PADDLE_EXT_HD double dirichlet_dual(double held) const {
         return polygamma(held + concentration).digamma - whole;
+    }
+
+    PADDLE_EXT_HD double dual(double held) const {
+        return dirichlet ? dirichlet_dual(held) : 1.0 + log(held / Q + epsilon);
     }
 
     // The mean of the proportion of a class.

@@ -100,8 +100,8 @@ __device__ inline float4 load_row4(const Feature* row, int64_t d, int64_t D, boo
 
 // The number of rank `rank` in ascending order among `count` non-negative ones, found by one warp
 // bit by bit: non-negative floats are ordered as their bits are.
+template <int kHeld = 8>  // so many per lane are kept in registers
 __device__ inline float warp_select_rank(const float* values, int64_t count, int64_t rank) {
-    constexpr int kHeld = 8;  // so many per lane are kept in registers
     const int lane = threadIdx.x % 32;
     unsigned held[kHeld];
 #pragma unroll

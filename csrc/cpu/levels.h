@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/adapt_cpu.h"
+#include "cpu/assign_cpu.h"
 #include "cpu/calibrate_cpu.h"
 #include "cpu/labelled_cpu.h"
 #include "cpu/paddle_cpu.h"
@@ -20,6 +21,7 @@ struct CpuKernels {
     LabelledKernels labelled;
     CalibrateKernels calibrate;
     StepKernels step;
+    AssignKernels assign;
 };
 
 // Of the current level. Take it once per call: another thread may switch levels meanwhile.

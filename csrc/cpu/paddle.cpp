@@ -13,7 +13,7 @@ namespace {
 
 // How a call is done, which for a task depends on its shape alone, never on the batch.
 struct Plan {
-    bool gram;
+    bool fits;
     Sharing sharing;
     int64_t summary_bytes, scratch_bytes;
 
@@ -23,14 +23,14 @@ struct Plan {
 Plan make_plan(const PaddleParams& p, const PaddleKernels& level, int at, int threads) {
     const auto& n = p.size;
     const double Q = double(n.Q), K = double(n.K), D = double(n.D), S = double(n.S);
-    // An iteration costs Q Q K in Gram form and 2 Q K D with explicit prototypes. From 4096 queries
-    // on, the Gram matrix would leave every cache. Prototypes that stay need no Gram matrix.
-    const bool gram = !p.update_prototypes || (n.Q <= 2 * n.D && n.Q <= 4096);
+    // An iteration costs Q Q K here, and 2 Q K D with explicit prototypes, which for small tasks takes
+    // longer than it computes.
+    const bool fits = n.Q <= 512 || (n.Q <= 2 * n.D && n.Q <= 4096);
     // The products at the start, then some dozens of iterations over all queries and classes.
     const double task = S * D + Q * (Q + K) * D + 50.0 * Q * K;
-    const Sharing sharing = share_threads(n.B, threads, task, gram ? 0 : Q * K * D);
-    return {gram, sharing, n.support_shared ? level.summary_bytes[at](p) : 0,
-            level.scratch_bytes[at](p, gram)};
+    const Sharing sharing = share_threads(n.B, threads, task, 0);
+    return {fits, sharing, n.support_shared ? level.summary_bytes[at](p) : 0,
+            level.scratch_bytes[at](p)};
 }
 
 template <typename Real>
@@ -49,20 +49,22 @@ double select_rank(double* values, int64_t count, int64_t rank) { return nth(val
 
 int64_t paddle_cpu_workspace(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
-    return make_plan(p, cpu_kernels().paddle, at, threads).workspace_bytes();
+    const Plan plan = make_plan(p, cpu_kernels().paddle, at, threads);
+    return plan.fits ? plan.workspace_bytes() : kTooLarge;
 }
 
 void paddle_cpu(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
     const PaddleKernels& level = cpu_kernels().paddle;
     const Plan plan = make_plan(p, level, at, threads);
+    require(plan.fits, "a task is too large for this code");
     require_workspace(p.workspace_bytes, plan.workspace_bytes());
     char* const base = static_cast<char*>(p.workspace);
     char* const scratch = base + plan.summary_bytes;
-    const PaddleCall call{&p, plan.gram, base};
+    const PaddleCall call{&p, base};
     if (p.size.support_shared) level.summarise_support[at](call);
-    share_tasks(p.size.B, plan.sharing, [&](int64_t task, int worker, int inside) {
-        level.solve_task[at](call, inside, task, scratch + worker * plan.scratch_bytes);
+    share_tasks(p.size.B, plan.sharing, [&](int64_t task, int worker, int) {
+        level.solve_task[at](call, task, scratch + worker * plan.scratch_bytes);
     });
 }
 

@@ -9,16 +9,15 @@ namespace paddle_ext {
 
 struct PaddleCall {
     const PaddleParams* params;
-    bool gram;              // products of the task's own features; else explicit prototypes
     void* support_summary;  // shared support: class sums, made once per call
 };
 
 // Index 0 is float, 1 is double.
 struct PaddleKernels {
-    int64_t (*scratch_bytes[2])(const PaddleParams&, bool gram);
+    int64_t (*scratch_bytes[2])(const PaddleParams&);
     int64_t (*summary_bytes[2])(const PaddleParams&);
     void (*summarise_support[2])(const PaddleCall&);
-    void (*solve_task[2])(const PaddleCall&, int threads, int64_t task, void* scratch);
+    void (*solve_task[2])(const PaddleCall&, int64_t task, void* scratch);
 };
 
 // The element at `rank` of `values` in ascending order; reorders them. NaN if there is one.

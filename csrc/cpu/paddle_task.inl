@@ -2,7 +2,6 @@
 
 #include "cpu/paddle_prepare.inl"
 #include "cpu/paddle_gram.inl"
-#include "cpu/paddle_direct.inl"
 
 // Labels, probabilities, proportions and dual from the class-major probabilities u.
 template <typename T>
@@ -97,15 +96,11 @@ static int64_t padded_queries(const PaddleSizes& n) {
 }
 
 template <typename T>
-static int64_t paddle_scratch_bytes(const PaddleParams& p, bool gram) {
+static int64_t paddle_scratch_bytes(const PaddleParams& p) {
     Arena arena;
     const int64_t Qp = padded_queries<T>(p.size);
     Prepared<T> task(arena, p.size, Qp);
-    if (gram) {
-        GramState<T> state(arena, p.size, Qp, p.update_prototypes);
-    } else {
-        DirectState<T> state(arena, p.size, Qp);
-    }
+    GramState<T> state(arena, p.size, Qp, p.update_prototypes);
     return arena.used();
 }
 
@@ -125,7 +120,7 @@ static double unit_rows_factor(const PaddleParams& p, int64_t task, double autom
 }
 
 template <typename T>
-static void paddle_task(const PaddleCall& call, int threads, int64_t task_number, void* scratch) {
+static void paddle_task(const PaddleCall& call, int64_t task_number, void* scratch) {
     const PaddleParams& p = *call.params;
     const int64_t Qp = padded_queries<T>(p.size);
     Arena arena(scratch);
@@ -133,39 +128,21 @@ static void paddle_task(const PaddleCall& call, int threads, int64_t task_number
     scale_queries(p, task_number, Qp, task);
     scale_sums(call, task_number, Qp, task);
     Proportions proportions(p);
-    const auto finish = [&](const T* u, const Outcome& outcome, double unit) {
-        if (interrupted()) return;
-        write_result(p, task_number, u, Qp, outcome, outcome.criterion * unit, proportions);
-        if (p.prototypes != nullptr) {
-            write_prototypes(p, task_number, u, Qp, task.mean, task.count);
-        }
-    };
-    // One scaled unit, and the temperature that it is folded into; `automatic` is of unit-norm rows.
-    const auto scale_by = [&](const auto& automatic, double& temperature) {
-        if (p.scaling < Scaling::kAuto) {
-            temperature = folded_temperature<T>(p.temperature * task.unit, task.unit);
-            return task.unit;
-        }
-        const double squared = unit_rows_factor<T>(p, task_number, automatic());
+    GramState<T> state(arena, p.size, Qp, p.update_prototypes);
+    gram_products(task, p.size, state);
+    double scaled = task.unit;  // one scaled unit, in the coordinates of the scaling
+    double temperature = folded_temperature<T>(p.temperature * task.unit, task.unit);
+    if (p.scaling >= Scaling::kAuto) {
+        const double squared = unit_rows_factor<T>(p, task_number, auto_factor(state));
         temperature = folded_temperature<T>(p.temperature, squared);
-        return __builtin_sqrt(squared);
-    };
-    double temperature;
-    if (call.gram) {
-        GramState<T> state(arena, p.size, Qp, p.update_prototypes);
-        gram_products(task, p.size, state);
-        const double scaled = scale_by([&] { return auto_factor(state); }, temperature);
-        const double unit = p.update_prototypes ? scaled : 1.0;
-        const auto outcome =
-            iterate_gram(p, task.count, temperature, p.tol / unit, proportions, state);
-        finish(state.u, outcome, unit);
-    } else {
-        DirectState<T> state(arena, p.size, Qp);
-        start_direct(task, state);
-        const double unit = scale_by([&] { return auto_factor(task, state); }, temperature);
-        const auto outcome =
-            iterate_direct(p, threads, task, temperature, p.tol / unit, proportions, state);
-        finish(state.u, outcome, unit);
+        scaled = __builtin_sqrt(squared);
+    }
+    const double unit = p.update_prototypes ? scaled : 1.0;
+    const auto outcome = iterate_gram(p, task.count, temperature, p.tol / unit, proportions, state);
+    if (interrupted()) return;
+    write_result(p, task_number, state.u, Qp, outcome, outcome.criterion * unit, proportions);
+    if (p.prototypes != nullptr) {
+        write_prototypes(p, task_number, state.u, Qp, task.mean, task.count);
     }
 }
 

@@ -1,4 +1,4 @@
-// Chooses the solver for a call, cuts the call into chunks that fit the workspace, and runs the
+// Plans a call, cuts it into chunks that fit the workspace, and runs the
 // stages of each chunk.
 
 #include "cuda/paddle.h"
@@ -15,7 +15,7 @@ namespace {
 // Memory that a call may use beyond its results, unless a single task needs more.
 constexpr int64_t kWorkspaceBytes = int64_t(768) << 20;
 
-// Products that one block makes in an iteration: a larger task is faster on the whole GPU.
+// Products that one block makes in an iteration: a larger task is not for this code.
 constexpr double kBlockProducts = 3e7;
 constexpr int kBlockWarps = 32;        // that a block may have
 constexpr int kReservedShared = 1024;  // bytes that the system takes for every block
@@ -33,7 +33,7 @@ CudaPlan make_plan(const PaddleParams& params, int device) {
     plan.shared_gram = small && params.update_prototypes &&
                        2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
     plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
-    plan.gram = small && plan.shared_bytes <= available;
+    plan.fits = small && plan.shared_bytes <= available;
     return plan;
 }
 
@@ -64,27 +64,11 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.exponent = arena.take<int>(T);
     c.norms = arena.take<float>(T * Q);
     c.z = arena.take<float>(T * Q * Dp);
-    if (c.plan.gram) {
-        c.gram = arena.take<float>(T * Q * Qp);
-        c.m = arena.take<float>(T * K * Qp);
-        c.u = arena.take<float>(T * K * Qp);
-        c.norm = arena.take<float>(T * K);
-        c.next_task = arena.take<int>(1);
-        return;
-    }
-    const int64_t parts = T * K * ceil_div(Dp, int64_t(kGridTile));
-    c.w = arena.take<float>(T * K * Dp);
-    c.slope = arena.take<float>(T);
-    c.unit = arena.take<double>(T);
-    c.bias = arena.take<float>(T * K);
-    c.held = arena.take<float>(T * K);
-    c.part_shift = arena.take<float>(parts);
-    c.part_norm = arena.take<float>(parts);
-    c.gap = arena.take<float>(T * Q);
-    c.median = arena.take<float>(T * Q);
-    c.done = arena.take<int>(T);
-    c.concentration = arena.take<double>(T);
-    c.logits = c.call.update_prototypes ? nullptr : arena.take<float>(T * Q * K);
+    c.gram = arena.take<float>(T * Q * Qp);
+    c.m = arena.take<float>(T * K * Qp);
+    c.u = arena.take<float>(T * K * Qp);
+    c.norm = arena.take<float>(T * K);
+    c.next_task = arena.take<int>(1);
 }
 
 int64_t layout_bytes(Chunk c, int64_t tasks, bool prototypes) {
@@ -118,6 +102,7 @@ Chunk make_chunk(const PaddleParams& params, int device) {
 
 int64_t paddle_cuda_workspace(const PaddleParams& params, int device, bool prototypes) {
     const Chunk c = make_chunk(params, device);
+    if (!c.plan.fits) return kTooLarge;
     return layout_bytes(c, std::max<int64_t>(chunk_tasks(c, prototypes), 1), prototypes);
 }
 
@@ -125,6 +110,7 @@ void paddle_cuda(const PaddleParams& params, int device, void* stream) {
     const DeviceGuard guard(device);
     const bool prototypes = params.prototypes != nullptr;
     Chunk c = make_chunk(params, device);
+    require(c.plan.fits, "a task is too large for this code");
     c.stream = static_cast<cudaStream_t>(stream);
     const int64_t step = chunk_tasks(c, prototypes);
     Arena arena(params.workspace);
@@ -134,12 +120,8 @@ void paddle_cuda(const PaddleParams& params, int device, void* stream) {
         c.tasks = std::min(step, params.size.B - c.first);
         launch_scale_queries(c);
         launch_class_sums(c);
-        if (c.plan.gram) {
-            launch_products(c);
-            launch_blocks(c);
-        } else {
-            launch_grid(c);
-        }
+        launch_products(c);
+        launch_blocks(c);
         if (prototypes) launch_prototypes(c);
     }
 }

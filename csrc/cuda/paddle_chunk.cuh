@@ -1,7 +1,6 @@
 // A chunk of tasks that is solved together, its arrays in the workspace, and the stages of a solve:
 //
-//   scale_queries -> class_sums -> products -> blocks     small tasks, Gram form
-//                               -> grid                   large tasks, direct form
+//   scale_queries -> class_sums -> products -> blocks
 //
 // A chunk is a view of the call: its own first task, all pointers of the call unchanged.
 #pragma once
@@ -19,7 +18,7 @@ constexpr int kRowsPerWarp = 16;  // queries that one warp of the block solver o
 // Which solver; depends on the shape of a task alone, so that a task's result does not depend on
 // the batch it comes in.
 struct CudaPlan {
-    bool gram;         // one block per task, else the whole grid
+    bool fits;         // a task fits a block
     bool shared_gram;  // G fits the block's shared memory
     int64_t Qp, Dp;    // padded sizes
     int shared_bytes;  // of the block solver
@@ -51,26 +50,11 @@ struct Chunk {
     float* u;        // [T, K, Qp]  probabilities as applied to m
     float* norm;     // [T, K]      ||N_k w_k||^2 at the start
     int* next_task;  // [1]
-    // direct form
-    float* w;               // [T, K, Dp]
-    float* slope;           // [T]         temperature
-    double* unit;           // [T]         one scaled unit, in the units the criterion is told in
-    float* bias;            // [T, K]
-    float* held;            // [T, K]
-    float* part_shift;      // [T, K, Dtiles]
-    float* part_norm;       // [T, K, Dtiles]
-    float* gap;             // [T, Q]
-    float* median;          // [T, Q]
-    int* done;              // [T]
-    double* concentration;  // [T]        of a learned prior
-    float* logits;          // [T, Q, K]  without the dual, where prototypes stay; else null
     // prototypes
     float* raw_shift;  // [U, D]
     float* raw_sums;   // [U, K, Dp]
     float* raw_count;  // [U, K]
 };
-
-constexpr int kGridTile = 128;  // of the products of the direct form
 
 // How group_support_kernel counts; `shared`: in shared memory.
 struct GroupPlan {
@@ -83,7 +67,6 @@ void launch_scale_queries(const Chunk& chunk);
 void launch_class_sums(const Chunk& chunk);
 void launch_products(const Chunk& chunk);
 void launch_blocks(const Chunk& chunk);
-void launch_grid(const Chunk& chunk);
 void launch_prototypes(const Chunk& chunk);
 
 int block_shared_bytes(const PaddleSizes& size, bool shared_gram);

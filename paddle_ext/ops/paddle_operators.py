@@ -16,6 +16,8 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from . import native
+from .large import paddle as large
+from .large.paddle import Options as LargeOptions
 from .operators import (
     Sizes,
     check_classes,
@@ -218,10 +220,8 @@ def launch(
     concentration: Tensor | None = None,
 ) -> Outputs:
     batch, B, Q, S, K, D, shared = sizes
-    outputs = allocate(query, batch, Q, K, D, prototypes)
     if B == 0:
-        return outputs
-    labels, probabilities, proportions, dual, iterations, criterion, means = outputs
+        return allocate(query, batch, Q, K, D, prototypes)
     prior, update_prototypes, sharpness = switch
     call = native.module.paddle_call(
         target=target(query),
@@ -238,8 +238,26 @@ def launch(
         update_prototypes=update_prototypes,
         sharpness=pointer(sharpness),
     )
+    bytes_needed = call.workspace(prototypes=int(prototypes))
+    if bytes_needed < 0:
+        options = LargeOptions(
+            lam,
+            check.SOLVER_SCALINGS[scaling],
+            temperature,
+            epsilon,
+            max_iter,
+            tol,
+            prior,
+            update_prototypes,
+            sharpness,
+            prototypes=prototypes,
+        )
+        tensors = query, support, support_labels, support_index, query_index
+        return launch_large(tensors, sizes, options, concentration)
+    outputs = allocate(query, batch, Q, K, D, prototypes)
+    labels, probabilities, proportions, dual, iterations, criterion, means = outputs
     means_pointer = means.data_ptr() if prototypes else 0
-    memory = workspace(call.workspace(prototypes=means_pointer), query)
+    memory = workspace(bytes_needed, query)
     call.solve(
         support=support.data_ptr(),
         support_labels=support_labels.data_ptr(),
@@ -258,6 +276,38 @@ def launch(
         workspace_bytes=memory.numel(),
     )
     return outputs
+
+
+def launch_large(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    sizes: Sizes,
+    options: LargeOptions,
+    concentration: Tensor | None,
+) -> Outputs:
+    """Tasks that are too large for a thread, or a block, of the native code."""
+    query, support, labels, support_index, query_index = tensors
+    batch, B, Q, S, K, D, _ = sizes
+    if support_index is not None and query_index is not None:
+        inside = support_index.reshape(-1, S).clamp(0, len(query) - 1)
+        rows = support.index_select(0, inside.view(-1)).view(-1, S, D)
+        index = query_index.reshape(B, Q).clamp(0, len(query) - 1)
+        found = large.solve_indexed(query, index, rows, labels.reshape(-1, S), K, options)
+    else:
+        rows = support.reshape(-1, S, D)
+        found = large.solve(query.reshape(B, Q, D), rows, labels.reshape(-1, S), K, options)
+    if concentration is not None and concentration.numel():
+        concentration.copy_(found.concentration.view(batch))
+    assert found.probabilities is not None
+    nothing = query.new_empty(0, dtype=computing_dtype(query))
+    return (
+        found.top.classes[..., 0].reshape(*batch, Q),
+        found.probabilities.view(*batch, Q, K),
+        found.proportions.view(*batch, K),
+        found.dual.view(*batch, K),
+        found.iterations.view(batch),
+        found.criterion.view(batch),
+        nothing if found.prototypes is None else found.prototypes.view(*batch, K, D),
+    )
 
 
 def solve_fake(

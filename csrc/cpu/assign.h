@@ -1,0 +1,14 @@
+// Rows of large tasks on the CPU; the parameters are in common/params.h.
+#pragma once
+
+#include "common/params.h"
+
+namespace paddle_ext {
+
+int64_t assign_cpu_workspace(const AssignParams& params, int threads);
+void assign_cpu(const AssignParams& params, int threads);
+
+int64_t count_cpu_workspace(const CountParams& params, int threads);
+void count_cpu(const CountParams& params, int threads);
+
+}  // namespace paddle_ext

@@ -1,0 +1,138 @@
+// Rows of large tasks for one SIMD level: products to probabilities, and what the classes hold of them.
+
+// The largest classes of a row of probabilities, which is lost; of equal ones the smaller first.
+template <typename T>
+static void take_top(T* row, int64_t K, int64_t top, T* probabilities, int64_t* classes) {
+    for (int64_t rank = 0; rank < top; ++rank) {
+        const int64_t best = largest(row, K);
+        probabilities[rank] = row[best];
+        classes[rank] = best;
+        row[best] = -1;
+    }
+}
+
+// row[k] = logits; returns the largest.
+template <typename T>
+static T row_logits(const T* __restrict__ products, const T* __restrict__ bias, T factor, int64_t K,
+                    int64_t pieces, T* __restrict__ row) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    Vec<T> mosts = splat(Range<T>::kMinusInfinity);
+    int64_t k = 0;
+    for (; k + kLanes <= K; k += kLanes) {
+        Vec<T> sum = load(products + k);
+        if (pieces > 1) sum += load(products + K + k);
+        const Vec<T> logit = sum * factor + load(bias + k);
+        store<T>(row + k, logit);
+        mosts = vmax<T>(mosts, logit);
+    }
+    T most = horizontal_max<T>(mosts);
+    for (; k < K; ++k) {
+        const T sum = pieces > 1 ? products[k] + products[K + k] : products[k];
+        row[k] = sum * factor + bias[k];
+        most = std::max(most, row[k]);
+    }
+    for (; k % kLanes != 0; ++k) row[k] = Range<T>::kMinusInfinity;
+    return most;
+}
+
+template <typename T>
+static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int64_t end,
+                        void* memory, AssignSums& sums) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    const int64_t K = p.K, Kp = round_up(K, kLanes);
+    T* const __restrict__ row = static_cast<T*>(memory);
+    T* const __restrict__ held = row + Kp;  // of this part
+    const T* const bias = static_cast<const T*>(p.bias) + task * K;
+    const T slope = static_cast<const T*>(p.slope)[task];
+    for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
+    for (int64_t q = first; q < end; ++q) {
+        const int64_t at = task * p.N + q;
+        const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
+        T* const products = static_cast<T*>(p.products) + at * p.pieces * K;
+        const T most = row_logits(products, bias, slope * length, K, p.pieces, row);
+        if (p.leads != nullptr) {
+            for (int64_t k = 0; k < K; ++k) row[k] = 2 * (most - row[k]);
+            const double lead = select_rank(row, K, K / 2);
+            sums.leads[0] += lead;
+            sums.leads[1] += lead - 2 * double(most);
+            continue;
+        }
+        Vec<T> total = splat(T(0));
+        for (int64_t k = 0; k < Kp; k += kLanes) {
+            const Vec<T> e = vexp<T>(load(row + k) - most);
+            store<T>(row + k, e);
+            total += e;
+        }
+        const T sum = horizontal_sum<T>(total);
+        sums.log_sums += double(most) + __builtin_log(double(sum));
+        const T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
+        for (int64_t k = 0; k < Kp; k += kLanes) {
+            const Vec<T> u = load(row + k) * scale;
+            store<T>(row + k, u);
+            store<T>(held + k, load(held + k) + u);
+        }
+        if (p.probabilities != nullptr) {
+            T* const __restrict__ out = static_cast<T*>(p.probabilities) + at * K;
+            const T written = p.weigh ? length : T(1);
+            for (int64_t k = 0; k < K; ++k) out[k] = row[k] * written;
+        }
+        if (p.top > 0) {
+            take_top(row, K, p.top, static_cast<T*>(p.top_probabilities) + at * p.top,
+                     p.top_classes + at * p.top);
+        }
+    }
+    for (int64_t k = 0; k < K; ++k) sums.held[k] = double(held[k]);
+}
+
+template <typename T>
+static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_t end,
+                       AssignSums& sums) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    const int64_t K = p.K;
+    const T* const __restrict__ g = static_cast<const T*>(p.weights) + task * K;
+    for (int64_t k = 0; k < K; ++k) sums.held[k] = 0;
+    for (int64_t q = first; q < end; ++q) {
+        const T* const __restrict__ a = static_cast<const T*>(p.likelihood) + (task * p.N + q) * K;
+        Vec<T> total = splat(T(0));
+        int64_t k = 0;
+        for (; k + kLanes <= K; k += kLanes) total += load(a + k) * load(g + k);
+        T sum = horizontal_sum<T>(total);
+        for (; k < K; ++k) sum += a[k] * g[k];
+        sums.log_sums += sum < T(kFaintRow);
+        const T share = sum > 0 ? 1 / sum : T(0);
+        for (k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
+    }
+}
+
+template <typename T>
+static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entries, int64_t count) {
+    constexpr int kTerms = 256;      // of a part, which starts at zero: small shares are not lost
+    constexpr int64_t kWidth = 128;  // features at a time
+    T* const sums = static_cast<T*>(p.sums) + place * p.D;
+    const T* const rows = static_cast<const T*>(p.rows);
+    for (int64_t first = 0; first < p.D; first += kWidth) {
+        const int64_t width = std::min(kWidth, p.D - first);
+        for (int64_t start = 0; start < count; start += kTerms) {
+            T part[kWidth] = {};
+            const int64_t end = std::min<int64_t>(count, start + kTerms);
+            for (int64_t i = start; i < end; ++i) {
+                const T value = T(entries[i].value);
+                const T* __restrict__ x = rows + entries[i].row * p.D + first;
+                for (int64_t d = 0; d < width; ++d) part[d] += value * x[d];
+            }
+            for (int64_t d = 0; d < width; ++d) sums[first + d] += part[d];
+        }
+    }
+}
+
+template <typename T>
+static int64_t assign_row_bytes(int64_t K) {
+    return 2 * round_up(K, Simd<T>::kLanes) * int64_t(sizeof(T));
+}
+
+constexpr AssignKernels kAssignKernels = {
+    {assign_row_bytes<float>, assign_row_bytes<double>},
+    {assign_rows<float>, assign_rows<double>},
+    {count_rows<float>, count_rows<double>},
+    {add_rows<float>, add_rows<double>},
+};

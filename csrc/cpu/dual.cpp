@@ -1,0 +1,47 @@
+#include "cpu/dual.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/proportions.h"
+
+namespace paddle_ext {
+
+namespace {
+
+void end_iteration(const DualParams& p, int64_t task) {
+    const double* const held = p.held + task * p.K;
+    double* const counts = p.counts + task * p.K;
+    double* const dual = p.dual + task * p.K;
+    Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
+    proportions.concentration = p.concentration[task];
+    double moved = 0, slope = 0, curvature = 0;
+    for (int64_t k = 0; k < p.K; ++k) {
+        const double count = p.weight * held[k];
+        moved = std::max(moved, std::abs(count - counts[k]));
+        counts[k] = count;
+        if (!proportions.dirichlet) continue;
+        const PriorTerm term = class_term(count, proportions.concentration);
+        slope += term.slope;
+        curvature += term.curvature;
+    }
+    if (proportions.dirichlet) proportions.learn(slope, curvature);
+    for (int64_t k = 0; k < p.K; ++k) dual[k] = proportions.dual(counts[k]);
+    if (p.moved != nullptr) moved = p.moved[task];
+    p.concentration[task] = proportions.concentration;
+    p.criterion[task] = moved;
+    p.iterations[task] += 1;
+    p.running[task] = !(p.tol > 0 && moved <= p.tol);
+}
+
+}  // namespace
+
+int64_t dual_cpu_workspace(const DualParams&, int) { return 0; }
+
+void dual_cpu(const DualParams& p, int) {
+    for (int64_t task = 0; task < p.B; ++task) {
+        if (p.running[task] != 0) end_iteration(p, task);
+    }
+}
+
+}  // namespace paddle_ext

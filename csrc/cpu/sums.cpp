@@ -1,0 +1,82 @@
+#include "cpu/sums.h"
+
+#include "common/check.h"
+#include "common/parallel.h"
+#include "cpu/levels.h"
+
+namespace paddle_ext {
+
+namespace {
+
+// The probabilities that count, of one task after the other; first by row, then by class.
+struct Entries {
+    int32_t *row_class, *row;  // [most]
+    double* row_value;         // [most]
+    int64_t* start;            // [B, K + 1]
+    ClassEntry* by_class;      // [most]
+    int64_t used;
+
+    Entries(void* base, const SumsParams& p) {
+        Arena arena(base);
+        row_class = arena.take<int32_t>(p.most);
+        row = arena.take<int32_t>(p.most);
+        row_value = arena.take<double>(p.most);
+        start = arena.take<int64_t>(p.B * p.K + 1);
+        by_class = arena.take<ClassEntry>(p.most);
+        used = arena.used();
+    }
+};
+
+// Lists the entries above the threshold; false if there are too many.
+template <typename T>
+bool collect(const SumsParams& p, const Entries& all) {
+    const T* u = static_cast<const T*>(p.probabilities);
+    const T threshold = T(p.threshold);
+    int64_t count = 0;
+    for (int64_t i = 0; i <= p.B * p.K; ++i) all.start[i] = 0;
+    for (int64_t row = 0; row < p.B * p.N; ++row, u += p.K) {
+        int64_t* const start = all.start + row / p.N * p.K + 1;
+        for (int64_t k = 0; k < p.K; ++k) {
+            if (!(u[k] > threshold)) continue;
+            if (count == p.most) {
+                *p.found = count + 1;
+                return false;
+            }
+            all.row_class[count] = int32_t(k);
+            all.row[count] = int32_t(row);
+            all.row_value[count++] = double(u[k]);
+            ++start[k];
+        }
+    }
+    *p.found = count;
+    for (int64_t i = 0; i < p.B * p.K; ++i) all.start[i + 1] += all.start[i];
+    return true;
+}
+
+// Brings them into the order of the classes; `start` is left as the ends of the classes.
+void sort(const SumsParams& p, const Entries& all) {
+    for (int64_t i = 0; i < *p.found; ++i) {
+        int64_t& to = all.start[all.row[i] / p.N * p.K + all.row_class[i]];
+        all.by_class[to++] = {all.row[i], all.row_value[i]};
+    }
+}
+
+}  // namespace
+
+int64_t sums_cpu_workspace(const SumsParams& p, int) { return Entries(nullptr, p).used; }
+
+void sums_cpu(const SumsParams& p, int threads) {
+    const int at = precision(p.dtype, "probabilities");
+    require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows must be fewer than 2^31");
+    const Entries all(p.workspace, p);
+    require_workspace(p.workspace_bytes, all.used);
+    if (!(at == 0 ? collect<float>(p, all) : collect<double>(p, all))) return;
+    sort(p, all);
+    const AssignKernels& level = cpu_kernels().assign;
+    parallel_for(p.B * p.K, threads, [&](int64_t place, int) {
+        const int64_t first = place == 0 ? 0 : all.start[place - 1];
+        level.add_rows[at](p, place, all.by_class + first, all.start[place] - first);
+    });
+}
+
+}  // namespace paddle_ext

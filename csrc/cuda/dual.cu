@@ -1,0 +1,78 @@
+// The end of an iteration of large tasks on CUDA: one block a task.
+
+#include "cuda/dual.h"
+
+#include "common/device.cuh"
+#include "common/proportions.h"
+#include "common/reduce.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+
+struct Sums {
+    double slope, curvature, moved;
+};
+
+// Over the block, in a fixed order; every thread gets them.
+__device__ Sums block_sums(Sums own) {
+    __shared__ Sums parts[kWarps];
+    own.slope = warp_sum(own.slope);
+    own.curvature = warp_sum(own.curvature);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        own.moved = fmax(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = own;
+    __syncthreads();
+    Sums all{0, 0, 0};
+    for (int warp = 0; warp < kWarps; ++warp) {
+        all.slope += parts[warp].slope;
+        all.curvature += parts[warp].curvature;
+        all.moved = fmax(all.moved, parts[warp].moved);
+    }
+    return all;
+}
+
+__global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
+    const int64_t task = blockIdx.x;
+    if (p.running[task] == 0) return;
+    const double* const held = p.held + task * p.K;
+    double* const counts = p.counts + task * p.K;
+    double* const dual = p.dual + task * p.K;
+    Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
+    proportions.concentration = p.concentration[task];
+    Sums own{0, 0, 0};
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
+        const double count = p.weight * held[k];
+        own.moved = fmax(own.moved, fabs(count - counts[k]));
+        counts[k] = count;
+        if (!proportions.dirichlet) continue;
+        const PriorTerm term = class_term(count, proportions.concentration);
+        own.slope += term.slope;
+        own.curvature += term.curvature;
+    }
+    const Sums all = block_sums(own);
+    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature);
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) dual[k] = proportions.dual(counts[k]);
+    __syncthreads();  // nobody reads the state of the task any more
+    if (threadIdx.x != 0) return;
+    const double moved = p.moved == nullptr ? all.moved : p.moved[task];
+    p.concentration[task] = proportions.concentration;
+    p.criterion[task] = moved;
+    p.iterations[task] += 1;
+    p.running[task] = !(p.tol > 0 && moved <= p.tol);
+}
+
+}  // namespace
+
+int64_t dual_cuda_workspace(const DualParams&, int) { return 0; }
+
+void dual_cuda(const DualParams& p, int device, void* stream) {
+    const DeviceGuard guard(device);
+    dual_kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    check_launch("dual_kernel");
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,382 @@
+"""PADDLE for large tasks: products by the library, everything between them native, in chunks.
+
+The matrix of all queries and classes is never there as a whole, unless it is asked for. Letters: B
+tasks, N rows of each in this process, K classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ... import check
+from ...scaling import auto_factor, calibrated_factor
+from .fixed import settle, tell
+from .group import ALONE, Group
+from .products import (
+    Coordinates,
+    Form,
+    OneHalf,
+    Plain,
+    RowsAsTheyAre,
+    TwoHalves,
+)
+from .queries import (
+    CPU_NUMBERS,
+    CUDA_NUMBERS,
+    Queries,
+    Survey,
+    labelled_sums,
+    raw_coordinates,
+    scaled,
+    survey,
+)
+from .sources import IndexedRows, Rows, TensorRows
+from .steps import State, Top, assign
+
+DIRICHLET = check.PRIORS["dirichlet"]
+PRECISIONS = ("auto", "tf32", "half")
+HELD_BYTES = 2**28  # of rows as they are multiplied: if all fit, they are made once
+STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of the solver; see `paddle_ext.solve`."""
+
+    lam: float | None = None
+    scaling: str = "auto"
+    temperature: float = 1.0
+    epsilon: float = 1e-6
+    max_iter: int = 100
+    tol: float = 1e-6
+    prior: int = 0
+    update_prototypes: bool = True
+    sharpness: Tensor | None = None  # [B] of "calibrated"
+    precision: str = "auto"
+    prototypes: bool = False
+    all_classes: bool = True  # their probabilities are returned, else those of the `top`
+    top: int = 5
+    validate: bool = False
+
+    @property
+    def unit(self) -> bool:
+        """Rows are made unit-norm."""
+        return self.scaling in ("auto", "calibrated")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the solver found of B tasks."""
+
+    top: Top
+    probabilities: Tensor | None  # [B, N, K]
+    proportions: Tensor  # [B, K]
+    dual: Tensor  # [B, K]
+    iterations: Tensor  # [B] int32
+    criterion: Tensor  # [B]
+    concentration: Tensor  # [B]
+    prototypes: Tensor | None  # [B, K, D]
+
+
+def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precision: str) -> Form:
+    """How rows are multiplied."""
+    if queries.device.type != "cuda":
+        return Plain(coordinates)
+    if precision == "tf32":
+        return Plain(coordinates, tf32=True)
+    if queries.features is torch.float16 and found.alike():
+        return RowsAsTheyAre(coordinates)
+    return OneHalf(coordinates) if precision == "half" else TwoHalves(coordinates)
+
+
+class Walk:
+    """Goes over the rows as they are multiplied; they are held if they fit."""
+
+    def __init__(self, queries: Queries, form: Form, K: int) -> None:
+        self.queries, self.form, self.K = queries, form, K
+        row = queries.D * (12 if queries.device.type == "cuda" else 4)
+        self.holds = queries.B * queries.N * row <= HELD_BYTES
+        self.held: list[tuple[slice, Tensor]] = []
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        if self.held:
+            yield from self.held
+            return
+        fresh = []
+        for part, rows in self.queries.chunks(self.K):
+            x = self.form.operand(rows, part)
+            if self.holds:
+                fresh.append((part, x.clone() if x is rows else x))
+            yield part, x
+        self.held = fresh
+
+
+class DistanceScores:
+    """Logits of rows by their distances to prototypes; see `fixed.Scores`."""
+
+    def __init__(self, walk: Walk, w: Tensor, slope: Tensor) -> None:
+        form, queries = walk.form, walk.queries
+        self.walk, self.w = walk, form.prototypes(w)
+        self.shape = (queries.B, queries.N, w.shape[1])
+        self.slope = (slope * form.factor().double()).to(w.dtype)
+        half_square = torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64).square_() / 2
+        self.bias = -slope.unsqueeze(-1) * (half_square + form.offset(w))
+
+    def lengths(self, part: slice) -> Tensor | None:
+        form = self.walk.form
+        return form.coordinates.lengths(part) if form.weigh else None
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, x in self.walk:
+            yield part, self.walk.form.products(x, self.w), self.lengths(part)
+
+
+class Paddle:
+    """Tasks in their coordinates, ready to be iterated."""
+
+    def __init__(
+        self, queries: Queries, support: Tensor, labels: Tensor, K: int, o: Options, group: Group
+    ) -> None:
+        self.queries, self.options, self.group, self.K = queries, o, group, K
+        self.support, self.labels = support, labels
+        found = survey(queries, o.unit, group, validate=o.validate)
+        self.total = found.total
+        self.task = scaled(found, support, labels, K, o.scaling, queries.dtype)
+        form = form_for(queries, found, self.task.coordinates, o.precision)
+        self.walk = Walk(queries, form, K)
+        squared = self.task.unit.square()
+        if o.unit:
+            squared = self.unit_rows_factor() * squared
+        self.criterion_unit = squared.sqrt()
+        self.slope = (o.temperature * squared).clamp(max=STEEPEST[queries.dtype])
+        lam = float(self.total) if o.lam is None else o.lam
+        self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
+
+    def unit_rows_factor(self) -> Tensor:
+        """The squared factor of "auto" or "calibrated" on unit-norm rows, [B] float64."""
+        task = self.task
+        scores = DistanceScores(self.walk, task.labelled.means, torch.ones_like(task.unit))
+        leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
+        bias = scores.bias.to(scores.slope.dtype)
+        for _, products, length in scores.chunks():
+            assign(products, scores.slope, bias, length=length, leads=leads)
+        self.group.sum(leads)
+        lead, median = leads.unbind(-1)
+        scale = (task.unit.square() / self.total).unsqueeze(-1)
+        lead, median = lead.unsqueeze(-1), (median + task.squares).unsqueeze(-1)
+        factor = auto_factor(lead * scale, median * scale)
+        if self.options.sharpness is not None:
+            factor = calibrated_factor(self.options.sharpness.double(), factor)
+        return factor.square()
+
+    def state(self) -> State:
+        o = self.options
+        return State(
+            self.queries.B,
+            self.K,
+            self.queries.device,
+            prior=o.prior,
+            total=float(self.total),
+            epsilon=o.epsilon,
+            tol=o.tol,
+        )
+
+    def scores(self, w: Tensor) -> DistanceScores:
+        return DistanceScores(self.walk, w, self.slope)
+
+    def class_sums(self, scores: DistanceScores, dual: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of the rows by class [B, K, D], and of their probabilities [B, K] float64."""
+        form = self.walk.form
+        sums, held = form.room(self.K), torch.zeros_like(dual)
+        bias = (scores.bias + dual).to(scores.slope.dtype)
+        for part, x in self.walk:
+            products = form.products(x, scores.w)
+            u, rest = self.weights(form, products)
+            assign(
+                products,
+                scores.slope,
+                bias,
+                length=scores.lengths(part),
+                probabilities=u,
+                rest=rest,
+                held=held,
+                weigh=form.weigh,
+            )
+            form.add(sums, u, rest, x)
+        self.group.sum(held, *sums)
+        return form.total(sums, held), held
+
+    def move(self, state: State) -> tuple[Tensor, Tensor]:
+        """Iterate prototypes and dual; both as the last probabilities had them."""
+        labelled, w = self.task.labelled, self.task.labelled.means
+        start = w * labelled.shots.to(w.dtype).unsqueeze(-1)
+        used, used_dual = w, torch.zeros_like(state.dual)
+        for _ in range(self.options.max_iter):
+            live = (state.running > 0).view(-1, 1, 1)
+            used, used_dual = torch.where(live, w, used), torch.where(live[:, 0], state.dual, used_dual)
+            scores = self.scores(w)
+            sums, held = self.class_sums(scores, self.dual_weight * state.dual)
+            mass = (labelled.shots + held).clamp(min=1e-12).to(w.dtype).unsqueeze(-1)
+            moved_to = torch.where(live, (start + sums) / mass, w)
+            away = torch.linalg.vector_norm(moved_to - w, dim=-1, dtype=torch.float64)
+            w = moved_to
+            state.update(held, away.mean(-1) * self.criterion_unit)
+            if not state.goes_on():
+                break
+        return used, used_dual
+
+    def solve(self) -> Found:
+        o, state = self.options, self.state()
+        scores = self.scores(self.task.labelled.means)
+        if o.update_prototypes:
+            w, dual = self.move(state)
+            scores = self.scores(w)
+        else:
+            dual = settle(
+                scores, state, self.group, dual_weight=self.dual_weight, max_iter=o.max_iter
+            )
+        weighed = self.dual_weight * dual
+        told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
+        proportions = state.counts / self.total
+        if o.prior == DIRICHLET:
+            a = state.concentration.unsqueeze(-1)
+            proportions = (state.counts + a) / (self.total + self.K * a)
+        dtype = self.queries.dtype
+        return Found(
+            told.top,
+            told.probabilities,
+            proportions.to(dtype),
+            state.dual.to(dtype),
+            state.iterations,
+            state.criterion.to(dtype),
+            state.concentration.to(dtype),
+            self.input_prototypes(scores, weighed) if o.prototypes else None,
+        )
+
+    def input_prototypes(self, scores: DistanceScores, dual: Tensor) -> Tensor:
+        """Prototypes in the coordinates of the inputs, [B, K, D]: means of the rows themselves."""
+        queries, dtype = self.queries, self.queries.dtype
+        sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
+        if not self.options.update_prototypes:
+            means = sums / counts.clamp(min=1e-12).unsqueeze(-1)
+            return means.expand(queries.B, -1, -1).to(dtype)
+        found = survey(queries, False, self.group, validate=False)
+        raw = raw_coordinates(found, dtype)
+        form: Form = TwoHalves(raw) if queries.device.type == "cuda" else Plain(raw)
+        taken, held = form.room(self.K), torch.zeros_like(dual)
+        bias = (scores.bias + dual).to(scores.slope.dtype)
+        for part, rows in queries.chunks(self.K):
+            products = self.walk.form.products(self.walk.form.operand(rows, part), scores.w)
+            u, rest = self.weights(form, products)
+            assign(
+                products,
+                scores.slope,
+                bias,
+                length=scores.lengths(part),
+                probabilities=u,
+                rest=rest,
+                held=held,
+            )
+            form.add(taken, u, rest, form.operand(rows, part))
+        self.group.sum(held, *taken)
+        centre = found.means.unsqueeze(1)
+        unit = (1 / raw.scale.double()).unsqueeze(1)
+        moved = sums - counts.unsqueeze(-1) * centre + form.total(taken, held).double() * unit
+        return (moved / (counts + held).clamp(min=1e-12).unsqueeze(-1) + centre).to(dtype)
+
+    def weights(self, form: Form, products: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Room for the weights of class sums, and for what they lack."""
+        if form.written is None:
+            return products, None
+        shape = *products.shape[:2], self.K
+        u = torch.empty(shape, dtype=form.written, device=products.device)
+        return u, torch.empty_like(u) if form.rest else None
+
+
+def solve(
+    query: Rows | Tensor,
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    options: Options,
+    group: Group = ALONE,
+) -> Found:
+    """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
+
+    Support [B or 1, S, D], and labels [B or 1, S] of which those outside [0, K) are in no class.
+    """
+    if not isinstance(query, Tensor):
+        return Paddle(Queries(query), support, labels, K, options, group).solve()
+
+    def queries(tasks: slice) -> Rows | Tensor:
+        own = query[tasks]
+        return own if len(own) > 1 else TensorRows(own[0])
+
+    return solve_groups(query.shape, queries, support, labels, K, options)
+
+
+def solve_indexed(
+    features: Tensor,
+    query_index: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    options: Options,
+) -> Found:
+    """Solve tasks whose queries are rows of one bank [N, D]; the index is [B, Q]."""
+
+    def queries(tasks: slice) -> Rows | Tensor:
+        own = query_index[tasks]
+        if len(own) == 1:
+            return IndexedRows(features, own[0], validate=False)
+        return features.index_select(0, own.flatten()).view(*own.shape, -1)
+
+    shape = torch.Size((*query_index.shape, features.shape[1]))
+    return solve_groups(shape, queries, support, labels, K, options)
+
+
+def solve_groups(
+    shape: torch.Size,
+    queries: Callable[[slice], Rows | Tensor],
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    o: Options,
+) -> Found:
+    """Some tasks after the others: as many as fit a chunk, or one; `shape` is [B, Q, D]."""
+    B, Q, D = shape
+    budget = CUDA_NUMBERS if support.is_cuda else CPU_NUMBERS
+    size = max(1, budget // (Q * max(K, D)))
+    found = []
+    for start in range(0, B, size):
+        tasks = slice(start, start + size)
+        mine = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
+        own = o if o.sharpness is None else replace(o, sharpness=o.sharpness[tasks])
+        found.append(Paddle(Queries(queries(tasks)), *mine, K, own, ALONE).solve())
+    return merged(found)
+
+
+def merged(found: list[Found]) -> Found:
+    """Those of all tasks."""
+    if len(found) == 1:
+        return found[0]
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(one, name) for one in found])
+
+    top = Top(
+        torch.cat([one.top.probabilities for one in found]),
+        torch.cat([one.top.classes for one in found]),
+    )
+    first = found[0]
+    return Found(
+        top,
+        None if first.probabilities is None else joined("probabilities"),
+        *(joined(name) for name in ("proportions", "dual", "iterations", "criterion")),
+        joined("concentration"),
+        None if first.prototypes is None else joined("prototypes"),
+    )

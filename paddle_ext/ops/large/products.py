@@ -1,0 +1,287 @@
+"""Products of the rows of large tasks: by the library that does them best, in what precision.
+
+Letters: B tasks, N rows in a chunk, K classes, D features. In the coordinates of a task a row is
+
+    x = length row scale - centre
+
+with a length for each row, and a scale and a centre for each feature. A `Form` says how x is given
+to the library: as it is, as halves for tensor cores, or not at all if the rows are halves already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from .steps import add_sums, split
+
+# Probabilities too small to count in a class sum, far below epsilon, and the share of all above
+# which the library is faster.
+SMALL = {torch.float32: 1e-9, torch.float64: 1e-16}
+DENSE = 16
+SUMS_AT_ONCE = 4  # parts of a chunk whose class sums are taken at once, to fill the device
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """The coordinates of B tasks; all in the dtype that is computed in."""
+
+    length: Tensor | None  # [B, all rows of the task]
+    scale: Tensor  # [B, D]
+    centre: Tensor  # [B, D]
+
+    def lengths(self, part: slice) -> Tensor | None:
+        """Of some rows, [B, N]."""
+        return None if self.length is None else self.length[:, part].contiguous()
+
+    def of(self, rows: Tensor, part: slice) -> Tensor:
+        """The rows [B, N, D] in these coordinates."""
+        x, length = rows.to(self.scale.dtype), self.lengths(part)
+        if length is not None:
+            x = x * length.unsqueeze(-1)
+        return torch.addcmul(-self.centre.unsqueeze(1), x, self.scale.unsqueeze(1))
+
+
+class Form(Protocol):
+    """How rows and prototypes are multiplied, and how rows are summed by class."""
+
+    written: ClassVar[torch.dtype | None]  # of the weights of class sums; None: as the products
+    rest: ClassVar[bool]  # what these weights lack is needed too
+    weigh: ClassVar[bool]  # rows have a length that is no part of the operand
+
+    def operand(self, rows: Tensor, part: slice) -> Tensor:
+        """The rows [B, N, D] as they are multiplied, [B, N, ..]."""
+
+    def factor(self) -> Tensor:
+        """What products are too small by, [B]."""
+
+    def prototypes(self, w: Tensor) -> Tensor:
+        """Rows [B, K, D] of the coordinates, as they are multiplied."""
+
+    def products(self, x: Tensor, w: Tensor) -> Tensor:
+        """Of both, [B, N, K], or [B, N, 2 K] to be added up."""
+
+    def offset(self, w: Tensor) -> Tensor:
+        """What products with w [B, K, D] are too large by, [B, K] float64."""
+
+    def room(self, K: int) -> list[Tensor]:
+        """Zeros for sums of rows by class."""
+
+    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
+        """Add the sums of operands with weights u [B, N, K]."""
+
+    def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
+        """Those sums in the coordinates, [B, K, D]; `held` [B, K] are the sums of the weights."""
+
+
+class Plain:
+    """Rows in their coordinates, in the dtype that is computed in."""
+
+    written: ClassVar[torch.dtype | None] = None
+    rest: ClassVar[bool] = False
+    weigh: ClassVar[bool] = False
+
+    def __init__(self, coordinates: Coordinates, tf32: bool = False) -> None:
+        self.coordinates, self.tf32 = coordinates, tf32
+
+    def operand(self, rows: Tensor, part: slice) -> Tensor:
+        return self.coordinates.of(rows, part)
+
+    def factor(self) -> Tensor:
+        return self.coordinates.scale.new_ones(len(self.coordinates.scale))
+
+    def prototypes(self, w: Tensor) -> Tensor:
+        return w
+
+    def products(self, x: Tensor, w: Tensor) -> Tensor:
+        with tensor_float(self.tf32):
+            return torch.bmm(x, w.mT)
+
+    def offset(self, w: Tensor) -> Tensor:
+        return w.new_zeros(w.shape[:2], dtype=torch.float64)
+
+    def room(self, K: int) -> list[Tensor]:
+        B, D = self.coordinates.scale.shape
+        return [self.coordinates.scale.new_zeros(B, K, D)]
+
+    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
+        if u.is_cpu and add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
+            return
+        if u.is_cpu:  # oneDNN is twice as fast if both have their sums in rows
+            sums[0] += torch.bmm(u.mT.contiguous(), x.mT.contiguous().mT)
+            return
+        with tensor_float(self.tf32):
+            sums[0].baddbmm_(u.mT, x)
+
+    def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
+        return sums[0]
+
+
+class Halves:
+    """Rows as halves for tensor cores, each as one or as a sum of two; sums are in float32."""
+
+    written: ClassVar[torch.dtype | None] = torch.float16
+    weigh: ClassVar[bool] = False
+    pieces: ClassVar[int]
+    rest: ClassVar[bool]
+
+    def __init__(self, coordinates: Coordinates) -> None:
+        self.coordinates = coordinates
+
+    def operand(self, rows: Tensor, part: slice) -> Tensor:
+        c = self.coordinates
+        return split(rows.contiguous(), self.pieces, c.lengths(part), c.scale, c.centre)
+
+    def factor(self) -> Tensor:
+        return self.coordinates.scale.new_ones(len(self.coordinates.scale))
+
+    def products(self, x: Tensor, w: Tensor) -> Tensor:
+        return half_products(x, w.mT)
+
+    def offset(self, w: Tensor) -> Tensor:
+        return w.new_zeros(w.shape[:2], dtype=torch.float64)
+
+    def room(self, K: int) -> list[Tensor]:
+        B, D = self.coordinates.scale.shape
+        new = self.coordinates.scale.new_zeros
+        at_once = SUMS_AT_ONCE if B == 1 else B
+        return [new(at_once, K, min(self.pieces, 2) * D), new(at_once, K, D)][: self.pieces]
+
+    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
+        D = self.coordinates.scale.shape[1]
+        add_half_products(sums[0], u, x[..., : sums[0].shape[-1]])
+        if rest is not None:
+            add_half_products(sums[1], rest, x[..., :D])
+
+    def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
+        B, D = self.coordinates.scale.shape
+        found = sums[0][..., :D] if self.pieces == 1 else sums[0][..., :D] + sums[0][..., D:]
+        if len(sums) > 1:
+            found = found + sums[1]
+        return found if len(found) == B else found.sum(0, keepdim=True)
+
+
+class OneHalf(Halves):
+    """Everything rounded to half precision."""
+
+    pieces: ClassVar[int] = 1
+    rest: ClassVar[bool] = False
+
+    def prototypes(self, w: Tensor) -> Tensor:
+        return w.half()
+
+
+class TwoHalves(Halves):
+    """As accurate as float32: the product of what both halves lack is below its rounding."""
+
+    pieces: ClassVar[int] = 3
+    rest: ClassVar[bool] = True
+
+    def prototypes(self, w: Tensor) -> Tensor:
+        high, low = halves(w)
+        return torch.cat([high, high, low], -1)
+
+
+class RowsAsTheyAre:
+    """Rows that are halves already, and are never copied; the coordinates go to the prototypes.
+
+    ``x.w = length row.(scale w) - centre.w``, and the weights of class sums take the length.
+    """
+
+    written: ClassVar[torch.dtype | None] = torch.float16
+    rest: ClassVar[bool] = False
+    weigh: ClassVar[bool] = True
+
+    def __init__(self, coordinates: Coordinates) -> None:
+        self.coordinates = coordinates
+        # So that scaled prototypes are within what a half can hold.
+        largest = coordinates.scale.abs().amax(-1)
+        self.unit = torch.exp2(torch.frexp(largest).exponent.to(largest.dtype))
+
+    def operand(self, rows: Tensor, part: slice) -> Tensor:
+        return rows
+
+    def factor(self) -> Tensor:
+        return self.unit
+
+    def prototypes(self, w: Tensor) -> Tensor:
+        scale = self.coordinates.scale / self.unit.unsqueeze(-1)
+        return torch.cat(halves(w * scale.unsqueeze(1)), 1)
+
+    def products(self, x: Tensor, w: Tensor) -> Tensor:
+        return half_products(x, w.mT)
+
+    def offset(self, w: Tensor) -> Tensor:
+        return torch.bmm(w.double(), self.coordinates.centre.double().unsqueeze(-1)).squeeze(-1)
+
+    def room(self, K: int) -> list[Tensor]:
+        B, D = self.coordinates.scale.shape
+        return [self.coordinates.scale.new_zeros(SUMS_AT_ONCE if B == 1 else B, K, D)]
+
+    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
+        add_half_products(sums[0], u, x)
+
+    def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
+        c = self.coordinates
+        found = sums[0] if len(sums[0]) == len(c.scale) else sums[0].sum(0, keepdim=True)
+        centre = held.to(found.dtype).unsqueeze(-1) * c.centre.unsqueeze(1)
+        return found * c.scale.unsqueeze(1) - centre
+
+
+def halves(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounded to half precision, and what that lacks."""
+    high = w.half()
+    return high, (w - high).half()
+
+
+@contextmanager
+def tensor_float(allowed: bool) -> Iterator[None]:
+    """With products of float32 in TF32 on CUDA."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    if before == allowed:
+        yield
+        return
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@cache
+def has_float_results() -> bool:
+    """Whether torch multiplies halves with results in float32."""
+    return hasattr(torch.ops.aten.bmm, "dtype") and hasattr(torch.ops.aten.baddbmm, "dtype_out")
+
+
+def half_products(x: Tensor, w: Tensor) -> Tensor:
+    """[B, N, E] and [B, E, K] float16 -> [B, N, K] float32."""
+    if has_float_results():
+        found: Tensor = torch.ops.aten.bmm.dtype(x, w, torch.float32)
+        return found
+    with tensor_float(True):  # halves lose nothing in it
+        return torch.bmm(x.float(), w.float())
+
+
+def add_half_products(sums: Tensor, u: Tensor, x: Tensor) -> None:
+    """Add u^T x, [B, N, K] and [B, N, E] float16, to [B, K, E] float32.
+
+    One task may have several sums, of parts of its rows.
+    """
+    if len(sums) != len(u):
+        N = u.shape[1]
+        if N % len(sums):
+            sums = sums[:1]
+        else:
+            u, x = (y[0].unflatten(0, (len(sums), N // len(sums))) for y in (u, x))
+    if has_float_results():
+        torch.ops.aten.baddbmm.dtype_out(sums, u.mT, x, torch.float32, out=sums)
+        return
+    with tensor_float(True):
+        sums.baddbmm_(u.float().mT, x.float())

@@ -1,0 +1,186 @@
+"""The queries of large tasks, in chunks, and the coordinates that they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import check
+from ...rows import class_sums, unit_rows
+from .group import Group
+from .products import Coordinates
+from .sources import Rows
+
+CUDA_NUMBERS = 2**23  # of the products of a chunk: they stay in the second-level cache
+CPU_NUMBERS = 2**19
+
+
+class Queries:
+    """The queries of one task, wherever they are, or those of a few tasks in a tensor [B, N, D]."""
+
+    def __init__(self, source: Rows | Tensor) -> None:
+        self.source = source
+        self.B = len(source) if isinstance(source, Tensor) else 1
+        self.N, self.D = source.shape[-2:]
+        self.features, self.device = source.dtype, source.device
+        self.dtype = torch.float64 if source.dtype is torch.float64 else torch.float32
+
+    def rows_at_once(self, numbers: int) -> int:
+        """How many rows a chunk has, if one takes so many numbers."""
+        if isinstance(self.source, Tensor):
+            return self.N
+        budget = CUDA_NUMBERS if self.device.type == "cuda" else CPU_NUMBERS
+        return max(256, budget // numbers // 256 * 256)
+
+    def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
+        """Places and rows [B, n, D]; `numbers` are what a row takes."""
+        if isinstance(self.source, Tensor):
+            yield slice(0, self.N), self.source
+            return
+        start = 0
+        for rows in self.source.chunks(self.rows_at_once(numbers)):
+            yield slice(start, start + len(rows)), rows.unsqueeze(0)
+            start += len(rows)
+
+
+@dataclass
+class Survey:
+    """What one pass over the queries tells, over all processes."""
+
+    total: int  # rows of a task
+    means: Tensor  # [B, D] float64, of rows times their lengths, as all below
+    least: Tensor  # [B, D]
+    most: Tensor  # [B, D]
+    squares: Tensor  # [B] float64: sums of squares
+    length: Tensor | None  # [B, own rows] 1 / norm; 0 for a row of zeros
+
+    def alike(self) -> bool:
+        """Whether no row is so much longer than another that halves would not hold the ratio."""
+        if self.length is None:
+            return True
+        some = self.length[self.length > 0]
+        return len(some) == 0 or bool(some.amax() <= 64 * some.amin())
+
+
+def inverse_norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, n, D] -> [B, n]; 0 for a row of zeros."""
+    if rows.dtype is torch.float64:  # whose squares float64 does not hold
+        largest = rows.abs().amax(-1, keepdim=True)
+        scaled = rows / torch.where(largest > 0, largest, 1)
+        norm = torch.linalg.vector_norm(scaled, dim=-1) * largest.squeeze(-1)
+    else:
+        norm = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    most = torch.finfo(dtype).max
+    return torch.where(norm > 0, (1 / norm).clamp(max=most), 0).to(dtype)
+
+
+def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Survey:
+    """Look at all queries; `unit` makes rows unit-norm."""
+    B, D, dtype = queries.B, queries.D, queries.dtype
+    new = {"dtype": dtype, "device": queries.device}
+    sums = torch.zeros(B, D, dtype=torch.float64, device=queries.device)
+    squares = torch.zeros(B, dtype=torch.float64, device=queries.device)
+    least = torch.full((B, D), torch.inf, **new)  # type: ignore[call-overload]
+    most = -least
+    length = torch.empty(B, queries.N, **new) if unit else None  # type: ignore[call-overload]
+    for part, rows in queries.chunks(queries.D):
+        x = rows
+        if length is not None:
+            own = inverse_norms(rows, dtype)
+            length[:, part] = own
+            x = rows.to(dtype) * own.unsqueeze(-1)
+        low, high = x.amin(1), x.amax(1)
+        least, most = torch.minimum(least, low.to(dtype)), torch.maximum(most, high.to(dtype))
+        sums += x.sum(1, dtype=torch.float64)
+        squares += torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float64).square_()
+    count = torch.tensor([float(queries.N)], dtype=torch.float64, device=queries.device)
+    if group.group is not None:
+        group.sum(sums, squares, count)
+        group.min(least)
+        group.max(most)
+    total = int(count) if group.group is not None else queries.N
+    if validate:
+        check_summable(least, most, queries.features)
+    return Survey(total, sums / total, least, most, squares, length)
+
+
+def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
+    """Refuse NaN, infinity and what cannot be summed; a NaN makes both extremes NaN."""
+    low, high = check.numbers_of([least.amin(), most.amax()])
+    limit = check.SUMMABLE[features]
+    if not (-limit <= low and high <= limit):
+        raise ValueError(
+            f"query must be finite and at most {limit:g} in magnitude, got values from {low:g} "
+            f"to {high:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The labelled rows of tasks in their coordinates."""
+
+    means: Tensor  # [B, K, D]
+    shots: Tensor  # [B, K] float64
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Tasks in coordinates of about 1."""
+
+    coordinates: Coordinates
+    labelled: Labelled
+    unit: Tensor  # [B] float64: so large is 1, in the units of `scaling`
+    squares: Tensor  # [B] float64: sum of the squares of the queries in the coordinates
+
+
+def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Sums [B, K, D] and counts [B, K] of float64 rows; a label outside [0, K) is in no class."""
+    labels = labels.long()
+    labels = torch.where((labels >= 0) & (labels < K), labels, K)
+    sums, counts = class_sums(rows, labels, K + 1)
+    return sums[:, :K], counts[:, :K].double()
+
+
+def scaled(
+    found: Survey, support: Tensor, labels: Tensor, K: int, scaling: str, dtype: torch.dtype
+) -> Scaled:
+    """Coordinates centred at the queries' mean, by `scaling` but for a factor.
+
+    Support [B or 1, S, D] and labels [B or 1, S]; a label outside [0, K) is in no class.
+    """
+    B, D = found.means.shape
+    width = torch.ones_like(found.means)
+    if scaling == "minmax":
+        spread = (found.most - found.least).double()
+        width = torch.where(spread > 0, spread, 1)
+    rows = support.double()
+    if scaling in ("auto", "calibrated"):
+        rows = unit_rows(rows)
+    sums, shots = labelled_sums(rows, labels, K)
+    centre = found.means / width
+    means = sums / shots.clamp(min=1e-12).unsqueeze(-1) / width.unsqueeze(1) - centre.unsqueeze(1)
+    reach = torch.maximum(found.most / width - centre, centre - found.least / width).amax(-1)
+    reach = torch.maximum(reach, means.abs().amax((1, 2)))
+    unit = torch.exp2(torch.frexp(reach).exponent.double())
+    squares = found.squares - found.total * found.means.square().sum(-1)
+    if scaling == "minmax":
+        squares = torch.full_like(squares, torch.nan)  # of no use
+    unit_column = unit.unsqueeze(-1)
+    coordinates = Coordinates(
+        found.length, (1 / width / unit_column).to(dtype), (centre / unit_column).to(dtype)
+    )
+    means = (means / unit_column.unsqueeze(-1)).to(dtype)
+    labelled = Labelled(means, shots.expand(B, K))
+    return Scaled(coordinates, labelled, unit, squares / unit.square())
+
+
+def raw_coordinates(found: Survey, dtype: torch.dtype) -> Coordinates:
+    """The rows as they are, but centred and of size 1; `found` is of rows without lengths."""
+    reach = torch.maximum(found.most - found.means, found.means - found.least).amax(-1)
+    unit = torch.exp2(torch.frexp(reach).exponent.double()).unsqueeze(-1)
+    ones = torch.ones_like(found.means)
+    return Coordinates(None, (ones / unit).to(dtype), (found.means / unit).to(dtype))
+

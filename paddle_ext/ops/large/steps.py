@@ -1,0 +1,249 @@
+"""Native steps of large tasks: products to probabilities, counts and the dual.
+
+Thin: tensors in, pointers out. Sums are added to what is there, so that the chunks of a task, and
+the processes that share it, add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import check
+from .. import native
+from ..operators import target, workspace
+
+
+def pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+@dataclass(frozen=True)
+class Top:
+    """The most probable classes of each row."""
+
+    probabilities: Tensor  # [B, N, top]
+    classes: Tensor  # [B, N, top] int64
+
+    @staticmethod
+    def room(like: Tensor, B: int, N: int, top: int) -> Top:
+        """For N rows of B tasks, on the device of `like` and in its dtype."""
+        probabilities = torch.empty(B, N, top, dtype=like.dtype, device=like.device)
+        return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
+
+    def rows(self, part: slice) -> Top:
+        """Those of some rows, if there is one task."""
+        return Top(self.probabilities[:, part], self.classes[:, part])
+
+
+def assign(
+    products: Tensor,
+    slope: Tensor,
+    bias: Tensor,
+    *,
+    length: Tensor | None = None,
+    probabilities: Tensor | None = None,
+    rest: Tensor | None = None,
+    held: Tensor | None = None,
+    log_sums: Tensor | None = None,
+    top: Top | None = None,
+    leads: Tensor | None = None,
+    normalise: bool = True,
+    weigh: bool = False,
+) -> None:
+    """Probabilities of rows: softmax of ``slope length (sum of the products' pieces) + bias``.
+
+    Parameters
+    ----------
+    products : Tensor [B, N, K] or [B, N, 2 K]
+        float32 or float64; of 2 K the first half and the second are added up. Lost with `leads`.
+    slope, bias : Tensor [B], Tensor [B, K]
+    length : Tensor [B, N], optional
+    probabilities, rest : Tensor [B, N, K], optional
+        Written: of the dtype of the products, which they may replace, or float16 on CUDA; and what
+        the halves lack.
+    held, log_sums : Tensor [B, K], Tensor [B], float64, optional
+        The sums of the probabilities over the rows, and of the logarithms of their normalisers, are
+        added.
+    top : Top, optional
+        Written.
+    leads : Tensor [B, 2] float64, optional
+        Added: the lead of the nearest class over the median one in squared distance, and the
+        distance of that less the square of the row. The logits are then ``x.w - w.w / 2``.
+    normalise : bool
+        If False, likelihoods are written, of which the largest in a row is 2^15.
+    weigh : bool
+        What is written is multiplied by the length.
+    """
+    B, N = products.shape[:2]
+    K = bias.shape[-1]
+    written = products.dtype if probabilities is None else probabilities.dtype
+    call = native.module.assign_call(
+        target=target(products),
+        dtype=check.DTYPES[products.dtype],
+        written=check.DTYPES[written],
+        B=B,
+        N=N,
+        K=K,
+        pieces=products.shape[-1] // K,
+        top=0 if top is None else top.classes.shape[-1],
+        normalise=normalise,
+        weigh=weigh,
+    )
+    memory = workspace(call.workspace(), products)
+    call.assign(
+        products=products.data_ptr(),
+        length=pointer(length),
+        slope=slope.data_ptr(),
+        bias=bias.data_ptr(),
+        probabilities=pointer(probabilities),
+        rest=pointer(rest),
+        held=pointer(held),
+        log_sums=pointer(log_sums),
+        top_probabilities=0 if top is None else top.probabilities.data_ptr(),
+        top_classes=0 if top is None else top.classes.data_ptr(),
+        leads=pointer(leads),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+
+
+def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> None:
+    """Add what the classes hold of rows with kept likelihoods, and how many rows are faint.
+
+    Parameters
+    ----------
+    likelihood : Tensor [B, N, K]
+        As `assign` writes them: float16 on CUDA, float32 or float64 on the CPU.
+    weights : Tensor [B, K]
+        Factors on the likelihoods of the classes: float32, or float64 of float64 likelihoods.
+    held, faint : Tensor [B, K], Tensor [B], float64
+        A row is faint if those of its classes that count have lost digits.
+    """
+    B, N, K = likelihood.shape
+    call = native.module.count_call(
+        target=target(likelihood), dtype=check.DTYPES[likelihood.dtype], B=B, N=N, K=K
+    )
+    memory = workspace(call.workspace(), likelihood)
+    call.count(
+        likelihood=likelihood.data_ptr(),
+        weights=weights.data_ptr(),
+        held=held.data_ptr(),
+        faint=faint.data_ptr(),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+
+
+def split(
+    rows: Tensor, pieces: int, length: Tensor | None, scale: Tensor, centre: Tensor
+) -> Tensor:
+    """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
+
+    One piece is x rounded, [B, N, D]; three are x rounded, what that lacks, and x rounded once
+    more, [B, N, 3 D]. Length [B, N], scale and centre [B, D] are float32.
+    """
+    B, N, D = rows.shape
+    out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
+    call = native.module.split_call(
+        target=target(rows), dtype=check.DTYPES[rows.dtype], B=B, N=N, D=D, pieces=pieces
+    )
+    call.split(
+        rows=rows.data_ptr(),
+        length=pointer(length),
+        scale=scale.data_ptr(),
+        centre=centre.data_ptr(),
+        out=out.data_ptr(),
+        workspace=0,
+        workspace_bytes=0,
+    )
+    return out
+
+
+def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) -> bool:
+    """Add the sums of rows x [B, N, D] with weights u [B, N, K] to `sums` [B, K, D], on the CPU.
+
+    Weights below `threshold` are none. If more than `most` are above, nothing is done: False.
+    """
+    B, N, K = u.shape
+    found = torch.zeros(1, dtype=torch.int64)
+    call = native.module.sums_call(
+        target=target(u),
+        dtype=check.DTYPES[u.dtype],
+        B=B,
+        N=N,
+        K=K,
+        D=x.shape[-1],
+        threshold=threshold,
+        most=most,
+    )
+    memory = workspace(call.workspace(), u)
+    call.add(
+        probabilities=u.data_ptr(),
+        rows=x.data_ptr(),
+        sums=sums.data_ptr(),
+        found=found.data_ptr(),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+    return int(found) <= most
+
+
+class State:
+    """What an iteration of B tasks leaves to the next; a task that has stopped keeps what it has."""
+
+    def __init__(
+        self,
+        B: int,
+        K: int,
+        device: torch.device,
+        *,
+        prior: int,
+        total: float,
+        weight: float = 1.0,
+        epsilon: float,
+        tol: float,
+    ) -> None:
+        new = {"dtype": torch.float64, "device": device}
+        self.counts = torch.zeros(B, K, **new)  # type: ignore[call-overload]
+        self.dual = torch.zeros_like(self.counts)
+        self.concentration = torch.ones(B, **new)  # type: ignore[call-overload]
+        self.criterion = torch.zeros_like(self.concentration)
+        self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
+        self.running = torch.ones_like(self.iterations)
+        self.call = native.module.dual_call(
+            target=target(self.counts),
+            B=B,
+            K=K,
+            prior=prior,
+            total=total,
+            weight=weight,
+            epsilon=epsilon,
+            tol=tol,
+        )
+
+    def update(self, held: Tensor, moved: Tensor | None = None) -> None:
+        """End an iteration, in which the classes hold `held` [B, K] of the queries.
+
+        `moved` [B] is the criterion, by default the largest change of a count; all are float64.
+        """
+        self.call.update(
+            held=held.data_ptr(),
+            moved=pointer(moved),
+            counts=self.counts.data_ptr(),
+            dual=self.dual.data_ptr(),
+            concentration=self.concentration.data_ptr(),
+            criterion=self.criterion.data_ptr(),
+            iterations=self.iterations.data_ptr(),
+            running=self.running.data_ptr(),
+            workspace=0,
+            workspace_bytes=0,
+        )
+
+    def goes_on(self) -> bool:
+        """Whether a task is running; not asked while a CUDA graph is recorded."""
+        if self.running.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        return bool(self.running.any())
