@@ -73,6 +73,7 @@ constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, assign_
 constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, count_cuda_workspace,
                                      count_cuda};
 constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, dual_cuda_workspace, dual_cuda};
+constexpr Solver<LateParams> kLate{late_cpu_workspace, late_cpu, late_cuda_workspace, late_cuda};
 constexpr Solver<SumsParams> kSums{sums_cpu_workspace, sums_cpu, nullptr, nullptr};
 constexpr Solver<SplitParams> kSplit{nullptr, nullptr, split_cuda_workspace, split_cuda};
 #else
@@ -89,6 +90,7 @@ constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, nullptr, nullpt
 constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, nullptr, nullptr};
 constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, nullptr, nullptr};
 constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, nullptr, nullptr};
+constexpr Solver<LateParams> kLate{late_cpu_workspace, late_cpu, nullptr, nullptr};
 constexpr Solver<SumsParams> kSums{sums_cpu_workspace, sums_cpu, nullptr, nullptr};
 constexpr Solver<SplitParams> kSplit{nullptr, nullptr, nullptr, nullptr};
 #endif
@@ -303,7 +305,7 @@ void add_assign(py::module_& module) {
     all.make.add<p, &P::pieces>("pieces").add<p, &P::top>("top");
     all.make.add<p, &P::normalise>("normalise").add<p, &P::weigh>("weigh");
     all.run.add<p, &P::products>("products").add<p, &P::length>("length");
-    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias");
+    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias").add<p, &P::trust>("trust");
     all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rest>("rest");
     all.run.add<p, &P::held>("held").add<p, &P::log_sums>("log_sums");
     all.run.add<p, &P::top_probabilities>("top_probabilities");
@@ -339,6 +341,23 @@ void add_dual(py::module_& module) {
     all.run.add<p, &P::running>("running");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "DualCall", all, workspace<P, kDual>, solve<P, kDual>);
+}
+
+void add_late(py::module_& module) {
+    using C = Call<LateParams>;
+    using P = LateParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("late_call"), Keywords<C>("workspace"), Keywords<C>("step")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::N>("N").add<p, &P::K>("K");
+    all.make.add<p, &P::weight>("weight").add<p, &P::temper>("temper").add<p, &P::slope>("slope");
+    all.make.add<p, &P::sharper>("sharper").add<p, &P::prior>("prior").add<p, &P::plain>("plain");
+    all.run.add<p, &P::products>("products").add<p, &P::own>("own").add<p, &P::bias>("bias");
+    all.run.add<p, &P::trust>("trust").add<p, &P::square>("square").add<p, &P::mass>("mass");
+    all.run.add<p, &P::constant>("constant").add<p, &P::total>("total");
+    all.run.add<p, &P::length>("length").add<p, &P::prototypes>("prototypes");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "LateCall", all, workspace<P, kLate>, solve<P, kLate>);
 }
 
 void add_sums(py::module_& module) {
@@ -433,5 +452,6 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_dual(module);
     add_split(module);
     add_sums(module);
+    add_late(module);
     add_tasks(module);
 }

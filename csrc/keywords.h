@@ -272,7 +272,7 @@ class CallClass {
             Struct call = reinterpret_cast<Object*>(self)->call;
             keywords_->workspace.read_all(values, positional, names, call);
             int64_t bytes = workspace_of_(call);
-            if (inside_call() && bytes < kBeyondScratch) bytes = kBeyondScratch;
+            if (inside_call() && bytes >= 0 && bytes < kBeyondScratch) bytes = kBeyondScratch;
             return PyLong_FromLongLong(bytes);
         });
     }

@@ -269,6 +269,7 @@ class AssignCall:
         length: int,
         slope: int,
         bias: int,
+        trust: int,
         probabilities: int,
         rest: int,
         held: int,
@@ -280,9 +281,7 @@ class AssignCall:
         workspace_bytes: int,
     ) -> None: ...
 
-def count_call(
-    *, target: Target, dtype: int, B: int, N: int, K: int
-) -> CountCall: ...
+def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCall: ...
 
 @final
 class CountCall:
@@ -328,9 +327,7 @@ class DualCall:
         workspace_bytes: int,
     ) -> None: ...
 
-def split_call(
-    *, target: Target, dtype: int, B: int, N: int, D: int, pieces: int
-) -> SplitCall: ...
+def split_call(*, target: Target, dtype: int, B: int, N: int, D: int, pieces: int) -> SplitCall: ...
 
 @final
 class SplitCall:
@@ -343,6 +340,40 @@ class SplitCall:
         scale: int,
         centre: int,
         out: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def late_call(
+    *,
+    target: Target,
+    dtype: int,
+    N: int,
+    K: int,
+    weight: float,
+    temper: float,
+    slope: float,
+    sharper: float,
+    prior: float,
+    plain: float,
+) -> LateCall: ...
+
+@final
+class LateCall:
+    def workspace(self) -> int: ...
+    def step(
+        self,
+        *,
+        products: int,
+        own: int,
+        bias: int,
+        trust: int,
+        square: int,
+        mass: int,
+        constant: int,
+        total: int,
+        length: int,
+        prototypes: int,
         workspace: int,
         workspace_bytes: int,
     ) -> None: ...

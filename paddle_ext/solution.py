@@ -38,7 +38,8 @@ class Solution(NamedTuple):
     """
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
-    probabilities: Tensor  # [.., Q, K]: soft assignments, rows on the simplex
+    # [.., Q, K]: soft assignments, rows on the simplex; or, beside `classes`, the largest of each row
+    probabilities: Tensor
     proportions: Tensor  # [.., K] of the classes in the batch
     dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
     iterations: Tensor  # [..] int32
@@ -51,6 +52,9 @@ class Solution(NamedTuple):
     concentration: Tensor | None = None  # [..] of Dirichlet proportions: small for few classes
     bound: Tensor | None = None  # [..] of `adapt`: of the logarithm of the evidence
     update_prototypes: bool | None = None  # of `solve`; others have none
+    # Where only the largest probabilities of a row are kept, first the largest:
+    classes: Tensor | None = None  # [.., Q, top] whose they are
+    held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
 
     def __repr__(self) -> str:
         return summary(self)
@@ -63,7 +67,7 @@ class Solution(NamedTuple):
     @property
     def dual_weight(self) -> float:
         """What the dual is multiplied by in the logits, lam / Q."""
-        return 1.0 if self.lam is None else self.lam / self.probabilities.shape[-2]
+        return 1.0 if self.lam is None else self.lam / self.labels.shape[-1]
 
     def present(self, threshold: float = 1.5) -> Tensor:
         """Which classes occur among the queries.
@@ -93,6 +97,8 @@ class Solution(NamedTuple):
         >>> solution.present(threshold=0.5)
         tensor([ True,  True, False])
         """
+        if self.held is not None:
+            return self.held >= check.real("threshold", threshold, positive=True)
         return classes_present(self.probabilities, threshold)
 
     def doubt(self) -> Tensor:
@@ -100,7 +106,8 @@ class Solution(NamedTuple):
 
         The probability of all other classes. That of PADDLE is sure of a wrong label where a large
         class has swallowed the samples of another, so there the solver's preference for classes
-        that hold much of the batch, which is the dual, is first weakened to a third.
+        that hold much of the batch, which is the dual, is first weakened to a third; but not where
+        only the largest probabilities are kept.
 
         Returns
         -------
@@ -123,6 +130,8 @@ class Solution(NamedTuple):
 
         `dual_share` is the share of the dual that is taken off the logits first.
         """
+        if self.classes is not None:
+            return (1 - self.probabilities[..., 0]).clamp(min=0)
         own = self.logits_without(dual_share).softmax(-1)
         own = own.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
         return (1 - own).clamp(min=0)
@@ -138,7 +147,8 @@ class Solution(NamedTuple):
 
         At least ten classes would have a label if classes that hold much of the batch were not
         preferred; and eight of them have one, or more than half of the queries have another one.
-        Always False for Dirichlet proportions, which are for any number of classes.
+        Always False for Dirichlet proportions, which are for any number of classes. Where only the
+        largest probabilities are kept, ten classes with a label are enough.
 
         Returns
         -------
@@ -146,7 +156,10 @@ class Solution(NamedTuple):
         """
         if self.concentration is not None:
             return torch.zeros_like(self.iterations, dtype=torch.bool)
-        K, nearest = self.probabilities.shape[-1], self.logits_without(1.0).argmax(-1)
+        K = self.proportions.shape[-1]
+        if self.classes is not None:
+            return distinct(self.labels, K) >= MIXED_CLASSES
+        nearest = self.logits_without(1.0).argmax(-1)
         many = distinct(self.labels, K) >= MIXED_LABELS
         swallowed = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
         return (distinct(nearest, K) >= MIXED_CLASSES) & (many | swallowed)
@@ -160,7 +173,7 @@ def distinct(labels: Tensor, num_classes: int) -> Tensor:
 
 def summary(solution: Solution) -> str:
     """What a person wants to see first; a batch is told by its extremes."""
-    *batch, Q, K = solution.probabilities.shape
+    (*batch, Q), K = solution.labels.shape, solution.proportions.shape[-1]
     words = [*(f"{B} tasks" for B in batch), f"{Q} queries", f"{K} classes"]
     plain = type(solution.labels) is Tensor and solution.labels.device.type in ("cpu", "cuda")
     if plain and solution.labels.numel():  # a tensor of torch.compile has no values

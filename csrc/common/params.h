@@ -223,6 +223,7 @@ struct AssignParams {
     const void* length;  // [B, N], or null for 1
     const void* slope;   // [B]
     const void* bias;    // [B, K]
+    const void* trust;   // [B, K], or null: (trust u)^2 is written, and held, in the place of u
 
     // out; null for what is not wanted
     void* probabilities;  // [B, N, K]
@@ -295,6 +296,34 @@ struct SplitParams {
     const float* centre;  // [B, D]
 
     void* out;  // [B, N, pieces, D] float16
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// The late step of `adaptive` for some rows of one large task; the algebra is in common/step.h. What
+// the class sums s_k need of other rows is known, so that every row is by itself.
+struct LateParams {
+    int64_t N, K;
+    DType dtype;  // of all arrays: float32 or float64
+    double weight, temper;
+    double slope;    // of the logits before the step
+    double sharper;  // factor on distances
+    double prior;
+    double plain;  // factor on the logits of the nearest class mean, of one shot; 0: none
+
+    // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; becomes the new
+    // logits, and zeros
+    void* products;
+    const void* own;         // [N] products of rows with themselves
+    const void* bias;        // [K] of the logits before the step
+    const void* trust;       // [K]
+    const void* square;      // [K] s_k.s_k
+    const void* mass;        // [K]
+    const void* constant;    // [K]
+    const void* total;       // [K]
+    const void* length;      // [N], or null: norms of rows before they were made unit-norm, ...
+    const void* prototypes;  // [K], or null: ... and of prototypes
 
     void* workspace;
     int64_t workspace_bytes;

@@ -78,6 +78,17 @@ void assign_cpu(const AssignParams& p, int threads) {
         });
 }
 
+int64_t late_cpu_workspace(const LateParams&, int) { return 0; }
+
+void late_cpu(const LateParams& p, int threads) {
+    const int at = precision(p.dtype, "products");
+    const AssignKernels& level = cpu_kernels().assign;
+    parallel_for(parts_of(p.N), workers_of(1, p.N, p.K, threads), [&](int64_t part, int) {
+        const int64_t first = part * kRowsOfPart;
+        level.late_rows[at](p, first, std::min(p.N, first + kRowsOfPart));
+    });
+}
+
 int64_t count_cpu_workspace(const CountParams& p, int threads) {
     return Workspace(nullptr, p.B, p.N, p.K, workers_of(p.B, p.N, p.K, threads), 0).used;
 }

@@ -11,4 +11,7 @@ void assign_cpu(const AssignParams& params, int threads);
 int64_t count_cpu_workspace(const CountParams& params, int threads);
 void count_cpu(const CountParams& params, int threads);
 
+int64_t late_cpu_workspace(const LateParams& params, int threads);
+void late_cpu(const LateParams& params, int threads);
+
 }  // namespace paddle_ext

@@ -29,6 +29,7 @@ struct AssignKernels {
                            AssignSums& sums);
     void (*count_rows[2])(const CountParams&, int64_t task, int64_t first, int64_t end,
                           AssignSums& sums);
+    void (*late_rows[2])(const LateParams&, int64_t first, int64_t end);
     // To the sums of class `place`, counted over all tasks.
     void (*add_rows[2])(const SumsParams&, int64_t place, const ClassEntry* entries, int64_t count);
 };

@@ -43,6 +43,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     T* const __restrict__ row = static_cast<T*>(memory);
     T* const __restrict__ held = row + Kp;  // of this part
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
+    const T* const trust = p.trust == nullptr ? nullptr : static_cast<const T*>(p.trust) + task * K;
     const T slope = static_cast<const T*>(p.slope)[task];
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
     for (int64_t q = first; q < end; ++q) {
@@ -66,10 +67,12 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         const T sum = horizontal_sum<T>(total);
         sums.log_sums += double(most) + __builtin_log(double(sum));
         const T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
+        for (int64_t k = 0; k < Kp; k += kLanes) store<T>(row + k, load(row + k) * scale);
+        for (int64_t k = 0; trust != nullptr && k < K; ++k) {
+            row[k] = (row[k] * trust[k]) * (row[k] * trust[k]);
+        }
         for (int64_t k = 0; k < Kp; k += kLanes) {
-            const Vec<T> u = load(row + k) * scale;
-            store<T>(row + k, u);
-            store<T>(held + k, load(held + k) + u);
+            store<T>(held + k, load(held + k) + load(row + k));
         }
         if (p.probabilities != nullptr) {
             T* const __restrict__ out = static_cast<T*>(p.probabilities) + at * K;
@@ -104,6 +107,36 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
     }
 }
 
+// The late step; see LateParams.
+template <typename T>
+static void late_rows(const LateParams& p, int64_t first, int64_t end) {
+    const int64_t K = p.K;
+    const auto read = [](const void* x) { return static_cast<const T*>(x); };
+    const T *const bias = read(p.bias), *const trust = read(p.trust), *const mass = read(p.mass);
+    const T *const square = read(p.square), *const constant = read(p.constant);
+    const T *const total = read(p.total), *const means = read(p.prototypes);
+    const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), plain = T(p.plain);
+    for (int64_t q = first; q < end; ++q) {
+        T* const cross = static_cast<T*>(p.products) + q * 2 * K;
+        T* const all = cross + K;
+        const T own = read(p.own)[q], length = p.length == nullptr ? T(0) : read(p.length)[q];
+        T most = Range<T>::kMinusInfinity, sum = 0;
+        for (int64_t k = 0; k < K; ++k) most = std::max(most, slope * cross[k] + bias[k]);
+        for (int64_t k = 0; k < K; ++k) sum += std::exp(slope * cross[k] + bias[k] - most);
+        for (int64_t k = 0; k < K; ++k) {
+            const T u = std::exp(slope * cross[k] + bias[k] - most) / sum;
+            const T w = query_weight(u, trust[k]);
+            T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
+            if (p.length != nullptr) {
+                z += plain * means[k] * (cross[k] * length - means[k] / 2);
+            }
+            const T left = std::max(total[k] - T(p.weight) * u, T(p.prior));
+            cross[k] = temper * (z + constant[k] + std::log(left));
+            all[k] = 0;
+        }
+    }
+}
+
 template <typename T>
 static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entries, int64_t count) {
     constexpr int kTerms = 256;      // of a part, which starts at zero: small shares are not lost
@@ -134,5 +167,6 @@ constexpr AssignKernels kAssignKernels = {
     {assign_row_bytes<float>, assign_row_bytes<double>},
     {assign_rows<float>, assign_rows<double>},
     {count_rows<float>, count_rows<double>},
+    {late_rows<float>, late_rows<double>},
     {add_rows<float>, add_rows<double>},
 };

@@ -10,6 +10,7 @@
 #include "common/check.h"
 #include "common/device.cuh"
 #include "common/reduce.cuh"
+#include "common/step.h"
 
 namespace paddle_ext {
 
@@ -148,6 +149,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
     Written* const out = static_cast<Written*>(p.probabilities);
     Written* const rest = static_cast<Written*>(p.rest);
+    const float* const trust =
+        p.trust == nullptr ? nullptr
+                           : static_cast<const float*>(p.trust) + at.task * p.K + at.first_class;
     float held[kVectors][kWidth] = {};
     double log_sum = 0;
     for (int64_t q = at.first_row + warp; q < end; q += kWarps) {
@@ -185,6 +189,13 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < kVectors; ++i) {
             const int k = class_of<kWidth>(i);
             if (k >= classes) continue;
+            if (trust != nullptr) {
+#pragma unroll
+                for (int j = 0; j < kWidth; ++j) {
+                    const float w = value[i][j] * scale * trust[k + j];
+                    value[i][j] = w * w / scale;
+                }
+            }
             Some<kWidth, Written> high;
             float kept[kWidth];
 #pragma unroll
@@ -316,6 +327,38 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     if (lane == 0) {
         parts[row / p.N * 2 * p.N + q] = double(lead);
         parts[(row / p.N * 2 + 1) * p.N + q] = double(lead) - 2.0 * double(best);
+    }
+}
+
+// The late step, a warp for a row: see LateParams.
+__global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
+    if (row >= p.N) return;
+    const int lane = threadIdx.x % 32;
+    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
+    float* const all = cross + K;
+    const auto at = [](const void* x, int64_t i) { return static_cast<const float*>(x)[i]; };
+    const float slope = float(p.slope), sharper = float(p.sharper), prior = float(p.prior);
+    const float weight = float(p.weight), temper = float(p.temper), plain = float(p.plain);
+    const float own = at(p.own, row), length = p.length == nullptr ? 0.0f : at(p.length, row);
+    float most = kNothing, sum = 0;
+    for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, fmaf(slope, cross[k], at(p.bias, k)));
+    most = warp_max(most);
+    for (int64_t k = lane; k < K; k += 32) {
+        sum += expf(fmaf(slope, cross[k], at(p.bias, k)) - most);
+    }
+    const float share = 1.0f / warp_sum(sum);
+    for (int64_t k = lane; k < K; k += 32) {
+        const float x = cross[k], u = expf(fmaf(slope, x, at(p.bias, k)) - most) * share;
+        const float w = query_weight(u, at(p.trust, k));
+        float z = sharper * half_distance(w, 0.0f, all[k], own, at(p.square, k), at(p.mass, k));
+        if (p.length != nullptr) {
+            const float mean = at(p.prototypes, k);
+            z += plain * mean * fmaf(x, length, -0.5f * mean);
+        }
+        z += at(p.constant, k) + logf(fmaxf(at(p.total, k) - weight * u, prior));
+        cross[k] = temper * z;
+        all[k] = 0;
     }
 }
 
@@ -488,6 +531,15 @@ void assign_cuda(const AssignParams& p, int device, void* on) {
         check_launch("leads_kernel");
         add_logs(all.log_parts, 2 * p.B, p.N, p.leads, stream);
     }
+}
+
+int64_t late_cuda_workspace(const LateParams&, int) { return 0; }
+
+void late_cuda(const LateParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
+    const DeviceGuard guard(device);
+    late_kernel<<<row_blocks(p.N), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    check_launch("late_kernel");
 }
 
 int64_t count_cuda_workspace(const CountParams& p, int) { return workspace_bytes(p.B, p.N, p.K); }

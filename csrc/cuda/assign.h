@@ -11,4 +11,7 @@ void assign_cuda(const AssignParams& params, int device, void* stream);
 int64_t count_cuda_workspace(const CountParams& params, int device);
 void count_cuda(const CountParams& params, int device, void* stream);
 
+int64_t late_cuda_workspace(const LateParams& params, int device);
+void late_cuda(const LateParams& params, int device, void* stream);
+
 }  // namespace paddle_ext

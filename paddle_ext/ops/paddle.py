@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from .. import check
 from ..check import Options
 from ..solution import Solution
 from .backend import takes_reference
+from .paddle_large import Source, check_large, queries_of, returns_all, solve_large
 from .paddle_operators import (
     DIRICHLET,
     Outputs,
@@ -22,11 +24,14 @@ from .paddle_operators import (
 )
 from .paddle_sharpness import sharpness_of, sharpness_of_indexed
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 def solve(
     support: Tensor,
     support_labels: Tensor,
-    query: Tensor,
+    query: Source,
     *,
     num_classes: int | None = None,
     lam: float | None = None,
@@ -38,6 +43,10 @@ def solve(
     max_iter: int = 100,
     tol: float | None = None,
     return_prototypes: bool = False,
+    return_assignments: bool | None = None,
+    top: int = 5,
+    precision: str = "auto",
+    group: ProcessGroup | None = None,
     validate: bool = True,
     backend: str = "auto",
 ) -> Solution:
@@ -64,9 +73,10 @@ def solve(
         Without a batch dimension beside a batched query the support is shared by all tasks.
     support_labels : Tensor [S] or [B, S]
         Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
-    query : Tensor [Q, D] or [B, Q, D]
+    query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify, of the dtype of `support`. Without a batch dimension there is none in
-        the result.
+        the result. A path, or `paddle_ext.FileRows`, is a file of one task, which is read in
+        chunks, once in every iteration unless it is small; its dtype may be another one.
     num_classes : int, optional
         K. By default the largest label + 1.
     lam : float, optional
@@ -99,6 +109,18 @@ def solve(
         many queries than before, by default 1e-3. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
+    return_assignments : bool, optional
+        Whether the probabilities of all classes are returned, or only the largest `top` of each
+        query, whose classes are in `classes`; by default all of them, unless a task has more than
+        2^28. With False no matrix of queries and classes is ever made.
+    top : int
+        At most 64.
+    precision : {"auto", "tf32", "half"}
+        Of the products of large tasks on CUDA. "auto" is as accurate as float32, by products of
+        halves whose sum a number is; "half" rounds to float16, and is faster. See docs/large.md.
+    group : torch.distributed.ProcessGroup, optional
+        Processes that share one task: each calls with the same support and its own part of the
+        queries, and gets the labels of that part.
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
@@ -176,10 +198,45 @@ def solve(
         check.SOLVER_SCALINGS,
     )
     support, support_labels, query = check.tensors(support, support_labels, query)
+    if (
+        not isinstance(query, Tensor)
+        or precision != "auto"
+        or return_assignments is False
+        or group is not None
+        or top != 5
+    ):
+        large = check_large(precision, return_assignments, top, group)
+        check.choice("backend", backend, ("auto", "native"))
+        return solve_alone(
+            support,
+            support_labels,
+            query,
+            num_classes,
+            scaling,
+            options,
+            return_assignments,
+            prototypes=return_prototypes,
+            validate=validate,
+            **large,
+        )
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:
         num_classes = check.dense_values(support, support_labels, query, num_classes)
+    if not by_reference and not returns_all(return_assignments, query.shape[-2], num_classes or 0):
+        large = check_large(precision, False, top, group)
+        return solve_alone(
+            support,
+            support_labels,
+            query,
+            num_classes,
+            scaling,
+            options,
+            False,
+            prototypes=return_prototypes,
+            validate=False,
+            **large,
+        )
     if by_reference:
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
@@ -192,6 +249,50 @@ def solve(
         sharpness = of_each_task(own, query.shape[:-2])
     out = solve_switched_op(*arguments, *options[6:], sharpness)
     return solution(out[:7], scaling, options, return_prototypes, out[7])
+
+
+def solve_alone(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Source,
+    num_classes: int | None,
+    scaling: str,
+    options: Options,
+    return_assignments: bool | None,
+    *,
+    prototypes: bool,
+    validate: bool,
+    **large: Any,
+) -> Solution:
+    """Without an operator of torch, which takes tensors alone."""
+    rows = query
+    if isinstance(query, Tensor):
+        check.dense(support, support_labels, query)
+    else:
+        check.dense(support, support_labels, support)
+    rows = queries_of(query, support)
+    if validate:
+        seen = query if isinstance(query, Tensor) else support[:1]
+        num_classes = check.dense_values(support, support_labels, seen, num_classes)
+    assert num_classes is not None
+    Q = rows.shape[-2]
+    sharpness = None
+    if scaling == "calibrated":
+        own = sharpness_of(support, support_labels, num_classes)
+        sharpness = of_each_task(own, rows.shape[:-2])
+    return solve_large(
+        support,
+        support_labels,
+        rows,
+        num_classes,
+        scaling,
+        options,
+        sharpness,
+        prototypes=prototypes,
+        all_classes=returns_all(return_assignments, Q, num_classes),
+        validate=validate and not isinstance(query, Tensor),
+        **large,
+    )
 
 
 def solve_indexed(

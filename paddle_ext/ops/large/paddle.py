@@ -39,6 +39,7 @@ from .steps import State, Top, assign
 
 DIRICHLET = check.PRIORS["dirichlet"]
 PRECISIONS = ("auto", "tf32", "half")
+MOST_TOP = 64  # classes that are told of a row
 HELD_BYTES = 2**28  # of rows as they are multiplied: if all fit, they are made once
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
 
@@ -80,6 +81,7 @@ class Found:
     criterion: Tensor  # [B]
     concentration: Tensor  # [B]
     prototypes: Tensor | None  # [B, K, D]
+    held: Tensor  # [B, K] float64: what the classes hold of the queries
 
 
 def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precision: str) -> Form:
@@ -217,7 +219,10 @@ class Paddle:
         used, used_dual = w, torch.zeros_like(state.dual)
         for _ in range(self.options.max_iter):
             live = (state.running > 0).view(-1, 1, 1)
-            used, used_dual = torch.where(live, w, used), torch.where(live[:, 0], state.dual, used_dual)
+            used, used_dual = (
+                torch.where(live, w, used),
+                torch.where(live[:, 0], state.dual, used_dual),
+            )
             scores = self.scores(w)
             sums, held = self.class_sums(scores, self.dual_weight * state.dual)
             mass = (labelled.shots + held).clamp(min=1e-12).to(w.dtype).unsqueeze(-1)
@@ -255,6 +260,7 @@ class Paddle:
             state.criterion.to(dtype),
             state.concentration.to(dtype),
             self.input_prototypes(scores, weighed) if o.prototypes else None,
+            told.held,
         )
 
     def input_prototypes(self, scores: DistanceScores, dual: Tensor) -> Tensor:
@@ -376,7 +382,11 @@ def merged(found: list[Found]) -> Found:
     return Found(
         top,
         None if first.probabilities is None else joined("probabilities"),
-        *(joined(name) for name in ("proportions", "dual", "iterations", "criterion")),
+        joined("proportions"),
+        joined("dual"),
+        joined("iterations"),
+        joined("criterion"),
         joined("concentration"),
         None if first.prototypes is None else joined("prototypes"),
+        joined("held"),
     )

@@ -51,6 +51,7 @@ class Coordinates:
 class Form(Protocol):
     """How rows and prototypes are multiplied, and how rows are summed by class."""
 
+    coordinates: Coordinates
     written: ClassVar[torch.dtype | None]  # of the weights of class sums; None: as the products
     rest: ClassVar[bool]  # what these weights lack is needed too
     weigh: ClassVar[bool]  # rows have a length that is no part of the operand
@@ -279,7 +280,7 @@ def add_half_products(sums: Tensor, u: Tensor, x: Tensor) -> None:
         if N % len(sums):
             sums = sums[:1]
         else:
-            u, x = (y[0].unflatten(0, (len(sums), N // len(sums))) for y in (u, x))
+            u, x = (y[0].reshape(len(sums), N // len(sums), -1) for y in (u, x))
     if has_float_results():
         torch.ops.aten.baddbmm.dtype_out(sums, u.mT, x, torch.float32, out=sums)
         return

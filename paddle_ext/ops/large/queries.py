@@ -151,7 +151,7 @@ def scaled(
 
     Support [B or 1, S, D] and labels [B or 1, S]; a label outside [0, K) is in no class.
     """
-    B, D = found.means.shape
+    B = len(found.means)
     width = torch.ones_like(found.means)
     if scaling == "minmax":
         spread = (found.most - found.least).double()
@@ -183,4 +183,3 @@ def raw_coordinates(found: Survey, dtype: torch.dtype) -> Coordinates:
     unit = torch.exp2(torch.frexp(reach).exponent.double()).unsqueeze(-1)
     ones = torch.ones_like(found.means)
     return Coordinates(None, (ones / unit).to(dtype), (found.means / unit).to(dtype))
-

@@ -44,6 +44,7 @@ def assign(
     bias: Tensor,
     *,
     length: Tensor | None = None,
+    trust: Tensor | None = None,
     probabilities: Tensor | None = None,
     rest: Tensor | None = None,
     held: Tensor | None = None,
@@ -61,6 +62,8 @@ def assign(
         float32 or float64; of 2 K the first half and the second are added up. Lost with `leads`.
     slope, bias : Tensor [B], Tensor [B, K]
     length : Tensor [B, N], optional
+    trust : Tensor [B, K], optional
+        ``(trust u)^2`` takes the place of the probabilities u.
     probabilities, rest : Tensor [B, N, K], optional
         Written: of the dtype of the products, which they may replace, or float16 on CUDA; and what
         the halves lack.
@@ -98,6 +101,7 @@ def assign(
         length=pointer(length),
         slope=slope.data_ptr(),
         bias=bias.data_ptr(),
+        trust=pointer(trust),
         probabilities=pointer(probabilities),
         rest=pointer(rest),
         held=pointer(held),
@@ -135,6 +139,58 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
     )
+
+
+@dataclass(frozen=True)
+class LateStep:
+    """What the late step of `adaptive` needs of one large task; see `paddle_ext.ops.step`."""
+
+    weight: float
+    temper: float
+    slope: float  # of the logits before the step
+    sharper: float  # factor on distances
+    prior: float
+    plain: float  # factor on the logits of the nearest class mean, of one shot
+    bias: Tensor  # [K] of the logits before the step
+    trust: Tensor  # [K]
+    square: Tensor  # [K] of the class sums, in the metric
+    mass: Tensor  # [K]
+    constant: Tensor  # [K]
+    total: Tensor  # [K]
+    prototypes: Tensor | None  # [K] norms of one shot, before they were made unit-norm
+
+    def __call__(self, products: Tensor, own: Tensor, length: Tensor | None) -> None:
+        """Products [1, N, 2 K] with prototypes and with class sums become logits and zeros.
+
+        `own` [N] are products of rows with themselves, `length` [N] their norms of one shot.
+        """
+        N, K = products.shape[1], products.shape[2] // 2
+        call = native.module.late_call(
+            target=target(products),
+            dtype=check.DTYPES[products.dtype],
+            N=N,
+            K=K,
+            weight=self.weight,
+            temper=self.temper,
+            slope=self.slope,
+            sharper=self.sharper,
+            prior=self.prior,
+            plain=self.plain,
+        )
+        call.step(
+            products=products.data_ptr(),
+            own=own.data_ptr(),
+            bias=self.bias.data_ptr(),
+            trust=self.trust.data_ptr(),
+            square=self.square.data_ptr(),
+            mass=self.mass.data_ptr(),
+            constant=self.constant.data_ptr(),
+            total=self.total.data_ptr(),
+            length=pointer(length),
+            prototypes=pointer(self.prototypes),
+            workspace=0,
+            workspace_bytes=0,
+        )
 
 
 def split(
@@ -192,7 +248,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
 
 
 class State:
-    """What an iteration of B tasks leaves to the next; a task that has stopped keeps what it has."""
+    """What an iteration of B tasks leaves to the next; one that has stopped keeps what it has."""
 
     def __init__(
         self,

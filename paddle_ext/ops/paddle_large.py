@@ -1,0 +1,127 @@
+"""`solve` for one large task: queries anywhere, any precision, no matrix of all probabilities."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..solution import Solution
+from .large import paddle as large
+from .large.group import Group, check_group
+from .large.sources import Rows, rows_of
+
+if TYPE_CHECKING:
+    from ..check import Options
+
+# Of a task: more probabilities are not returned unless they are asked for. 1 GiB in float32.
+MOST_ASSIGNED = 2**28
+DIRICHLET = check.PRIORS["dirichlet"]
+
+Source = Tensor | str | os.PathLike[str] | Rows
+
+
+def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
+    """Whether the probabilities of all classes are returned."""
+    return Q * K <= MOST_ASSIGNED if return_assignments is None else return_assignments
+
+
+def check_large(
+    precision: str, return_assignments: bool | None, top: int, group: object
+) -> dict[str, Any]:
+    """The options of large tasks, checked."""
+    check.choice("precision", precision, large.PRECISIONS)
+    if return_assignments is not None:
+        check.flag("return_assignments", return_assignments)
+    top = check.integer("top", top)
+    if top > large.MOST_TOP:
+        raise ValueError(f"top must be at most {large.MOST_TOP}, got {top}")
+    return {"precision": precision, "top": top, "group": Group(check_group(group))}
+
+
+def queries_of(query: Source, support: Tensor) -> Rows | Tensor:
+    """Queries [B, Q, D], or the rows of one task, on the device of the support."""
+    if isinstance(query, Tensor) and query.dim() == 3:
+        return query
+    rows = rows_of(query, support.device)
+    N, D = rows.shape
+    if support.dim() != 2:
+        raise ValueError(
+            f"support must have shape [S, D] beside queries of one task, got {list(support.shape)}"
+        )
+    if N == 0:
+        raise ValueError(f"query must have at least one row, got shape {[N, D]}")
+    if support.shape[1] != D:
+        raise ValueError(
+            f"query must have as many features as support, {support.shape[1]}, got {D}"
+        )
+    if rows.dtype is torch.float64 and rows.device.type == "cuda":
+        raise ValueError("query on CUDA must be float16, bfloat16 or float32, got float64")
+    return rows
+
+
+def solve_large(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Rows | Tensor,
+    num_classes: int,
+    scaling: str,
+    options: Options,
+    sharpness: Tensor | None,
+    *,
+    prototypes: bool,
+    all_classes: bool,
+    validate: bool,
+    precision: str,
+    top: int,
+    group: Group,
+) -> Solution:
+    """A task with queries `Rows`, or tasks with queries [B, Q, D]; see `paddle_ext.solve`."""
+    lam, _, temperature, epsilon, max_iter, tol, prior, update_prototypes = options
+    batched = isinstance(query, Tensor)
+    rows = support if support.dim() == 3 else support.unsqueeze(0)
+    labels = support_labels if support_labels.dim() == 2 else support_labels.unsqueeze(0)
+    asked = large.Options(
+        lam,
+        scaling,
+        temperature,
+        epsilon,
+        max_iter,
+        tol,
+        prior,
+        update_prototypes,
+        sharpness,
+        precision,
+        prototypes,
+        all_classes,
+        top,
+        validate and not batched,
+    )
+    with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+        found = large.solve(query, rows.detach(), labels, num_classes, asked, group)
+
+    def own(x: Tensor | None) -> Tensor | None:
+        return x if x is None or batched else x[0]
+
+    told: Any = own
+    return Solution(
+        told(found.top.classes[..., 0]),
+        told(found.top.probabilities if found.probabilities is None else found.probabilities),
+        told(found.proportions),
+        told(found.dual),
+        told(found.iterations),
+        told(found.criterion),
+        own(found.prototypes),
+        None,
+        lam,
+        scaling,
+        temperature,
+        own(found.concentration) if prior == DIRICHLET else None,
+        None,
+        update_prototypes,
+        own(found.top.classes) if found.probabilities is None else None,
+        own(found.held) if found.probabilities is None else None,
+    )
