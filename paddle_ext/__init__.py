@@ -1,5 +1,6 @@
 """Transductive few-shot classification with many candidate classes, few of them present.
 
+`adaptive` classifies any batch, whether one class is present or all; `adapt` does so from logits.
 `solve` runs PADDLE on tensors, one task or many, on the CPU or a GPU; `solve_indexed` the same on
 rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods` has
 every method of the paper behind one protocol, and `reference` the same in plain torch.
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from . import methods, presence, reference
     from .integrations.batches import BatchClassifier
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
+    from .methods.any_batch import adaptive
     from .ops.adapt import adapt
+    from .ops.large.sources import FileRows
     from .ops.native import build_info
     from .ops.paddle import solve, solve_indexed
     from .ops.sinkhorn import sinkhorn
@@ -34,6 +37,7 @@ __all__ = [
     "BatchClassifier",
     "Evaluation",
     "FeatureBank",
+    "FileRows",
     "Solution",
     "TaskBatch",
     "TaskSampler",
@@ -42,6 +46,7 @@ __all__ = [
     "Transport",
     "__version__",
     "adapt",
+    "adaptive",
     "build_info",
     "evaluate",
     "methods",
@@ -60,6 +65,7 @@ _MODULES = {
     "BatchClassifier": "integrations.batches",
     "Evaluation": "research.evaluation.results",
     "FeatureBank": "research.data",
+    "FileRows": "ops.large.sources",
     "PaddleClassifier": "integrations.sklearn",
     "Solution": "solution",
     "TaskBatch": "research.tasks",
@@ -68,6 +74,7 @@ _MODULES = {
     "Trace": "solution",
     "Transport": "solution",
     "adapt": "ops.adapt",
+    "adaptive": "methods.any_batch",
     "build_info": "ops.native",
     "evaluate": "research.evaluation.evaluate",
     "sinkhorn": "ops.sinkhorn",

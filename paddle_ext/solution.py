@@ -38,7 +38,7 @@ class Solution(NamedTuple):
     """
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
-    # [.., Q, K]: soft assignments, rows on the simplex; or, beside `classes`, the largest of each row
+    # [.., Q, K]: soft assignments, rows on the simplex; beside `classes` the largest of each row
     probabilities: Tensor
     proportions: Tensor  # [.., K] of the classes in the batch
     dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions

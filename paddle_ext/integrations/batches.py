@@ -19,10 +19,10 @@ import torch
 from .. import check
 from ..methods.adaptive import Adaptive
 from ..methods.shared_rows import SharedRows, shared_rows
-from ..methods.task import Task
+from ..methods.task import Task, without_batch
 from ..solution import Solution
 from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
-from .fitted import Array, FittedAdaptive, array, chosen_device, on, without_batch
+from .fitted import Array, FittedAdaptive, array, chosen_device, on
 
 Frame: TypeAlias = Any  # a pandas.DataFrame, which need not be installed
 ANSWERS = ("label", "probability", "doubt")

@@ -21,7 +21,6 @@ from ..methods.shared_rows import SharedRows
 from ..ops import native
 from ..rows import class_sums, parts, unit_rows
 from ..scaling import Coordinates
-from ..solution import Solution
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -170,14 +169,6 @@ def means_of(
     if query is not None and u is not None:
         sums, mass = sums + u.mT @ query, mass + u.sum(0)
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
-
-
-def without_batch(solution: Solution) -> Solution:
-    """That of the only task of a batch."""
-    alone: dict[str, Any] = {
-        name: x[0] for name, x in solution._asdict().items() if isinstance(x, Tensor)
-    }
-    return solution._replace(**alone)
 
 
 def on(x: Array, device: torch.device) -> Tensor:

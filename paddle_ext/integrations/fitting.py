@@ -10,12 +10,12 @@ from torch import Tensor
 from ..methods.adaptive import Adaptive
 from ..methods.names_rows import row_logits
 from ..methods.shared_rows import shared_rows
-from ..methods.task import Task
+from ..methods.task import Task, without_batch
 from ..ops import solve
 from ..rows import class_means
 from ..scaling import coordinates
 from ..solution import Solution
-from .fitted import Fitted, FittedAdaptive, FittedNames, FittedPaddle, means_of, without_batch
+from .fitted import Fitted, FittedAdaptive, FittedNames, FittedPaddle, means_of
 
 
 class Known(NamedTuple):

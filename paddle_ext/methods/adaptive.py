@@ -10,7 +10,10 @@ from torch import Tensor
 
 from .. import check
 from ..ops.adapt import adapt
+from ..ops.large.fixed import is_large
+from ..ops.large.sources import TensorRows
 from ..solution import Solution
+from .adaptive_large import solve_large, with_batch
 from .base import Method
 from .calibration import (
     Likelihood,
@@ -76,6 +79,8 @@ class Adaptive(Method):
             return solution_by_names(
                 task, self.proportions, metric=self.metric, logit_scale=self.logit_scale
             )
+        if is_large(task.query.shape[1], task.num_classes):
+            return self.solve_large(task)
         step = how_many(bytes_per_task(task, self.metric), task.query.device)
         shared = self.likelihood(task) if len(task.support) == 1 else None
         found = []
@@ -84,6 +89,21 @@ class Adaptive(Method):
             likelihood = self.likelihood(part) if shared is None else shared
             found.append(self.solve_batch(likelihood, part.query))
         return found[0] if len(found) == 1 else merged(found)
+
+    def solve_large(self, task: Task) -> Solution:
+        """One large task after the other."""
+        found = []
+        for number, query in enumerate(task.query):
+            likelihood = self.likelihood(task.part(slice(number, number + 1)))
+            one = solve_large(
+                likelihood,
+                TensorRows(query),
+                max_iter=self.max_iter,
+                tol=self.tol,
+                all_classes=True,
+            )
+            found.append(with_batch(one))
+        return merged(found)
 
     def proportions(self, logits: Tensor, weight: float, most: int | None = None) -> Solution:
         """Those of the batches of logits [B, Q, K], after at most `most` iterations."""

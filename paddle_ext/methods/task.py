@@ -175,3 +175,11 @@ def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
             whole = torch.cat([getattr(part, name) for part in parts])
             together[name] = whole if order is None else whole[order]
     return parts[0]._replace(**together)
+
+
+def without_batch(solution: Solution) -> Solution:
+    """That of the only task of a batch."""
+    alone: dict[str, Any] = {
+        name: x[0] for name, x in solution._asdict().items() if isinstance(x, Tensor)
+    }
+    return solution._replace(**alone)

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..rows import computing_dtype
 from ..solution import Solution
 from .adapt_operators import adapt_op
 from .backend import takes_reference
+from .large.logits import adapt_large
+from .paddle_large import check_large, returns_all
 
 
 def adapt(
@@ -19,6 +22,8 @@ def adapt(
     weight: float = 1.0,
     max_iter: int = 100,
     tol: float = 1e-3,
+    return_assignments: bool | None = None,
+    top: int = 5,
     validate: bool = True,
     backend: str = "auto",
 ) -> Solution:
@@ -51,6 +56,11 @@ def adapt(
     tol : float
         Stop a task when no count moves by more than this, in queries. 0.0 runs `max_iter`
         iterations.
+    return_assignments : bool, optional
+        Whether the probabilities of all classes are returned, or only the largest `top` of each
+        query, whose classes are in `classes`; by default all, unless a task has more than 2^28.
+    top : int
+        At most 64.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host; without it nothing
         does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
@@ -102,6 +112,7 @@ def adapt(
     weight = check.real("weight", weight, positive=True, most=1.0)
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
+    options = check_large("auto", return_assignments, top, None)
     (logits,) = check.tensors(logits)
     check.logits(logits)
     by_reference = takes_reference(backend, logits)
@@ -111,11 +122,54 @@ def adapt(
         from .. import reference
 
         return reference.adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
+    if not returns_all(return_assignments, *logits.shape[-2:]):
+        return adapt_without_matrix(logits.detach(), weight, max_iter, tol, options["top"])
     labels, u, proportions, dual, iterations, criterion, a, bound = adapt_op(
         logits, weight, max_iter, tol
     )
     return Solution(
         labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
+    )
+
+
+def adapt_without_matrix(
+    logits: Tensor, weight: float, max_iter: int, tol: float, top: int
+) -> Solution:
+    """One task after the other, with the largest probabilities of each query alone."""
+    *batch, Q, K = logits.shape
+    real, found = computing_dtype(logits), []
+    for own in logits.reshape(-1, Q, K):
+        told, state, proportions, bound = adapt_large(
+            own, weight, max_iter, tol, top=top, all_classes=False
+        )
+        found.append(
+            (
+                told.top.classes[0, :, 0],
+                told.top.probabilities[0],
+                proportions[0].to(real),
+                state.dual[0].to(real),
+                state.iterations[0],
+                state.criterion[0].to(real),
+                state.concentration[0].to(real),
+                bound[0].to(real),
+                told.top.classes[0],
+                told.held[0],
+            )
+        )
+    labels, u, p, dual, iterations, criterion, a, bounds, classes, held = (
+        torch.stack(x) if batch else x[0] for x in zip(*found, strict=True)
+    )
+    return Solution(
+        labels,
+        u,
+        p,
+        dual,
+        iterations,
+        criterion,
+        concentration=a,
+        bound=bounds,
+        classes=classes,
+        held=held,
     )
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from . import native
+from .large.fixed import is_large
+from .large.logits import adapt_large
 from .operators import computable, register, target, workspace
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
@@ -50,6 +52,16 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
     outputs = allocate(logits)
     if B == 0:
         return outputs
+    if is_large(Q, K) and not (logits.is_cuda and logits.dtype is torch.float64):
+        for number, own in enumerate(logits.reshape(B, Q, K)):
+            copy_task(
+                own,
+                weight,
+                max_iter,
+                tol,
+                [x.view(B, *x.shape[len(batch) :])[number] for x in outputs],
+            )
+        return outputs
     labels, probabilities, proportions, dual, iterations, criterion, concentration, bound = outputs
     logits = computable("logits", logits)
     call = native.module.adapt_call(
@@ -77,6 +89,26 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
         workspace_bytes=memory.numel(),
     )
     return outputs
+
+
+def copy_task(
+    logits: Tensor, weight: float, max_iter: int, tol: float, outputs: list[Tensor]
+) -> None:
+    """Solve a task that is too large for one thread block, and copy what is found."""
+    told, state, proportions, bound = adapt_large(logits, weight, max_iter, tol)
+    assert told.probabilities is not None
+    found = (
+        told.top.classes[0, :, 0],
+        told.probabilities[0],
+        proportions[0],
+        state.dual[0],
+        state.iterations[0],
+        state.criterion[0],
+        state.concentration[0],
+        bound[0],
+    )
+    for to, x in zip(outputs, found, strict=True):
+        to.copy_(x)
 
 
 def adapt_fake(logits: Tensor, weight: float, max_iter: int, tol: float) -> Outputs:

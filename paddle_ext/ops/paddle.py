@@ -201,7 +201,7 @@ def solve(
     if (
         not isinstance(query, Tensor)
         or precision != "auto"
-        or return_assignments is False
+        or not (return_assignments is None or return_assignments is True)
         or group is not None
         or top != 5
     ):

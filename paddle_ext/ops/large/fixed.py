@@ -15,7 +15,13 @@ from torch import Tensor
 from .group import Group
 from .steps import State, Top, assign, count
 
+LARGE = 2**22  # queries times classes of a task, from which on it is done in chunks
 KEPT_BYTES = 2**31 - 2**26  # of likelihoods; beyond, logits are computed anew in every iteration
+
+
+def is_large(Q: int, K: int) -> bool:
+    """Whether a task is too large for one thread block."""
+    return Q * K > LARGE
 
 
 class Scores(Protocol):
@@ -107,8 +113,11 @@ def holder(scores: Scores) -> Kept | Recomputed:
 
 def settle(
     scores: Scores, state: State, group: Group, *, dual_weight: float, max_iter: int
-) -> Tensor:
-    """Iterate the dual; that of the last probabilities, which it has left behind, [B, K]."""
+) -> tuple[Tensor, Tensor]:
+    """Iterate the dual; then that of the last probabilities, and what classes hold under the dual.
+
+    [B, K] each; the dual is one step beyond the one that the last probabilities had.
+    """
     holding = holder(scores)
     used = torch.zeros_like(state.dual)
     for _ in range(max_iter):
@@ -116,7 +125,7 @@ def settle(
         state.update(holding.held(dual_weight * state.dual, group))
         if not state.goes_on():
             break
-    return used
+    return used, holding.held(dual_weight * state.dual, group)
 
 
 @dataclass(frozen=True)

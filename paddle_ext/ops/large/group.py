@@ -21,6 +21,14 @@ class Group:
         """Replace each tensor by its sum over the processes."""
         self.reduce("SUM", tensors)
 
+    def count(self, own: int, device: torch.device) -> int:
+        """The sum of the numbers that the processes have."""
+        if self.group is None:
+            return own
+        total = torch.tensor([float(own)], dtype=torch.float64, device=device)
+        self.sum(total)
+        return int(total)
+
     def min(self, x: Tensor) -> None:
         self.reduce("MIN", (x,))
 

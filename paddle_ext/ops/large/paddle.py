@@ -241,7 +241,7 @@ class Paddle:
             w, dual = self.move(state)
             scores = self.scores(w)
         else:
-            dual = settle(
+            dual, _ = settle(
                 scores, state, self.group, dual_weight=self.dual_weight, max_iter=o.max_iter
             )
         weighed = self.dual_weight * dual

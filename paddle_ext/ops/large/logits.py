@@ -1,0 +1,60 @@
+"""`adapt` for large tasks: logits that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ... import check
+from ...rows import computing_dtype
+from .fixed import Told, settle, tell
+from .group import ALONE, Group
+from .queries import CPU_NUMBERS, CUDA_NUMBERS
+from .steps import State
+
+DIRICHLET = check.PRIORS["dirichlet"]
+
+
+class GivenScores:
+    """Logits [Q, K] of one task; see `fixed.Scores`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.shape = (1, *logits.shape)
+        self.slope = logits.new_ones(1, dtype=computing_dtype(logits))
+        self.bias = logits.new_zeros(1, logits.shape[1], dtype=torch.float64)
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        Q, K = self.logits.shape
+        size = max(256, (CUDA_NUMBERS if self.logits.is_cuda else CPU_NUMBERS) // K)
+        for start in range(0, Q, size):
+            part = slice(start, min(Q, start + size))
+            yield part, self.logits[part].unsqueeze(0).to(self.slope.dtype, copy=True), None
+
+
+def adapt_large(
+    logits: Tensor,
+    weight: float,
+    max_iter: int,
+    tol: float,
+    *,
+    top: int = 1,
+    all_classes: bool = True,
+    group: Group = ALONE,
+) -> tuple[Told, State, Tensor, Tensor]:
+    """What is told of the rows of [Q, K], the state, proportions [1, K] and bound [1]."""
+    scores = GivenScores(logits)
+    Q, K = logits.shape
+    total = weight * group.count(Q, logits.device)
+    state = State(
+        1, K, logits.device, prior=DIRICHLET, total=total, weight=weight, epsilon=1.0, tol=tol
+    )
+    settle(scores, state, group, dual_weight=1.0, max_iter=max_iter)
+    told = tell(scores, state.dual, group, top=top, all_classes=all_classes)
+    a, counts = state.concentration.unsqueeze(-1), weight * told.held
+    queries = weight * told.log_sums - (counts * state.dual).sum(-1)
+    prior = torch.lgamma(K * a) - K * torch.lgamma(a) - torch.lgamma(total + K * a)
+    bound = queries + prior.squeeze(-1) + torch.lgamma(counts + a).sum(-1)
+    return told, state, (counts + a) / (total + K * a), bound
