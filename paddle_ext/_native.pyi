@@ -253,6 +253,7 @@ def assign_call(
     B: int,
     N: int,
     K: int,
+    stride: int,
     pieces: int,
     top: int,
     normalise: bool,

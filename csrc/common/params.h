@@ -210,7 +210,8 @@ struct StepParams {
 //   logit = slope length_q (sum of the pieces) + bias_k
 struct AssignParams {
     int64_t B, N, K;
-    int64_t pieces;  // numbers whose sum is a product, 1 or 2
+    int64_t stride;  // numbers of a row of the products
+    int64_t pieces;  // of which so many times K are pieces of the products, to be added up: 1 or 2
     int64_t top;     // classes of each row that are told, the most probable ones; may be 0
     DType dtype;     // of the products, and of all reals: float32 or float64
     DType written;   // of `probabilities` and `rest`
@@ -219,7 +220,7 @@ struct AssignParams {
     bool weigh;     // what is written is multiplied by the length of the row
 
     // in
-    void* products;      // [B, N, pieces, K]; lost if `leads` are wanted
+    void* products;      // [B, N, stride]; lost if `leads` are wanted
     const void* length;  // [B, N], or null for 1
     const void* slope;   // [B]
     const void* bias;    // [B, K]
@@ -312,8 +313,8 @@ struct LateParams {
     double prior;
     double plain;  // factor on the logits of the nearest class mean, of one shot; 0: none
 
-    // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; becomes the new
-    // logits, and zeros
+    // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; the new logits
+    // replace the first
     void* products;
     const void* own;         // [N] products of rows with themselves
     const void* bias;        // [K] of the logits before the step

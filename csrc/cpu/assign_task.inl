@@ -49,7 +49,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     for (int64_t q = first; q < end; ++q) {
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
-        T* const products = static_cast<T*>(p.products) + at * p.pieces * K;
+        T* const products = static_cast<T*>(p.products) + at * p.stride;
         const T most = row_logits(products, bias, slope * length, K, p.pieces, row);
         if (p.leads != nullptr) {
             for (int64_t k = 0; k < K; ++k) row[k] = 2 * (most - row[k]);
@@ -118,7 +118,7 @@ static void late_rows(const LateParams& p, int64_t first, int64_t end) {
     const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), plain = T(p.plain);
     for (int64_t q = first; q < end; ++q) {
         T* const cross = static_cast<T*>(p.products) + q * 2 * K;
-        T* const all = cross + K;
+        const T* const all = cross + K;
         const T own = read(p.own)[q], length = p.length == nullptr ? T(0) : read(p.length)[q];
         T most = Range<T>::kMinusInfinity, sum = 0;
         for (int64_t k = 0; k < K; ++k) most = std::max(most, slope * cross[k] + bias[k]);
@@ -132,7 +132,6 @@ static void late_rows(const LateParams& p, int64_t first, int64_t end) {
             }
             const T left = std::max(total[k] - T(p.weight) * u, T(p.prior));
             cross[k] = temper * (z + constant[k] + std::log(left));
-            all[k] = 0;
         }
     }
 }

@@ -54,19 +54,20 @@ struct Place {
 struct Logits {
     const float *products, *length, *bias;
     float slope;
-    int64_t K, pieces;
+    int64_t K, stride, pieces;
 
     __device__ Logits(const AssignParams& p, int64_t task)
-        : products(static_cast<const float*>(p.products) + task * p.N * p.pieces * p.K),
+        : products(static_cast<const float*>(p.products) + task * p.N * p.stride),
           length(p.length == nullptr ? nullptr : static_cast<const float*>(p.length) + task * p.N),
           bias(static_cast<const float*>(p.bias) + task * p.K),
-          slope(static_cast<const float*>(p.slope)[task]), K(p.K), pieces(p.pieces) {}
+          slope(static_cast<const float*>(p.slope)[task]), K(p.K), stride(p.stride),
+          pieces(p.pieces) {}
 
     __device__ float length_of(int64_t row) const { return length == nullptr ? 1.0f : length[row]; }
 
     // `factor` is the slope times the length of the row.
     __device__ float operator()(int64_t row, int64_t k, float factor) const {
-        const float* const at = products + row * pieces * K + k;
+        const float* const at = products + row * stride + k;
         const float product = pieces == 1 ? *at : at[0] + at[K];
         return fmaf(factor, product, bias[k]);
     }
@@ -74,7 +75,7 @@ struct Logits {
     // Those of kWidth classes from k on, which has to be a multiple of it, as K.
     template <int kWidth>
     __device__ void read(int64_t row, int64_t k, float factor, float* out) const {
-        const float* const at = products + row * pieces * K + k;
+        const float* const at = products + row * stride + k;
         Some<kWidth> product = load<kWidth>(at);
         if (pieces > 1) {
             const Some<kWidth> more = load<kWidth>(at + K);
@@ -135,6 +136,41 @@ __device__ void write_sums(const float (&held)[kVectors][kWidth], float* part, i
         float sum = 0;
         for (int other = 0; other < kWarps; ++other) sum += sums[other][k];
         part[k] = sum;
+    }
+}
+
+// The largest classes of a row, one after the other, from what all lanes have of it, which is lost; of
+// equal ones the smaller number first.
+template <int kVectors, int kWidth>
+__device__ void write_top(const AssignParams& p, int64_t row, float share, int classes,
+                          float (&value)[kVectors][kWidth]) {
+    for (int64_t rank = 0; rank < p.top; ++rank) {
+        float best = -1.0f;
+        int label = 0x7fffffff;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) {
+                const int k = class_of<kWidth>(i) + j;
+                if (k < classes && value[i][j] > best) {
+                    best = value[i][j];
+                    label = k;
+                }
+            }
+        }
+        label = warp_argmax(best, label);
+        best = warp_max(best);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) {
+                if (class_of<kWidth>(i) + j == label) value[i][j] = -2.0f;
+            }
+        }
+        if (threadIdx.x % 32 == 0) {
+            p.top_classes[row * p.top + rank] = label;
+            static_cast<float*>(p.top_probabilities)[row * p.top + rank] = best * share;
+        }
     }
 }
 
@@ -219,6 +255,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) held[i][j] += p.weigh ? value[i][j] * scale : kept[j];
         }
+        if (p.top > 0 && stats == nullptr) write_top(p, at.task * p.N + q, share, classes, value);
     }
     const int64_t blocks = ceil_div(p.N, int64_t(kRowsOfBlock));
     if (p.held != nullptr) {
@@ -317,7 +354,7 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     const Logits logits(p, row / p.N);
     const int64_t q = row % p.N;
     const float factor = logits.slope * logits.length_of(q);
-    float* const behind = static_cast<float*>(p.products) + row * p.pieces * p.K;
+    float* const behind = static_cast<float*>(p.products) + row * p.stride;
     float best = kNothing;
     for (int64_t k = lane; k < p.K; k += 32) best = fmaxf(best, logits(q, k, factor));
     best = warp_max(best);
@@ -330,35 +367,94 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     }
 }
 
-// The late step, a warp for a row: see LateParams.
+// What the late step knows of the classes; see LateParams.
+struct Late {
+    const float *bias, *trust, *square, *mass, *constant, *total, *prototypes;
+    float slope, sharper, prior, weight, temper, plain;
+
+    __device__ explicit Late(const LateParams& p)
+        : bias(static_cast<const float*>(p.bias)), trust(static_cast<const float*>(p.trust)),
+          square(static_cast<const float*>(p.square)), mass(static_cast<const float*>(p.mass)),
+          constant(static_cast<const float*>(p.constant)),
+          total(static_cast<const float*>(p.total)),
+          prototypes(static_cast<const float*>(p.prototypes)), slope(float(p.slope)),
+          sharper(float(p.sharper)), prior(float(p.prior)), weight(float(p.weight)),
+          temper(float(p.temper)), plain(float(p.plain)) {}
+
+    // The new logit of a class, from its probability u before and the products of the row.
+    __device__ float operator()(int64_t k, float u, float cross, float all, float own,
+                                float length) const {
+        const float w = query_weight(u, trust[k]);
+        float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
+        if (prototypes != nullptr)
+            z += plain * prototypes[k] * (cross * length - 0.5f * prototypes[k]);
+        return temper * (z + constant[k] + logf(fmaxf(total[k] - weight * u, prior)));
+    }
+};
+
+// The late step, a warp for a row, whose products with the prototypes stay in registers.
+template <int kVectors, int kWidth>
 __global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
     if (row >= p.N) return;
-    const int lane = threadIdx.x % 32;
+    const Late late(p);
     float* const cross = static_cast<float*>(p.products) + row * 2 * K;
-    float* const all = cross + K;
-    const auto at = [](const void* x, int64_t i) { return static_cast<const float*>(x)[i]; };
-    const float slope = float(p.slope), sharper = float(p.sharper), prior = float(p.prior);
-    const float weight = float(p.weight), temper = float(p.temper), plain = float(p.plain);
-    const float own = at(p.own, row), length = p.length == nullptr ? 0.0f : at(p.length, row);
-    float most = kNothing, sum = 0;
-    for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, fmaf(slope, cross[k], at(p.bias, k)));
+    const float own = static_cast<const float*>(p.own)[row];
+    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
+    float value[kVectors][kWidth], most = kNothing, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int k = class_of<kWidth>(i);
+        if (k >= K) continue;
+        const Some<kWidth> x = load<kWidth>(cross + k), bias = load<kWidth>(late.bias + k);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            value[i][j] = fmaf(late.slope, x.x[j], bias.x[j]);
+            most = fmaxf(most, value[i][j]);
+        }
+    }
     most = warp_max(most);
-    for (int64_t k = lane; k < K; k += 32) {
-        sum += expf(fmaf(slope, cross[k], at(p.bias, k)) - most);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        if (class_of<kWidth>(i) >= K) continue;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            value[i][j] = expf(value[i][j] - most);
+            sum += value[i][j];
+        }
     }
     const float share = 1.0f / warp_sum(sum);
-    for (int64_t k = lane; k < K; k += 32) {
-        const float x = cross[k], u = expf(fmaf(slope, x, at(p.bias, k)) - most) * share;
-        const float w = query_weight(u, at(p.trust, k));
-        float z = sharper * half_distance(w, 0.0f, all[k], own, at(p.square, k), at(p.mass, k));
-        if (p.length != nullptr) {
-            const float mean = at(p.prototypes, k);
-            z += plain * mean * fmaf(x, length, -0.5f * mean);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int k = class_of<kWidth>(i);
+        if (k >= K) continue;
+        const Some<kWidth> x = load<kWidth>(cross + k), all = load<kWidth>(cross + K + k);
+        Some<kWidth> z;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            z.x[j] = late(k + j, value[i][j] * share, x.x[j], all.x[j], own, length);
         }
-        z += at(p.constant, k) + logf(fmaxf(at(p.total, k) - weight * u, prior));
-        cross[k] = temper * z;
-        all[k] = 0;
+        *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
+    }
+}
+
+// The same for any number of classes.
+__global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
+    if (row >= p.N) return;
+    const int lane = threadIdx.x % 32;
+    const Late late(p);
+    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
+    const float own = static_cast<const float*>(p.own)[row];
+    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
+    const auto logit = [&](int64_t k) { return fmaf(late.slope, cross[k], late.bias[k]); };
+    float most = kNothing, sum = 0;
+    for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, logit(k));
+    most = warp_max(most);
+    for (int64_t k = lane; k < K; k += 32) sum += expf(logit(k) - most);
+    const float share = 1.0f / warp_sum(sum);
+    for (int64_t k = lane; k < K; k += 32) {
+        cross[k] = late(k, expf(logit(k) - most) * share, cross[k], cross[K + k], own, length);
     }
 }
 
@@ -511,11 +607,11 @@ void assign_cuda(const AssignParams& p, int device, void* on) {
     const auto stream = static_cast<cudaStream_t>(on);
     Arena arena(p.workspace);
     const Workspace all(arena, p.B, p.N, p.K);
-    if (p.top > 0) {
+    if (p.top > 0 && p.K > kTile) {
         top_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p);
         check_launch("top_kernel");
     }
-    if (p.probabilities != nullptr || p.held != nullptr || p.log_sums != nullptr) {
+    if (p.probabilities != nullptr || p.held != nullptr || p.log_sums != nullptr || p.top > 0) {
         if (p.written == DType::kFloat16) {
             launch_assign<__half>(p, all, stream);
         } else {
@@ -538,7 +634,15 @@ int64_t late_cuda_workspace(const LateParams&, int) { return 0; }
 void late_cuda(const LateParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
-    late_kernel<<<row_blocks(p.N), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (p.K > kTile) {
+        late_of_many_kernel<<<row_blocks(p.N), kThreads, 0, on>>>(p);
+    } else {
+        with_shape(p.K, [&](auto shape) {
+            using S = decltype(shape);
+            late_kernel<S::kVectors, S::kWidth><<<row_blocks(p.N), kThreads, 0, on>>>(p);
+        });
+    }
     check_launch("late_kernel");
 }
 

@@ -17,7 +17,7 @@ from .. import check
 from ..ops.calibrate import CENTRE
 from ..ops.large.fixed import Told, settle, tell
 from ..ops.large.group import ALONE, Group
-from ..ops.large.products import Coordinates, Form, Plain, TwoHalves
+from ..ops.large.products import MANY_ROWS, Coordinates, Form, Plain, TwoHalves
 from ..ops.large.queries import Queries, check_summable
 from ..ops.large.sources import Rows
 from ..ops.large.steps import LateStep, State, assign
@@ -32,12 +32,16 @@ DIRICHLET = check.PRIORS["dirichlet"]
 class LikelihoodScores:
     """Logits by calibrated likelihoods; see `fixed.Scores`."""
 
+    pieces: int | None = None
+
     def __init__(self, queries: Queries, likelihood: Likelihood) -> None:
         self.queries, self.likelihood = queries, likelihood
         K, D = likelihood.weights.shape[1:]
         ones = likelihood.weights.new_ones(1, D)
         same = Coordinates(None, ones, torch.zeros_like(ones))
-        self.form: Form = TwoHalves(same) if queries.device.type == "cuda" else Plain(same)
+        self.form: Form = Plain(same)
+        if queries.device.type == "cuda":
+            self.form = TwoHalves(same, queries.N < MANY_ROWS)
         self.operand = self.form.prototypes(likelihood.weights)
         self.shape = (1, queries.N, K)
         self.slope = likelihood.sharpness
@@ -62,6 +66,8 @@ class LikelihoodScores:
 
 class LateScores:
     """Logits after the late step; see `fixed.Scores`."""
+
+    pieces: int | None = 1  # the products are followed by others
 
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
         self.before, self.step = before, step
@@ -113,7 +119,7 @@ def weighted_sums(
         u, rest = found, None
         if form.written is not None:
             u = torch.empty_like(found, dtype=form.written)
-            rest = torch.empty_like(u)
+            rest = torch.empty_like(u) if form.rest else None
         assign(found, scores.slope, bias, trust=trust, probabilities=u, rest=rest, held=mass)
         form.add(sums, u, rest, operand)
     group.sum(mass, *sums)

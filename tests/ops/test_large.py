@@ -165,9 +165,7 @@ def make_logits(place: Place, sharpness: float) -> Tensor:
 @pytest.mark.parametrize("sharpness", [1.0, 30.0])
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "recomputed"])
 @pytest.mark.usefixtures("many_chunks")
-def test_adapt(
-    place: Place, sharpness: float, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapt(place: Place, sharpness: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sharp logits of which the batch prefers what is far below the largest one of a row."""
     monkeypatch.setattr(fixed, "KEPT_BYTES", 2**31 if kept else 0)
     logits = make_logits(place, sharpness)
@@ -201,7 +199,10 @@ def test_bad_queries(tmp_path: Path) -> None:
     problem = make_problem(Q=9, K=3, D=4, seed=0)
     np.save(tmp_path / "wide.npy", np.zeros((5, 7), np.float32))
     np.save(tmp_path / "none.npy", np.zeros((0, 4), np.float32))
-    for name, message in (("wide", "as many features as support, 4, got 7"), ("none", "N and D at least 1")):
+    for name, message in (
+        ("wide", "as many features as support, 4, got 7"),
+        ("none", "N and D at least 1"),
+    ):
         with pytest.raises(ValueError, match=message):
             paddle_ext.solve(problem.support, problem.support_labels, tmp_path / f"{name}.npy")
     with pytest.raises((TypeError, ValueError), match="the rows must be"):

@@ -28,6 +28,7 @@ class Scores(Protocol):
     """Logits of the rows of B tasks, ``slope length products + bias``, in chunks."""
 
     shape: tuple[int, int, int]  # B, N, K
+    pieces: int | None  # of the products; see `assign`
     slope: Tensor  # [B] float32, or float64 like the products
     bias: Tensor  # [B, K] float64
 
@@ -48,7 +49,15 @@ class Recomputed:
         bias = (scores.bias + dual).to(scores.slope.dtype)
         for _, products, length in scores.chunks():
             written = None if products.shape[-1] != bias.shape[-1] else products
-            assign(products, scores.slope, bias, length=length, probabilities=written, held=held)
+            assign(
+                products,
+                scores.slope,
+                bias,
+                length=length,
+                pieces=scores.pieces,
+                probabilities=written,
+                held=held,
+            )
         group.sum(held)
         return held
 
@@ -76,6 +85,7 @@ class Kept:
                 scores.slope,
                 bias,
                 length=length,
+                pieces=scores.pieces,
                 probabilities=self.likelihood[:, part],
                 normalise=False,
             )
@@ -156,6 +166,7 @@ def tell(scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: b
             scores.slope,
             bias,
             length=length,
+            pieces=scores.pieces,
             top=found.top.rows(part),
             probabilities=written,
             held=found.held,

@@ -20,6 +20,8 @@ DIRICHLET = check.PRIORS["dirichlet"]
 class GivenScores:
     """Logits [Q, K] of one task; see `fixed.Scores`."""
 
+    pieces: int | None = None
+
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         self.shape = (1, *logits.shape)

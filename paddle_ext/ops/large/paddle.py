@@ -17,6 +17,7 @@ from ...scaling import auto_factor, calibrated_factor
 from .fixed import settle, tell
 from .group import ALONE, Group
 from .products import (
+    MANY_ROWS,
     Coordinates,
     Form,
     OneHalf,
@@ -90,9 +91,10 @@ def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precisio
         return Plain(coordinates)
     if precision == "tf32":
         return Plain(coordinates, tf32=True)
+    sums_of_two = precision == "auto" and found.total < MANY_ROWS
     if queries.features is torch.float16 and found.alike():
-        return RowsAsTheyAre(coordinates)
-    return OneHalf(coordinates) if precision == "half" else TwoHalves(coordinates)
+        return RowsAsTheyAre(coordinates, sums_of_two)
+    return OneHalf(coordinates) if precision == "half" else TwoHalves(coordinates, sums_of_two)
 
 
 class Walk:
@@ -119,6 +121,8 @@ class Walk:
 
 class DistanceScores:
     """Logits of rows by their distances to prototypes; see `fixed.Scores`."""
+
+    pieces: int | None = None
 
     def __init__(self, walk: Walk, w: Tensor, slope: Tensor) -> None:
         form, queries = walk.form, walk.queries
@@ -272,7 +276,7 @@ class Paddle:
             return means.expand(queries.B, -1, -1).to(dtype)
         found = survey(queries, False, self.group, validate=False)
         raw = raw_coordinates(found, dtype)
-        form: Form = TwoHalves(raw) if queries.device.type == "cuda" else Plain(raw)
+        form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
         taken, held = form.room(self.K), torch.zeros_like(dual)
         bias = (scores.bias + dual).to(scores.slope.dtype)
         for part, rows in queries.chunks(self.K):

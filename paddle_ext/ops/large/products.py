@@ -25,6 +25,7 @@ from .steps import add_sums, split
 # which the library is faster.
 SMALL = {torch.float32: 1e-9, torch.float64: 1e-16}
 DENSE = 16
+MANY_ROWS = 2**18  # from so many on, the rounding of halves in class sums averages out
 SUMS_AT_ONCE = 4  # parts of a chunk whose class sums are taken at once, to fill the device
 
 
@@ -53,7 +54,7 @@ class Form(Protocol):
 
     coordinates: Coordinates
     written: ClassVar[torch.dtype | None]  # of the weights of class sums; None: as the products
-    rest: ClassVar[bool]  # what these weights lack is needed too
+    rest: bool  # what these weights lack is needed too
     weigh: ClassVar[bool]  # rows have a length that is no part of the operand
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
@@ -85,11 +86,10 @@ class Plain:
     """Rows in their coordinates, in the dtype that is computed in."""
 
     written: ClassVar[torch.dtype | None] = None
-    rest: ClassVar[bool] = False
     weigh: ClassVar[bool] = False
 
     def __init__(self, coordinates: Coordinates, tf32: bool = False) -> None:
-        self.coordinates, self.tf32 = coordinates, tf32
+        self.coordinates, self.tf32, self.rest = coordinates, tf32, False
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return self.coordinates.of(rows, part)
@@ -125,15 +125,18 @@ class Plain:
 
 
 class Halves:
-    """Rows as halves for tensor cores, each as one or as a sum of two; sums are in float32."""
+    """Rows as halves for tensor cores, each as one or as a sum of two; sums are in float32.
+
+    With `sums_of_two`, class sums are of two halves too. Else they are rounded, which averages out
+    where classes have many rows.
+    """
 
     written: ClassVar[torch.dtype | None] = torch.float16
     weigh: ClassVar[bool] = False
     pieces: ClassVar[int]
-    rest: ClassVar[bool]
 
-    def __init__(self, coordinates: Coordinates) -> None:
-        self.coordinates = coordinates
+    def __init__(self, coordinates: Coordinates, sums_of_two: bool) -> None:
+        self.coordinates, self.rest = coordinates, sums_of_two
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         c = self.coordinates
@@ -150,21 +153,19 @@ class Halves:
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
-        new = self.coordinates.scale.new_zeros
-        at_once = SUMS_AT_ONCE if B == 1 else B
-        return [new(at_once, K, min(self.pieces, 2) * D), new(at_once, K, D)][: self.pieces]
+        new, at_once = self.coordinates.scale.new_zeros, SUMS_AT_ONCE if B == 1 else B
+        return [new(at_once, K, 2 * D), new(at_once, K, D)] if self.rest else [new(at_once, K, D)]
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        D = self.coordinates.scale.shape[1]
         add_half_products(sums[0], u, x[..., : sums[0].shape[-1]])
         if rest is not None:
-            add_half_products(sums[1], rest, x[..., :D])
+            add_half_products(sums[1], rest, x[..., : sums[1].shape[-1]])
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
         B, D = self.coordinates.scale.shape
-        found = sums[0][..., :D] if self.pieces == 1 else sums[0][..., :D] + sums[0][..., D:]
-        if len(sums) > 1:
-            found = found + sums[1]
+        found = sums[0]
+        if self.rest:
+            found = sums[0][..., :D] + sums[0][..., D:] + sums[1]
         return found if len(found) == B else found.sum(0, keepdim=True)
 
 
@@ -172,7 +173,9 @@ class OneHalf(Halves):
     """Everything rounded to half precision."""
 
     pieces: ClassVar[int] = 1
-    rest: ClassVar[bool] = False
+
+    def __init__(self, coordinates: Coordinates) -> None:
+        super().__init__(coordinates, sums_of_two=False)
 
     def prototypes(self, w: Tensor) -> Tensor:
         return w.half()
@@ -182,7 +185,6 @@ class TwoHalves(Halves):
     """As accurate as float32: the product of what both halves lack is below its rounding."""
 
     pieces: ClassVar[int] = 3
-    rest: ClassVar[bool] = True
 
     def prototypes(self, w: Tensor) -> Tensor:
         high, low = halves(w)
@@ -196,11 +198,10 @@ class RowsAsTheyAre:
     """
 
     written: ClassVar[torch.dtype | None] = torch.float16
-    rest: ClassVar[bool] = False
     weigh: ClassVar[bool] = True
 
-    def __init__(self, coordinates: Coordinates) -> None:
-        self.coordinates = coordinates
+    def __init__(self, coordinates: Coordinates, sums_of_two: bool) -> None:
+        self.coordinates, self.rest = coordinates, sums_of_two
         # So that scaled prototypes are within what a half can hold.
         largest = coordinates.scale.abs().amax(-1)
         self.unit = torch.exp2(torch.frexp(largest).exponent.to(largest.dtype))
@@ -227,6 +228,8 @@ class RowsAsTheyAre:
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
         add_half_products(sums[0], u, x)
+        if rest is not None:
+            add_half_products(sums[0], rest, x)
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
         c = self.coordinates

@@ -51,6 +51,7 @@ def assign(
     log_sums: Tensor | None = None,
     top: Top | None = None,
     leads: Tensor | None = None,
+    pieces: int | None = None,
     normalise: bool = True,
     weigh: bool = False,
 ) -> None:
@@ -75,6 +76,8 @@ def assign(
     leads : Tensor [B, 2] float64, optional
         Added: the lead of the nearest class over the median one in squared distance, and the
         distance of that less the square of the row. The logits are then ``x.w - w.w / 2``.
+    pieces : int, optional
+        1: of 2 K products the first half alone.
     normalise : bool
         If False, likelihoods are written, of which the largest in a row is 2^15.
     weigh : bool
@@ -90,7 +93,8 @@ def assign(
         B=B,
         N=N,
         K=K,
-        pieces=products.shape[-1] // K,
+        stride=products.shape[-1],
+        pieces=products.shape[-1] // K if pieces is None else pieces,
         top=0 if top is None else top.classes.shape[-1],
         normalise=normalise,
         weigh=weigh,
@@ -160,7 +164,7 @@ class LateStep:
     prototypes: Tensor | None  # [K] norms of one shot, before they were made unit-norm
 
     def __call__(self, products: Tensor, own: Tensor, length: Tensor | None) -> None:
-        """Products [1, N, 2 K] with prototypes and with class sums become logits and zeros.
+        """Of products [1, N, 2 K] with prototypes and with class sums the first become logits.
 
         `own` [N] are products of rows with themselves, `length` [N] their norms of one shot.
         """
