@@ -20,7 +20,6 @@ from .settings import Settings
 from .sources import feature_source, gap_notes, names_of_rows, open_source, opened_table
 from .tables import TableSamples, cell_text, cell_value
 
-EMBEDDING = "embedding"  # the column that is taken if nothing is said
 READ_AT_ONCE = 2048  # rows
 
 
@@ -93,9 +92,6 @@ def open_streamed(
         schema, count = table.schema_arrow, int(table.metadata.num_rows)
     if len(set(schema.names)) < len(schema.names):
         raise ValueError(f"{path} must have different column names, got one twice")
-    columns = settings.columns
-    if columns.features is None and columns.text is None and EMBEDDING in schema.names:
-        settings = replace(settings, columns=replace(columns, features=EMBEDDING))
     if unlabelled is None:
         return open_alone(path, count, settings, device)
     source = open_source(labelled, unlabelled, settings, device)

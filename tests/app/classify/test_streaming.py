@@ -59,9 +59,7 @@ def files(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 def usual(known: Path, new: Path | None, folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     """Labels, probabilities and doubts of the command that keeps all in memory."""
-    columns = options.pop("columns", Columns())
-    given = settings(columns=Columns("embedding", label=columns.label), **options)
-    answers = classify(known, new, folder, given).answers
+    answers = classify(known, new, folder, settings(**options)).answers
     names = np.array(answers.class_names)[answers.labels.numpy()]
     return names, answers.probability.numpy(), answers.doubt.numpy()
 
