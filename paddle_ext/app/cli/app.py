@@ -78,6 +78,10 @@ def option_names(command: Any) -> dict[str, str]:
     for param in command.params:
         shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
         found |= dict.fromkeys((param.name, *OTHER_ARGUMENTS.get(param.name, ())), shown)
+        if param.name == "option":
+            from ...research.evaluation.signs import remedies
+
+            found |= remedies()
     return found
 
 

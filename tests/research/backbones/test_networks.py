@@ -1,8 +1,8 @@
 """Networks and their files."""
 
 import copy
-import pickle
 import os
+import pickle
 import sys
 from collections import OrderedDict
 from functools import cache
