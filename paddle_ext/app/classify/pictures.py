@@ -6,6 +6,7 @@ import base64
 import io
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -245,17 +246,17 @@ class UnlabelledFolder:
             )
 
 
-def thumbnails(paths: Sequence[str]) -> list[str]:
-    """Small pictures as data URIs; an empty one where a file has gone."""
-    return list(in_threads(thumbnail, paths))
+def thumbnails(paths: Sequence[str], side: int = THUMBNAIL) -> list[str]:
+    """Small pictures as data URIs, at most `side` pixels wide; empty where a file has gone."""
+    return list(in_threads(partial(thumbnail, side=side), paths))
 
 
-def thumbnail(path: str) -> str:
+def thumbnail(path: str, side: int = THUMBNAIL) -> str:
     try:
         picture = load_picture(Path(path))
     except Exception:  # noqa: BLE001 - it could be read before; the page shows its name alone
         return ""
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    picture.thumbnail((side, side))
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=78)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
