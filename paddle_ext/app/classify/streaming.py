@@ -104,6 +104,11 @@ def stream(
     began = time.perf_counter()
     known, target = Path(labelled), Path(output)
     new = None if unlabelled is None else Path(unlabelled)
+    for name, given in (("save", settings.save), ("corrected", settings.corrected)):
+        if given is not None:
+            raise check.ArgumentValueError(
+                name, f"must be left out unless the output is a folder, got {given}"
+            )
     check_paths(known, new, target)
     device = check.device(settings.device)
     source = open_streamed(known, new, settings, device)

@@ -173,17 +173,10 @@ def classify(
         progress=True,
     )
     if streams(output):
-        refuse_streamed(save=save, model=model, corrected=corrected)
         show_streamed(stream(labelled, unlabelled, output, settings))
         return
     report = run(labelled, unlabelled, output, settings)
     show_report(report)
-
-
-def refuse_streamed(**options: Path | None) -> None:
-    for name, given in options.items():
-        if given is not None:
-            raise typer.BadParameter(f"--{name} must be left out unless --output is a folder")
 
 
 def show_report(report: Report) -> None:
