@@ -32,7 +32,7 @@ BRANDS = {  # of files in boxes, as video has them, by what is needed to read th
     b"avis": "an AVIF picture, which needs Pillow 11.3 or newer",
 } | dict.fromkeys(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
-    "a HEIC photo, which needs pillow-heif: pip install pillow-heif",
+    "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
 )
 
 one_large_picture = threading.Lock()

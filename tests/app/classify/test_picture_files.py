@@ -99,7 +99,7 @@ def test_photos_of_a_phone(tmp_path: Path, formats: None, monkeypatch: pytest.Mo
     assert {"a.jfif", "without", "B.WEBP", "wrong.txt", "c.avif"} <= set(answered)
     assert all(answered[name] == "stripes" for name in ("a.jfif", "without", "c.avif"))
     assert reasons(report) == {
-        "IMG_0001.HEIC": "a HEIC photo, which needs pillow-heif: pip install pillow-heif",
+        "IMG_0001.HEIC": "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
         "clip.MOV": "not an image",
         "letter.pdf": "not an image",
         "drawing.eps": "not an image",

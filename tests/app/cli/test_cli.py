@@ -243,6 +243,19 @@ def test_info_of_a_bank(bank: Path) -> None:
     assert "base mean none" in shown
 
 
+def test_info_of_rows_of_no_class(tmp_path: Path) -> None:
+    """A split, or the whole bank, may have only rows labelled -1."""
+    labels = torch.tensor([0, 1, 0, 1, -1, -1])
+    split = ["train"] * 4 + ["oos"] * 2
+    for name, given in (("some", labels), ("all", torch.full((6,), -1))):
+        path = tmp_path / f"{name}.npz"
+        paddle_ext.FeatureBank(torch.rand(6, 3), given, split=split).save(path)
+        result = run("info", path)
+        assert result.exit_code == 0, result.output
+        shown = [" ".join(line.split()) for line in result.output.splitlines()]
+        assert "split oos 2 rows, 0 classes" in shown
+
+
 def test_info_of_a_method() -> None:
     result = run("info", "--method", "ici")
     assert result.exit_code == 0
