@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from ...research.printable import spreadsheet_cell
 from .answering import Answers
 from .labelled_check import LabelledCheck
 
+WRITTEN_AT_ONCE = 10_000  # rows
 HEADER = ("label", "probability", "second", "second_probability", "doubt", "novelty")
 
 
@@ -31,28 +32,33 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
     texts : bool
         Also a column with the texts.
     """
-    N = len(answers)
-    probability, other, doubt = (
-        decimals(x) for x in (answers.probability, answers.second_probability, answers.doubt)
-    )
-    novelty = [""] * N if answers.novelty is None else decimals(answers.novelty)
-    names = answers.class_names
     text, truth = ("text",) if texts else (), ("truth",) if answers.truth else ()
+    rows = (
+        row
+        for start in range(0, len(answers), WRITTEN_AT_ONCE)
+        for row in rows_of(answers, slice(start, start + WRITTEN_AT_ONCE), texts=texts)
+    )
+    write(path, (name_column, *text, *HEADER, *truth), rows)
 
-    def rows() -> Iterable[Sequence[str]]:
-        for row, (label, second) in enumerate(
-            zip(answers.labels.tolist(), answers.second.tolist(), strict=True)
-        ):
-            numbers = probability[row], names[second], other[row], doubt[row], novelty[row]
-            yield (
-                answers.names[row],
-                *((answers.texts[row],) if texts else ()),
-                names[label],
-                *numbers,
-                *((answers.truth[row],) if answers.truth else ()),
-            )
 
-    write(path, (name_column, *text, *HEADER, *truth), rows())
+def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[str]]:
+    """Some rows of the table; of all of them the numbers alone would take much memory."""
+    classes, names = answers.class_names, answers.names[part]
+    columns: list[Iterable[str]] = [names]
+    if texts:
+        columns.append(answers.texts[part])
+    novelty = [""] * len(names) if answers.novelty is None else decimals(answers.novelty[part])
+    columns += [
+        [classes[k] for k in answers.labels[part].tolist()],
+        decimals(answers.probability[part]),
+        [classes[k] for k in answers.second[part].tolist()],
+        decimals(answers.second_probability[part]),
+        decimals(answers.doubt[part]),
+        novelty,
+    ]
+    if answers.truth:
+        columns.append(answers.truth[part])
+    return zip(*columns, strict=True)
 
 
 def write_labelled(path: Path, check: LabelledCheck, name_column: str) -> None:

@@ -104,15 +104,14 @@ def most_doubtful(
     answers: Answers, order: Sequence[int], kind: str, elsewhere: Sequence[int] = ()
 ) -> dict[int, list[int]]:
     """The rows shown of each class, the most doubtful first; none that is shown elsewhere."""
-    taken = set(elsewhere)
     most = MOST_SHOWN[kind] // max(1, len(order))
     most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
-    rows: dict[int, list[int]] = {k: [] for k in order}
-    for row in torch.argsort(answers.doubt, descending=True, stable=True).tolist():
-        own = rows.get(int(answers.labels[row]))
-        if own is not None and len(own) < most and row not in taken:
-            own.append(row)
-    return rows
+    doubt = answers.doubt.clone()
+    doubt[torch.tensor(elsewhere, dtype=torch.int64)] = -1.0
+    by_doubt = torch.argsort(doubt, descending=True, stable=True)
+    by_doubt = by_doubt[: len(doubt) - len(elsewhere)]
+    labels = answers.labels[by_doubt]
+    return {k: by_doubt[labels == k][:most].tolist() for k in order}
 
 
 def examples(source: Source, order: Sequence[int]) -> dict[int, list[int]]:
