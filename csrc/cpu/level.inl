@@ -25,10 +25,14 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/labelled_task.inl"
 #include "cpu/calibrate_task.inl"
 #include "cpu/step_task.inl"
+#include "cpu/matrix.inl"
+#include "cpu/likelihood_task.inl"
+#include "cpu/posterior_task.inl"
 
 constexpr CpuKernels kKernels = {
-    PADDLE_EXT_LEVEL_NAME, kPaddleKernels,   kSinkhornKernels,  kTimKernels,
-    kAdaptKernels,         kLabelledKernels, kCalibrateKernels, kStepKernels,
+    PADDLE_EXT_LEVEL_NAME, kPaddleKernels,    kSinkhornKernels,  kTimKernels,
+    kAdaptKernels,         kLabelledKernels,  kCalibrateKernels, kStepKernels,
+    kLikelihoodKernels,    kPosteriorKernels,
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -4,7 +4,9 @@
 #include "cpu/adapt_cpu.h"
 #include "cpu/calibrate_cpu.h"
 #include "cpu/labelled_cpu.h"
+#include "cpu/likelihood_cpu.h"
 #include "cpu/paddle_cpu.h"
+#include "cpu/posterior_cpu.h"
 #include "cpu/sinkhorn_cpu.h"
 #include "cpu/step_cpu.h"
 #include "cpu/tim_cpu.h"
@@ -20,6 +22,8 @@ struct CpuKernels {
     LabelledKernels labelled;
     CalibrateKernels calibrate;
     StepKernels step;
+    LikelihoodKernels likelihood;
+    PosteriorKernels posterior;
 };
 
 // Of the current level. Take it once per call: another thread may switch levels meanwhile.

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from .. import check
 from ..ops.adapt import adapt
+from ..ops.backend import takes_reference
+from ..ops.posterior import posterior
+from ..rows import computing_dtype
 from ..solution import Solution
-from .base import Method
+from .base import Method, Prediction
 from .calibration import (
     Likelihood,
     calibrated,
@@ -78,12 +81,41 @@ class Adaptive(Method):
             )
         step = how_many(bytes_per_task(task, self.metric), task.query.device)
         shared = self.likelihood(task) if len(task.support) == 1 else None
-        found = []
+        found, sound = [], []
         for start in range(0, len(task.query), step):
-            part = task.part(slice(start, start + step))
+            part = task if step >= len(task.query) else task.part(slice(start, start + step))
             likelihood = self.likelihood(part) if shared is None else shared
-            found.append(self.solve_batch(likelihood, part.query))
+            solution, finite = self.solve_part(likelihood, part.query)
+            found.append(solution)
+            sound += [x for x in (likelihood.sound, finite) if x is not None]
+        if task.check_values is not None and not bool(torch.cat(sound).all()):
+            task.check_values()
         return found[0] if len(found) == 1 else merged(found)
+
+    def finds_bad_values(
+        self,
+        support: Tensor,
+        support_labels: Tensor,
+        query: Tensor,
+        num_classes: int | None,
+        base_mean: Tensor | None,
+    ) -> bool:
+        """Where a native pass looks at all rows: with several shots, in the feature scale."""
+        S, D = support.shape[-2:]
+        return (
+            num_classes is not None
+            and base_mean is None
+            and len(query) > 0
+            and num_classes < S
+            and support.dtype is query.dtype is computing_dtype(query)
+            and not takes_full_metric(self.metric, S, num_classes, D)
+            and query.is_cpu
+            and not takes_reference("auto", query)
+        )
+
+    def prediction(self, task: Task) -> Prediction:
+        found = self.solution(task)
+        return Prediction(found.labels, found.probabilities)
 
     def proportions(self, logits: Tensor, weight: float, most: int | None = None) -> Solution:
         """Those of the batches of logits [B, Q, K], after at most `most` iterations."""
@@ -96,12 +128,32 @@ class Adaptive(Method):
 
     def solve_batch(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [B, Q, D] of tasks whose likelihoods are known."""
+        return self.solve_part(likelihood, query)[0]
+
+    def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
+        """The same, and whether the queries of a task are plainly finite, if that was seen, [B]."""
+        weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
+        native = query.is_cpu and not takes_reference("auto", query)
+        if likelihood.projection is None and native:
+            return posterior(
+                query,
+                likelihood.centre,
+                likelihood.weights,
+                likelihood.scale.squeeze(1),
+                likelihood.squares,
+                likelihood.bias,
+                likelihood.shots,
+                likelihood.sharpness,
+                likelihood.lengths,
+                weight=weight,
+                max_iter=self.max_iter,
+                tol=self.tol,
+            )
         x, lengths = likelihood.coordinates_and_lengths(query)
         cross = likelihood.products(x)
         logits = torch.addcmul(likelihood.bias.unsqueeze(-2), cross, column(likelihood.sharpness))
-        weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
-        found = adapt(logits, weight=weight, max_iter=self.max_iter, tol=self.tol, validate=False)
-        return late_step(likelihood, found, weight, x, lengths, cross)
+        found = self.proportions(logits, weight)
+        return late_step(likelihood, found, weight, x, lengths, cross), None
 
     def solve_one(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [Q, D] of one task, whose solution has no batch dimension."""
