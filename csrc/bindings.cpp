@@ -23,7 +23,9 @@
 #include "cuda/adapt.h"
 #include "cuda/calibrate.h"
 #include "cuda/labelled.h"
+#include "cuda/likelihood.h"
 #include "cuda/paddle.h"
+#include "cuda/posterior.h"
 #include "cuda/sinkhorn.h"
 #include "cuda/step.h"
 #include "cuda/tim.h"
@@ -64,10 +66,10 @@ constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
 constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
                                                  coordinates_cuda_workspace, coordinates_cuda};
 constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, step_cuda_workspace, step_cuda};
-constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu, nullptr,
-                                               nullptr};
-constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu, nullptr,
-                                             nullptr};
+constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu,
+                                               likelihood_cuda_workspace, likelihood_cuda};
+constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu,
+                                             posterior_cuda_workspace, posterior_cuda};
 #else
 constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
 constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};

@@ -155,6 +155,7 @@ struct LabelledParams {
     void* x;           // [B, R, D] these rows, in the coordinates
     void* off;         // [B, R]    their squared distances to their own means, in the feature scale
     void* scale;       // [B, D]    the feature scale
+    bool* sound;       // [B]       every class has a row, each plainly sound; or null
 
     void* workspace;
     int64_t workspace_bytes;

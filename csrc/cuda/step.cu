@@ -81,17 +81,13 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
     }
     float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
     for (int64_t q = warp; q < Q; q += kWarps) {
-        float most = Range<float>::kMinusInfinity, sum = 0;
+        float most = Range<float>::kMinusInfinity, sum = 0, best = -1.0f;
         int label = 0;
         for (int64_t k = lane; k < K; k += 32) {
             const float z = s.logit(q * K + k, q, k);
             out[q * K + k] = z;
-            if (z > most) {
-                most = z;
-                label = int(k);
-            }
+            most = fmaxf(most, z);
         }
-        label = warp_argmax(most, label);
         most = warp_max(most);
         for (int64_t k = lane; k < K; k += 32) {
             const float e = expf(out[q * K + k] - most);
@@ -99,7 +95,15 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
             sum += e;
         }
         const float share = 1.0f / warp_sum(sum);
-        for (int64_t k = lane; k < K; k += 32) out[q * K + k] *= share;
+        for (int64_t k = lane; k < K; k += 32) {
+            const float u = out[q * K + k] * share;
+            out[q * K + k] = u;
+            if (u > best) {
+                best = u;
+                label = int(k);
+            }
+        }
+        label = warp_argmax(best, label);
         if (lane == 0) p.labels[task * Q + q] = label;
     }
 }

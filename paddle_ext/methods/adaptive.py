@@ -109,7 +109,7 @@ class Adaptive(Method):
             and num_classes < S
             and support.dtype is query.dtype is computing_dtype(query)
             and not takes_full_metric(self.metric, S, num_classes, D)
-            and query.is_cpu
+            and (query.is_cpu or has_gram(query.shape[-2], D, num_classes))
             and not takes_reference("auto", query)
         )
 
@@ -133,8 +133,12 @@ class Adaptive(Method):
     def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
         """The same, and whether the queries of a task are plainly finite, if that was seen, [B]."""
         weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
-        native = query.is_cpu and not takes_reference("auto", query)
-        if likelihood.projection is None and native:
+        one_call = query.is_cpu or has_gram(*query.shape[1:], likelihood.weights.shape[1])
+        if (
+            likelihood.projection is None
+            and one_call
+            and not takes_reference("auto", query)
+        ):
             return posterior(
                 query,
                 likelihood.centre,

@@ -141,7 +141,7 @@ def calibrated(
     _, S, D = support.shape
     full_metric_too = takes_full_metric(metric, S, K, D)
     R = 0 if S == K else how_many_calibrate(S, K, full_metric_too)
-    if R > 0 and not full_metric_too and support.is_cpu and not takes_reference("auto", support):
+    if R > 0 and not full_metric_too and not takes_reference("auto", support):
         return scaled_likelihood(support, support_labels, K, R)
     data = labelled(support, support_labels, K, R)
     if S == K:

@@ -1,0 +1,146 @@
+// Products of many rows with many columns, task by task, on the tensor cores with the precision of
+// float; see common/mma.cuh. A block makes kProductTile x kProductTile results, a warp 16 rows of
+// them. Rows and columns are read as floats and split on their way to shared memory, so that a
+// Problem may make them of anything. It has the sizes `rows`, `columns` and `depth` of a task, the
+// function store(task, r, c, value), and a struct Reader that each thread makes for its tile, from
+// (problem, task, row0, column0), with
+//   row(slot, r, d), column(slot, c, d)   four numbers from d on, zeros beyond the end; slot i of a
+//                                         thread is always the same row, shared with the seven
+//                                         threads beside it
+//   finish()                              once all numbers have been read
+#pragma once
+
+#include "common/device.cuh"
+#include "common/mma.cuh"
+
+namespace paddle_ext {
+
+constexpr int kProductTile = 80;  // 75 queries, the habit of the field, fit one tile
+constexpr int kProductWarps = kProductTile / 16, kProductThreads = 32 * kProductWarps;
+constexpr int kProductSlots =
+    2 * kProductTile * kGroup / 4 / kProductThreads;  // float4 of a thread
+constexpr int kRowsOfSlot = kProductThreads / 8;
+constexpr int kProductStage = 2 * kProductTile * 128;  // bytes
+
+// Numbers are near one; made larger, their low halves keep their bits.
+constexpr float kRowFactor = 256.0f, kColumnFactor = 8.0f;
+constexpr float kProductFactor = 1.0f / (kRowFactor * kColumnFactor);
+
+using ProductSums = float[1][kProductTile / 8][4];
+
+// Four numbers into the group of a row.
+__device__ inline void store_split4(char* stage, int row, int quad, float4 v, float factor) {
+    const HighLow a = split(v.x * factor), b = split(v.y * factor);
+    const HighLow c = split(v.z * factor), d = split(v.w * factor);
+    __half2 high[2] = {__halves2half2(a.high, b.high), __halves2half2(c.high, d.high)};
+    __half2 low[2] = {__halves2half2(a.low, b.low), __halves2half2(c.low, d.low)};
+    char* const at = stage + row * 128 + quad % 2 * 8;
+    *reinterpret_cast<uint2*>(at + piece_offset(row, quad / 2)) =
+        *reinterpret_cast<const uint2*>(high);
+    *reinterpret_cast<uint2*>(at + piece_offset(row, 4 + quad / 2)) =
+        *reinterpret_cast<const uint2*>(low);
+}
+
+// One group of features; `a_at` and `b_at` are where a lane's row of the first 8 x 8 matrix lies.
+__device__ inline void multiply_split(ProductSums& sum, unsigned a_at, unsigned b_at) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        unsigned a[2][4];  // high, low
+#pragma unroll
+        for (int part = 0; part < 2; ++part) load_matrices(a[part], a_at ^ (part * 64 + step * 32));
+#pragma unroll
+        for (int pair = 0; pair < kProductTile / 16; ++pair) {
+            unsigned b[2][4];
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                load_matrices(b[part], (b_at ^ (part * 64 + step * 32)) + pair * 16 * 128);
+            }
+#pragma unroll
+            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
+                const int of_a = product == 0, of_b = product == 1;
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    multiply_add(sum[0][2 * pair + side], a[of_a], b[of_b][2 * side],
+                                 b[of_b][2 * side + 1]);
+                }
+            }
+        }
+    }
+}
+
+template <typename Problem>
+__global__ void __launch_bounds__(kProductThreads, 2) split_product_kernel(Problem problem) {
+    __shared__ __align__(128) char stages[2][kProductStage];
+    const int64_t row_tiles = ceil_div(problem.rows, int64_t(kProductTile));
+    const int64_t column_tiles = ceil_div(problem.columns, int64_t(kProductTile));
+    const int64_t task = blockIdx.x / (row_tiles * column_tiles);
+    const int64_t tile = blockIdx.x % (row_tiles * column_tiles);
+    const int64_t row0 = tile / column_tiles * kProductTile;
+    const int64_t column0 = tile % column_tiles * kProductTile;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int block8 = lane / 8, within8 = lane % 8;
+    // Slot i of a thread: four numbers of row staged_row + 20 i; first the rows, then the columns.
+    const int staged_row = threadIdx.x / 8, quad = threadIdx.x % 8;
+    typename Problem::Reader reader(problem, task, row0, column0);
+
+    float4 next[kProductSlots];
+    const auto fetch = [&](int64_t group) {
+        const int64_t d = group * kGroup + 4 * quad;
+#pragma unroll
+        for (int i = 0; i < kProductSlots; ++i) {
+            const int row = staged_row + i * kRowsOfSlot;
+            const bool is_row = i < kProductSlots / 2;
+            next[i] = is_row
+                          ? reader.row(i, row0 + row, d)
+                          : reader.column(i - kProductSlots / 2, column0 + row - kProductTile, d);
+        }
+    };
+    const auto place = [&](char* stage) {
+#pragma unroll
+        for (int i = 0; i < kProductSlots; ++i) {
+            store_split4(stage, staged_row + i * kRowsOfSlot, quad, next[i],
+                         i < kProductSlots / 2 ? kRowFactor : kColumnFactor);
+        }
+    };
+    const unsigned a_at =
+        (warp * 16 + block8 % 2 * 8 + within8) * 128 + piece_offset(within8, block8 / 2);
+    const unsigned b_at =
+        (kProductTile + block8 / 2 * 8 + within8) * 128 + piece_offset(within8, block8 % 2);
+    const int64_t groups = ceil_div(problem.depth, int64_t(kGroup));
+    ProductSums sum = {}, total = {};
+    fetch(0);
+    place(stages[0]);
+    __syncthreads();
+    for (int64_t group = 0; group < groups; ++group) {
+        const bool more = group + 1 < groups;
+        if (more) fetch(group + 1);
+        const unsigned stage = shared_address(stages[group % 2]);
+        multiply_split(sum, stage + a_at, stage + b_at);
+        if (group % kFlush == kFlush - 1 || !more) flush_sums(total, sum);
+        if (more) place(stages[(group + 1) % 2]);
+        __syncthreads();  // the other stage is full, this one free
+    }
+    reader.finish();
+#pragma unroll
+    for (int i = 0; i < kProductTile / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int64_t r = row0 + warp * 16 + j / 2 * 8 + lane / 4;
+            const int64_t c = column0 + i * 8 + lane % 4 * 2 + j % 2;
+            if (r < problem.rows && c < problem.columns) {
+                problem.store(task, r, c, total[0][i][j] * kProductFactor);
+            }
+        }
+    }
+}
+
+template <typename Problem>
+void launch_split_product(const Problem& problem, int64_t tasks, const char* name,
+                          cudaStream_t stream) {
+    const int64_t tiles = ceil_div(problem.rows, int64_t(kProductTile)) *
+                          ceil_div(problem.columns, int64_t(kProductTile));
+    split_product_kernel<<<grid_size(tasks * tiles), kProductThreads, 0, stream>>>(problem);
+    check_launch(name);
+}
+
+}  // namespace paddle_ext
