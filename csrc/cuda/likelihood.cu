@@ -2,13 +2,15 @@
 //
 // After `labelled`, which here writes no rows, one product gives those that calibrate with the class
 // means: the rows are made of the support on their way to it, and what passes by tells the weights,
-// their squares and what the rows are off their means. Then distances, calibration and bias.
+// and the squares of both. Then distances, calibration and bias.
 
 #include "cuda/likelihood.h"
 
+#include <type_traits>
+
 #include "common/check.h"
 #include "common/likelihood.h"
-#include "cuda/calibrate.h"
+#include "cuda/calibrate.cuh"
 #include "cuda/labelled_rows.cuh"
 #include "cuda/split_product.cuh"
 
@@ -36,15 +38,19 @@ __device__ inline float inner(float4 a, float4 b) {
 struct LikelihoodPlan {
     LabelledParams labelled{};
     CalibrateParams calibrate{};
-    float* off;    // [B, R]
-    float* noise;  // [B]    what is taken off distances to a class of one row
+    float* own;    // [B, R] products of the rows with themselves
+    float* cross;  // [B, R, K]
+    float* base;   // [B, K] see LeftOutDistances
+    float* added;  // [B, R] likewise
     int64_t bytes;
 
     explicit LikelihoodPlan(const LikelihoodParams& p) {
         SharedArena arena(p.workspace);
         const int64_t B = p.B, S = p.S, K = p.K, D = p.D, R = p.R;
-        off = arena.take<float>(B * R);
-        noise = arena.take<float>(B);
+        own = arena.take<float>(B * R);
+        cross = arena.take<float>(B * R * K);
+        base = arena.take<float>(B * K);
+        added = arena.take<float>(B * R);
         labelled.B = B, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
         labelled.dtype = p.dtype;
         labelled.support = p.support, labelled.labels = p.labels;
@@ -55,13 +61,12 @@ struct LikelihoodPlan {
         labelled.judging = arena.take<int64_t>(B);
         labelled.scale = p.scale, labelled.sound = p.sound;
         calibrate.B = B, calibrate.R = R, calibrate.K = K, calibrate.dtype = p.dtype;
-        calibrate.distances = arena.take<float>(B * R * K);
         calibrate.labels = labelled.own, calibrate.count = labelled.judging;
         calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
         calibrate.sharpness = p.sharpness;
         calibrate.objective = arena.take<float>(B);
         calibrate.drawn = arena.take<float>(B * K);
-        calibrate.workspace_bytes = calibrate_cuda_workspace(calibrate, 0);
+        calibrate.workspace_bytes = calibrate_workspace_bytes(calibrate);
         calibrate.workspace = arena.take<char>(calibrate.workspace_bytes);
         labelled.workspace_bytes = LabelledPlan(without_workspace(labelled), false).bytes;
         labelled.workspace = arena.take<char>(labelled.workspace_bytes);
@@ -75,63 +80,73 @@ struct LikelihoodPlan {
 };
 
 // Rows that calibrate, and class means in the feature scale.
+template <bool kAligned>
 struct JudgesProduct {
     LabelledParams p;
     LabelledPlan plan;
-    float *weights, *squares, *off, *cross;
+    float *weights, *squares, *own, *cross;
     int64_t rows, columns, depth;
 
     struct Reader {
-        static constexpr int kSlots = kProductSlots / 2;
+        static constexpr int kSlots = kProductSlots;
         const JudgesProduct& of;
-        int64_t task, row0, column0, D;
+        int task, row0, column0, d = 0;
         const float *support, *centre, *means, *scale;
-        int row_of[kSlots], own[kSlots];  // -1: there is none
-        float first[kSlots], second[kSlots], off[kSlots] = {}, squares[kSlots] = {};
+        int row_of[kSlots];
+        // A row beyond the last one is scaled to zero; columns beyond the last one are stored nowhere.
+        float first[kSlots], second[kSlots], own[kSlots] = {}, squares[kSlots] = {};
+        float4 around, factor, x[kSlots], mean[kSlots];
 
         __device__ Reader(const JudgesProduct& of, int64_t task, int64_t row0, int64_t column0)
-            : of(of), task(task), row0(row0), column0(column0), D(of.p.D),
-              support(static_cast<const float*>(of.p.support) + task * of.p.S * D),
-              centre(static_cast<const float*>(of.p.centre) + task * D),
-              means(static_cast<const float*>(of.p.means) + task * of.p.K * D),
-              scale(static_cast<const float*>(of.p.scale) + task * D) {
+            : of(of), task(int(task)), row0(int(row0)), column0(int(column0)),
+              support(static_cast<const float*>(of.p.support) + task * of.p.S * of.p.D),
+              centre(static_cast<const float*>(of.p.centre) + task * of.p.D),
+              means(static_cast<const float*>(of.p.means) + task * of.p.K * of.p.D),
+              scale(static_cast<const float*>(of.p.scale) + task * of.p.D) {
             const int64_t count = of.p.judging[task], at = task * of.p.R;
 #pragma unroll
             for (int i = 0; i < kSlots; ++i) {
-                const int64_t r = place(row0, i);
-                row_of[i] = r < count ? of.plan.chosen[at + r] : -1;
-                own[i] = r < count ? int(of.p.own[at + r]) : 0;
-                const int64_t s = task * of.p.S + max(row_of[i], 0);
+                const int r = place(this->row0, i);
+                const bool there = r < count;
+                row_of[i] = there ? of.plan.chosen[at + r] : 0;
+                const int64_t s = task * of.p.S + row_of[i];
                 first[i] = static_cast<const float*>(of.p.first)[s];
-                second[i] = static_cast<const float*>(of.p.second)[s];
+                second[i] = there ? static_cast<const float*>(of.p.second)[s] : 0.0f;
             }
         }
 
-        __device__ static int64_t place(int64_t start, int slot) {
-            return start + threadIdx.x / 8 + slot * kRowsOfSlot;
+        __device__ static int place(int start, int slot) {
+            return start + int(threadIdx.x) / 8 + slot * kRowsOfSlot;
         }
 
-        __device__ float4 load(const float* row, int64_t d) const {
-            return load_row4(row, d, D, of.plan.aligned);
+        __device__ float4 load(const float* from, int64_t row) const {
+            return load_row4(from + row * of.p.D, d, of.p.D, kAligned);
         }
 
-        __device__ float4 row(int slot, int64_t, int64_t d) {
-            if (row_of[slot] < 0) return make_float4(0, 0, 0, 0);
-            const float4 raw = load(support + row_of[slot] * D, d);
-            const float4 x = times(centred(raw, first[slot], load(centre, d)), second[slot]);
-            if (column0 == 0) {
-                const float4 away = minus(x, load(means + own[slot] * D, d));
-                off[slot] += inner(times(away, away), load(scale, d));
+        __device__ void fetch(int64_t from) {
+            d = int(from);
+            around = load(centre, 0);
+            factor = load(scale, 0);
+#pragma unroll
+            for (int i = 0; i < kSlots; ++i) {
+                x[i] = load(support, row_of[i]);
+                mean[i] = load(means, min(place(column0, i), int(of.columns) - 1));
             }
-            return x;
         }
 
-        __device__ float4 column(int slot, int64_t k, int64_t d) {
-            if (k >= of.columns) return make_float4(0, 0, 0, 0);
-            const float4 mean = load(means + k * D, d), weight = times(mean, load(scale, d));
-            if (row0 == 0 && d < D) {
-                store_row4(of.weights + (task * of.columns + k) * D, d, D, of.plan.aligned, weight);
-                squares[slot] += inner(mean, weight);
+        __device__ float4 row(int i) {
+            const float4 value = times(centred(x[i], first[i], around), second[i]);
+            own[i] += inner(times(value, value), factor);
+            return value;
+        }
+
+        __device__ float4 column(int i) {
+            const float4 weight = times(mean[i], factor);
+            const int k = place(column0, i);
+            if (row0 == 0 && k < of.columns && d < of.p.D) {
+                float* const to = of.weights + (task * of.columns + k) * of.p.D;
+                store_row4(to, d, of.p.D, kAligned, weight);
+                squares[i] += inner(mean[i], weight);
             }
             return weight;
         }
@@ -139,14 +154,14 @@ struct JudgesProduct {
         __device__ void finish() const {
 #pragma unroll
             for (int i = 0; i < kSlots; ++i) {
-                float distance = off[i], square = squares[i];
+                float own_square = own[i], square = squares[i];
                 for (int step = 4; step > 0; step /= 2) {
-                    distance += __shfl_xor_sync(kAllLanes, distance, step);
+                    own_square += __shfl_xor_sync(kAllLanes, own_square, step);
                     square += __shfl_xor_sync(kAllLanes, square, step);
                 }
                 if (threadIdx.x % 8 != 0) continue;
-                const int64_t r = place(row0, i), k = place(column0, i);
-                if (column0 == 0 && r < of.rows) of.off[task * of.rows + r] = distance;
+                const int r = place(row0, i), k = place(column0, i);
+                if (column0 == 0 && r < of.rows) of.own[task * of.rows + r] = own_square;
                 if (row0 == 0 && k < of.columns) of.squares[task * of.columns + k] = square;
             }
         }
@@ -157,35 +172,47 @@ struct JudgesProduct {
     }
 };
 
-constexpr int kDistanceThreads = 512;
+// Squared distances of the rows that calibrate, from the products, each row left out of its class.
+struct LeftOutDistances {
+    LikelihoodParams p;
+    const float *cross, *squares_of_rows;  // [B, R, K], [B, R]
+    const int64_t *own, *count;            // [B, R], [B]
+    float* base;                           // [B, K] what a distance is without the product
+    float* added;                          // [B, R] to that of the own class
 
-// From products to squared distances, each row left out of its class; a block a task.
-__global__ void __launch_bounds__(kDistanceThreads)
-    distances_kernel(LikelihoodParams p, LikelihoodPlan plan, float* distances) {
-    __shared__ double scratch[kDistanceThreads / 32];
-    const int64_t task = blockIdx.x, K = p.K, R = p.R, count = plan.labelled.judging[task];
-    const int lane = threadIdx.x % 32;
-    const float* const shots = static_cast<const float*>(p.shots) + task * K;
-    const float* const squares = static_cast<const float*>(p.squares) + task * K;
-    const int64_t* const own = plan.labelled.own + task * R;
-    const float* const off = plan.off + task * R;
-    double scatter = 0;
-    for (int64_t i = threadIdx.x; i < count; i += kDistanceThreads) {
-        scatter += double(scatter_of(off[i], shots[own[i]]));
+    // What a row is off its class mean; rounding may make it negative.
+    __device__ float off(int64_t task, int64_t i) const {
+        const int64_t at = task * p.R + i, k = own[at];
+        const float square = static_cast<const float*>(p.squares)[task * p.K + k];
+        return fmaxf(squares_of_rows[at] - 2.0f * cross[at * p.K + k] + square, 0.0f);
     }
-    scatter = block_sum(scatter, scratch);
-    const float noise = count > 0 ? float(kNoise * scatter / double(count)) : 0.0f;
-    if (threadIdx.x == 0) plan.noise[task] = noise;
-    for (int64_t i = threadIdx.x / 32; i < R; i += kDistanceThreads / 32) {
-        const float distance = left_out_rate(shots[own[i]]) * off[i];
-        float* const to = distances + (task * R + i) * K;
-        for (int64_t k = lane; k < K; k += 32) {
-            const float plain = squares[k] - noise / fmaxf(shots[k], 1.0f) - 2.0f * to[k];
-            to[k] = k == own[i] ? plain + (distance - off[i]) : plain;
+
+    __device__ void start(int64_t task, double* scratch) const {
+        const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
+        const float* const squares = static_cast<const float*>(p.squares) + task * p.K;
+        const int64_t judging = count[task];
+        double scatter = 0;
+        for (int64_t i = threadIdx.x; i < p.R; i += blockDim.x) {
+            const float near = off(task, i), n = shots[own[task * p.R + i]];
+            const float distance = left_out_rate(n) * near;
+            scatter += i < judging ? double(scatter_of(near, n)) : 0.0;
+            added[task * p.R + i] = distance - near;
+            static_cast<float*>(p.usual)[task * p.R + i] = i < judging ? distance : NAN;
         }
-        if (lane == 0) static_cast<float*>(p.usual)[task * R + i] = i < count ? distance : NAN;
+        scatter = block_sum(scatter, scratch);
+        const float noise = judging > 0 ? float(kNoise * scatter / double(judging)) : 0.0f;
+        for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
+            base[task * p.K + k] = squares[k] - noise / fmaxf(shots[k], 1.0f);
+        }
+        __syncthreads();
     }
-}
+
+    __device__ float operator()(int64_t task, int64_t i, int64_t k) const {
+        const int64_t at = task * p.R + i;
+        const float plain = base[task * p.K + k] - 2.0f * cross[at * p.K + k];
+        return k == own[at] ? plain + added[at] : plain;
+    }
+};
 
 // A block a task.
 __global__ void __launch_bounds__(kThreads) bias_kernel(LikelihoodParams p, LikelihoodPlan plan) {
@@ -198,10 +225,8 @@ __global__ void __launch_bounds__(kThreads) bias_kernel(LikelihoodParams p, Like
     const float rows = float(plan.labelled.judging[task]) / float(K);
     const float half = 0.5f * static_cast<const float*>(p.sharpness)[task];
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        const float n = fmaxf(static_cast<const float*>(p.shots)[task * K + k], 1.0f);
-        const float square = static_cast<const float*>(p.squares)[task * K + k];
         static_cast<float*>(p.bias)[task * K + k] =
-            hub_bias(drawn[k], float(mean), rows) - half * (square - plan.noise[task] / n);
+            hub_bias(drawn[k], float(mean), rows) - half * plan.base[task * K + k];
     }
 }
 
@@ -215,25 +240,30 @@ int64_t likelihood_cuda_workspace(const LikelihoodParams& p, int) {
 
 void likelihood_cuda(const LikelihoodParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, likelihood_cuda_workspace(p, device));
+    require(p.D <= INT32_MAX / 2 && p.R <= INT32_MAX / 2,
+            "support must have fewer than 2^30 features");
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
     const LikelihoodPlan plan(p);
     const LabelledPlan rows = labelled_plan(plan.labelled);
     launch_labelled(plan.labelled, rows, on);
-    const auto distances = static_cast<float*>(const_cast<void*>(plan.calibrate.distances));
-    const JudgesProduct product{plan.labelled,
-                                rows,
-                                static_cast<float*>(p.weights),
-                                static_cast<float*>(p.squares),
-                                plan.off,
-                                distances,
-                                p.R,
-                                p.K,
-                                p.D};
-    launch_split_product(product, p.B, "split_product_kernel of likelihood", on);
-    distances_kernel<<<grid_size(p.B), kDistanceThreads, 0, on>>>(p, plan, distances);
-    check_launch("distances_kernel");
-    calibrate_cuda(plan.calibrate, device, stream);
+    const auto multiply = [&](auto aligned) {
+        const JudgesProduct<aligned.value> product{plan.labelled,
+                                                   rows,
+                                                   static_cast<float*>(p.weights),
+                                                   static_cast<float*>(p.squares),
+                                                   plan.own,
+                                                   plan.cross,
+                                                   p.R,
+                                                   p.K,
+                                                   p.D};
+        launch_split_product(product, p.B, "split_product_kernel of likelihood", on);
+    };
+    const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale, p.weights});
+    aligned ? multiply(std::true_type{}) : multiply(std::false_type{});
+    const LeftOutDistances source{
+        p, plan.cross, plan.own, plan.labelled.own, plan.labelled.judging, plan.base, plan.added};
+    launch_calibrate(plan.calibrate, source, device, on);
     bias_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
     check_launch("bias_kernel");
 }

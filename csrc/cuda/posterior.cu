@@ -5,6 +5,8 @@
 
 #include "cuda/posterior.h"
 
+#include <type_traits>
+
 #include "common/check.h"
 #include "common/labelled.h"
 #include "common/likelihood.h"
@@ -83,37 +85,54 @@ __global__ void sound_kernel(bool* sound, int64_t B) {
 }
 
 // Queries with the weights, then with the queries in the feature scale.
+template <bool kAligned>
 struct QueriesProduct {
     PosteriorParams p;
     const float* x;
     float *cross, *logits, *gram;
-    bool aligned;
     int64_t rows, columns, depth;
 
     struct Reader {
         const QueriesProduct& of;
         int64_t D;
-        const float *x, *weights, *scale;
+        const float* scale;
+        const float *row_at[kProductSlots], *column_at[kProductSlots];
+        bool is_query[kProductSlots];  // of a column
+        float4 factor, x[kProductSlots], y[kProductSlots];
 
-        __device__ Reader(const QueriesProduct& of, int64_t task, int64_t, int64_t)
-            : of(of), D(of.depth), x(of.x + task * of.rows * D),
-              weights(static_cast<const float*>(of.p.weights) +
-                      (of.p.shared ? 0 : task * of.p.K * D)),
-              scale(static_cast<const float*>(of.p.scale) + (of.p.shared ? 0 : task * D)) {}
-
-        __device__ float4 load(const float* row, int64_t d) const {
-            return load_row4(row, d, D, of.aligned);
+        // What is read for rows and columns beyond the last one is stored nowhere.
+        __device__ Reader(const QueriesProduct& of, int64_t task, int64_t row0, int64_t column0)
+            : of(of), D(of.depth) {
+            const int64_t likelihood = of.p.shared ? 0 : task;
+            const float* const queries = of.x + task * of.rows * D;
+            const float* const weights =
+                static_cast<const float*>(of.p.weights) + likelihood * of.p.K * D;
+            scale = static_cast<const float*>(of.p.scale) + likelihood * D;
+#pragma unroll
+            for (int i = 0; i < kProductSlots; ++i) {
+                const int64_t at = threadIdx.x / 8 + i * kRowsOfSlot;
+                const int64_t q = min(row0 + at, of.rows - 1);
+                const int64_t c = min(column0 + at, of.columns - 1);
+                is_query[i] = c >= of.p.K;
+                row_at[i] = queries + q * D;
+                column_at[i] = is_query[i] ? queries + (c - of.p.K) * D : weights + c * D;
+            }
         }
 
-        __device__ float4 row(int, int64_t q, int64_t d) const {
-            return q < of.rows ? load(x + q * D, d) : make_float4(0, 0, 0, 0);
+        __device__ void fetch(int64_t d) {
+            factor = load_row4(scale, d, D, kAligned);
+#pragma unroll
+            for (int i = 0; i < kProductSlots; ++i) {
+                x[i] = load_row4(row_at[i], d, D, kAligned);
+                y[i] = load_row4(column_at[i], d, D, kAligned);
+            }
         }
 
-        __device__ float4 column(int, int64_t c, int64_t d) const {
-            if (c < of.p.K) return load(weights + c * D, d);
-            if (c >= of.columns) return make_float4(0, 0, 0, 0);
-            const float4 a = load(x + (c - of.p.K) * D, d), b = load(scale, d);
-            return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+        __device__ float4 row(int i) const { return x[i]; }
+
+        __device__ float4 column(int i) const {
+            const float4 a = y[i], b = factor;
+            return is_query[i] ? make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w) : a;
         }
 
         __device__ void finish() const {}
@@ -165,52 +184,67 @@ __global__ void __launch_bounds__(kThreads) late_kernel(PosteriorParams p, Poste
     }
 }
 
-constexpr int kInnerRows = 80;   // queries of a block, ...
-constexpr int kInnerDepth = 32;  // ... others at a time
+constexpr int kInnerRows = 80;     // queries of a block, ...
+constexpr int kInnerDepth = 32;    // ... others at a time, ...
+constexpr int kInnerClasses = 64;  // ... and classes, two for each lane
 constexpr int kInnerHeld = kInnerRows / kWarps;
 
-// inner = gram W, with W what the queries weigh in the classes. A block takes some queries and 32
-// classes, one for each lane.
+// inner = gram W, with W what the queries weigh in the classes.
 __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, PosteriorPlan plan) {
     __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
-    __shared__ float weights[kInnerDepth][32];
+    __shared__ float weights[kInnerDepth][kInnerClasses];
     const int64_t Q = p.Q, K = p.K;
-    const int64_t row_tiles = ceil_div(Q, int64_t(kInnerRows)), tiles = ceil_div(K, int64_t(32));
+    const int64_t row_tiles = ceil_div(Q, int64_t(kInnerRows));
+    const int64_t tiles = ceil_div(K, int64_t(kInnerClasses));
     const int64_t task = blockIdx.x / (row_tiles * tiles);
     const int64_t row0 = blockIdx.x / tiles % row_tiles * kInnerRows;
+    const int64_t class0 = blockIdx.x % tiles * kInnerClasses;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t k = blockIdx.x % tiles * 32 + lane;
     const float prior = static_cast<const float*>(p.concentration)[task];
-    const float trust = k < K ? trust_of(plan.total[task * K + k], prior) : 0.0f;
-    float sum[kInnerHeld] = {};
+    const int64_t weighed = class0 + threadIdx.x % kInnerClasses;  // by this thread
+    const float trust = weighed < K ? trust_of(plan.total[task * K + weighed], prior) : 0.0f;
+    float sum[kInnerHeld][2] = {};
     for (int64_t first = 0; first < Q; first += kInnerDepth) {
         __syncthreads();  // the tiles before have been read
-        for (int i = warp; i < kInnerRows; i += kWarps) {
-            const int64_t q = row0 + i, other = first + lane;
-            gram[i][lane] = q < Q && other < Q ? plan.gram[(task * Q + q) * Q + other] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kInnerHeld; ++i) {
+            const int64_t q = row0 + warp + i * kWarps, other = first + lane;
+            gram[warp + i * kWarps][lane] =
+                q < Q && other < Q ? plan.gram[(task * Q + q) * Q + other] : 0.0f;
         }
-        for (int i = warp; i < kInnerDepth; i += kWarps) {
-            const bool there = first + i < Q && k < K;
-            const float u = there ? plan.given[(task * Q + first + i) * K + k] : 0.0f;
-            weights[i][lane] = query_weight(u, trust);
+#pragma unroll
+        for (int i = threadIdx.x / kInnerClasses; i < kInnerDepth; i += kThreads / kInnerClasses) {
+            const bool there = first + i < Q && weighed < K;
+            const float u = there ? plan.given[(task * Q + first + i) * K + weighed] : 0.0f;
+            weights[i][threadIdx.x % kInnerClasses] = query_weight(u, trust);
         }
         __syncthreads();
 #pragma unroll
         for (int j = 0; j < kInnerDepth; j += 4) {
-            float w[4];
+            float w[4][2];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) w[i] = weights[j + i][lane];
+            for (int i = 0; i < 4; ++i) {
+                w[i][0] = weights[j + i][lane];
+                w[i][1] = weights[j + i][lane + 32];
+            }
 #pragma unroll
-            for (int r = 0; r < kInnerHeld; ++r) {
-                const float4 g = *reinterpret_cast<const float4*>(&gram[warp + r * kWarps][j]);
-                sum[r] += (g.x * w[0] + g.y * w[1]) + (g.z * w[2] + g.w * w[3]);
+            for (int i = 0; i < kInnerHeld; ++i) {
+                const float4 g = *reinterpret_cast<const float4*>(&gram[warp + i * kWarps][j]);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    sum[i][c] += (g.x * w[0][c] + g.y * w[1][c]) + (g.z * w[2][c] + g.w * w[3][c]);
+                }
             }
         }
     }
 #pragma unroll
-    for (int r = 0; r < kInnerHeld; ++r) {
-        const int64_t q = row0 + warp + r * kWarps;
-        if (q < Q && k < K) plan.inner[(task * Q + q) * K + k] = sum[r];
+    for (int i = 0; i < kInnerHeld; ++i) {
+        const int64_t q = row0 + warp + i * kWarps;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int64_t k = class0 + lane + 32 * c;
+            if (q < Q && k < K) plan.inner[(task * Q + q) * K + k] = sum[i][c];
+        }
     }
 }
 
@@ -231,13 +265,17 @@ void posterior_cuda(const PosteriorParams& p, int device, void* stream) {
     sound_kernel<<<grid_size(ceil_div(p.B, int64_t(kThreads))), kThreads, 0, on>>>(p.sound, p.B);
     check_launch("sound_kernel");
     coordinates_cuda(plan.coordinates, device, stream);
-    const QueriesProduct product{p,   plan.x,    plan.cross, plan.logits, plan.gram, plan.aligned,
-                                 p.Q, p.K + p.Q, p.D};
-    launch_split_product(product, p.B, "split_product_kernel of posterior", on);
+    const auto multiply = [&](auto aligned) {
+        const QueriesProduct<aligned.value> product{p,         plan.x, plan.cross, plan.logits,
+                                                    plan.gram, p.Q,    p.K + p.Q,  p.D};
+        launch_split_product(product, p.B, "split_product_kernel of posterior", on);
+    };
+    plan.aligned ? multiply(std::true_type{}) : multiply(std::false_type{});
     adapt_cuda(plan.adapt, device, stream);
     late_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
     check_launch("late_kernel");
-    const int64_t tiles = ceil_div(p.Q, int64_t(kInnerRows)) * ceil_div(p.K, int64_t(32));
+    const int64_t tiles =
+        ceil_div(p.Q, int64_t(kInnerRows)) * ceil_div(p.K, int64_t(kInnerClasses));
     inner_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(p, plan);
     check_launch("inner_kernel");
     step_cuda(plan.step, device, stream);

@@ -4,10 +4,10 @@
 // Problem may make them of anything. It has the sizes `rows`, `columns` and `depth` of a task, the
 // function store(task, r, c, value), and a struct Reader that each thread makes for its tile, from
 // (problem, task, row0, column0), with
-//   row(slot, r, d), column(slot, c, d)   four numbers from d on, zeros beyond the end; slot i of a
-//                                         thread is always the same row, shared with the seven
-//                                         threads beside it
-//   finish()                              once all numbers have been read
+//   fetch(d)                   loads what the next two need, and waits for none of it
+//   row(slot), column(slot)    four numbers from that d on, zeros beyond the end; slot i of a thread is
+//                              always the same row, shared with the seven threads beside it
+//   finish()                   once all numbers have been read
 #pragma once
 
 #include "common/device.cuh"
@@ -17,8 +17,7 @@ namespace paddle_ext {
 
 constexpr int kProductTile = 80;  // 75 queries, the habit of the field, fit one tile
 constexpr int kProductWarps = kProductTile / 16, kProductThreads = 32 * kProductWarps;
-constexpr int kProductSlots =
-    2 * kProductTile * kGroup / 4 / kProductThreads;  // float4 of a thread
+constexpr int kProductSlots = kProductTile * kGroup / 4 / kProductThreads;  // rows of a thread
 constexpr int kRowsOfSlot = kProductThreads / 8;
 constexpr int kProductStage = 2 * kProductTile * 128;  // bytes
 
@@ -30,10 +29,17 @@ using ProductSums = float[1][kProductTile / 8][4];
 
 // Four numbers into the group of a row.
 __device__ inline void store_split4(char* stage, int row, int quad, float4 v, float factor) {
-    const HighLow a = split(v.x * factor), b = split(v.y * factor);
-    const HighLow c = split(v.z * factor), d = split(v.w * factor);
-    __half2 high[2] = {__halves2half2(a.high, b.high), __halves2half2(c.high, d.high)};
-    __half2 low[2] = {__halves2half2(a.low, b.low), __halves2half2(c.low, d.low)};
+    const auto scaled = [&](float x) {
+        return fminf(fmaxf(x * factor, -4.0f * kHalfRange), 4.0f * kHalfRange);
+    };
+    const float numbers[4] = {scaled(v.x), scaled(v.y), scaled(v.z), scaled(v.w)};
+    __half2 high[2], low[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        high[i] = __floats2half2_rn(numbers[2 * i], numbers[2 * i + 1]);
+        const float2 back = __half22float2(high[i]);
+        low[i] = __floats2half2_rn(numbers[2 * i] - back.x, numbers[2 * i + 1] - back.y);
+    }
     char* const at = stage + row * 128 + quad % 2 * 8;
     *reinterpret_cast<uint2*>(at + piece_offset(row, quad / 2)) =
         *reinterpret_cast<const uint2*>(high);
@@ -48,20 +54,26 @@ __device__ inline void multiply_split(ProductSums& sum, unsigned a_at, unsigned 
         unsigned a[2][4];  // high, low
 #pragma unroll
         for (int part = 0; part < 2; ++part) load_matrices(a[part], a_at ^ (part * 64 + step * 32));
+        // Two pairs of 8 columns at a time, so that four sums are under way.
+        constexpr int kPairs = kProductTile / 16;
 #pragma unroll
-        for (int pair = 0; pair < kProductTile / 16; ++pair) {
-            unsigned b[2][4];
+        for (int first = 0; first < kPairs; first += 2) {
+            unsigned b[2][2][4];
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                load_matrices(b[part], (b_at ^ (part * 64 + step * 32)) + pair * 16 * 128);
+            for (int i = 0; i < 2 && first + i < kPairs; ++i) {
+#pragma unroll
+                for (int part = 0; part < 2; ++part) {
+                    load_matrices(b[i][part],
+                                  (b_at ^ (part * 64 + step * 32)) + (first + i) * 16 * 128);
+                }
             }
 #pragma unroll
             for (int product = 0; product < 3; ++product) {  // low high, high low, high high
                 const int of_a = product == 0, of_b = product == 1;
 #pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    multiply_add(sum[0][2 * pair + side], a[of_a], b[of_b][2 * side],
-                                 b[of_b][2 * side + 1]);
+                for (int i = 0; i < 4 && first + i / 2 < kPairs; ++i) {
+                    multiply_add(sum[0][2 * first + i], a[of_a], b[i / 2][of_b][i % 2 * 2],
+                                 b[i / 2][of_b][i % 2 * 2 + 1]);
                 }
             }
         }
@@ -83,23 +95,13 @@ __global__ void __launch_bounds__(kProductThreads, 2) split_product_kernel(Probl
     const int staged_row = threadIdx.x / 8, quad = threadIdx.x % 8;
     typename Problem::Reader reader(problem, task, row0, column0);
 
-    float4 next[kProductSlots];
-    const auto fetch = [&](int64_t group) {
-        const int64_t d = group * kGroup + 4 * quad;
-#pragma unroll
-        for (int i = 0; i < kProductSlots; ++i) {
-            const int row = staged_row + i * kRowsOfSlot;
-            const bool is_row = i < kProductSlots / 2;
-            next[i] = is_row
-                          ? reader.row(i, row0 + row, d)
-                          : reader.column(i - kProductSlots / 2, column0 + row - kProductTile, d);
-        }
-    };
+    const auto fetch = [&](int64_t group) { reader.fetch(group * kGroup + 4 * quad); };
     const auto place = [&](char* stage) {
 #pragma unroll
         for (int i = 0; i < kProductSlots; ++i) {
-            store_split4(stage, staged_row + i * kRowsOfSlot, quad, next[i],
-                         i < kProductSlots / 2 ? kRowFactor : kColumnFactor);
+            const int row = staged_row + i * kRowsOfSlot;
+            store_split4(stage, row, quad, reader.row(i), kRowFactor);
+            store_split4(stage, kProductTile + row, quad, reader.column(i), kColumnFactor);
         }
     };
     const unsigned a_at =

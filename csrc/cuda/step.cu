@@ -39,16 +39,75 @@ struct Step {
         square = static_cast<float*>(p.workspace) + task * 2 * p.K;
         mass = square + p.K;
     }
+};
 
-    __device__ float logit(int64_t at, int64_t q, int64_t k) const {
-        const float u = given[at], w = query_weight(u, trust_of(total[k], prior));
-        float z = sharpness *
-                  half_distance(w, shots[k] * cross[at], inner[at], own[q], square[k], mass[k]);
-        if (extra != nullptr) z += extra[at];
-        return temper * (z + constant[k] + logf(fmaxf(total[k] - weight * u, prior)));
+// A class, as the rows of all queries need it.
+struct StepClass {
+    float shots, trust, square, mass, constant, total;
+
+    __device__ StepClass() {}
+    __device__ StepClass(const Step& s, int64_t k)
+        : shots(s.shots[k]), trust(trust_of(s.total[k], s.prior)), square(s.square[k]),
+          mass(s.mass[k]), constant(s.constant[k]), total(s.total[k]) {}
+
+    __device__ float logit(const Step& s, int64_t at, float own) const {
+        const float u = s.given[at], w = query_weight(u, trust);
+        float z =
+            s.sharpness * half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
+        if (s.extra != nullptr) z += s.extra[at];
+        return s.temper * (z + constant + logf(fmaxf(total - s.weight * u, s.prior)));
     }
 };
 
+// Probabilities and labels of the queries of a warp. Their classes are held in kHeld registers of a
+// lane; with 0 of them rows go through memory.
+template <int kHeld>
+__device__ void write_queries(const Step& s, const StepParams& p, float* out, int64_t* labels) {
+    constexpr int kKept = kHeld > 0 ? kHeld : 1;
+    const int lane = threadIdx.x % 32;
+    const int64_t K = p.K;
+    StepClass classes[kKept];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        if (lane + 32 * i < K) classes[i] = StepClass(s, lane + 32 * i);
+    }
+    for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
+        float kept[kKept], most = Range<float>::kMinusInfinity, sum = 0, best = -1.0f;
+        int label = 0;
+        const float own = s.own[q];
+        // Calls body(k, value, i) for the classes of the lane; the value stays between calls.
+        const auto each = [&](const auto& body) {
+#pragma unroll
+            for (int i = 0; i < kHeld; ++i) {
+                if (lane + 32 * i < K) body(lane + 32 * i, kept[i], i);
+            }
+            for (int64_t k = lane; kHeld == 0 && k < K; k += 32) body(k, out[q * K + k], 0);
+        };
+        each([&](int64_t k, float& value, int i) {
+            const int64_t at = q * K + k;
+            value = (kHeld > 0 ? classes[i] : StepClass(s, k)).logit(s, at, own);
+            most = fmaxf(most, value);
+        });
+        most = warp_max(most);
+        each([&](int64_t, float& value, int) {
+            value = expf(value - most);
+            sum += value;
+        });
+        const float share = 1.0f / warp_sum(sum);
+        each([&](int64_t k, float& value, int) {
+            const float u = value * share;
+            out[q * K + k] = u;
+            if (u > best) {
+                best = u;
+                label = int(k);
+            }
+        });
+        label = warp_argmax(best, label);
+        if (lane == 0) labels[q] = label;
+    }
+}
+
+template <int kHeld>
 __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
     __shared__ float parts[2][kWarps][32];
     const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
@@ -80,32 +139,7 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
         __syncthreads();
     }
     float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
-    for (int64_t q = warp; q < Q; q += kWarps) {
-        float most = Range<float>::kMinusInfinity, sum = 0, best = -1.0f;
-        int label = 0;
-        for (int64_t k = lane; k < K; k += 32) {
-            const float z = s.logit(q * K + k, q, k);
-            out[q * K + k] = z;
-            most = fmaxf(most, z);
-        }
-        most = warp_max(most);
-        for (int64_t k = lane; k < K; k += 32) {
-            const float e = expf(out[q * K + k] - most);
-            out[q * K + k] = e;
-            sum += e;
-        }
-        const float share = 1.0f / warp_sum(sum);
-        for (int64_t k = lane; k < K; k += 32) {
-            const float u = out[q * K + k] * share;
-            out[q * K + k] = u;
-            if (u > best) {
-                best = u;
-                label = int(k);
-            }
-        }
-        label = warp_argmax(best, label);
-        if (lane == 0) p.labels[task * Q + q] = label;
-    }
+    write_queries<kHeld>(s, p, out, p.labels + task * Q);
 }
 
 }  // namespace
@@ -119,7 +153,11 @@ void step_cuda(const StepParams& p, int device, void* stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
     require_workspace(p.workspace_bytes, step_cuda_workspace(p, device));
     const DeviceGuard guard(device);
-    step_kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    const auto kernel = p.K <= 64    ? step_kernel<2>
+                        : p.K <= 160 ? step_kernel<5>
+                        : p.K <= 256 ? step_kernel<8>
+                                     : step_kernel<0>;
+    kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
     check_launch("step_kernel");
 }
 
