@@ -242,7 +242,7 @@ class Work:
             self.ranks.call_on_all(journal.open)
         mine: dict[Key, Count] = {}
         try:
-            for key, count in self.steps(done):
+            for key, count in self.steps(done, journal):
                 mine[key] = count
                 if journal is not None:
                     journal.add(key, count)
@@ -253,18 +253,21 @@ class Work:
             done |= others
         return done
 
-    def steps(self, done: Mapping[Key, Count]) -> Iterator[tuple[Key, Count]]:
-        """Compute what this rank has to."""
+    def steps(
+        self, done: Mapping[Key, Count], journal: Journal | None
+    ) -> Iterator[tuple[Key, Count]]:
+        """Compute what this rank has to; what is done of a block is kept in the journal."""
+        parts = {} if journal is None else journal.parts
         todo = {
             key: (sampler, label)
             for key, sampler, label in self.keys()
             if key.block % self.ranks.world == self.ranks.rank and key not in done
         }
-        total = sum(key.n_tasks for key in todo)
+        total = sum(key.n_tasks - (parts[key].tasks if key in parts else 0) for key in todo)
         device = self.bank.device
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with on_device, Progress("evaluating", total, show=self.show) as shown:
-            self.warm_up(dict.fromkeys(label for _, label in todo.values()))
+            pace = self.warm_up(dict.fromkeys(label for _, label in todo.values()))
             sums: dict[tuple[TaskSampler, str], tuple[int, int]] = {}
             block, drawn = None, None
             for key, (sampler, label) in todo.items():
@@ -273,19 +276,30 @@ class Work:
                     block = Block(self.bank, sampler, key.block * BLOCK, key.n_tasks)
                 right, answers = sums.get((sampler, label), (0, 0))
                 note = progress_note(sampler, label, right, answers)
-                count = block.count(self.methods[label], partial(shown.advance, note=note))
+                shown.advance(0, note)  # a slow method is named before it has done anything
+                count = block.count(
+                    self.methods[label],
+                    partial(shown.advance, note=note),
+                    begun=parts.get(key),
+                    keep=None if journal is None else partial(journal.add_part, key),
+                    pace=pace[label],
+                )
                 answers += key.n_tasks * sampler.n_query
                 sums[sampler, label] = right + count.correct, answers
                 yield key, count
 
-    def warm_up(self, labels: Mapping[str, None]) -> None:
-        """Let each method see a task before the clock runs; what it cannot take is told early."""
+    def warm_up(self, labels: Mapping[str, None]) -> dict[str, float]:
+        """Let each method see a task before the clock runs; what it cannot take is told early.
+
+        Returns the seconds that each took.
+        """
+        pace: dict[str, float] = {}
         if not labels:
-            return
+            return pace
         block = Block(self.bank, self.plan.samplers[0], 0, 1)
         for label in labels:
             try:
-                block.count(self.methods[label])
+                pace[label] = block.count(self.methods[label]).seconds
             except ValueError as error:
                 context = f"methods: {label!r} refuses these tasks: "
                 if isinstance(error, check.ArgumentError):  # an option may help
@@ -293,6 +307,7 @@ class Work:
                         "features", error.problem, error.or_pass, context + error.context
                     ) from error
                 raise ValueError(f"{context}{error}") from error
+        return pace
 
     def results(self, counts: Mapping[Key, Count]) -> tuple[Result, ...]:
         found: dict[tuple[TaskSampler, str], list[Count]] = {}
