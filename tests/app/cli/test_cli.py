@@ -1,9 +1,11 @@
 """The command as a whole: spellings, help, errors, exit codes, and what it says of itself."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 import paddle_ext
 from paddle_ext import FeatureBank, methods
 from paddle_ext.app.cli import app as app_module
+from paddle_ext.app.cli import info as info_module
 from paddle_ext.app.cli.app import app
 from paddle_ext.app.cli.arguments import (
     class_count,
@@ -95,6 +98,26 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = run("evaluate", bank, "--methods", "module_of_mine:YourMethod", *tasks)
     assert result.exit_code == 1
     assert "no YourMethod" in " ".join(result.output.split())
+
+
+def test_warnings_of_libraries_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Without the place in somebody's code, and each once."""
+
+    def noisy() -> None:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            warnings.warn("a decompression\n  bomb", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(info_module, "describe_installation", noisy)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    before = warnings.showwarning
+    result = run("info")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == ["paddle-ext: warning: a decompression bomb"]
+    assert os.environ["TQDM_DISABLE"] == "1"  # "Loading weights" of transformers
+    assert warnings.showwarning is before
 
 
 # --- spellings -----------------------------------------------------------------------------------
