@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import re
 import threading
@@ -87,7 +88,8 @@ def known_formats() -> tuple[str, ...]:
     Image.init()
     with suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
-    # What is too large is refused below, in a sentence of our own.
+    # What Pillow would say of a file on the terminal is told by us, with the name of the file.
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
