@@ -132,23 +132,26 @@ def upright(content: bytes) -> Image:
         return upright_rgb(file)
 
 
-def upright_rgb(file: Image) -> Image:
+def upright_rgb(picture: Image) -> Image:
+    """The same picture where its mode allows it: a large one in several copies is a GiB."""
     from PIL import Image, ImageOps
 
-    picture: Image.Image = ImageOps.exif_transpose(file)
     picture.load()
+    ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode in GREY_16_BIT:
         grey = np.asarray(picture).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if picture.mode in ("I", "F"):
-        values = np.asarray(picture, np.float64)
-        low, width = values.min(), max(float(np.ptp(values)), 1e-300)
-        return Image.fromarray(np.uint8(255 * ((values - low) / width))).convert("RGB")
+        values = np.nan_to_num(np.array(picture, np.float32), copy=False)
+        values -= values.min()
+        values *= 255 / max(float(values.max()), 1e-30)
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture)
-    return picture.convert("RGB")
+        clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+        white = Image.new("RGB", clear.size, "white")
+        white.paste(clear, mask=clear)
+        return white
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 # --- folders ------------------------------------------------------------------------------------
