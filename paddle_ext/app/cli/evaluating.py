@@ -219,6 +219,7 @@ def own_method(name: str) -> str | Method:
 def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | None) -> None:
     from ...research.evaluation import tables
     from ...research.evaluation.drawing import emphasised, settings_line
+    from ...research.files import replacing
 
     header, cells = tables.rows(found)
     strong = [number for number, name in enumerate(found.methods) if emphasised(name)]
@@ -226,7 +227,8 @@ def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | Non
     show.say(f"accuracy in per cent, ± 95 % confidence interval; {found.machine}")
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(tables.markdown(found))
+        with replacing(markdown) as new:
+            new.write_text(tables.markdown(found), encoding="utf-8")
         show.say(f"written: {markdown}")
     if figure is not None:
         draw(found, figure)
