@@ -80,22 +80,22 @@ struct LikelihoodPlan {
 };
 
 // Rows that calibrate, and class means in the feature scale.
-template <bool kAligned>
+template <bool aligned>
 struct JudgesProduct {
+    static constexpr bool kAligned = aligned;
     LabelledParams p;
     LabelledPlan plan;
     float *weights, *squares, *own, *cross;
     int64_t rows, columns, depth;
 
     struct Reader {
-        static constexpr int kSlots = kProductSlots;
+        static constexpr int kSlots = kProductSlots, kLoads = 2 * kSlots + 2;
         const JudgesProduct& of;
-        int task, row0, column0, d = 0;
+        int task, row0, column0;
         const float *support, *centre, *means, *scale;
         int row_of[kSlots];
         // A row beyond the last one is scaled to zero; columns beyond the last one are stored nowhere.
         float first[kSlots], second[kSlots], own[kSlots] = {}, squares[kSlots] = {};
-        float4 around, factor, x[kSlots], mean[kSlots];
 
         __device__ Reader(const JudgesProduct& of, int64_t task, int64_t row0, int64_t column0)
             : of(of), task(int(task)), row0(int(row0)), column0(int(column0)),
@@ -119,34 +119,28 @@ struct JudgesProduct {
             return start + int(threadIdx.x) / 8 + slot * kRowsOfSlot;
         }
 
-        __device__ float4 load(const float* from, int64_t row) const {
-            return load_row4(from + row * of.p.D, d, of.p.D, kAligned);
+        // Rows of the support, class means, the centre and the feature scale.
+        __device__ const float* source(int i) const {
+            if (i < kSlots) return support + row_of[i] * of.p.D;
+            if (i >= 2 * kSlots) return i == 2 * kSlots ? centre : scale;
+            return means + min(place(column0, i - kSlots), int(of.columns) - 1) * of.p.D;
         }
 
-        __device__ void fetch(int64_t from) {
-            d = int(from);
-            around = load(centre, 0);
-            factor = load(scale, 0);
-#pragma unroll
-            for (int i = 0; i < kSlots; ++i) {
-                x[i] = load(support, row_of[i]);
-                mean[i] = load(means, min(place(column0, i), int(of.columns) - 1));
-            }
-        }
-
-        __device__ float4 row(int i) {
-            const float4 value = times(centred(x[i], first[i], around), second[i]);
-            own[i] += inner(times(value, value), factor);
+        template <typename In>
+        __device__ float4 row(int i, int64_t, const In& in) {
+            const float4 value = times(centred(in(i), first[i], in(2 * kSlots)), second[i]);
+            own[i] += inner(times(value, value), in(2 * kSlots + 1));
             return value;
         }
 
-        __device__ float4 column(int i) {
-            const float4 weight = times(mean[i], factor);
+        template <typename In>
+        __device__ float4 column(int i, int64_t d, const In& in) {
+            const float4 mean = in(kSlots + i), weight = times(mean, in(2 * kSlots + 1));
             const int k = place(column0, i);
             if (row0 == 0 && k < of.columns && d < of.p.D) {
                 float* const to = of.weights + (task * of.columns + k) * of.p.D;
                 store_row4(to, d, of.p.D, kAligned, weight);
-                squares[i] += inner(mean[i], weight);
+                squares[i] += inner(mean, weight);
             }
             return weight;
         }

@@ -85,54 +85,52 @@ __global__ void sound_kernel(bool* sound, int64_t B) {
 }
 
 // Queries with the weights, then with the queries in the feature scale.
-template <bool kAligned>
+template <bool aligned>
 struct QueriesProduct {
+    static constexpr bool kAligned = aligned;
     PosteriorParams p;
     const float* x;
     float *cross, *logits, *gram;
     int64_t rows, columns, depth;
 
     struct Reader {
+        static constexpr int kSlots = kProductSlots, kLoads = 2 * kSlots + 1;
         const QueriesProduct& of;
-        int64_t D;
-        const float* scale;
-        const float *row_at[kProductSlots], *column_at[kProductSlots];
-        bool is_query[kProductSlots];  // of a column
-        float4 factor, x[kProductSlots], y[kProductSlots];
+        int row0, column0;
+        const float *queries, *weights, *scale;
 
-        // What is read for rows and columns beyond the last one is stored nowhere.
         __device__ Reader(const QueriesProduct& of, int64_t task, int64_t row0, int64_t column0)
-            : of(of), D(of.depth) {
+            : of(of), row0(int(row0)), column0(int(column0)),
+              queries(of.x + task * of.rows * of.depth) {
             const int64_t likelihood = of.p.shared ? 0 : task;
-            const float* const queries = of.x + task * of.rows * D;
-            const float* const weights =
-                static_cast<const float*>(of.p.weights) + likelihood * of.p.K * D;
-            scale = static_cast<const float*>(of.p.scale) + likelihood * D;
-#pragma unroll
-            for (int i = 0; i < kProductSlots; ++i) {
-                const int64_t at = threadIdx.x / 8 + i * kRowsOfSlot;
-                const int64_t q = min(row0 + at, of.rows - 1);
-                const int64_t c = min(column0 + at, of.columns - 1);
-                is_query[i] = c >= of.p.K;
-                row_at[i] = queries + q * D;
-                column_at[i] = is_query[i] ? queries + (c - of.p.K) * D : weights + c * D;
-            }
+            weights = static_cast<const float*>(of.p.weights) + likelihood * of.p.K * of.depth;
+            scale = static_cast<const float*>(of.p.scale) + likelihood * of.depth;
         }
 
-        __device__ void fetch(int64_t d) {
-            factor = load_row4(scale, d, D, kAligned);
-#pragma unroll
-            for (int i = 0; i < kProductSlots; ++i) {
-                x[i] = load_row4(row_at[i], d, D, kAligned);
-                y[i] = load_row4(column_at[i], d, D, kAligned);
-            }
+        __device__ static int place(int start, int slot) {
+            return start + int(threadIdx.x) / 8 + slot * kRowsOfSlot;
         }
 
-        __device__ float4 row(int i) const { return x[i]; }
+        // Queries, weights or queries, the feature scale. What is read for rows and columns beyond the
+        // last one is stored nowhere.
+        __device__ const float* source(int i) const {
+            if (i == 2 * kSlots) return scale;
+            if (i < kSlots) return queries + min(place(row0, i), int(of.rows) - 1) * of.depth;
+            const int64_t c = min(place(column0, i - kSlots), int(of.columns) - 1);
+            return c < of.p.K ? weights + c * of.depth : queries + (c - of.p.K) * of.depth;
+        }
 
-        __device__ float4 column(int i) const {
-            const float4 a = y[i], b = factor;
-            return is_query[i] ? make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w) : a;
+        template <typename In>
+        __device__ float4 row(int i, int64_t, const In& in) const {
+            return in(i);
+        }
+
+        template <typename In>
+        __device__ float4 column(int i, int64_t, const In& in) const {
+            const float4 a = in(kSlots + i), b = in(2 * kSlots);
+            return place(column0, i) < of.p.K
+                       ? a
+                       : make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
         }
 
         __device__ void finish() const {}
@@ -258,6 +256,7 @@ int64_t posterior_cuda_workspace(const PosteriorParams& p, int) {
 
 void posterior_cuda(const PosteriorParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "query on CUDA must be float32 for the native code");
+    require(p.Q + p.K <= INT32_MAX / 2, "query must have fewer than 2^30 rows");
     require_workspace(p.workspace_bytes, posterior_cuda_workspace(p, device));
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);

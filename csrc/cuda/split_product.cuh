@@ -1,17 +1,20 @@
 // Products of many rows with many columns, task by task, on the tensor cores with the precision of
 // float; see common/mma.cuh. A block makes kProductTile x kProductTile results, a warp 16 rows of
 // them. Rows and columns are read as floats and split on their way to shared memory, so that a
-// Problem may make them of anything. It has the sizes `rows`, `columns` and `depth` of a task, the
-// function store(task, r, c, value), and a struct Reader that each thread makes for its tile, from
-// (problem, task, row0, column0), with
-//   fetch(d)                   loads what the next two need, and waits for none of it
-//   row(slot), column(slot)    four numbers from that d on, zeros beyond the end; slot i of a thread is
-//                              always the same row, shared with the seven threads beside it
-//   finish()                   once all numbers have been read
+// Problem may make them of anything. It has the sizes `rows`, `columns` and `depth` of a task, whether
+// rows are kAligned, the function store(task, r, c, value), and a struct Reader that each thread makes
+// for its tile, from (problem, task, row0, column0), with
+//   kLoads, source(i)                 rows of numbers of which it needs four at a time
+//   row(slot, d, in), column(..)      four numbers from d on, made of those at in(i); slot i of a
+//                                     thread is always the same row, shared with the seven threads
+//                                     beside it
+//   finish()                          once all numbers have been made
+// What is read comes two groups ahead, into memory that only the thread itself looks at.
 #pragma once
 
 #include "common/device.cuh"
 #include "common/mma.cuh"
+#include "common/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -80,9 +83,37 @@ __device__ inline void multiply_split(ProductSums& sum, unsigned a_at, unsigned 
     }
 }
 
+// What a thread has read of two groups, in shared memory.
+template <int kLoads, bool kAligned>
+struct ProductRing {
+    float4 (*slots)[kLoads][kProductThreads];  // [2]
+
+    template <typename Reader>
+    __device__ void fetch(const Reader& reader, int64_t group, int64_t groups,
+                          int64_t depth) const {
+        const int64_t d = group * kGroup + 4 * (threadIdx.x % 8);
+#pragma unroll
+        for (int i = 0; i < kLoads && group < groups; ++i) {
+            float4* const to = &slots[group % 2][i][threadIdx.x];
+            const float* const from = reader.source(i);
+            if (kAligned) {
+                copy_async16(shared_address(to), from + (d < depth ? d : 0), d < depth);
+            } else {
+                *to = load_row4(from, d, depth, false);
+            }
+        }
+        commit_copies();  // also of none, so that the number of those under way is known
+    }
+};
+
+template <typename Problem>
+constexpr int kProductShared =
+    2 * kProductStage + 2 * Problem::Reader::kLoads * kProductThreads * int(sizeof(float4));
+
 template <typename Problem>
 __global__ void __launch_bounds__(kProductThreads, 2) split_product_kernel(Problem problem) {
-    __shared__ __align__(128) char stages[2][kProductStage];
+    using Reader = typename Problem::Reader;
+    extern __shared__ __align__(128) char stages[];  // [2, kProductStage], then the ring
     const int64_t row_tiles = ceil_div(problem.rows, int64_t(kProductTile));
     const int64_t column_tiles = ceil_div(problem.columns, int64_t(kProductTile));
     const int64_t task = blockIdx.x / (row_tiles * column_tiles);
@@ -91,35 +122,41 @@ __global__ void __launch_bounds__(kProductThreads, 2) split_product_kernel(Probl
     const int64_t column0 = tile % column_tiles * kProductTile;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int block8 = lane / 8, within8 = lane % 8;
-    // Slot i of a thread: four numbers of row staged_row + 20 i; first the rows, then the columns.
     const int staged_row = threadIdx.x / 8, quad = threadIdx.x % 8;
-    typename Problem::Reader reader(problem, task, row0, column0);
+    const int64_t groups = ceil_div(problem.depth, int64_t(kGroup));
+    Reader reader(problem, task, row0, column0);
+    const ProductRing<Reader::kLoads, Problem::kAligned> ring{
+        reinterpret_cast<float4(*)[Reader::kLoads][kProductThreads]>(stages + 2 * kProductStage)};
 
-    const auto fetch = [&](int64_t group) { reader.fetch(group * kGroup + 4 * quad); };
-    const auto place = [&](char* stage) {
+    // A group that has been read into its stage; then the group after the next is asked for.
+    const auto place = [&](int64_t group) {
+        wait_copies<1>();
+        char* const stage = stages + group % 2 * kProductStage;
+        const int64_t d = group * kGroup + 4 * quad;
+        const auto in = [&](int i) { return ring.slots[group % 2][i][threadIdx.x]; };
 #pragma unroll
         for (int i = 0; i < kProductSlots; ++i) {
             const int row = staged_row + i * kRowsOfSlot;
-            store_split4(stage, row, quad, reader.row(i), kRowFactor);
-            store_split4(stage, kProductTile + row, quad, reader.column(i), kColumnFactor);
+            store_split4(stage, row, quad, reader.row(i, d, in), kRowFactor);
+            store_split4(stage, kProductTile + row, quad, reader.column(i, d, in), kColumnFactor);
         }
+        ring.fetch(reader, group + 2, groups, problem.depth);
     };
     const unsigned a_at =
         (warp * 16 + block8 % 2 * 8 + within8) * 128 + piece_offset(within8, block8 / 2);
     const unsigned b_at =
         (kProductTile + block8 / 2 * 8 + within8) * 128 + piece_offset(within8, block8 % 2);
-    const int64_t groups = ceil_div(problem.depth, int64_t(kGroup));
     ProductSums sum = {}, total = {};
-    fetch(0);
-    place(stages[0]);
+    ring.fetch(reader, 0, groups, problem.depth);
+    ring.fetch(reader, 1, groups, problem.depth);
+    place(0);
     __syncthreads();
     for (int64_t group = 0; group < groups; ++group) {
         const bool more = group + 1 < groups;
-        if (more) fetch(group + 1);
-        const unsigned stage = shared_address(stages[group % 2]);
+        const unsigned stage = shared_address(stages + group % 2 * kProductStage);
         multiply_split(sum, stage + a_at, stage + b_at);
         if (group % kFlush == kFlush - 1 || !more) flush_sums(total, sum);
-        if (more) place(stages[(group + 1) % 2]);
+        if (more) place(group + 1);
         __syncthreads();  // the other stage is full, this one free
     }
     reader.finish();
@@ -141,7 +178,9 @@ void launch_split_product(const Problem& problem, int64_t tasks, const char* nam
                           cudaStream_t stream) {
     const int64_t tiles = ceil_div(problem.rows, int64_t(kProductTile)) *
                           ceil_div(problem.columns, int64_t(kProductTile));
-    split_product_kernel<<<grid_size(tasks * tiles), kProductThreads, 0, stream>>>(problem);
+    const auto kernel = split_product_kernel<Problem>;
+    allow_all_shared(kernel);
+    kernel<<<grid_size(tasks * tiles), kProductThreads, kProductShared<Problem>, stream>>>(problem);
     check_launch(name);
 }
 

@@ -1,5 +1,5 @@
-// The late step of `adaptive` on CUDA: one block a task. First a thread for each class sums over the
-// queries, then a warp takes a query at a time. The algebra is in common/step.h.
+// The late step of `adaptive` on CUDA: one block a task. First sums over the queries, then a warp takes
+// a query at a time. The algebra is in common/step.h.
 
 #include "cuda/step.h"
 
@@ -107,37 +107,54 @@ __device__ void write_queries(const Step& s, const StepParams& p, float* out, in
     }
 }
 
-template <int kHeld>
-__global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
-    __shared__ float parts[2][kWarps][32];
-    const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
+// Sums over the queries: kTiles tiles of 32 classes at a time, a share of the queries for each warp.
+template <int kTiles>
+__device__ void sum_queries(const Step& s, const StepParams& p) {
+    __shared__ float parts[2][kWarps][32 * kTiles];
+    const int64_t Q = p.Q, K = p.K;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Step s(p, task);
-    // A tile of 32 classes at a time, a share of the queries for each warp.
-    for (int64_t first = 0; first < K; first += 32) {
-        const int64_t k = first + lane;
-        const float trust = k < K ? trust_of(s.total[k], s.prior) : 0.0f;
-        float square = 0, mass = 0;
-        for (int64_t q = warp; k < K && q < Q; q += kWarps) {
-            const float w = query_weight(s.given[q * K + k], trust);
-            square += w * (2 * s.shots[k] * s.cross[q * K + k] + s.inner[q * K + k]);
-            mass += w;
+    for (int64_t first = 0; first < K; first += 32 * kTiles) {
+        float trust[kTiles], shots[kTiles], square[kTiles] = {}, mass[kTiles] = {};
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            const int64_t k = min(first + 32 * i + lane, K - 1);  // those beyond count for nothing
+            trust[i] = trust_of(s.total[k], s.prior);
+            shots[i] = s.shots[k];
         }
-        parts[0][warp][lane] = square;
-        parts[1][warp][lane] = mass;
-        __syncthreads();
-        if (warp == 0 && k < K) {
-            square = s.shots[k] * s.shots[k] * s.squares[k];
-            mass = s.shots[k];
-            for (int other = 0; other < kWarps; ++other) {
-                square += parts[0][other][lane];
-                mass += parts[1][other][lane];
+        for (int64_t q = warp; q < Q; q += kWarps) {
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                const int64_t at = q * K + min(first + 32 * i + lane, K - 1);
+                const float w = query_weight(s.given[at], trust[i]);
+                square[i] += w * (2 * shots[i] * s.cross[at] + s.inner[at]);
+                mass[i] += w;
             }
-            s.square[k] = square;
-            s.mass[k] = mass;
+        }
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            parts[0][warp][32 * i + lane] = square[i];
+            parts[1][warp][32 * i + lane] = mass[i];
+        }
+        __syncthreads();
+        for (int64_t at = threadIdx.x; at < 32 * kTiles && first + at < K; at += kThreads) {
+            const int64_t k = first + at;
+            float all = s.shots[k] * s.shots[k] * s.squares[k], count = s.shots[k];
+            for (int other = 0; other < kWarps; ++other) {
+                all += parts[0][other][at];
+                count += parts[1][other][at];
+            }
+            s.square[k] = all;
+            s.mass[k] = count;
         }
         __syncthreads();
     }
+}
+
+template <int kHeld>
+__global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
+    const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
+    const Step s(p, task);
+    sum_queries<(kHeld > 0 ? kHeld : 4)>(s, p);
     float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
     write_queries<kHeld>(s, p, out, p.labels + task * Q);
 }
