@@ -133,7 +133,8 @@ class Adaptive(Method):
     def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
         """The same, and whether the queries of a task are plainly finite, if that was seen, [B]."""
         weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
-        one_call = query.is_cpu or has_gram(*query.shape[1:], likelihood.weights.shape[1])
+        _, Q, D = query.shape
+        one_call = query.is_cpu or has_gram(Q, D, likelihood.weights.shape[1])
         if likelihood.projection is None and one_call and not takes_reference("auto", query):
             return posterior(
                 query,
