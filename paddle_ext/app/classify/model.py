@@ -7,7 +7,6 @@ is also a labelled file like any other.
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from ... import check
+from ...research.data import archives
 from ...research.files import replacing
 from . import arrays, tables
 from .names import NamedClasses
@@ -93,15 +93,14 @@ def check_model_path(path: Path) -> None:
 
 def load_model(path: Path) -> Model:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            contents = {name: file[name] for name in file.files}
+        contents = archives.read_npz(path)
         if int(contents["paddle_ext_model"]) != FORMAT:
             raise KeyError
         features = torch.from_numpy(contents["features"])
         labels = torch.from_numpy(contents["labels"])
         class_names = tuple(str(name) for name in contents["class_names"])
         made_by = {name: str(contents[name]) for name in MADE_BY}
-    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile):
+    except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file that classify has saved with --save, got {path}"
         ) from None
