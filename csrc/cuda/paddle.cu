@@ -65,7 +65,9 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.norms = arena.take<float>(T * Q);
     c.z = arena.take<float>(T * Q * Dp);
     if (c.plan.gram) {
+        const bool halves = c.call.update_prototypes && !c.plan.shared_gram;
         c.gram = arena.take<float>(T * Q * Qp);
+        c.halves = arena.take<uint4>(halves ? T * Qp * Qp / 4 : 0);
         c.m = arena.take<float>(T * K * Qp);
         c.u = arena.take<float>(T * K * Qp);
         c.norm = arena.take<float>(T * K);
