@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/paddle_block.cuh"
 #include "cuda/paddle_start.cuh"
 
 namespace paddle_ext {
@@ -20,7 +19,7 @@ struct Step {
 // All live classes in turn: every tile is applied as soon as its changes are known.
 template <bool Plain>
 __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
-                         unsigned* full) {
+                         unsigned* full, unsigned* loud) {
     unsigned any = 0;
     Changes next;
     load_changes(b, b.s.live, next);
@@ -31,13 +30,13 @@ __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int 
             uint4* const delta = b.s.delta + (tile % 2) * b.warps * kTilePieces;
             Changes c = next;
             find_changes(b, soft, c);
-            const bool mine = mark_classes(b, c, full + tile, nullptr);
+            const bool mine = mark_classes(b, c, full + tile, loud + tile);
             place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
             if (tile + 1 < tiles) load_changes(b, b.s.live + (tile + 1) * kTile, next);
             // du is complete; the other buffer is free after the next such barrier.
-            const bool loud = __syncthreads_or(mine);
+            const bool any_loud = __syncthreads_or(mine);
             if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
-            if (!loud) continue;
+            if (!any_loud) continue;
             moved |= 1u << (tile - first);
             apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
@@ -84,6 +83,15 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
         update_classes<Plain>(b, b.s.moved + first * kTile, end - first, ~0u);
     }
     return {false, b.s.moved, count};
+}
+
+// Whether the next step should take all live classes: to ask first who moves costs half as much as the
+// products of those who do. As many are expected to move as did.
+__device__ bool take_all(const Block& b, int tiles, const unsigned* loud) {
+    if (tiles <= kFewTiles) return true;
+    int moved = 0;
+    for (int tile = b.lane; tile < tiles; tile += 32) moved += __popc(loud[tile]);
+    return 2 * ceil_div(warp_sum(moved), kTile) > tiles;
 }
 
 // Mean shift of the prototypes or, where they stay, the largest of a count; every warp adds up the same
@@ -177,6 +185,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
     asleep.reference = make_float2(0, 0);
     asleep.clear();
     int tiles = all_tiles;
+    bool all = true;  // at the start nearly all move
     RowSoftmax soft;
     Outcome outcome{max_iter, 0.0f};
     for (int iteration = 1; iteration <= max_iter;) {
@@ -184,9 +193,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         unsigned* const full = b.s.full + (iteration % 2) * all_tiles;
         soft = row_softmax(b, tiles, asleep);
         if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
-        // At the start nearly all move.
-        const bool all = tiles <= kFewTiles || iteration <= 2;
-        const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full)
+        const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full, loud)
                               : step_moved<Plain>(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
             __syncthreads();  // all have seen the flag
@@ -194,10 +201,12 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
             clear_bits(loud, full, all_tiles);
             if (threadIdx.x == 0) b.s.state[kWake] = 0;
             tiles = all_tiles;
+            all = true;
             asleep.clear();
             __syncthreads();
             continue;
         }
+        all = take_all(b, tiles, loud);
         // Those of the iteration before were last read before the barriers above.
         clear_bits(b.s.loud + (iteration + 1) % 2 * all_tiles,
                    b.s.full + (iteration + 1) % 2 * all_tiles, all_tiles);

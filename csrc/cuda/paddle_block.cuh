@@ -23,10 +23,10 @@
 
 namespace paddle_ext {
 
-constexpr int kTile = 16;                      // classes
-constexpr int kTileColumns = kTile / kColumns;  // n-tiles of a tile
+constexpr int kTile = 16;                                  // classes
+constexpr int kTileColumns = kTile / kColumns;             // n-tiles of a tile
 constexpr int kTilePieces = kTileColumns * kColumnPieces;  // of 16 bytes: changes, of each warp
-constexpr int kBatch = 4;     // tiles between two updates of classes
+constexpr int kBatch = 4;                                  // tiles between two updates of classes
 constexpr int kFewTiles = 2;  // so many live tiles are applied without asking who moved
 constexpr float kHighestExponent = 115.0f;  // two to this, times any share, is finite
 
@@ -97,9 +97,9 @@ struct Block {
     const Limits& limit;
     int Q, Qp, K, warps;
     int warp, lane, pair, quarter, row;  // row: first of this thread's two queries
-    const float* gram;  // [Q, Qp]
-    uint4* halves;      // [warps, kStepPieces]  of the rows of this warp
-    float2 unscale;     // of the products of this thread's two rows
+    const float* gram;                   // [Q, Qp]
+    uint4* halves;                       // [warps, kStepPieces]  of the rows of this warp
+    float2 unscale;                      // of the products of this thread's two rows
     ChangePlaces places;
     float* m;  // [K, Qp]
     float* u;  // [K, Qp]
@@ -133,6 +133,13 @@ struct Block {
 __device__ inline float power_of_two(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// 1 / x to about one unit in the last place, of numbers that are neither tiny nor huge.
+__device__ inline float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
@@ -178,16 +185,16 @@ struct Cell {
     float2 m;
 };
 
+// Beyond the end of the list the first class is read, which costs less than to ask; it has no logit there.
 __device__ inline Cell load_cell(const Block& b, int k) {
-    if (k < 0) return {-1, make_float2(0, 0)};
-    return {k, *reinterpret_cast<const float2*>(b.m + int64_t(k) * b.Qp + b.row)};
+    return {k, *reinterpret_cast<const float2*>(b.m + max(k, 0) * b.Qp + b.row)};
 }
 
 __device__ inline float2 logits(const Block& b, const Cell& cell) {
-    constexpr float kNone = Range<float>::kMinusInfinity;
-    if (cell.k < 0) return make_float2(kNone, kNone);
-    const float2 line = b.s.line[cell.k];
-    return make_float2(cell.m.x * line.x + line.y, cell.m.y * line.x + line.y);
+    const float2 line = b.s.line[max(cell.k, 0)];
+    const float bias = cell.k < 0 ? Range<float>::kMinusInfinity : line.y;
+    const float slope = cell.k < 0 ? 0.0f : line.x;
+    return make_float2(cell.m.x * slope + bias, cell.m.y * slope + bias);
 }
 
 // What the sleeping classes hold of this thread's two rows: the sum of 2^(logit - reference), and the
@@ -242,7 +249,10 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, const Sleepe
     const bool wake_x = extra_x > b.limit.wake || asleep.top.x - top.x > log2_wake;
     const bool wake_y = extra_y > b.limit.wake || asleep.top.y - top.y > log2_wake;
     const bool wake = (b.row < b.Q && wake_x) || (b.row + 1 < b.Q && wake_y);
-    return {top, make_float2(1.0f / (sum.x + extra_x), 1.0f / (sum.y + extra_y)), wake};
+    // Rows beyond the last query hold nothing.
+    const float inverse_x = b.row < b.Q ? reciprocal(sum.x + extra_x) : 0.0f;
+    const float inverse_y = b.row + 1 < b.Q ? reciprocal(sum.y + extra_y) : 0.0f;
+    return {top, make_float2(inverse_x, inverse_y), wake};
 }
 
 // This thread's two queries and four classes of a tile: N z.w, probabilities, and their change.
@@ -257,12 +267,9 @@ __device__ inline void load_changes(const Block& b, const int* classes, Changes&
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         c.cell[i] = load_cell(b, four.k[i]);
-        c.before[i] = make_float2(0, 0);
-        // A class that never held anything has no probabilities to read.
-        if (c.cell[i].k >= 0 && b.s.held[c.cell[i].k] > 0.0f) {
-            const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
-            c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
-        }
+        const int at = max(four.k[i], 0) * b.Qp + b.row;
+        c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
+        if (four.k[i] < 0) c.before[i] = make_float2(0, 0);
     }
 }
 
@@ -270,20 +277,15 @@ __device__ inline void find_changes(const Block& b, const RowSoftmax& soft, Chan
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 value = logits(b, c.cell[i]);
-        c.change[i] = make_float2(0, 0);
-        if (c.cell[i].k < 0) continue;
-        if (b.row < b.Q) {
-            c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
-        }
-        if (b.row + 1 < b.Q) {
-            c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
-        }
+        c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
+        c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
     }
 }
 
 __device__ inline bool has_moved(const Block& b, const float2& before, const float2& change) {
-    return fabsf(change.x) > b.limit.quiet + b.limit.quiet_share * before.x ||
-           fabsf(change.y) > b.limit.quiet + b.limit.quiet_share * before.y;
+    const bool first = fabsf(change.x) > b.limit.quiet + b.limit.quiet_share * before.x;
+    const bool second = fabsf(change.y) > b.limit.quiet + b.limit.quiet_share * before.y;
+    return first | second;  // both at once: to ask for one first takes longer
 }
 
 // Marks which classes of a live tile hold anything and, if asked, which moved. Returns whether any
@@ -357,74 +359,6 @@ __device__ inline void apply_changes(const Block& b, const uint4* delta, const C
     const int stride = b.warps * kBatch * kTile;
     float* const to = part + b.pair / 2 * stride + 4 * b.quarter + b.pair % 2 * 2;
     *reinterpret_cast<float2*>(to) = make_float2(sums[0], sums[1]);
-}
-
-__device__ inline void set_dual(const Block& b, int k) {
-    set_logit(b, k, dual_term(b, b.s.held[k]));
-}
-
-// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i. A
-// learned prior has its v-step later, when all classes are counted.
-template <bool Plain>
-__device__ inline void update_classes(const Block& b, const int* classes, int tiles,
-                                      unsigned moved) {
-    const int stride = b.warps * kBatch * kTile;
-    for (int slot = threadIdx.x; slot < tiles * kTile; slot += blockDim.x) {
-        const int k = classes[slot];
-        if (k < 0) continue;
-        if ((moved >> (slot / kTile) & 1u) == 0) {
-            b.s.shift[k] = 0.0f;
-            continue;
-        }
-        float total[4] = {};
-        for (int warp = 0; warp < b.warps; ++warp) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                total[i] += b.s.part[i * stride + warp * kBatch * kTile + slot];
-            }
-        }
-        if (!b.moving<Plain>()) {
-            b.s.shift[k] = fabsf(total[0] - b.s.held[k]);
-            b.s.held[k] = total[0];
-            if (!b.dirichlet<Plain>()) set_dual(b, k);
-            continue;
-        }
-        const float mass = b.s.mass[k], fresh = safe_mass(b.count[k] + total[0]);
-        const double norm = b.s.norm[k];
-        b.s.shift[k] = prototype_shift(total[1], total[2], total[3], mass, float(norm), fresh);
-        b.s.held[k] = total[0];
-        b.s.mass[k] = fresh;
-        b.s.norm[k] = norm + 2.0 * double(total[3]) + double(total[2]);
-        if (!b.dirichlet<Plain>()) set_dual(b, k);
-    }
-}
-
-// The v-step with a learned prior, of all classes: first the step of the prior, whose sums every thread
-// adds up in the same order. The sums of the warps are in the memory of those of the u-step.
-__device__ inline void learn_prior(const Block& b, Proportions& proportions) {
-    double slope = 0.0, curvature = 0.0;
-    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
-        const PriorTerm term = class_term(double(b.s.held[k]), proportions.concentration);
-        slope += term.slope;
-        curvature += term.curvature;
-    }
-    slope = warp_sum(slope);
-    curvature = warp_sum(curvature);
-    double* const part = reinterpret_cast<double*>(b.s.part);
-    if (b.lane == 0) {
-        part[2 * b.warp] = slope;
-        part[2 * b.warp + 1] = curvature;
-    }
-    __syncthreads();  // the sums of all warps are complete
-    slope = curvature = 0.0;
-    for (int warp = 0; warp < b.warps; ++warp) {
-        slope += part[2 * warp];
-        curvature += part[2 * warp + 1];
-    }
-    proportions.learn(slope, curvature);
-    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
-        set_logit(b, k, b.limit.weight * float(proportions.dirichlet_dual(double(b.s.held[k]))));
-    }
 }
 
 }  // namespace paddle_ext

@@ -1,30 +1,14 @@
 // The iteration of a task of at most 32 classes, which then takes part in every step as a whole: M and
 // U stay in registers, nobody falls asleep.
 //
-// A thread has two queries, as everywhere, and the classes 2 Columns quarter and following. An
-// iteration has two barriers: one when the changes of all warps are known, one when the sums of all
-// warps are. After the second every warp makes the v-step and the w-step of all classes by itself, lane
-// k those of class k, instead of waiting for another one.
+// A thread has two queries, as everywhere, and the classes 2 Columns quarter and following. The v-step
+// and the w-step are those of the first warp, lane k those of class k.
 
 #include "cuda/paddle_start.cuh"
 
 namespace paddle_ext {
 
 namespace {
-
-// What lane k knows of class k.
-struct LaneClass {
-    float count, mass, held;
-    double norm;
-
-    __device__ LaneClass(const Block& b)
-        : count(0), mass(1), held(0), norm(0) {
-        if (b.lane >= b.K) return;
-        count = b.count[b.lane];
-        mass = b.s.mass[b.lane];
-        norm = b.s.norm[b.lane];
-    }
-};
 
 // The u-step: changes of the probabilities of this thread's two queries. Returns whether any moved.
 template <int Columns>
@@ -49,14 +33,14 @@ __device__ inline bool softmax_few(const Block& b, const float2* lines,
     }
     sum = make_float2(quad_sum(sum.x), quad_sum(sum.y));
     // Rows beyond the last query hold nothing.
-    const float inverse_x = b.row < b.Q ? 1.0f / sum.x : 0.0f;
-    const float inverse_y = b.row + 1 < b.Q ? 1.0f / sum.y : 0.0f;
+    const float inverse_x = b.row < b.Q ? reciprocal(sum.x) : 0.0f;
+    const float inverse_y = b.row + 1 < b.Q ? reciprocal(sum.y) : 0.0f;
     bool moved = false;
 #pragma unroll
     for (int i = 0; i < 2 * Columns; ++i) {
         change[i].x = change[i].x * inverse_x - u[i].x;
         change[i].y = change[i].y * inverse_y - u[i].y;
-        moved |= has_moved(b, u[i], change[i]);
+        moved = moved | has_moved(b, u[i], change[i]);
     }
     return moved;
 }
@@ -86,8 +70,8 @@ __device__ inline void apply_few(const Block& b, const float2 (&change)[2 * Colu
     for (int i = 0; i < Columns; ++i) to[i] = sums[i];
 }
 
-// The v-step and the w-step of this lane's class; returns ||dw||.
-__device__ inline float update_few(const Block& b, LaneClass& mine, float2& line) {
+// The v-step and the w-step, by the first warp. `lines` are where the u-step reads them, for 32 classes.
+__device__ inline void update_few(const Block& b, float2* lines) {
     float total[4] = {};
     for (int warp = 0; warp < b.warps; ++warp) {
 #pragma unroll
@@ -95,20 +79,14 @@ __device__ inline float update_few(const Block& b, LaneClass& mine, float2& line
             total[i] += b.s.part[(4 * warp + i) * kFewClasses + b.lane];
         }
     }
-    if (b.lane >= b.K) return 0.0f;
-    const float fresh = safe_mass(mine.count + total[0]);
-    const float shift = prototype_shift(total[1], total[2], total[3], mine.mass, float(mine.norm),
-                                        fresh);
-    mine.held = total[0];
-    mine.mass = fresh;
-    mine.norm += 2.0 * double(total[3]) + double(total[2]);
-    line = logit_line(b, mine.mass, mine.norm, dual_term(b, mine.held));
-    return shift;
+    const int k = b.lane;
+    if (k >= b.K) return;
+    update_class(b, k, total);
+    lines[k] = logit_line(b, b.s.mass[k], b.s.norm[k], dual_term(b, b.s.held[k]));
 }
 
 template <int Columns>
-__device__ inline void write_few(const Block& b, int64_t task, const float2 (&u)[2 * Columns],
-                                 const LaneClass& mine) {
+__device__ inline void write_few(const Block& b, int64_t task, const float2 (&u)[2 * Columns]) {
     const PaddleParams& p = b.c.call;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -138,9 +116,10 @@ __device__ inline void write_few(const Block& b, int64_t task, const float2 (&u)
         if (b.quarter == 0 && q < b.Q) p.labels[task * b.Q + q] = label;
     }
     if (b.warp == 0 && b.lane < b.K) {
-        const float proportion = mine.held / float(b.Q);
+        const float proportion = b.s.held[b.lane] / float(b.Q);
         static_cast<float*>(p.proportions)[task * b.K + b.lane] = proportion;
-        static_cast<float*>(p.dual)[task * b.K + b.lane] = 1.0f + logf(proportion + b.limit.epsilon);
+        static_cast<float*>(p.dual)[task * b.K + b.lane] =
+            1.0f + logf(proportion + b.limit.epsilon);
     }
 }
 
@@ -153,40 +132,41 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
         m[i] = load_cell(b, 2 * Columns * b.quarter + i < b.K ? 2 * Columns * b.quarter + i : -1).m;
         u[i] = make_float2(0, 0);
     }
-    LaneClass mine(b);
-    // Beside the sums; those of this warp, which no other reads.
-    float2* const lines =
-        reinterpret_cast<float2*>(b.s.part + 4 * b.warps * kFewClasses) + b.warp * kFewClasses;
-    float2 line = make_float2(0, Range<float>::kMinusInfinity);
-    if (b.lane < b.K) line = b.s.line[b.lane];
+    float2* const lines = reinterpret_cast<float2*>(b.s.part + 4 * b.warps * kFewClasses);
+    if (b.warp == 0) {  // beside the sums; what is no class has no logit
+        lines[b.lane] =
+            b.lane < b.K ? b.s.line[b.lane] : make_float2(0, Range<float>::kMinusInfinity);
+    }
+    __syncthreads();
     Outcome outcome{max_iter, 0.0f};
     for (int iteration = 1; iteration <= max_iter; ++iteration) {
-        lines[b.lane] = line;
-        __syncwarp();
         const bool moved = softmax_few<Columns>(b, lines, m, u, change);
         place_changes<Columns>(b.s.delta, b.warp, b.places, change);
-        // The changes of all warps are complete; the sums of the last iteration are read.
-        if (!__syncthreads_or(moved)) {
+        if (!__syncthreads_or(moved)) {  // the changes of all warps are complete
             // Every further iteration would repeat this one exactly.
             outcome = {tol > 0.0f ? iteration : max_iter, 0.0f};
             break;
         }
         apply_few<Columns>(b, change, m, u);
         __syncthreads();  // the sums of all warps are complete, the changes are read
-        const float shift = update_few(b, mine, line);
+        if (b.warp == 0) update_few(b, lines);
+        __syncthreads();  // the classes are up to date
         if (tol == 0.0f && iteration < max_iter) continue;
-        outcome.criterion = warp_sum(shift) / float(b.K);
+        outcome.criterion = warp_sum(b.lane < b.K ? b.s.shift[b.lane] : 0.0f) / float(b.K);
         if (tol > 0.0f && outcome.criterion <= tol) {
             outcome.iterations = iteration;
             break;
         }
     }
-    write_few<Columns>(b, task, u, mine);
+    write_few<Columns>(b, task, u);
     return outcome;
 }
 
+// As many blocks to a multiprocessor as leave them enough registers.
 template <int MaxThreads, int Columns>
-__global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 4) solve_few_kernel(Chunk c) {
+__global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1
+                                              : Columns > 3    ? 3
+                                                               : 4) solve_few_kernel(Chunk c) {
     extern __shared__ __align__(16) char memory[];
     const Shared s(memory, c.plan.Qp, c.call.size.K, true, nullptr);
     const Limits limits(c.call, true);

@@ -16,12 +16,12 @@
 
 namespace paddle_ext {
 
-constexpr int kColumns = 8;              // classes of an n-tile
-constexpr float kChangeScale = 16384;    // changes are at most 1
-constexpr int kRowBits = 14;             // the largest number of a row of G is below 2^this
-constexpr int kLeastRowExponent = -90;   // two to minus this, with the scales above, is a number
-constexpr int kStepPieces = 2 * 32;      // of 16 bytes: halves of G for one step of one warp
-constexpr int kColumnPieces = 32;        // of 16 bytes: changes of an n-tile and one warp's queries
+constexpr int kColumns = 8;             // classes of an n-tile
+constexpr float kChangeScale = 16384;   // changes are at most 1
+constexpr int kRowBits = 14;            // the largest number of a row of G is below 2^this
+constexpr int kLeastRowExponent = -90;  // two to minus this, with the scales above, is a number
+constexpr int kStepPieces = 2 * 32;     // of 16 bytes: halves of G for one step of one warp
+constexpr int kColumnPieces = 32;       // of 16 bytes: changes of an n-tile and one warp's queries
 
 // High parts of two numbers, and their low parts.
 __device__ inline uint2 split_pair(float first, float second) {
@@ -72,16 +72,17 @@ __device__ inline float2 split_gram(const float* gram, int rows, int Qp, int qua
     return make_float2(unscale[0], unscale[1]);
 }
 
-// Where the changes of an n-tile lie. A class has 64 bytes, of every pair of queries the high and then
-// the low parts; classes and pairs are permuted so that neither writing nor reading meets a bank twice.
+// Where the changes of an n-tile lie. A class has 64 bytes, of every four queries the high parts and then
+// the low parts; classes and queries are permuted so that reading meets no bank twice.
 struct ChangePlaces {
-    int write[2];  // of this thread's two classes, in units of 8 bytes
+    int write[2];  // of this thread's two classes, in units of 4 bytes; the low parts two further
     int read;      // in units of 16 bytes
 
     __device__ ChangePlaces(int pair, int quarter) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            write[i] = (2 * quarter + (i ^ (quarter & 1))) * 8 + (pair ^ (quarter >> 1) * 4);
+            const int four = pair / 2 ^ (quarter >> 1) * 2;
+            write[i] = (2 * quarter + (i ^ (quarter & 1))) * 16 + 4 * four + pair % 2;
         }
         read = (pair ^ (pair >> 1 & 1)) * 4 + (quarter ^ (pair >> 2) * 2);
     }
@@ -91,11 +92,13 @@ struct ChangePlaces {
 template <int Columns>
 __device__ inline void place_changes(uint4* changes, int warp, const ChangePlaces& at,
                                      const float2 (&change)[2 * Columns]) {
-    uint2* const to = reinterpret_cast<uint2*>(changes + warp * Columns * kColumnPieces);
+    unsigned* const first = reinterpret_cast<unsigned*>(changes + warp * Columns * kColumnPieces);
 #pragma unroll
     for (int i = 0; i < 2 * Columns; ++i) {
-        to[i / 2 * (2 * kColumnPieces) + at.write[i % 2]] =
-            split_pair(change[i].x * kChangeScale, change[i].y * kChangeScale);
+        unsigned* const to = first + i / 2 * (4 * kColumnPieces) + at.write[i % 2];
+        const uint2 parts = split_pair(change[i].x * kChangeScale, change[i].y * kChangeScale);
+        to[0] = parts.x;
+        to[2] = parts.y;
     }
 }
 
@@ -109,13 +112,18 @@ __device__ inline void multiply_changes(const uint4* halves, const uint4* change
         const uint4 h = halves[step * kStepPieces + lane];
         const uint4 l = halves[step * kStepPieces + 32 + lane];
         const unsigned large[4] = {h.x, h.y, h.z, h.w}, small[4] = {l.x, l.y, l.z, l.w};
+        uint4 d[Columns];
 #pragma unroll
         for (int n = 0; n < Columns; ++n) {
-            const uint4 d = changes[(step * Columns + n) * kColumnPieces + at.read];
-            multiply_add(high[n], large, d.x, d.z);
-            multiply_add(mixed[n], large, d.y, d.w);
-            multiply_add(mixed[n], small, d.x, d.z);
+            d[n] = changes[(step * Columns + n) * kColumnPieces + at.read];
         }
+        // In turns over the n-tiles, so that no product waits for the one before it.
+#pragma unroll
+        for (int n = 0; n < Columns; ++n) multiply_add(mixed[n], large, d[n].z, d[n].w);
+#pragma unroll
+        for (int n = 0; n < Columns; ++n) multiply_add(high[n], large, d[n].x, d[n].y);
+#pragma unroll
+        for (int n = 0; n < Columns; ++n) multiply_add(mixed[n], small, d[n].x, d[n].y);
     }
 #pragma unroll
     for (int n = 0; n < Columns; ++n) {

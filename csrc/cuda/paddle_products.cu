@@ -121,8 +121,8 @@ __device__ inline void multiply_group(const Stage& stage, float (&total)[kBlocks
     const int block8 = lane / 8, within8 = lane % 8;  // which 8 x 8 matrix a lane addresses
     const unsigned row_at = shared_address(stage.rows[16 * warp + block8 % 2 * 8 + within8]) +
                             piece_offset(within8, block8 / 2);
-    const unsigned column_at = shared_address(stage.columns[block8 / 2 * 8 + within8]) +
-                               piece_offset(within8, block8 % 2);
+    const unsigned column_at =
+        shared_address(stage.columns[block8 / 2 * 8 + within8]) + piece_offset(within8, block8 % 2);
     float sum[kBlocks][4] = {};
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
@@ -136,7 +136,8 @@ __device__ inline void multiply_group(const Stage& stage, float (&total)[kBlocks
             unsigned b[2][4];
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
-                load_matrices(b[part], (column_at ^ (part * 64 + step * 32)) + pair * 16 * kRowBytes);
+                load_matrices(b[part],
+                              (column_at ^ (part * 64 + step * 32)) + pair * 16 * kRowBytes);
             }
 #pragma unroll
             for (int product = 0; product < 3; ++product) {  // low high, high low, high high

@@ -19,9 +19,8 @@ __device__ inline float4 load_written4(const float* row, int64_t d, int64_t D, b
 // Mean and range of Width neighbouring features, relative to the first row: a common offset costs
 // nothing. Returns how large the scaled, centred features are.
 template <int Width, typename Feature>
-__device__ inline float measure_features(const Chunk& c, int64_t at,
-                                         const DeviceRows<Feature>& row, int64_t d,
-                                         bool unit_norm) {
+__device__ inline float measure_features(const Chunk& c, int64_t at, const DeviceRows<Feature>& row,
+                                         int64_t d, bool unit_norm) {
     const PaddleParams& p = c.call;
     const int64_t Q = p.size.Q, D = p.size.D;
     const float* const norms = c.norms + at * Q;
@@ -116,8 +115,9 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
             const float4 centre = load_written4(mean, d, D, aligned);
             const float4 factor = load_written4(scale, d, D, aligned);
             float4* const to = reinterpret_cast<float4*>(c.z + (at * Q + q) * c.plan.Dp + d);
-            *to = make_float4((x.x * norm - centre.x) * factor.x, (x.y * norm - centre.y) * factor.y,
-                              (x.z * norm - centre.z) * factor.z, (x.w * norm - centre.w) * factor.w);
+            *to =
+                make_float4((x.x * norm - centre.x) * factor.x, (x.y * norm - centre.y) * factor.y,
+                            (x.z * norm - centre.z) * factor.z, (x.w * norm - centre.w) * factor.w);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/paddle_block.cuh"
+#include "cuda/paddle_classes.cuh"
 
 namespace paddle_ext {
 
@@ -26,7 +26,8 @@ __device__ inline int64_t next_task(const Chunk& c, const Shared& s) {
 
 // Squared factor of scaling="auto"; u serves as scratch for the distances.
 __device__ inline double auto_factor(const Block& b) {
-    float2* const leads = reinterpret_cast<float2*>(b.s.delta);  // of the nearest class, and medians
+    float2* const leads =
+        reinterpret_cast<float2*>(b.s.delta);  // of the nearest class, and medians
     for (int q = b.warp; q < b.Q; q += b.warps) {
         float* const distance = b.u + int64_t(q) * b.K;
         const float own = b.gram[int64_t(q) * b.Qp + q];
