@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from classify_data import NAMES, embeddings, picture_folders
+from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Batch, Labelled, Settings, answer, classify
 from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.labelled_check import check_labelled
 from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.run import page_title
+from paddle_ext.app.cli.app import app
 
 CPU = torch.device("cpu")
 
@@ -332,3 +334,29 @@ def test_corrections_of_named_classes(tmp_path: Path) -> None:
     path.write_text("name,label\n0,bb\n")
     with pytest.raises(ValueError, match=r"among the names of the classes, got 'bb'"):
         classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_commands_of_a_round(files: tuple[Path, Path], tmp_path: Path) -> None:
+    support, labels, _, _ = embeddings()
+    labels[5] = (labels[5] + 2) % len(NAMES)
+    np.savez(files[0], features=support, labels=NAMES[labels])
+    saved, common = tmp_path / "model.npz", ["--device", "cpu", "--no-cache", "--output"]
+
+    def run(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["classify", *map(str, arguments)])
+
+    first = run(*files, "--truth", "labels", "--save", saved, *common, tmp_path / "a")
+    assert first.exit_code == 0, first.output
+    assert "calibration: probabilities are off by" in first.output
+    assert "labelled samples that look wrong: 1, see" in first.output
+    assert "model.npz" in first.output.replace("\n", "")
+    again = run(files[1], "--model", saved, *common, tmp_path / "b")
+    assert again.exit_code == 0, again.output
+    rows = [table(tmp_path / name / "answers.csv") for name in ("a", "b")]
+    assert [row["label"] for row in rows[0]] == [row["label"] for row in rows[1]]
+    wrong = run(files[1], "--model", files[0], *common, tmp_path / "c")
+    assert wrong.exit_code == 1
+    assert "--model must be a file that classify has saved" in " ".join(wrong.output.split())
