@@ -7,21 +7,34 @@ run, from features to labels. Prints tables; writes CSV and PNG.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import harness
 import suites
 import torch
 from peers import PEERS, Call, Settings, agreement, bytes_moved, flops, solve_in_double
-from tasks import SHAPES, DenseTasks, Shape, Tasks, fitting_tasks, sample_tasks
+from tasks import (
+    SHAPES,
+    DenseTasks,
+    Shape,
+    Tasks,
+    bank_shape,
+    bank_tasks,
+    fitting_tasks,
+    sample_tasks,
+)
+
+from paddle_ext import FeatureBank
 
 EXAMPLES = """\
   python benchmarks/paddle.py                                   # 8 tasks, one CPU thread
   python benchmarks/paddle.py --shapes K160-20shot --only ours,gram,public
   python benchmarks/paddle.py --device cuda --n-tasks 1000        # 100 iterations each
   python benchmarks/paddle.py --device cuda --n-tasks 1000 --tol 1e-6
+  python benchmarks/paddle.py --device cuda --bank mini_test_resnet18.npz --shots 20
   python benchmarks/paddle.py --suite single,overhead,threads
   python benchmarks/paddle.py --suite indexed --device cuda --n-tasks 10000
 """
@@ -32,6 +45,9 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--suite", default="table", help=f"comma separated: table, {', '.join(suites.SUITES)}, all")
     add("--shapes", default=",".join(SHAPES), help="comma separated (default: all four)")
+    add("--bank", type=Path, action="append", help="a file of real features instead; repeatable")
+    add("--shots", type=int, default=20, help="of a task of a bank (default: 20)")
+    add("--ways", type=int, help="candidate classes of a task of a bank (default: all)")
     add("--only", help=f"comma separated, of {', '.join(PEERS)} (default: all but gram-compiled)")
     add("--compile", action="store_true", help="also torch.compile of the Gram form")
     add("--n-tasks", type=int, help="tasks per call (default: 8, on CUDA 1000)")
@@ -61,6 +77,20 @@ def options() -> argparse.Namespace:
     return result
 
 
+class Rates(NamedTuple):
+    """What the device reaches, a second."""
+
+    bytes: float  # of a plain copy, read and written
+    flops: float  # of a large product in float32
+
+
+def product_rate(device: torch.device) -> float:
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.randn(size, size, device=device)
+    clock = harness.Clock(device)
+    return 2 * size**3 / (1e-3 * min(clock(lambda: a @ a) for _ in range(4)))
+
+
 def check(call: Call, truth: torch.Tensor, dense: DenseTasks, tolerance: float) -> dict[str, Any]:
     """Compare the first tasks with the float64 reference; all of them count for the accuracy."""
     result = call()
@@ -86,28 +116,39 @@ def nearest_prototype(dense: DenseTasks) -> float:
     return right / total
 
 
+def workloads(options: argparse.Namespace, device: torch.device) -> Iterator[Tasks]:
+    """The synthetic tasks of each shape, or those of the banks."""
+    wanted = options.n_tasks or (1000 if device.type == "cuda" else 8)
+    for path in options.bank or []:
+        bank = FeatureBank.load(path).to(dtype=torch.float32)
+        shape = bank_shape(bank, path, options.shots, options.ways)
+        yield bank_tasks(bank, shape, fitting_tasks(shape, wanted, device), device, options.seed)
+    for name in [] if options.bank else options.shapes:
+        shape = SHAPES[name]
+        yield sample_tasks(shape, fitting_tasks(shape, wanted, device), device, seed=options.seed)
+
+
 def table(options: argparse.Namespace, device: torch.device) -> bool:
     """The main comparison; False if a competitor disagreed with the reference."""
     settings = Settings(options.max_iter, options.tol, options.scaling)
-    bandwidth = harness.copy_bandwidth(device)
-    print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s; {settings}")
+    rates = Rates(harness.copy_bandwidth(device), product_rate(device))
+    print(
+        f"copy {rates.bytes / 1e9:.1f} GB/s, products {rates.flops / 1e9:.0f} GFLOP/s; {settings}"
+    )
     rows: list[dict[str, Any]] = []
-    for name in options.shapes:
-        shape = SHAPES[name]
-        count = fitting_tasks(
-            shape, options.n_tasks or (1000 if device.type == "cuda" else 8), device
-        )
-        tasks = sample_tasks(shape, count, device, seed=options.seed)
+    for tasks in workloads(options, device):
+        name, count = tasks.shape.name, len(tasks)
         dense = tasks.dense()
         print(f"{name}: {count} tasks, nearest support mean right {nearest_prototype(dense):.1%}")
-        part = one_shape(options, device, settings, shape, tasks, dense, bandwidth)
+        part = one_shape(options, device, settings, tasks, dense, rates)
         title = f"{name}, {count} tasks, {'minimum' if device.type == 'cpu' else 'median'} times"
         harness.print_table(title, [{k: v for k, v in row.items() if k != "shape"} for row in part])
         print(harness.load_line())
         rows += part
         del tasks, dense
     rule = "fixed" if options.tol == 0 else f"tol{options.tol:g}"
-    tag = f"paddle-{device.type}-{rule}-{options.scaling}"
+    where = "bank-" if options.bank else ""
+    tag = f"paddle-{where}{device.type}-{rule}-{options.scaling}"
     harness.write_csv(options.output / f"{tag}.csv", [{**row, **asdict(settings)} for row in rows])
     draw(options.output / f"{tag}.png", rows, harness.machine_line(device), settings)
     return all(row["check"] == "ok" for row in rows)
@@ -117,12 +158,11 @@ def one_shape(
     options: argparse.Namespace,
     device: torch.device,
     settings: Settings,
-    shape: Shape,
     tasks: Tasks,
     dense: DenseTasks,
-    bandwidth: float,
+    rates: Rates,
 ) -> list[dict[str, Any]]:
-    count = len(tasks)
+    shape, count = tasks.shape, len(tasks)
     few = min(count, *(PEERS[n].most_tasks or count for n in options.only), options.check_tasks)
     truth = solve_in_double(dense.take(slice(few)), settings)
     calls, checks, sizes = {}, {}, {}
@@ -147,7 +187,7 @@ def one_shape(
         row |= checks[name]
         if name in timings:
             work = flops(PEERS[name].form, shape, row["iterations"])
-            row |= columns(timings[name], sizes[name], work, bytes_moved(shape) / bandwidth, device)
+            row |= columns(timings[name], sizes[name], work, shape, rates, device)
             if "ours" in best:
                 row["x ours"] = best[name] / best["ours"]
         rows.append(row)
@@ -155,11 +195,16 @@ def one_shape(
 
 
 def columns(
-    timing: harness.Timing, size: int, work: float, floor: float, device: torch.device
+    timing: harness.Timing,
+    size: int,
+    work: float,
+    shape: Shape,
+    rates: Rates,
+    device: torch.device,
 ) -> dict[str, Any]:
-    """Figures of one row; `work` in operations and `floor` in seconds are those of one task."""
+    """Figures of one row; `work`, in operations, is that of one task."""
     ms = timing.best(device)
-    floor, work = 1e3 * size * floor, size * work
+    floor, work = 1e3 * size * bytes_moved(shape) / rates.bytes, size * work
     row = {
         "ms": ms,
         "spread %": 100 * timing.spread,
@@ -168,6 +213,7 @@ def columns(
         "x floor": ms / floor,
         "GFLOP": work / 1e9,
         "GFLOP/s": work / ms / 1e6,
+        "floor ms, FLOP": 1e3 * work / rates.flops,
     }
     if timing.peak_bytes is not None:
         row["peak MiB"] = timing.peak_bytes / 2**20

@@ -2,7 +2,9 @@
 
 Precision and recall of the present classes against the number of effective classes; how well doubt
 tells wrong labels from right ones, and how well it is calibrated; and, in a bank with rows of no
-class, how well doubt and novelty tell those rows when they are mixed into the queries.
+class, how well doubt and novelty tell those rows when they are mixed into the queries. With
+--unknown: instead how well novelty tells rows of classes that have no label, beside the largest
+cosine with a class mean; of one such class, and of many.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from paddle_ext.solution import DUAL_SHARE
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test
   python benchmarks/presence.py clinc150_minilm.npz --method paddle
+  python benchmarks/presence.py clinc150_minilm.npz pets_vitb32.npz --unknown
 """
 
 THRESHOLDS = (0.1, 0.5, 1.5, 2.5, 3.5)
@@ -50,6 +53,7 @@ def options() -> argparse.Namespace:
     add("--n-query", type=int, default=75, help="at most; fewer where classes are small")
     add("--k-eff", default="1,2,5,10,20", help="default: 1,2,5,10,20")
     add("--outsiders", default="15,60", help="rows of no class beside 60 others (default: 15,60)")
+    add("--unknown", action="store_true", help="rows of classes without a label")
     return parser.parse_args()
 
 
@@ -202,6 +206,70 @@ def outsider_row(
     return row | {"known over 0.95": known, "outsiders over 0.95": unknown_ones}
 
 
+# --- classes without a label --------------------------------------------------------------------
+
+
+def unknown_row(
+    name: str, bank: FeatureBank, chosen: argparse.Namespace, shots: int, clustered: bool
+) -> dict[str, Any]:
+    """60 queries of 1, 5 or all known classes, and 30 rows of one other class or of many."""
+    scores: list[list[float]] = []
+    for number in range(chosen.n_tasks):
+        generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
+        classes = torch.randperm(bank.num_classes, generator=generator)
+        others = classes[: min(40, bank.num_classes // 3)]
+        known = classes[len(others) :][:60]
+        rows = [shuffled(bank.labels == k, generator) for k in known]
+        count = [min(shots, len(own) - 5) for own in rows]
+        labels = torch.arange(len(known)).repeat_interleave(torch.tensor(count))
+        support = torch.cat([own[:n] for own, n in zip(rows, count, strict=True)])
+        present = torch.randperm(len(known), generator=generator)
+        present = present[: (1, 5, len(known))[number % 3]]
+        rest = torch.cat([rows[k][count[k] :] for k in present.tolist()])
+        query = rest[torch.randperm(len(rest), generator=generator)[:60]]
+        where = bank.labels == others[0] if clustered else torch.isin(bank.labels, others)
+        strange = shuffled(where, generator)[:30]
+        scores.append(unknown_scores(bank, support, labels, torch.cat([query, strange]), chosen))
+    means = (100 * torch.tensor(scores).mean(0)).tolist()
+    kind = "one class" if clustered else "many"
+    return {"bank": name, "shots": shots, "of": kind} | dict(
+        zip(("largest cosine", "novelty"), means, strict=True)
+    )
+
+
+def unknown_scores(
+    bank: FeatureBank, support: Tensor, labels: Tensor, query: Tensor, chosen: argparse.Namespace
+) -> list[float]:
+    """AUROC of the largest cosine and of novelty; the last 30 rows are the strangers."""
+    rows, new = bank.features[support], bank.features[query]
+    solution = solve_one(rows, labels, new, chosen.method)
+    novelty = presence.novelty(solution, rows, labels, new)
+    unit = torch.nn.functional.normalize
+    means = torch.zeros(int(labels.max()) + 1, rows.shape[1]).index_add_(0, labels, unit(rows))
+    cosine = (unit(new) @ unit(means).mT).amax(1)
+    strange = torch.arange(len(query)) >= len(query) - 30
+    return [auroc(score, strange) for score in (-cosine, novelty)]
+
+
+def shuffled(where: Tensor, generator: torch.Generator) -> Tensor:
+    rows = where.nonzero().view(-1)
+    return rows[torch.randperm(len(rows), generator=generator)]
+
+
+def measure_unknown(chosen: argparse.Namespace) -> None:
+    table = []
+    for name, bank in map(load, chosen.banks):
+        for shots in (2, 5, 20):
+            if int(bank.counts().max()) < shots + 5:
+                continue
+            for clustered in (True, False):
+                harness.progress(f"{name}: {shots} shots")
+                table.append(unknown_row(name, bank, chosen, shots, clustered))
+    harness.progress("")
+    harness.print_table("rows of classes without a label: AUROC", [*table, mean_row(table)])
+    harness.write_csv(chosen.output / "unknown.csv", table)
+
+
 def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
     plt = harness.pyplot()
     if plt is None:
@@ -229,6 +297,9 @@ def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
 def main() -> None:
     chosen = options()
     harness.start(chosen)
+    if chosen.unknown:
+        measure_unknown(chosen)
+        return
     effective = [int(x) for x in chosen.k_eff.split(",")]
     there, doubtful, outsiders = [], [], []
     curves: dict[str, list[Answers]] = {}

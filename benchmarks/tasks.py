@@ -1,17 +1,22 @@
-"""Synthetic tasks: K candidate classes, of which K_eff are present among the queries.
+"""Tasks of the benchmarks: K candidate classes, of which K_eff are present among the queries.
 
 A class is a point of a 40-dimensional latent space; a sample is that point plus noise, mixed into
 D dimensions, plus noise there, through a ReLU. The noise is such that the nearest support mean is
 right about 88 to 99 % of the time, depending on the number of classes and shots. The support rows
 of a task are shuffled, so that no implementation can profit from sorted labels.
+
+Synthetic tasks reach a fixed point after a few iterations; those of a real bank do not.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+from paddle_ext import FeatureBank, TaskSampler
 
 LATENT = 40
 WITHIN = 1.02  # noise in the latent space, against class centres of variance 1
@@ -136,6 +141,40 @@ def sample_tasks(
         torch.cat(part) for part in zip(*parts, strict=True)
     )
     return Tasks(shape, bank, support, support_labels, query, query_labels)
+
+
+def bank_shape(bank: FeatureBank, path: Path, shots: int, ways: int | None) -> Shape:
+    classes = len(bank.counts())
+    if ways is not None and not 5 <= ways <= classes:
+        raise SystemExit(f"--ways must be 5 to {classes}, the classes of {path}, got {ways}")
+    K, D = ways or classes, bank.features.shape[1]
+    return Shape(f"{path.stem} K{K}-{shots}shot", K, shots, dim=D)
+
+
+def bank_tasks(
+    bank: FeatureBank, shape: Shape, tasks: int, device: torch.device, seed: int = 1
+) -> Tasks:
+    """Tasks of a real bank, drawn as `TaskSampler` draws them, the support of each shuffled."""
+    K = shape.classes
+    sampler = TaskSampler(
+        bank.labels,
+        shots=shape.shots,
+        n_query=shape.queries,
+        k_eff=shape.present,
+        num_classes=K if len(bank.counts()) > K else None,
+        seed=seed,
+    )
+    batch = sampler.batch(0, tasks)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(batch.support_index.shape, generator=generator).argsort(1)
+    return Tasks(
+        shape,
+        bank.features.to(device),
+        batch.support_index.gather(1, order).to(device),
+        batch.support_labels.gather(1, order).to(device),
+        batch.query_index.to(device),
+        batch.query_labels.to(device),
+    )
 
 
 def available_bytes(device: torch.device) -> int:

@@ -12,7 +12,9 @@
 #include "cpu/calibrate.h"
 #include "cpu/dual.h"
 #include "cpu/labelled.h"
+#include "cpu/likelihood.h"
 #include "cpu/paddle.h"
+#include "cpu/posterior.h"
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
 #include "cpu/step.h"
@@ -26,7 +28,9 @@
 #include "cuda/calibrate.h"
 #include "cuda/dual.h"
 #include "cuda/labelled.h"
+#include "cuda/likelihood.h"
 #include "cuda/paddle.h"
+#include "cuda/posterior.h"
 #include "cuda/sinkhorn.h"
 #include "cuda/split.h"
 #include "cuda/step.h"
@@ -68,6 +72,10 @@ constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
 constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
                                                  coordinates_cuda_workspace, coordinates_cuda};
 constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, step_cuda_workspace, step_cuda};
+constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu,
+                                               likelihood_cuda_workspace, likelihood_cuda};
+constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu,
+                                             posterior_cuda_workspace, posterior_cuda};
 constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, assign_cuda_workspace,
                                        assign_cuda};
 constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, count_cuda_workspace,
@@ -87,6 +95,10 @@ constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
 constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
                                                  nullptr, nullptr};
 constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, nullptr, nullptr};
+constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu, nullptr,
+                                               nullptr};
+constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu, nullptr,
+                                             nullptr};
 constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, nullptr, nullptr};
 constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, nullptr, nullptr};
 constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, nullptr, nullptr};
@@ -294,6 +306,51 @@ void add_step(py::module_& module) {
     CallClass<C>::add_to(module, "StepCall", all, workspace<P, kStep>, solve<P, kStep>);
 }
 
+void add_likelihood(py::module_& module) {
+    using C = Call<LikelihoodParams>;
+    using P = LikelihoodParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("likelihood_call"), Keywords<C>("workspace"),
+                        Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
+    all.make.add<p, &P::R>("R").add<p, &P::prior_sharpness>("prior_sharpness");
+    all.make.add<p, &P::spread>("spread");
+    all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
+    all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::weights>("weights");
+    all.run.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
+    all.run.add<p, &P::sharpness>("sharpness").add<p, &P::usual>("usual");
+    all.run.add<p, &P::sound>("sound");
+    all.run.add<p, &P::scale>("scale");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "LikelihoodCall", all, workspace<P, kLikelihood>,
+                         solve<P, kLikelihood>);
+}
+
+void add_posterior(py::module_& module) {
+    using C = Call<PosteriorParams>;
+    using P = PosteriorParams;
+    constexpr auto p = &C::params;
+    CallKeywords<C> all{Keywords<C>("posterior_call"), Keywords<C>("workspace"),
+                        Keywords<C>("solve")};
+    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::D>("D");
+    all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
+    all.make.add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
+    all.make.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
+    all.make.add<p, &P::sharpness>("sharpness").add<p, &P::lengths>("lengths");
+    all.run.add<p, &P::query>("query").add<p, &P::centre>("centre").add<p, &P::weights>("weights");
+    all.run.add<p, &P::scale>("scale").add<p, &P::labels>("labels");
+    all.run.add<p, &P::probabilities>("probabilities");
+    all.run.add<p, &P::proportions>("proportions").add<p, &P::dual>("dual");
+    all.run.add<p, &P::iterations>("iterations").add<p, &P::criterion>("criterion");
+    all.run.add<p, &P::concentration>("concentration").add<p, &P::bound>("bound");
+    all.run.add<p, &P::sound>("sound").add<p, &P::workspace>("workspace");
+    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallClass<C>::add_to(module, "PosteriorCall", all, workspace<P, kPosterior>,
+                         solve<P, kPosterior>);
+}
+
 void add_assign(py::module_& module) {
     using C = Call<AssignParams>;
     using P = AssignParams;
@@ -447,6 +504,8 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_coordinates(module);
     add_calibrate(module);
     add_step(module);
+    add_likelihood(module);
+    add_posterior(module);
     add_assign(module);
     add_count(module);
     add_dual(module);

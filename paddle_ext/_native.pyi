@@ -245,6 +245,83 @@ class StepCall:
         workspace_bytes: int,
     ) -> None: ...
 
+def likelihood_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    S: int,
+    K: int,
+    D: int,
+    R: int,
+    prior_sharpness: float,
+    spread: float,
+) -> LikelihoodCall: ...
+
+@final
+class LikelihoodCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        support: int,
+        labels: int,
+        centre: int,
+        means: int,
+        weights: int,
+        squares: int,
+        bias: int,
+        shots: int,
+        sharpness: int,
+        usual: int,
+        sound: int,
+        scale: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def posterior_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    Q: int,
+    K: int,
+    D: int,
+    shared: bool,
+    weight: float,
+    max_iter: int,
+    tol: float,
+    squares: int,
+    bias: int,
+    shots: int,
+    sharpness: int,
+    lengths: int,
+) -> PosteriorCall: ...
+
+@final
+class PosteriorCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self,
+        *,
+        query: int,
+        centre: int,
+        weights: int,
+        scale: int,
+        labels: int,
+        probabilities: int,
+        proportions: int,
+        dual: int,
+        iterations: int,
+        criterion: int,
+        concentration: int,
+        bound: int,
+        sound: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
 def assign_call(
     *,
     target: Target,

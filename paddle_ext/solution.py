@@ -65,6 +65,16 @@ class Solution(NamedTuple):
         return self.concentration is not None and self.update_prototypes is None
 
     @property
+    def calibrated(self) -> bool:
+        """Whether probabilities may be taken at their word.
+
+        Those of `adapt` are as good as its logits, those of the method `adaptive` are calibrated
+        by labelled rows, and so are those of `solve` with Dirichlet proportions and calibrated
+        scaling. PADDLE's are far too sure: an order in which to look, and no more.
+        """
+        return self.of_adapt or (self.concentration is not None and self.scaling == "calibrated")
+
+    @property
     def dual_weight(self) -> float:
         """What the dual is multiplied by in the logits, lam / Q."""
         return 1.0 if self.lam is None else self.lam / self.labels.shape[-1]
@@ -181,6 +191,8 @@ def summary(solution: Solution) -> str:
         words += [f"{extremes(present)} present", f"{extremes(solution.iterations)} iterations"]
         if solution.concentration is not None:
             words.append(f"concentration {extremes(solution.concentration, '.2g')}")
+        if not solution.calibrated:
+            words.append("probabilities not calibrated")
         mixed = int(solution.looks_mixed().sum())
         if mixed:
             words.append((f"in {mixed} tasks " if batch else "") + MIXED_HINT)

@@ -15,8 +15,16 @@ from paddle_ext.ops.calibrate import calibrate
 from paddle_ext.ops.labelled import labelled
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
-# more classes than a tile.
-SHAPES = ((20, 5, 16, 2), (75, 40, 33, 2), (40, 20, 12, 3), (600, 30, 16, 2), (20, 170, 40, 1))
+# more classes than a tile; as many as stay in registers; G beyond shared memory.
+SHAPES = (
+    (20, 5, 16, 2),
+    (75, 40, 33, 2),
+    (40, 20, 12, 3),
+    (600, 30, 16, 2),
+    (20, 170, 40, 1),
+    (100, 32, 16, 2),
+    (180, 40, 12, 2),
+)
 
 # Q, K: one warp, of rows and of columns; several; M in shared memory; M in global memory.
 SINKHORN_SHAPES = ((20, 5), (10, 40), (75, 160), (90, 70), (300, 60), (30, 2500))

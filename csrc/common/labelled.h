@@ -18,6 +18,13 @@ PADDLE_EXT_HD Real inverse_of_centred(Real squared) {
     return squared > Real(kSame * kSame) ? Real(1) / Real(sqrt(squared)) : Real(0);
 }
 
+// Whether a row of this 1 / norm surely has no NaN, no infinity and no number that is too large. Where
+// it has not, a look at the row itself must tell.
+template <typename Real>
+PADDLE_EXT_HD bool plainly_sound(Real first) {
+    return first > Real(1e-18) && first < Real(1e18);
+}
+
 // Of `total` rows that could calibrate `count` do, evenly spread: the place of the row of this rank,
 // or -1 if it does not.
 PADDLE_EXT_HD int64_t place_of(int64_t rank, int64_t total, int64_t count) {

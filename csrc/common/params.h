@@ -158,6 +158,7 @@ struct LabelledParams {
     void* x;           // [B, R, D] these rows, in the coordinates
     void* off;         // [B, R]    their squared distances to their own means, in the feature scale
     void* scale;       // [B, D]    the feature scale
+    bool* sound;       // [B]       every class has a row, each plainly sound; or null
 
     void* workspace;
     int64_t workspace_bytes;
@@ -175,6 +176,7 @@ struct CoordinatesParams {
     // out
     void* x;        // [B, N, D]
     void* lengths;  // [B, N]    norms before the second division by them
+    bool* sound;    // [B]       made false where a row is not plainly so; or null
 };
 
 // The late step of `adaptive`: prototypes take in the queries, each query judged without itself.
@@ -201,6 +203,69 @@ struct StepParams {
     // out
     void* probabilities;  // [B, Q, K]
     int64_t* labels;      // [B, Q]
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// The likelihoods that labelled rows speak for, in the metric of the feature scale: `labelled`, then the
+// sharpness and the hubs.
+struct LikelihoodParams {
+    int64_t B, S, K, D;
+    int64_t R;                       // rows that calibrate
+    DType dtype;                     // of all arrays: float32 or float64
+    double prior_sharpness, spread;  // as in CalibrateParams
+
+    // in
+    const void* support;    // [B, S, D]
+    const int64_t* labels;  // [B, S]
+
+    // out
+    void* centre;     // [B, D]
+    void* means;      // [B, K, D]
+    void* weights;    // [B, K, D] the means times the feature scale
+    void* squares;    // [B, K]    mean . weights
+    void* bias;       // [B, K]
+    void* shots;      // [B, K]
+    void* sharpness;  // [B]
+    bool* sound;      // [B]       see plainly_sound
+    void* usual;      // [B, R]    squared distances to the own class as of new rows; NaN: no row
+    void* scale;      // [B, D]
+
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
+// Probabilities of queries under such likelihoods: coordinates, proportions, late step.
+struct PosteriorParams {
+    int64_t B, Q, K, D;
+    bool shared;    // one likelihood for all tasks; else [B, ..] below
+    DType dtype;    // of all arrays: float32 or float64
+    double weight;  // of a query in the counts
+    int max_iter;
+    double tol;
+
+    // in
+    const void* query;      // [B, Q, D]
+    const void* centre;     // [D]
+    const void* weights;    // [K, D]
+    const void* scale;      // [D]
+    const void* squares;    // [K]
+    const void* bias;       // [K]
+    const void* shots;      // [K]
+    const void* sharpness;  // one
+    const void* lengths;    // [K] of the rows of one shot, less the centre; null with more
+
+    // out, as in AdaptParams; labels and probabilities are those after the late step
+    int64_t* labels;
+    void* probabilities;
+    void* proportions;
+    void* dual;
+    int32_t* iterations;
+    void* criterion;
+    void* concentration;
+    void* bound;
+    bool* sound;  // [B] see plainly_sound; of the queries
 
     void* workspace;
     int64_t workspace_bytes;

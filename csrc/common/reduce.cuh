@@ -32,6 +32,17 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
+// Over the block; every thread gets it. `scratch` has a number for each warp.
+__device__ inline double block_sum(double value, double* scratch) {
+    value = warp_sum(value);
+    __syncthreads();  // the sums of the time before have been read
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    double sum = 0;
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
+    return sum;
+}
+
 // Over the four lanes of a quad.
 __device__ inline float quad_sum(float value) {
     value += __shfl_xor_sync(kAllLanes, value, 1);

@@ -7,16 +7,10 @@ struct RowMoments {
 
 // The softmax of -f/2 d over the classes of a row: d less its minimum, so that nothing overflows.
 template <typename T>
-static RowMoments row_moments(const T* __restrict__ d, int64_t K, T own, T f) {
+static RowMoments row_moments(const T* __restrict__ d, int64_t K, T own, T low, T f) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
     const int64_t whole = K / kLanes * kLanes;
     const T half = T(-0.5) * f;
-    Vec<T> lowest = splat(d[0]);
-    T low = d[0];
-    for (int64_t k = 0; k < whole; k += kLanes) lowest = vmin<T>(lowest, load(d + k));
-    for (int lane = 0; lane < kLanes; ++lane) low = std::min(low, lowest[lane]);
-    for (int64_t k = whole; k < K; ++k) low = std::min(low, d[k]);
-
     Vec<T> sums = splat(T(0)), firsts = sums, seconds = sums;
     const auto add = [&](Vec<T> behind, Vec<T> there) {
         const Vec<T> e = vexp<T>(half * behind) * there;
@@ -40,10 +34,10 @@ static RowMoments row_moments(const T* __restrict__ d, int64_t K, T own, T f) {
 
 // What the classes draw of a row of another class, added to `drawn`. Returns its cross-entropy.
 template <typename T>
-static double add_drawn(const T* __restrict__ d, int64_t K, int64_t own, T f, T* __restrict__ row,
-                        double* __restrict__ drawn) {
+static double add_drawn(const T* __restrict__ d, int64_t K, int64_t own, T low, T f,
+                        T* __restrict__ row, double* __restrict__ drawn) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
-    const T low = *std::min_element(d, d + K), half = T(-0.5) * f;
+    const T half = T(-0.5) * f;
     for (int64_t k = 0; k < K; ++k) row[k] = half * (d[k] - low);
     for (int64_t k = K; k < round_up(K, kLanes); ++k) row[k] = Range<T>::kMinusInfinity;
     Vec<T> sums = splat(T(0));
@@ -65,12 +59,17 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     const int64_t count = std::min(std::max(p.count[task], int64_t(0)), p.R);
     Bracket bracket(p.centre, p.spread);
     double entropy = 0;
+    Arena arena(scratch);
+    T* const row = arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    double* const drawn = arena.take<double>(p.K);
+    T* const low = arena.take<T>(p.R);
+    for (int64_t i = 0; i < count; ++i) low[i] = row_minimum(d + i * p.K, p.K);
     const auto moments = [&] {
         RowMoments all{};
         for (int64_t i = 0; i < count; ++i) {
             const int64_t own = std::min(std::max(labels[i], int64_t(0)), p.K - 1);
             const T f = T(bracket.sharpness());
-            const RowMoments row = row_moments(d + i * p.K, p.K, d[i * p.K + own], f);
+            const RowMoments row = row_moments(d + i * p.K, p.K, d[i * p.K + own], low[i], f);
             all.lag += row.lag;
             all.variance += row.variance;
         }
@@ -80,13 +79,10 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
         const RowMoments all = moments();
         if (!bracket.step(all.lag, all.variance) || interrupted()) break;
     }
-    Arena arena(scratch);
-    T* const row = arena.take<T>(round_up(p.K, Simd<T>::kLanes));
-    double* const drawn = arena.take<double>(p.K);
     for (int64_t k = 0; k < p.K; ++k) drawn[k] = 0;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t own = std::min(std::max(labels[i], int64_t(0)), p.K - 1);
-        entropy += add_drawn(d + i * p.K, p.K, own, T(bracket.sharpness()), row, drawn);
+        entropy += add_drawn(d + i * p.K, p.K, own, low[i], T(bracket.sharpness()), row, drawn);
     }
     for (int64_t k = 0; k < p.K; ++k) static_cast<T*>(p.drawn)[task * p.K + k] = T(drawn[k]);
     static_cast<T*>(p.sharpness)[task] = T(bracket.sharpness());
@@ -98,6 +94,7 @@ static int64_t calibrate_scratch_bytes(const CalibrateParams& p) {
     Arena arena(nullptr);
     arena.take<T>(round_up(p.K, Simd<T>::kLanes));
     arena.take<double>(p.K);
+    arena.take<T>(p.R);
     return arena.used();
 }
 

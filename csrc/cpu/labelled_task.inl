@@ -1,18 +1,24 @@
 // `labelled` and `coordinates` for one SIMD level. The algebra is in common/labelled.h.
 
-// sum += factor x
+constexpr int64_t kTogether = 4;  // rows that are added to a sum, which so is loaded less often
+
+// sum += sum_i factor[i] x[i], i < kTogether
 template <typename T>
-static void add_scaled(T* __restrict__ sum, const T* __restrict__ x, T factor, int64_t D) {
-    for (int64_t d = 0; d < D; ++d) sum[d] += factor * x[d];
+static void add_scaled(T* __restrict__ sum, const T* const* x, const T* factor, int64_t D) {
+    const T* __restrict__ a = x[0], * __restrict__ b = x[1], * __restrict__ c = x[2], * __restrict__ e = x[3];
+    const T fa = factor[0], fb = factor[1], fc = factor[2], fe = factor[3];
+    for (int64_t d = 0; d < D; ++d) sum[d] += (fa * a[d] + fb * b[d]) + (fc * c[d] + fe * e[d]);
 }
 
-// 1 / norm of x first - centre.
+// 1 / norm of x first - centre. The row that comes next is fetched meanwhile.
 template <typename T>
-static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ centre, int64_t D) {
+static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ centre, int64_t D,
+                     const T* next) {
     constexpr int kLanes = Simd<T>::kLanes;
     Vec<T> sum[4] = {};
     int64_t d = 0;
     for (; d + 4 * kLanes <= D; d += 4 * kLanes) {
+        __builtin_prefetch(next + d);
         for (int v = 0; v < 4; ++v) {
             const Vec<T> away = load(x + d + v * kLanes) * first - load(centre + d + v * kLanes);
             sum[v] += away * away;
@@ -26,11 +32,15 @@ static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ cen
     return inverse_of_centred(total);
 }
 
-// sum += (x first - centre) second
+// sum += (x first - centre) second + (y ..) ..
 template <typename T>
-static void add_centred(T* __restrict__ sum, const T* __restrict__ x, T first,
-                        const T* __restrict__ centre, T second, int64_t D) {
-    for (int64_t d = 0; d < D; ++d) sum[d] += (x[d] * first - centre[d]) * second;
+static void add_centred(T* __restrict__ sum, const T* const* x, const T* first, const T* second,
+                        const T* __restrict__ centre, int64_t D) {
+    const T* __restrict__ a = x[0], * __restrict__ b = x[1];
+    const T fa = first[0], fb = first[1], sa = second[0], sb = second[1];
+    for (int64_t d = 0; d < D; ++d) {
+        sum[d] += (a[d] * fa - centre[d]) * sa + (b[d] * fb - centre[d]) * sb;
+    }
 }
 
 template <typename T>
@@ -41,10 +51,11 @@ static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int6
     for (int64_t row = first_row; row < end; ++row) {
         const T* const x = rows + row * p.D;
         const T* const centre = centres + (p.shared ? 0 : row / p.N * p.D);
-        const T first = inverse_norm(x, p.D), second = second_norm(x, first, centre, p.D);
+        const T first = inverse_norm(x, p.D), second = second_norm(x, first, centre, p.D, x);
         T* __restrict__ to = out + row * p.D;
         for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * first - centre[d]) * second;
         static_cast<T*>(p.lengths)[row] = second > 0 ? 1 / second : T(0);
+        if (p.sound != nullptr && !plainly_sound(first)) p.sound[row / p.N] = false;
     }
 }
 
@@ -59,6 +70,8 @@ struct LabelledTask {
     T *x, *off, *scale;
     T* row;           // [D]
     double* scatter;  // [D]
+    int64_t* order;   // [S] rows by class
+    int64_t* start;   // [K + 1] where a class begins there
 
     LabelledTask(Arena& arena, const LabelledParams& p, int64_t task)
         : S(p.S), K(p.K), D(p.D), R(p.R), support(static_cast<const T*>(p.support) + task * S * D),
@@ -69,38 +82,77 @@ struct LabelledTask {
           shots(static_cast<T*>(p.shots) + task * K), own(p.own + task * R),
           x(static_cast<T*>(p.x) + task * R * D), off(static_cast<T*>(p.off) + task * R),
           scale(static_cast<T*>(p.scale) + task * D), row(arena.take<T>(D)),
-          scatter(arena.take<double>(D)) {}
+          scatter(arena.take<double>(D)), order(arena.take<int64_t>(S)),
+          start(arena.take<int64_t>(K + 1)) {}
 
     // The class of a row; -1 for a label that is none, which only comes without validation.
     int64_t label(int64_t s) const { return labels[s] >= 0 && labels[s] < K ? labels[s] : -1; }
 };
 
-// The coordinates, and the class means in them.
+// The rows of every class, and how many they are.
 template <typename T>
-static void centre_rows(const LabelledTask<T>& t) {
+static void order_rows(const LabelledTask<T>& t) {
+    for (int64_t k = 0; k <= t.K; ++k) t.start[k] = 0;
+    for (int64_t s = 0; s < t.S; ++s) {
+        if (t.label(s) >= 0) ++t.start[t.label(s)];
+    }
+    for (int64_t k = 0, before = 0; k <= t.K; ++k) {
+        const int64_t count = t.start[k];
+        if (k < t.K) t.shots[k] = T(count);
+        t.start[k] = before;
+        before += count;
+    }
+    for (int64_t s = 0; s < t.S; ++s) {
+        if (t.label(s) >= 0) t.order[t.start[t.label(s)]++] = s;
+    }
+    for (int64_t k = t.K; k > 0; --k) t.start[k] = t.start[k - 1];  // each was moved to its end
+    t.start[0] = 0;
+}
+
+// The norms of the rows, and the mean of the class means.
+template <typename T>
+static void find_centre(const LabelledTask<T>& t) {
     const int64_t D = t.D;
-    for (int64_t k = 0; k < t.K; ++k) t.shots[k] = 0;
-    for (int64_t s = 0; s < t.S; ++s) {
-        if (t.label(s) >= 0) t.shots[t.label(s)] += 1;
-    }
     for (int64_t d = 0; d < D; ++d) t.centre[d] = 0;
-    for (int64_t s = 0; s < t.S; ++s) {
-        const T* const x = t.support + s * D;
-        const int64_t k = t.label(s);
-        t.first[s] = inverse_norm(x, D);
-        if (k < 0 || t.K == 1) continue;  // one class is not centred
-        add_scaled(t.centre, x, t.first[s] / (T(t.K) * t.shots[k]), D);
+    for (int64_t s = 0; s < t.S; s += kTogether) {
+        const T* x[kTogether];
+        T factor[kTogether];
+        for (int64_t i = 0; i < kTogether; ++i) {
+            const int64_t row = std::min(s + i, t.S - 1), k = t.label(row);
+            x[i] = t.support + row * D;
+            t.first[row] = inverse_norm(x[i], D);
+            factor[i] = s + i < t.S && k >= 0 ? t.first[row] / (T(t.K) * t.shots[k]) : T(0);
+        }
+        if (t.K > 1) add_scaled(t.centre, x, factor, D);  // one class is not centred
     }
-    __builtin_memset(t.means, 0, sizeof(T) * t.K * D);
-    for (int64_t s = 0; s < t.S; ++s) {
-        const int64_t k = t.label(s);
-        const T* const x = t.support + s * D;
-        t.second[s] = second_norm(x, t.first[s], t.centre, D);
-        if (k >= 0) add_centred(t.means + k * D, x, t.first[s], t.centre, t.second[s], D);
-    }
+}
+
+// The norms of the rows less the centre, and the class means of these.
+template <typename T>
+static void find_means(const LabelledTask<T>& t) {
+    const int64_t D = t.D;
+    for (int64_t s = 0; s < t.S; ++s) t.second[s] = 0;  // also of a row of no class
     for (int64_t k = 0; k < t.K; ++k) {
+        T* __restrict__ mean = t.means + k * D;
+        for (int64_t d = 0; d < D; ++d) mean[d] = 0;
+        for (int64_t at = t.start[k]; at < t.start[k + 1]; at += 2) {
+            const T* x[2];
+            T first[2], second[2];
+            for (int64_t i = 0; i < 2; ++i) {
+                const bool there = at + i < t.start[k + 1];
+                const int64_t s = t.order[there ? at + i : at];
+                const int64_t next = t.order[std::min(at + i + 1, t.start[t.K] - 1)];
+                x[i] = t.support + s * D;
+                first[i] = t.first[s];
+                second[i] = T(0);
+                if (!there) continue;
+                second[i] = t.second[s] =
+                    second_norm(x[i], first[i], t.centre, D, t.support + next * D);
+            }
+            add_centred(mean, x, first, second, t.centre, D);
+        }
         const T share = 1 / std::max(t.shots[k], T(1));
-        for (int64_t d = 0; d < D; ++d) t.means[k * D + d] *= share;
+        for (int64_t d = 0; d < D; ++d) mean[d] *= share;
     }
 }
 
@@ -126,6 +178,23 @@ static int64_t choose_rows(const LabelledTask<T>& t) {
         __builtin_memset(t.x + i * t.D, 0, sizeof(T) * t.D);
     }
     return count;
+}
+
+// sum_d scale_d (x_d - y_d)^2
+template <typename T>
+static T weighted_distance(const T* x, const T* y, const T* scale, int64_t D) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    Vec<T> sums[2] = {};
+    int64_t d = 0;
+    for (; d + 2 * kLanes <= D; d += 2 * kLanes) {
+        for (int64_t v = 0; v < 2; ++v) {
+            const Vec<T> away = load(x + d + v * kLanes) - load(y + d + v * kLanes);
+            sums[v] += away * away * load(scale + d + v * kLanes);
+        }
+    }
+    T total = horizontal_sum<T>(sums[0] + sums[1]);
+    for (; d < D; ++d) total += (x[d] - y[d]) * (x[d] - y[d]) * scale[d];
+    return total;
 }
 
 template <typename T>
@@ -156,17 +225,8 @@ static void scale_features(const LabelledTask<T>& t, int64_t count) {
     }
     for (int64_t d = 0; d < D; ++d) t.scale[d] = T(t.scatter[d] * double(D) / sum);
     for (int64_t i = 0; i < t.R; ++i) {
-        const T* const mean_row = t.means + t.own[i] * D;
-        for (int64_t d = 0; d < D; ++d) t.row[d] = t.x[i * D + d] - mean_row[d];
-        T* __restrict__ away = t.row;
-        Vec<T> sums = splat(T(0));
-        const int64_t whole = D / Simd<T>::kLanes * Simd<T>::kLanes;
-        for (int64_t d = 0; d < whole; d += Simd<T>::kLanes) {
-            sums += load(away + d) * load(away + d) * load(t.scale + d);
-        }
-        T total = horizontal_sum<T>(sums);
-        for (int64_t d = whole; d < D; ++d) total += away[d] * away[d] * t.scale[d];
-        t.off[i] = i < count ? total : T(0);
+        t.off[i] =
+            i < count ? weighted_distance(t.x + i * D, t.means + t.own[i] * D, t.scale, D) : T(0);
     }
 }
 
@@ -174,7 +234,9 @@ template <typename T>
 static void labelled_task(const LabelledParams& p, int64_t task, void* scratch) {
     Arena arena(scratch);
     const LabelledTask<T> t(arena, p, task);
-    centre_rows(t);
+    order_rows(t);
+    find_centre(t);
+    find_means(t);
     p.judging[task] = t.R > 0 ? choose_rows(t) : 0;
     scale_features(t, p.judging[task]);
 }
@@ -184,6 +246,8 @@ static int64_t labelled_scratch_bytes(const LabelledParams& p) {
     Arena arena(nullptr);
     arena.take<T>(p.D);
     arena.take<double>(p.D);
+    arena.take<int64_t>(p.S);
+    arena.take<int64_t>(p.K + 1);
     return arena.used();
 }
 

@@ -25,12 +25,15 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/labelled_task.inl"
 #include "cpu/calibrate_task.inl"
 #include "cpu/step_task.inl"
+#include "cpu/matrix.inl"
+#include "cpu/likelihood_task.inl"
+#include "cpu/posterior_task.inl"
 #include "cpu/assign_task.inl"
 
 constexpr CpuKernels kKernels = {
-    PADDLE_EXT_LEVEL_NAME, kPaddleKernels,   kSinkhornKernels,  kTimKernels,
-    kAdaptKernels,         kLabelledKernels, kCalibrateKernels, kStepKernels,
-    kAssignKernels,
+    PADDLE_EXT_LEVEL_NAME, kPaddleKernels,     kSinkhornKernels,  kTimKernels,
+    kAdaptKernels,         kLabelledKernels,   kCalibrateKernels, kStepKernels,
+    kAssignKernels,        kLikelihoodKernels, kPosteriorKernels,
 };
 
 }  // namespace PADDLE_EXT_LEVEL

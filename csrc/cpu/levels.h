@@ -5,7 +5,9 @@
 #include "cpu/assign_cpu.h"
 #include "cpu/calibrate_cpu.h"
 #include "cpu/labelled_cpu.h"
+#include "cpu/likelihood_cpu.h"
 #include "cpu/paddle_cpu.h"
+#include "cpu/posterior_cpu.h"
 #include "cpu/sinkhorn_cpu.h"
 #include "cpu/step_cpu.h"
 #include "cpu/tim_cpu.h"
@@ -22,6 +24,8 @@ struct CpuKernels {
     CalibrateKernels calibrate;
     StepKernels step;
     AssignKernels assign;
+    LikelihoodKernels likelihood;
+    PosteriorKernels posterior;
 };
 
 // Of the current level. Take it once per call: another thread may switch levels meanwhile.

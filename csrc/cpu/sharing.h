@@ -61,4 +61,15 @@ void solve_tasks(const Kernels& kernels, int at, const Params& p, const Sharing&
     });
 }
 
+// The same for kernels whose tasks can use several threads themselves.
+template <typename Kernels, typename Params>
+void solve_tasks_inside(const Kernels& kernels, int at, const Params& p, const Sharing& sharing) {
+    const int64_t scratch = kernels.scratch_bytes[at](p);
+    require_workspace(p.workspace_bytes, sharing.workers * scratch);
+    char* const base = static_cast<char*>(p.workspace);
+    share_tasks(p.B, sharing, [&](int64_t task, int worker, int threads) {
+        kernels.solve_task[at](p, task, base + worker * scratch, threads);
+    });
+}
+
 }  // namespace paddle_ext

@@ -81,16 +81,6 @@ __device__ inline Update block_reduce(Update own, Update* scratch) {
     return all;
 }
 
-__device__ inline double block_sum(double value, double* scratch) {
-    value = warp_sum(value);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    double sum = 0;
-    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
-    return sum;
-}
-
 // Where the loop of a task stands; the same in all threads of its block.
 struct Loop {
     float a = float(kFirstConcentration);

@@ -1,7 +1,7 @@
 // `labelled` and `coordinates` on CUDA; the algebra is in common/labelled.h.
 //
 // order_kernel lists the rows of every class, and which rows calibrate. Then two passes over the
-// support, a warp for each class: the first finds the norms and the centre, the second the norms
+// support: the first finds the norms and the centre, the second, a warp for each class, the norms
 // after it and the class means. What is left looks only at the rows that calibrate. Sums are taken in
 // a fixed order, without atomics.
 
@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
     int* const start = plan.start + task * (K + 1);
     int* const order = plan.order + task * S;
     int done = 0;
+    bool empty = false;  // a class of this thread
     for (int64_t first = 0; first < K; first += kThreads) {
         const int64_t k = first + threadIdx.x;
         int count = 0;
@@ -76,10 +77,15 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
         if (k < K) {
             start[k] = at;
             shots[k] = float(count);
+            empty |= count == 0;
         }
         for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
     }
     if (threadIdx.x == 0) start[K] = done;
+    if (p.sound != nullptr) {
+        const bool complete = __syncthreads_or(empty) == 0 && done == S;
+        if (threadIdx.x == 0) p.sound[task] = complete;
+    }
     if (p.R == 0) {
         if (threadIdx.x == 0) p.judging[task] = 0;
         return;
@@ -118,30 +124,21 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
 
 // --- the centre --------------------------------------------------------------------------------
 
-// The mean of the class means; a thread for each feature.
-__global__ void __launch_bounds__(kThreads) centre_kernel(LabelledParams p) {
+// The mean of the class means, from these or from the sums of parts of the rows; a thread for each
+// feature.
+__global__ void __launch_bounds__(kThreads)
+    centre_kernel(LabelledParams p, const float* from, int64_t count, float share) {
     const int64_t tiles = ceil_div(p.D, int64_t(kThreads));
     const int64_t task = blockIdx.x / tiles, d = blockIdx.x % tiles * kThreads + threadIdx.x;
     if (d >= p.D) return;
-    const float* const means = static_cast<const float*>(p.means) + task * p.K * p.D + d;
     float sum = 0;
 #pragma unroll 8
-    for (int64_t k = 0; k < p.K; ++k) sum += means[k * p.D];
+    for (int64_t i = 0; i < count; ++i) sum += from[(task * count + i) * p.D + d];
     static_cast<float*>(p.centre)[task * p.D + d] =
-        p.K > 1 ? sum / float(p.K) : 0.0f;  // one class is not centred
+        p.K > 1 ? sum * share : 0.0f;  // one class is not centred
 }
 
 // --- rows that calibrate ----------------------------------------------------------------------------
-
-__device__ double block_sum(double value, double* scratch) {
-    value = warp_sum(value);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    double sum = 0;
-    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
-    return sum;
-}
 
 constexpr int kScaleThreads = 512;
 constexpr int kRowsAtATime = 256;
@@ -152,8 +149,9 @@ struct Source {
     float first, second;
 };
 
-// One block a task: its rows in the coordinates, the feature scale, then what the rows are off their
-// means in it. First a thread takes a feature, at last a warp a row.
+// One block a task: the feature scale. With kRows also its rows in the coordinates, and what they are
+// off their means in that scale. First a thread takes a feature, at last a warp a row.
+template <bool kRows>
 __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, LabelledPlan plan) {
     __shared__ double scratch[kScaleThreads / 32];
     __shared__ Source sources[kRowsAtATime];
@@ -189,13 +187,15 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
                 const Source from = sources[i];
                 const float value = (support[from.row * D + d] * from.first - c) * from.second;
                 const float away = value - means[from.own * D + d];
-                x[(start + i) * D + d] = value;
+                if constexpr (kRows) x[(start + i) * D + d] = value;
                 scatter += away * away;
             }
             scale[d] += scatter;
         }
     }
-    for (int64_t at = count * D + threadIdx.x; at < p.R * D; at += kScaleThreads) x[at] = 0;
+    if constexpr (kRows) {
+        for (int64_t at = count * D + threadIdx.x; at < p.R * D; at += kScaleThreads) x[at] = 0;
+    }
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) mean += double(scale[d]);
     mean = block_sum(mean, scratch) / double(D);
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
@@ -207,6 +207,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
         scale[d] = float(double(scale[d]) * double(D) / sum);
     }
+    if constexpr (!kRows) return;
     __syncthreads();
     const int lane = threadIdx.x % 32;
     for (int64_t i = threadIdx.x / 32; i < p.R; i += kScaleThreads / 32) {
@@ -259,6 +260,7 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
     write_coordinates(row, first, second, centre, D, aligned, static_cast<float*>(p.x) + item * D);
     if (threadIdx.x % 32 == 0) {
         static_cast<float*>(p.lengths)[item] = second > 0 ? 1.0f / second : 0.0f;
+        if (p.sound != nullptr && !plainly_sound(first)) p.sound[item / p.N] = false;
     }
 }
 
@@ -270,22 +272,35 @@ int64_t labelled_cuda_workspace(const LabelledParams& p, int) {
     return LabelledPlan(counted, false).bytes;
 }
 
-void labelled_cuda(const LabelledParams& p, int device, void* stream) {
+LabelledPlan labelled_plan(const LabelledParams& p) {
+    return {p, rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means, p.x})};
+}
+
+void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
     require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
+    const unsigned features = grid_size(p.B * ceil_div(p.D, int64_t(kThreads)));
+    order_kernel<<<grid_size(p.B), kThreads, 0, stream>>>(p, plan);
+    check_launch("order_kernel");
+    if (rows_held(p.D) > 0) {
+        launch_rows(p, plan, stream);
+        centre_kernel<<<features, kThreads, 0, stream>>>(p, plan.sums, plan.parts, 1.0f);
+    } else {
+        launch_means<false>(p, plan, stream);
+        const auto means = static_cast<const float*>(p.means);
+        centre_kernel<<<features, kThreads, 0, stream>>>(p, means, p.K, 1.0f / float(p.K));
+    }
+    check_launch("centre_kernel");
+    launch_means<true>(p, plan, stream);
+    const auto kernel = p.x == nullptr ? scale_kernel<false> : scale_kernel<true>;
+    kernel<<<grid_size(p.B), kScaleThreads, 0, stream>>>(p, plan);
+    check_launch("scale_kernel");
+}
+
+void labelled_cuda(const LabelledParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, labelled_cuda_workspace(p, device));
     const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    const bool aligned = rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means, p.x});
-    const LabelledPlan plan(p, aligned);
-    order_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
-    check_launch("order_kernel");
-    launch_means<false>(p, plan, on);
-    centre_kernel<<<grid_size(p.B * ceil_div(p.D, int64_t(kThreads))), kThreads, 0, on>>>(p);
-    check_launch("centre_kernel");
-    launch_means<true>(p, plan, on);
-    scale_kernel<<<grid_size(p.B), kScaleThreads, 0, on>>>(p, plan);
-    check_launch("scale_kernel");
+    launch_labelled(p, labelled_plan(p), static_cast<cudaStream_t>(stream));
 }
 
 int64_t coordinates_cuda_workspace(const CoordinatesParams&, int) { return 0; }

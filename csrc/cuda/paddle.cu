@@ -1,5 +1,4 @@
-// Plans a call, cuts it into chunks that fit the workspace, and runs the
-// stages of each chunk.
+// Plans a call, cuts it into chunks that fit the workspace, and runs the stages of each chunk.
 
 #include "cuda/paddle.h"
 
@@ -64,7 +63,9 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.exponent = arena.take<int>(T);
     c.norms = arena.take<float>(T * Q);
     c.z = arena.take<float>(T * Q * Dp);
+    const bool halves = c.call.update_prototypes && !c.plan.shared_gram;
     c.gram = arena.take<float>(T * Q * Qp);
+    c.halves = arena.take<uint4>(halves ? T * Qp * Qp / 4 : 0);
     c.m = arena.take<float>(T * K * Qp);
     c.u = arena.take<float>(T * K * Qp);
     c.norm = arena.take<float>(T * K);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/paddle_block.cuh"
+#include "cuda/paddle_start.cuh"
 
 namespace paddle_ext {
 
@@ -19,7 +19,7 @@ struct Step {
 // All live classes in turn: every tile is applied as soon as its changes are known.
 template <bool Plain>
 __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
-                         unsigned* full) {
+                         unsigned* full, unsigned* loud) {
     unsigned any = 0;
     Changes next;
     load_changes(b, b.s.live, next);
@@ -27,16 +27,16 @@ __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int 
         const int end = min(first + kBatch, tiles);
         unsigned moved = 0;
         for (int tile = first; tile < end; ++tile) {
-            float* const delta = b.s.delta + (tile % 2) * b.Qp * kDeltaStride;
+            uint4* const delta = b.s.delta + (tile % 2) * b.warps * kTilePieces;
             Changes c = next;
             find_changes(b, soft, c);
-            const bool mine = mark_classes(b, c, full + tile, nullptr);
-            place_changes(b, delta, c);
+            const bool mine = mark_classes(b, c, full + tile, loud + tile);
+            place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
             if (tile + 1 < tiles) load_changes(b, b.s.live + (tile + 1) * kTile, next);
             // du is complete; the other buffer is free after the next such barrier.
-            const bool loud = __syncthreads_or(mine);
+            const bool any_loud = __syncthreads_or(mine);
             if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
-            if (!loud) continue;
+            if (!any_loud) continue;
             moved |= 1u << (tile - first);
             apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
@@ -71,10 +71,10 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
     for (int first = 0; first < moved_tiles; first += kBatch) {
         const int end = min(first + kBatch, moved_tiles);
         for (int tile = first; tile < end; ++tile) {
-            float* const delta = b.s.delta + (tile % 2) * b.Qp * kDeltaStride;
+            uint4* const delta = b.s.delta + (tile % 2) * b.warps * kTilePieces;
             Changes c = next;
             find_changes(b, soft, c);
-            place_changes(b, delta, c);
+            place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
             if (tile + 1 < moved_tiles) load_changes(b, b.s.moved + (tile + 1) * kTile, next);
             __syncthreads();  // as above
             apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
@@ -83,6 +83,15 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
         update_classes<Plain>(b, b.s.moved + first * kTile, end - first, ~0u);
     }
     return {false, b.s.moved, count};
+}
+
+// Whether the next step should take all live classes: to ask first who moves costs half as much as the
+// products of those who do. As many are expected to move as did.
+__device__ bool take_all(const Block& b, int tiles, const unsigned* loud) {
+    if (tiles <= kFewTiles) return true;
+    int moved = 0;
+    for (int tile = b.lane; tile < tiles; tile += 32) moved += __popc(loud[tile]);
+    return 2 * ceil_div(warp_sum(moved), kTile) > tiles;
 }
 
 // Mean shift of the prototypes or, where they stay, the largest of a count; every warp adds up the same
@@ -169,11 +178,6 @@ __device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& sof
     }
 }
 
-struct Outcome {
-    int iterations;
-    float criterion;
-};
-
 template <bool Plain>
 __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions& proportions) {
     const int all_tiles = ceil_div(b.K, kTile);
@@ -181,6 +185,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
     asleep.reference = make_float2(0, 0);
     asleep.clear();
     int tiles = all_tiles;
+    bool all = true;  // at the start nearly all move
     RowSoftmax soft;
     Outcome outcome{max_iter, 0.0f};
     for (int iteration = 1; iteration <= max_iter;) {
@@ -188,9 +193,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         unsigned* const full = b.s.full + (iteration % 2) * all_tiles;
         soft = row_softmax(b, tiles, asleep);
         if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
-        // At the start nearly all move.
-        const bool all = tiles <= kFewTiles || iteration <= 2;
-        const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full)
+        const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full, loud)
                               : step_moved<Plain>(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
             __syncthreads();  // all have seen the flag
@@ -198,10 +201,12 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
             clear_bits(loud, full, all_tiles);
             if (threadIdx.x == 0) b.s.state[kWake] = 0;
             tiles = all_tiles;
+            all = true;
             asleep.clear();
             __syncthreads();
             continue;
         }
+        all = take_all(b, tiles, loud);
         // Those of the iteration before were last read before the barriers above.
         clear_bits(b.s.loud + (iteration + 1) % 2 * all_tiles,
                    b.s.full + (iteration + 1) % 2 * all_tiles, all_tiles);
@@ -270,7 +275,7 @@ __device__ void write_classes(const Block& b, int64_t task, const Proportions& p
             proportion = float(proportions.dirichlet_mean(double(b.s.held[k])));
             dual = float(proportions.dirichlet_dual(double(b.s.held[k])));
         } else {
-            dual = 1.0f + logf(proportion + b.epsilon);
+            dual = 1.0f + logf(proportion + b.limit.epsilon);
         }
         static_cast<float*>(p.proportions)[task * b.K + k] = proportion;
         static_cast<float*>(p.dual)[task * b.K + k] = dual;
@@ -284,124 +289,48 @@ template <bool SharedGram, int MaxThreads, bool Plain>
 __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     solve_block_kernel(Chunk c) {
     extern __shared__ __align__(16) char memory[];
-    const PaddleParams& p = c.call;
-    const int Q = int(p.size.Q), K = int(p.size.K), Qp = int(c.plan.Qp);
-    const Shared s(memory, Q, Qp, K, SharedGram, nullptr);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const double weight = dual_weight<float>(p.lam, double(Q));
-    const Thresholds limit = Plain ? thresholds(true, p.epsilon, weight, double(K))
-                                   : Proportions(p).limits(true, weight);
+    const Shared s(memory, c.plan.Qp, c.call.size.K, SharedGram, nullptr);
+    const Limits limits(c.call, Plain);
     while (true) {
-        if (threadIdx.x == 0) {
-            s.state[kTask] = atomicAdd(c.next_task, 1);
-            s.state[kWake] = 0;
-        }
-        __syncthreads();
-        const int64_t at = s.state[kTask];
+        const int64_t at = next_task(c, s);
         if (at >= c.tasks) return;
         const int64_t task = c.first + at;
-
-        const float* const global_gram = c.gram + at * Q * Qp;
-        Block b{c,
-                s,
-                Q,
-                Qp,
-                K,
-                int(blockDim.x / 32),
-                warp,
-                lane,
-                lane / 4,
-                lane % 4,
-                warp * kRowsPerWarp + 2 * (lane / 4),
-                SharedGram ? s.gram : global_gram,
-                c.m + at * K * Qp,
-                c.u + at * K * Qp,
-                c.count + (p.size.support_shared ? 0 : at * K),
-                1.0f,
-                float(weight),
-                fmaxf(float(p.epsilon), float(Range<float>::kMinEpsilon)),
-                float(limit.quiet),
-                float(limit.quiet_share),
-                float(limit.sleep),
-                float(limit.wake),
-                float(log2(limit.wake))};
-
-        // 1) The task into shared memory.
-        if (SharedGram) {
-            const float4* from = reinterpret_cast<const float4*>(global_gram);
-            for (int i = threadIdx.x; i < Q * Qp / 4; i += blockDim.x) {
-                reinterpret_cast<float4*>(s.gram)[i] = from[i];
-            }
-        }
-        for (int k = threadIdx.x; k < K; k += blockDim.x) {
-            s.mass[k] = safe_mass(b.count[k]);
-            s.norm[k] = c.norm[at * K + k];
-            s.held[k] = 0.0f;
-        }
-        wake_all(b);
-        clear_bits(s.loud, s.full, 2 * ceil_div(K, kTile));
-        __syncthreads();
-
-        // 2) Its scale goes into the temperature.
-        double squared = ldexp(1.0, 2 * c.exponent[at]);
-        if (p.scaling >= Scaling::kAuto) {
-            squared = auto_factor(b);
-            __syncthreads();  // u is scratch no more
-        }
-        if (p.scaling == Scaling::kCalibrated) {
-            const float sharpness = static_cast<const float*>(p.sharpness)[task];
-            squared = calibrated_factor_squared(double(sharpness), squared);
-        }
-        b.temperature = float(folded_temperature<float>(p.temperature, squared));
-        const double unit = b.moving<Plain>() ? sqrt(squared) : 1.0;
-        for (int k = threadIdx.x; k < K; k += blockDim.x) set_logit(b, k, 0.0f);
+        Block b(c, s, at, limits, SharedGram);
+        const double unit = load_task<Plain>(b, at);
         float4* const zero = reinterpret_cast<float4*>(b.u);
-        for (int i = threadIdx.x; i < K * Qp / 4; i += blockDim.x)
+        for (int i = threadIdx.x; i < b.K * b.Qp / 4; i += blockDim.x)
             zero[i] = make_float4(0, 0, 0, 0);
-        __syncthreads();
-
-        // 3) The iteration, then the result.
-        Proportions proportions(p);
-        const float tol = float(fmin(p.tol / unit, double(Range<float>::kInfinity)));
-        const Outcome outcome = iterate<Plain>(b, tol, p.max_iter, proportions);
+        __syncthreads();  // the task is in shared memory
+        Proportions proportions(c.call);
+        const float tol = scaled_tolerance(c.call.tol, unit);
+        const Outcome outcome = iterate<Plain>(b, tol, c.call.max_iter, proportions);
         __syncthreads();  // u of all threads is in place
         write_rows(b, task);
         write_classes<Plain>(b, task, proportions);
-        if (threadIdx.x == 0) {
-            p.iterations[task] = outcome.iterations;
-            static_cast<float*>(p.criterion)[task] =
-                float(fmin(outcome.criterion * unit, double(Range<float>::kInfinity)));
-        }
+        write_outcome(c.call, task, outcome, unit);
         __syncthreads();  // shared memory is free for the next task
     }
 }
 
 template <bool SharedGram, int MaxThreads, bool Plain>
 void launch(const Chunk& c) {
-    const auto kernel = solve_block_kernel<SharedGram, MaxThreads, Plain>;
-    const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;
-    allow_all_shared(kernel);
-    int resident = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    const int64_t blocks = std::min<int64_t>(c.tasks, int64_t(resident) * c.multiprocessors);
-    check_cuda(cudaMemsetAsync(c.next_task, 0, sizeof(int), c.stream), "cudaMemsetAsync");
-    kernel<<<static_cast<unsigned>(blocks), threads, bytes, c.stream>>>(c);
-    check_launch("solve_block_kernel");
+    launch_resident(solve_block_kernel<SharedGram, MaxThreads, Plain>, c);
 }
 
 }  // namespace
 
 int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
     int64_t bytes = 0;
-    Shared(nullptr, size.Q, round_up(size.Q, int64_t(kRowsPerWarp)), size.K, shared_gram, &bytes);
+    Shared(nullptr, round_up(size.Q, int64_t(kRowsPerWarp)), size.K, shared_gram, &bytes);
     return int(std::min<int64_t>(bytes, INT32_MAX));
 }
 
 void launch_blocks(const Chunk& c) {
+    const int64_t threads = c.plan.Qp / kRowsPerWarp * 32;
+    const bool plain = c.call.prior == Prior::kPaddle && c.call.update_prototypes;
+    if (plain && c.plan.shared_gram && c.call.size.K <= kFewClasses) return launch_few(c);
     const auto launch_for = [&](auto shared_gram, auto plain) {
         constexpr bool kShared = decltype(shared_gram)::value, kPlain = decltype(plain)::value;
-        const int64_t threads = c.plan.Qp / kRowsPerWarp * 32;
         if (threads <= 160) return launch<kShared, 160, kPlain>(c);
         if (threads <= 512) return launch<kShared, 512, kPlain>(c);
         return launch<kShared, 1024, kPlain>(c);
@@ -410,7 +339,6 @@ void launch_blocks(const Chunk& c) {
         c.plan.shared_gram ? launch_for(std::true_type{}, plain)
                            : launch_for(std::false_type{}, plain);
     };
-    const bool plain = c.call.prior == Prior::kPaddle && c.call.update_prototypes;
     plain ? launch_with(std::true_type{}) : launch_with(std::false_type{});
 }
 

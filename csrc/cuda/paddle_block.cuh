@@ -1,9 +1,9 @@
 // All iterations of a small task in one thread block, in Gram form (the algebra is in
 // cpu/paddle_gram.inl; the same quantities carry the same names).
 //
-//   G            [Q, Qp]   shared memory (or cache, where it does not fit)
+//   G            [Qp, Qp]  shared memory (or cache, where it does not fit), in halves: paddle_gram.cuh
 //   M, U         [K, Qp]   global memory, class-major, in practice cache: each cell belongs to one thread
-//   du           [Q, 16]   shared memory: the changes of one tile of 16 classes
+//   du           [Qp, 16]  shared memory, in halves: the changes of one tile of 16 classes
 //   N_k, P_k, .. [K]       shared memory
 //
 // A warp owns 16 queries: lane = 4 * pair + quarter has the queries 2 pair and 2 pair + 1 and, of
@@ -19,13 +19,15 @@
 #include "common/proportions.h"
 #include "common/reduce.cuh"
 #include "cuda/paddle_chunk.cuh"
+#include "cuda/paddle_gram.cuh"
 
 namespace paddle_ext {
 
-constexpr int kTile = 16;                // classes
-constexpr int kDeltaStride = kTile + 4;  // rows of du apart from each other's banks
-constexpr int kBatch = 4;                // tiles between two updates of classes
-constexpr int kFewTiles = 2;             // so many live tiles are applied without asking who moved
+constexpr int kTile = 16;                                  // classes
+constexpr int kTileColumns = kTile / kColumns;             // n-tiles of a tile
+constexpr int kTilePieces = kTileColumns * kColumnPieces;  // of 16 bytes: changes, of each warp
+constexpr int kBatch = 4;                                  // tiles between two updates of classes
+constexpr int kFewTiles = 2;  // so many live tiles are applied without asking who moved
 constexpr float kHighestExponent = 115.0f;  // two to this, times any share, is finite
 
 // What the threads of a block tell each other.
@@ -34,8 +36,8 @@ enum State { kTask, kWake, kMovedCount, kStates };
 // Shared memory of a block.
 struct Shared {
     double* norm;  // [K]  P_k
-    float* gram;   // [Q, Qp] or none
-    float* delta;  // [2, Qp, kDeltaStride]
+    uint4* gram;   // [warps, warps, kStepPieces] or none
+    uint4* delta;  // [2, warps, kTilePieces]
     float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
     float* mass;   // [K]  N_k
     float* held;   // [K]  sum of the probabilities
@@ -48,14 +50,15 @@ struct Shared {
     unsigned* full;  // [2, tiles]  holds something
     int* state;      // [kStates]
 
-    __host__ __device__ Shared(void* base, int64_t Q, int64_t Qp, int64_t K, bool shared_gram,
+    __host__ __device__ Shared(void* base, int64_t Qp, int64_t K, bool shared_gram,
                                int64_t* bytes) {
         SharedArena arena(base);
         const int64_t padded = round_up(K, int64_t(kTile));
+        const int64_t warps = Qp / kRowsPerWarp;
         norm = arena.take<double>(K);
-        gram = arena.take<float>(shared_gram ? Q * Qp : 0);
-        delta = arena.take<float>(2 * Qp * kDeltaStride);
-        part = arena.take<float>(4 * (Qp / kRowsPerWarp) * kBatch * kTile);
+        gram = arena.take<uint4>(shared_gram ? warps * warps * kStepPieces : 0);
+        delta = arena.take<uint4>(2 * warps * kTilePieces);
+        part = arena.take<float>(4 * warps * kBatch * kTile);
         mass = arena.take<float>(K);
         held = arena.take<float>(K);
         line = arena.take<float2>(K);
@@ -69,19 +72,51 @@ struct Shared {
     }
 };
 
-// One task in one block.
+// What of the probabilities is too small to matter, the same for all tasks of a call.
+struct Limits {
+    float weight, epsilon;
+    float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
+
+    __device__ Limits(const PaddleParams& p, bool plain) {
+        const double heavy = dual_weight<float>(p.lam, double(p.size.Q));
+        const Thresholds limit = plain ? thresholds(true, p.epsilon, heavy, double(p.size.K))
+                                       : Proportions(p).limits(true, heavy);
+        weight = float(heavy);
+        epsilon = fmaxf(float(p.epsilon), float(Range<float>::kMinEpsilon));
+        quiet = float(limit.quiet);
+        quiet_share = float(limit.quiet_share);
+        sleep = float(limit.sleep);
+        wake = float(limit.wake);
+    }
+};
+
+// One task in one block: number `at` of its chunk.
 struct Block {
     const Chunk& c;
     const Shared& s;
+    const Limits& limit;
     int Q, Qp, K, warps;
     int warp, lane, pair, quarter, row;  // row: first of this thread's two queries
-    const float* gram;
+    const float* gram;                   // [Q, Qp]
+    uint4* halves;                       // [warps, kStepPieces]  of the rows of this warp
+    float2 unscale;                      // of the products of this thread's two rows
+    ChangePlaces places;
     float* m;  // [K, Qp]
     float* u;  // [K, Qp]
     const float* count;
-    float temperature, weight, epsilon;
-    float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
-    float log2_wake;
+    float temperature;
+
+    __device__ Block(const Chunk& chunk, const Shared& shared, int64_t at, const Limits& limits,
+                     bool shared_gram)
+        : c(chunk), s(shared), limit(limits), Q(int(c.call.size.Q)), Qp(int(c.plan.Qp)),
+          K(int(c.call.size.K)), warps(Qp / kRowsPerWarp), warp(threadIdx.x / 32),
+          lane(threadIdx.x % 32), pair(lane / 4), quarter(lane % 4),
+          row(warp * kRowsPerWarp + 2 * pair), gram(c.gram + at * Q * Qp), unscale(),
+          places(pair, quarter), m(c.m + at * K * Qp), u(c.u + at * K * Qp),
+          count(c.count + (c.call.size.support_shared ? 0 : at * K)), temperature(1.0f) {
+        halves = shared_gram ? s.gram : c.halves + at * warps * warps * kStepPieces;
+        halves += warp * warps * kStepPieces;
+    }
 
     template <bool Plain>
     __device__ bool moving() const {
@@ -101,11 +136,28 @@ __device__ inline float power_of_two(float x) {
     return result;
 }
 
+// 1 / x to about one unit in the last place, of numbers that are neither tiny nor huge.
+__device__ inline float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// (slope, bias) of a class from its mass N and its P.
+__device__ inline float2 logit_line(const Block& b, float mass, double norm, float dual_term) {
+    const float inverse = 1.0f / mass;
+    const float half_norm = 0.5f * (float(norm) * inverse) * inverse;
+    return make_float2(b.temperature * kLog2e<float> * inverse,
+                       (dual_term - b.temperature * half_norm) * kLog2e<float>);
+}
+
 __device__ inline void set_logit(const Block& b, int k, float dual_term) {
-    const float inverse = 1.0f / b.s.mass[k];
-    const float half_norm = 0.5f * (float(b.s.norm[k]) * inverse) * inverse;
-    b.s.line[k] = make_float2(b.temperature * kLog2e<float> * inverse,
-                              (dual_term - b.temperature * half_norm) * kLog2e<float>);
+    b.s.line[k] = logit_line(b, b.s.mass[k], b.s.norm[k], dual_term);
+}
+
+// What the dual of PADDLE itself adds to the logits of a class.
+__device__ inline float dual_term(const Block& b, float held) {
+    return b.limit.weight * (1.0f + logf(held / float(b.Q) + b.limit.epsilon));
 }
 
 __device__ inline void wake_all(const Block& b) {
@@ -115,35 +167,6 @@ __device__ inline void wake_all(const Block& b) {
 
 __device__ inline void clear_bits(unsigned* loud, unsigned* full, int tiles) {
     for (int tile = threadIdx.x; tile < tiles; tile += blockDim.x) loud[tile] = full[tile] = 0;
-}
-
-// Squared factor of scaling="auto"; u serves as scratch for the distances.
-__device__ inline double auto_factor(const Block& b) {
-    for (int q = b.warp; q < b.Q; q += b.warps) {
-        float* const distance = b.u + int64_t(q) * b.K;
-        const float own = b.gram[int64_t(q) * b.Qp + q];
-        float nearest = Range<float>::kInfinity;
-        for (int k = b.lane; k < b.K; k += 32) {
-            const float at = 1.0f / b.s.mass[k];
-            const float inner = b.m[int64_t(k) * b.Qp + q];
-            distance[k] = fmaxf(own + at * (at * float(b.s.norm[k]) - 2.0f * inner), 0.0f);
-            nearest = fminf(nearest, distance[k]);
-        }
-        __syncwarp();
-        const float median = warp_select_rank(distance, b.K, b.K / 2);
-        nearest = -warp_max(-nearest);
-        if (b.lane == 0) {
-            b.s.delta[2 * q] = median - nearest;
-            b.s.delta[2 * q + 1] = median;
-        }
-    }
-    __syncthreads();
-    double gap = 0.0, median = 0.0;
-    for (int q = 0; q < b.Q; ++q) {
-        gap += double(b.s.delta[2 * q]);
-        median += double(b.s.delta[2 * q + 1]);
-    }
-    return auto_factor_squared(gap / double(b.Q), median / double(b.Q));
 }
 
 // The classes of this thread in a tile.
@@ -162,16 +185,16 @@ struct Cell {
     float2 m;
 };
 
+// Beyond the end of the list the first class is read, which costs less than to ask; it has no logit there.
 __device__ inline Cell load_cell(const Block& b, int k) {
-    if (k < 0) return {-1, make_float2(0, 0)};
-    return {k, *reinterpret_cast<const float2*>(b.m + int64_t(k) * b.Qp + b.row)};
+    return {k, *reinterpret_cast<const float2*>(b.m + max(k, 0) * b.Qp + b.row)};
 }
 
 __device__ inline float2 logits(const Block& b, const Cell& cell) {
-    constexpr float kNone = Range<float>::kMinusInfinity;
-    if (cell.k < 0) return make_float2(kNone, kNone);
-    const float2 line = b.s.line[cell.k];
-    return make_float2(cell.m.x * line.x + line.y, cell.m.y * line.x + line.y);
+    const float2 line = b.s.line[max(cell.k, 0)];
+    const float bias = cell.k < 0 ? Range<float>::kMinusInfinity : line.y;
+    const float slope = cell.k < 0 ? 0.0f : line.x;
+    return make_float2(cell.m.x * slope + bias, cell.m.y * slope + bias);
 }
 
 // What the sleeping classes hold of this thread's two rows: the sum of 2^(logit - reference), and the
@@ -221,11 +244,15 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, const Sleepe
     const float2 drift = make_float2(asleep.reference.x - top.x, asleep.reference.y - top.y);
     const float extra_x = asleep.sum.x * power_of_two(fminf(drift.x, kHighestExponent));
     const float extra_y = asleep.sum.y * power_of_two(fminf(drift.y, kHighestExponent));
+    const float log2_wake = __log2f(b.limit.wake);
     // By their sum, and by the largest: where logits are far apart, the sum is all or nothing.
-    const bool wake_x = extra_x > b.wake || asleep.top.x - top.x > b.log2_wake;
-    const bool wake_y = extra_y > b.wake || asleep.top.y - top.y > b.log2_wake;
+    const bool wake_x = extra_x > b.limit.wake || asleep.top.x - top.x > log2_wake;
+    const bool wake_y = extra_y > b.limit.wake || asleep.top.y - top.y > log2_wake;
     const bool wake = (b.row < b.Q && wake_x) || (b.row + 1 < b.Q && wake_y);
-    return {top, make_float2(1.0f / (sum.x + extra_x), 1.0f / (sum.y + extra_y)), wake};
+    // Rows beyond the last query hold nothing.
+    const float inverse_x = b.row < b.Q ? reciprocal(sum.x + extra_x) : 0.0f;
+    const float inverse_y = b.row + 1 < b.Q ? reciprocal(sum.y + extra_y) : 0.0f;
+    return {top, make_float2(inverse_x, inverse_y), wake};
 }
 
 // This thread's two queries and four classes of a tile: N z.w, probabilities, and their change.
@@ -240,12 +267,9 @@ __device__ inline void load_changes(const Block& b, const int* classes, Changes&
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         c.cell[i] = load_cell(b, four.k[i]);
-        c.before[i] = make_float2(0, 0);
-        // A class that never held anything has no probabilities to read.
-        if (c.cell[i].k >= 0 && b.s.held[c.cell[i].k] > 0.0f) {
-            const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
-            c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
-        }
+        const int at = max(four.k[i], 0) * b.Qp + b.row;
+        c.before[i] = *reinterpret_cast<const float2*>(b.u + at);
+        if (four.k[i] < 0) c.before[i] = make_float2(0, 0);
     }
 }
 
@@ -253,20 +277,15 @@ __device__ inline void find_changes(const Block& b, const RowSoftmax& soft, Chan
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 value = logits(b, c.cell[i]);
-        c.change[i] = make_float2(0, 0);
-        if (c.cell[i].k < 0) continue;
-        if (b.row < b.Q) {
-            c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
-        }
-        if (b.row + 1 < b.Q) {
-            c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
-        }
+        c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
+        c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
     }
 }
 
 __device__ inline bool has_moved(const Block& b, const float2& before, const float2& change) {
-    return fabsf(change.x) > b.quiet + b.quiet_share * before.x ||
-           fabsf(change.y) > b.quiet + b.quiet_share * before.y;
+    const bool first = fabsf(change.x) > b.limit.quiet + b.limit.quiet_share * before.x;
+    const bool second = fabsf(change.y) > b.limit.quiet + b.limit.quiet_share * before.y;
+    return first | second;  // both at once: to ask for one first takes longer
 }
 
 // Marks which classes of a live tile hold anything and, if asked, which moved. Returns whether any
@@ -278,7 +297,7 @@ __device__ inline bool mark_classes(const Block& b, const Changes& c, unsigned* 
     for (int i = 0; i < 4; ++i) {
         const float2 d = c.change[i];
         const float largest = fmaxf(c.before[i].x + d.x, c.before[i].y + d.y);
-        holding |= largest > b.sleep ? 1u << i : 0u;
+        holding |= largest > b.limit.sleep ? 1u << i : 0u;
         moving |= has_moved(b, c.before[i], d) ? 1u << i : 0u;
     }
     const unsigned mine = (holding | moving << kTile) << (4 * b.quarter);
@@ -308,34 +327,17 @@ __device__ inline int gather_classes(const Block& b, int tiles, const unsigned* 
     return count;
 }
 
-__device__ inline void place_changes(const Block& b, float* delta, const Changes& c) {
-    float4* const to = reinterpret_cast<float4*>(delta + b.row * kDeltaStride) + b.quarter;
-    to[0] = make_float4(c.change[0].x, c.change[1].x, c.change[2].x, c.change[3].x);
-    to[kDeltaStride / 4] = make_float4(c.change[0].y, c.change[1].y, c.change[2].y, c.change[3].y);
-}
-
 // Product of one tile's changes with G; M and U of this thread's cells; the sums over its warp.
 template <bool Plain>
-__device__ inline void apply_changes(const Block& b, const float* delta, const Changes& c,
+__device__ inline void apply_changes(const Block& b, const uint4* delta, const Changes& c,
                                      float* part) {
     float2 product[4] = {};
     const bool moving = b.moving<Plain>();
-    const float* column = b.gram + b.row;
-    const float4* weights = reinterpret_cast<const float4*>(delta) + b.quarter;
-#pragma unroll 5
-    for (int q = 0; q < (moving ? b.Q : 0); ++q) {
-        const float2 g = *reinterpret_cast<const float2*>(column + q * b.Qp);
-        const float4 d = weights[q * (kDeltaStride / 4)];
-        product[0].x += g.x * d.x;
-        product[1].x += g.x * d.y;
-        product[2].x += g.x * d.z;
-        product[3].x += g.x * d.w;
-        product[0].y += g.y * d.x;
-        product[1].y += g.y * d.y;
-        product[2].y += g.y * d.z;
-        product[3].y += g.y * d.w;
+    if (moving) {
+        multiply_changes<kTileColumns>(b.halves, delta, b.warps, b.lane, b.places, b.unscale,
+                                       product);
     }
-    const int stride = b.warps * kBatch * kTile;
+    float sums[16];  // by quantity, then by class
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 d = c.change[i], m = c.cell[i].m;
@@ -348,86 +350,15 @@ __device__ inline void apply_changes(const Block& b, const float* delta, const C
                     make_float2(m.x + product[i].x, m.y + product[i].y);
             }
         }
-        const float held = sum_over_quads(after.x + after.y);
-        const float sum_du = sum_over_quads(d.x + d.y);
-        const float sum_gdu = sum_over_quads(d.x * product[i].x + d.y * product[i].y);
-        const float sum_m = sum_over_quads(d.x * m.x + d.y * m.y);
-        if (b.pair == 0) {
-            float* const to = part + 4 * b.quarter + i;
-            to[0] = held;
-            to[stride] = sum_du;
-            to[2 * stride] = sum_gdu;
-            to[3 * stride] = sum_m;
-        }
+        sums[i] = after.x + after.y;
+        sums[4 + i] = d.x + d.y;
+        sums[8 + i] = d.x * product[i].x + d.y * product[i].y;
+        sums[12 + i] = d.x * m.x + d.y * m.y;
     }
-}
-
-__device__ inline void set_dual(const Block& b, int k) {
-    set_logit(b, k, b.weight * (1.0f + logf(b.s.held[k] / float(b.Q) + b.epsilon)));
-}
-
-// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i. A
-// learned prior has its v-step later, when all classes are counted.
-template <bool Plain>
-__device__ inline void update_classes(const Block& b, const int* classes, int tiles,
-                                      unsigned moved) {
+    sum_over_pairs<2>(sums, b.pair);
     const int stride = b.warps * kBatch * kTile;
-    for (int slot = threadIdx.x; slot < tiles * kTile; slot += blockDim.x) {
-        const int k = classes[slot];
-        if (k < 0) continue;
-        if ((moved >> (slot / kTile) & 1u) == 0) {
-            b.s.shift[k] = 0.0f;
-            continue;
-        }
-        float total[4] = {};
-        for (int warp = 0; warp < b.warps; ++warp) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                total[i] += b.s.part[i * stride + warp * kBatch * kTile + slot];
-            }
-        }
-        if (!b.moving<Plain>()) {
-            b.s.shift[k] = fabsf(total[0] - b.s.held[k]);
-            b.s.held[k] = total[0];
-            if (!b.dirichlet<Plain>()) set_dual(b, k);
-            continue;
-        }
-        const float mass = b.s.mass[k], fresh = safe_mass(b.count[k] + total[0]);
-        const double norm = b.s.norm[k];
-        b.s.shift[k] = prototype_shift(total[1], total[2], total[3], mass, float(norm), fresh);
-        b.s.held[k] = total[0];
-        b.s.mass[k] = fresh;
-        b.s.norm[k] = norm + 2.0 * double(total[3]) + double(total[2]);
-        if (!b.dirichlet<Plain>()) set_dual(b, k);
-    }
-}
-
-// The v-step with a learned prior, of all classes: first the step of the prior, whose sums every thread
-// adds up in the same order. The sums of the warps are in the memory of those of the u-step.
-__device__ inline void learn_prior(const Block& b, Proportions& proportions) {
-    double slope = 0.0, curvature = 0.0;
-    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
-        const PriorTerm term = class_term(double(b.s.held[k]), proportions.concentration);
-        slope += term.slope;
-        curvature += term.curvature;
-    }
-    slope = warp_sum(slope);
-    curvature = warp_sum(curvature);
-    double* const part = reinterpret_cast<double*>(b.s.part);
-    if (b.lane == 0) {
-        part[2 * b.warp] = slope;
-        part[2 * b.warp + 1] = curvature;
-    }
-    __syncthreads();  // the sums of all warps are complete
-    slope = curvature = 0.0;
-    for (int warp = 0; warp < b.warps; ++warp) {
-        slope += part[2 * warp];
-        curvature += part[2 * warp + 1];
-    }
-    proportions.learn(slope, curvature);
-    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
-        set_logit(b, k, b.weight * float(proportions.dirichlet_dual(double(b.s.held[k]))));
-    }
+    float* const to = part + b.pair / 2 * stride + 4 * b.quarter + b.pair % 2 * 2;
+    *reinterpret_cast<float2*>(to) = make_float2(sums[0], sums[1]);
 }
 
 }  // namespace paddle_ext

@@ -14,6 +14,7 @@
 namespace paddle_ext {
 
 constexpr int kRowsPerWarp = 16;  // queries that one warp of the block solver owns
+constexpr int kFewClasses = 32;   // so many are kept in registers, one for each lane
 
 // Which solver; depends on the shape of a task alone, so that a task's result does not depend on
 // the batch it comes in.
@@ -46,6 +47,7 @@ struct Chunk {
     float* sums;         // [T, K, Dp]  class sums in scaled coordinates
     // Gram form
     float* gram;     // [T, Q, Qp]
+    uint4* halves;   // [T, Qp, Qp]  the same as two halves each, where shared memory is too small
     float* m;        // [T, K, Qp]  N_k z.w
     float* u;        // [T, K, Qp]  probabilities as applied to m
     float* norm;     // [T, K]      ||N_k w_k||^2 at the start
@@ -67,6 +69,7 @@ void launch_scale_queries(const Chunk& chunk);
 void launch_class_sums(const Chunk& chunk);
 void launch_products(const Chunk& chunk);
 void launch_blocks(const Chunk& chunk);
+void launch_few(const Chunk& chunk);
 void launch_prototypes(const Chunk& chunk);
 
 int block_shared_bytes(const PaddleSizes& size, bool shared_gram);

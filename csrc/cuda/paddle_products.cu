@@ -1,5 +1,12 @@
 // The two products of the Gram form: after them nothing depends on the number of features.
+//
+// G = Z Z^T and M = S Z^T of one task in one product on the tensor cores, with the precision of float
+// (common/mma.cuh): rows are the K class sums and then the Q queries, columns the queries. A block makes
+// kTileRows x kTileColumns of it, a group of 32 features at a time. Queries are of size one; class sums
+// may be of any, so each row has a power of two of its own in each group, and the sums of a group are
+// brought to the same units as they are added up.
 
+#include "common/mma.cuh"
 #include "common/reduce.cuh"
 #include "cuda/paddle_chunk.cuh"
 
@@ -7,124 +14,201 @@ namespace paddle_ext {
 
 namespace {
 
-// G = Z Z^T and M = S Z^T of one task in one product: rows are the K class sums and then the Q
-// queries, columns the queries. A block makes kTileRows x kTileColumns of it.
 constexpr int kTileRows = 64;
 constexpr int kTileColumns = 80;  // 75 queries, the habit of the field, fit one tile
-constexpr int kDepth = 16;
-constexpr int kProductThreads = 128;  // 8 x 16, each 8 x 5 results
+constexpr int kThreads = 128;     // a warp has 16 rows and all columns
+constexpr int kBlocks = kTileColumns / 8;
+constexpr int kRowStep = kThreads / 8;  // eight threads have a row's group of features
+constexpr int kRowLoads = kTileRows / kRowStep, kColumnLoads = kTileColumns / kRowStep;
+constexpr int kRowBytes = kGroupHalves * int(sizeof(__half));
+constexpr int kLeastExponent = -100;  // two to minus this, times kHalfRange, is a number
 
-__global__ void __launch_bounds__(kProductThreads) products_kernel(Chunk c) {
-    __shared__ __align__(16) float rows[2][kDepth][kTileRows + 4];
-    __shared__ float columns[2][kDepth][kTileColumns + 4];
-    constexpr int kRowLoads = kTileRows * kDepth / 4 / kProductThreads;
-    constexpr int kColumnLoads = ceil_div(kTileColumns * kDepth / 4, kProductThreads);
-    const PaddleSizes& n = c.call.size;
-    const int64_t Q = n.Q, K = n.K, Dp = c.plan.Dp, Qp = c.plan.Qp;
-    const int64_t row_tiles = ceil_div(K + Q, int64_t(kTileRows));
-    const int64_t column_tiles = ceil_div(Q, int64_t(kTileColumns));
-    const int64_t at = blockIdx.x / (row_tiles * column_tiles);
-    const int64_t tile = blockIdx.x % (row_tiles * column_tiles);
-    const int64_t row0 = tile / column_tiles * kTileRows;
-    const int64_t column0 = tile % column_tiles * kTileColumns;
-    const float* const z = c.z + at * Q * Dp;
-    const float* const sums = c.sums + at * K * Dp;
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+// Which rows and columns of which task a block has.
+struct Place {
+    int64_t at, row0, column0;
 
-    float4 next_row[kRowLoads], next_column[kColumnLoads];
-    float squares[kRowLoads] = {};
-    const auto fetch = [&](int64_t depth) {
+    __device__ explicit Place(const PaddleSizes& n) {
+        const int64_t row_tiles = ceil_div(n.K + n.Q, int64_t(kTileRows));
+        const int64_t column_tiles = ceil_div(n.Q, int64_t(kTileColumns));
+        const int64_t tile = blockIdx.x % (row_tiles * column_tiles);
+        at = blockIdx.x / (row_tiles * column_tiles);
+        row0 = tile / column_tiles * kTileRows;
+        column0 = tile % column_tiles * kTileColumns;
+    }
+};
+
+// Halves of four numbers, the high parts and a group further the low parts.
+__device__ inline void place_four(unsigned char* row_start, int row, int slot, float4 v) {
+    const __half2 high0 = __floats2half2_rn(v.x, v.y), high1 = __floats2half2_rn(v.z, v.w);
+    const float2 r0 = __half22float2(high0), r1 = __half22float2(high1);
+    const __half2 low0 = __floats2half2_rn(v.x - r0.x, v.y - r0.y);
+    const __half2 low1 = __floats2half2_rn(v.z - r1.x, v.w - r1.y);
+    const auto bits = [](const __half2& two) { return *reinterpret_cast<const unsigned*>(&two); };
+    unsigned char* const here = row_start + slot % 2 * 8;
+    *reinterpret_cast<uint2*>(here + piece_offset(row, slot / 2)) =
+        make_uint2(bits(high0), bits(high1));
+    *reinterpret_cast<uint2*>(here + piece_offset(row, 4 + slot / 2)) =
+        make_uint2(bits(low0), bits(low1));
+}
+
+struct Stage {
+    unsigned char rows[kTileRows][kRowBytes];
+    unsigned char columns[kTileColumns][kRowBytes];
+    float unscale[kTileRows];  // of the sums of a row
+};
+
+// What a thread has loaded of the next group: numbers 4 slot and following of some rows and columns.
+struct Loads {
+    float4 row[kRowLoads], column[kColumnLoads];
+
+    __device__ void fetch(const Chunk& c, const Place& place, int64_t group) {
+        const int64_t Q = c.call.size.Q, K = c.call.size.K, Dp = c.plan.Dp;
+        const int64_t d = group * kGroup + threadIdx.x % 8 * 4;
+        const float* const z = c.z + place.at * Q * Dp + d;
+        const float* const sums = c.sums + place.at * K * Dp + d;
 #pragma unroll
         for (int i = 0; i < kRowLoads; ++i) {
-            const int slot = threadIdx.x + i * kProductThreads;
-            const int64_t r = row0 + slot / 4, d = depth + slot % 4 * 4;
-            next_row[i] = make_float4(0, 0, 0, 0);
-            if (d < Dp && r < K) {
-                next_row[i] = *reinterpret_cast<const float4*>(sums + r * Dp + d);
-            } else if (d < Dp && r < K + Q) {
-                next_row[i] = *reinterpret_cast<const float4*>(z + (r - K) * Dp + d);
-            }
-            const float4 v = next_row[i];
-            squares[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            const int64_t r = place.row0 + threadIdx.x / 8 + i * kRowStep;
+            const bool valid = d < Dp && r < K + Q;
+            const float* const from = r < K ? sums + r * Dp : z + (r - K) * Dp;
+            row[i] = valid ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int i = 0; i < kColumnLoads; ++i) {
-            const int slot = threadIdx.x + i * kProductThreads;
-            const int64_t q = column0 + slot / 4, d = depth + slot % 4 * 4;
-            next_column[i] = make_float4(0, 0, 0, 0);
-            if (slot < kTileColumns * 4 && q < Q && d < Dp) {
-                next_column[i] = *reinterpret_cast<const float4*>(z + q * Dp + d);
-            }
+            const int64_t q = place.column0 + threadIdx.x / 8 + i * kRowStep;
+            const bool valid = d < Dp && q < Q;
+            column[i] =
+                valid ? *reinterpret_cast<const float4*>(z + q * Dp) : make_float4(0, 0, 0, 0);
         }
-    };
-    const auto place = [&](int buffer) {
-#pragma unroll
-        for (int i = 0; i < kRowLoads; ++i) {
-            const int slot = threadIdx.x + i * kProductThreads, r = slot / 4, d = slot % 4 * 4;
-            rows[buffer][d][r] = next_row[i].x;
-            rows[buffer][d + 1][r] = next_row[i].y;
-            rows[buffer][d + 2][r] = next_row[i].z;
-            rows[buffer][d + 3][r] = next_row[i].w;
-        }
-#pragma unroll
-        for (int i = 0; i < kColumnLoads; ++i) {
-            const int slot = threadIdx.x + i * kProductThreads, q = slot / 4, d = slot % 4 * 4;
-            if (slot >= kTileColumns * 4) continue;
-            columns[buffer][d][q] = next_column[i].x;
-            columns[buffer][d + 1][q] = next_column[i].y;
-            columns[buffer][d + 2][q] = next_column[i].z;
-            columns[buffer][d + 3][q] = next_column[i].w;
-        }
-    };
-
-    float result[8][5] = {};
-    fetch(0);
-    place(0);
-    __syncthreads();
-    int buffer = 0;
-    for (int64_t depth = 0; depth < Dp; depth += kDepth) {
-        const bool more = depth + kDepth < Dp;
-        if (more) fetch(depth + kDepth);
-#pragma unroll
-        for (int d = 0; d < kDepth; ++d) {
-            float a[8], b[5];
-            *reinterpret_cast<float4*>(a) = *reinterpret_cast<float4*>(&rows[buffer][d][8 * ty]);
-            *reinterpret_cast<float4*>(a + 4) =
-                *reinterpret_cast<float4*>(&rows[buffer][d][8 * ty + 4]);
-#pragma unroll
-            for (int j = 0; j < 5; ++j) b[j] = columns[buffer][d][tx + 16 * j];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-#pragma unroll
-                for (int j = 0; j < 5; ++j) result[i][j] += a[i] * b[j];
-            }
-        }
-        if (more) place(buffer ^ 1);
-        __syncthreads();  // the other buffer is full, this one free
-        buffer ^= 1;
     }
 
-    // ||s_k||^2: four neighbouring threads loaded one row.
-    if (column0 == 0) {
+    // Also adds up the squares of the rows.
+    __device__ void place(Stage& stage, float (&squares)[kRowLoads]) const {
+        const int slot = threadIdx.x % 8;
+#pragma unroll
+        for (int i = 0; i < kRowLoads; ++i) {
+            const int r = threadIdx.x / 8 + i * kRowStep;
+            const float4 v = row[i];
+            squares[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+#pragma unroll
+            for (int step = 4; step > 0; step /= 2) {
+                most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+            }
+            // The exponent bits: most is in [2^exponent, 2^(exponent + 1)).
+            const int exponent = max((__float_as_int(most) >> 23) - 127, kLeastExponent);
+            const float scale = __int_as_float((127 - exponent) << 23) * kHalfRange;
+            place_four(stage.rows[r], r, slot,
+                       make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale));
+            const float unscale = __int_as_float((127 + exponent) << 23);
+            if (slot == 0) stage.unscale[r] = unscale / (kHalfRange * kHalfRange);
+        }
+#pragma unroll
+        for (int i = 0; i < kColumnLoads; ++i) {
+            const int q = threadIdx.x / 8 + i * kRowStep;
+            const float4 v = column[i];
+            place_four(stage.columns[q], q, slot,
+                       make_float4(v.x * kHalfRange, v.y * kHalfRange, v.z * kHalfRange,
+                                   v.w * kHalfRange));
+        }
+    }
+};
+
+// The products of one group, added to `total`, in which a lane has of every 8 columns 2 (lane % 4) and
+// the next, of the rows lane / 4 and lane / 4 + 8 of its warp.
+__device__ inline void multiply_group(const Stage& stage, float (&total)[kBlocks][4]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int block8 = lane / 8, within8 = lane % 8;  // which 8 x 8 matrix a lane addresses
+    const unsigned row_at = shared_address(stage.rows[16 * warp + block8 % 2 * 8 + within8]) +
+                            piece_offset(within8, block8 / 2);
+    const unsigned column_at =
+        shared_address(stage.columns[block8 / 2 * 8 + within8]) + piece_offset(within8, block8 % 2);
+    float sum[kBlocks][4] = {};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        unsigned a[2][4];  // high, low
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            load_matrices(a[part], row_at ^ (part * 64 + step * 32));
+        }
+#pragma unroll
+        for (int pair = 0; pair < kBlocks / 2; ++pair) {
+            unsigned b[2][4];
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                load_matrices(b[part],
+                              (column_at ^ (part * 64 + step * 32)) + pair * 16 * kRowBytes);
+            }
+#pragma unroll
+            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
+                const int of_a = product == 0, of_b = product == 1;
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    multiply_add(sum[2 * pair + side], a[of_a], b[of_b][2 * side],
+                                 b[of_b][2 * side + 1]);
+                }
+            }
+        }
+    }
+    const float first = stage.unscale[16 * warp + lane / 4];
+    const float second = stage.unscale[16 * warp + lane / 4 + 8];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+        total[i][0] += sum[i][0] * first;
+        total[i][1] += sum[i][1] * first;
+        total[i][2] += sum[i][2] * second;
+        total[i][3] += sum[i][3] * second;
+    }
+}
+
+// Columns up to Qp are written, those beyond Q as zeros.
+__device__ inline void write_products(const Chunk& c, const Place& place,
+                                      const float (&total)[kBlocks][4]) {
+    const int64_t Q = c.call.size.Q, K = c.call.size.K, Qp = c.plan.Qp;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        const int64_t r = place.row0 + 16 * warp + lane / 4 + 8 * side;
+        if (r >= K + Q) continue;
+        float* const to =
+            r < K ? c.m + (place.at * K + r) * Qp : c.gram + (place.at * Q + r - K) * Qp;
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+            const int64_t q = place.column0 + 8 * i + lane % 4 * 2;
+            if (q >= Qp) continue;
+            *reinterpret_cast<float2*>(to + q) =
+                make_float2(total[i][2 * side], total[i][2 * side + 1]);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
+    __shared__ __align__(128) Stage stage[2];
+    const Place place(c.call.size);
+    const int64_t groups = ceil_div(c.plan.Dp, int64_t(kGroup)), K = c.call.size.K;
+    float squares[kRowLoads] = {}, total[kBlocks][4] = {};
+    Loads next;
+    next.fetch(c, place, 0);
+    next.place(stage[0], squares);
+    __syncthreads();
+    for (int64_t group = 0; group < groups; ++group) {
+        const bool more = group + 1 < groups;
+        if (more) next.fetch(c, place, group + 1);
+        multiply_group(stage[group % 2], total);
+        if (more) next.place(stage[(group + 1) % 2], squares);
+        __syncthreads();  // the other stage is full, this one free
+    }
+    // ||s_k||^2: eight neighbouring threads loaded one row.
+    if (place.column0 == 0) {
 #pragma unroll
         for (int i = 0; i < kRowLoads; ++i) {
             const float square = quad_sum(squares[i]);
-            const int slot = threadIdx.x + i * kProductThreads;
-            const int64_t r = row0 + slot / 4;
-            if (slot % 4 == 0 && r < K) c.norm[at * K + r] = square;
+            const float all = square + __shfl_xor_sync(kAllLanes, square, 4);
+            const int64_t r = place.row0 + threadIdx.x / 8 + i * kRowStep;
+            if (threadIdx.x % 8 == 0 && r < K) c.norm[place.at * K + r] = all;
         }
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int64_t r = row0 + 8 * ty + i;
-        if (r >= K + Q) break;
-        float* const to = r < K ? c.m + (at * K + r) * Qp : c.gram + (at * Q + r - K) * Qp;
-#pragma unroll
-        for (int j = 0; j < 5; ++j) {
-            const int64_t q = column0 + tx + 16 * j;
-            if (q < Qp) to[q] = result[i][j];
-        }
-    }
+    write_products(c, place, total);
 }
 
 }  // namespace
@@ -133,7 +217,7 @@ void launch_products(const Chunk& c) {
     const PaddleSizes& n = c.call.size;
     const int64_t tiles =
         ceil_div(n.K + n.Q, int64_t(kTileRows)) * ceil_div(n.Q, int64_t(kTileColumns));
-    products_kernel<<<grid_size(c.tasks * tiles), kProductThreads, 0, c.stream>>>(c);
+    products_kernel<<<grid_size(c.tasks * tiles), kThreads, 0, c.stream>>>(c);
     check_launch("products_kernel");
 }
 

@@ -9,9 +9,58 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// One block per task.
+// As load_row4, of numbers that this kernel has written: not through the cache of constants.
+__device__ inline float4 load_written4(const float* row, int64_t d, int64_t D, bool aligned) {
+    if (aligned && d < D) return *reinterpret_cast<const float4*>(row + d);
+    return make_float4(d < D ? row[d] : 0.0f, d + 1 < D ? row[d + 1] : 0.0f,
+                       d + 2 < D ? row[d + 2] : 0.0f, d + 3 < D ? row[d + 3] : 0.0f);
+}
+
+// Mean and range of Width neighbouring features, relative to the first row: a common offset costs
+// nothing. Returns how large the scaled, centred features are.
+template <int Width, typename Feature>
+__device__ inline float measure_features(const Chunk& c, int64_t at, const DeviceRows<Feature>& row,
+                                         int64_t d, bool unit_norm) {
+    const PaddleParams& p = c.call;
+    const int64_t Q = p.size.Q, D = p.size.D;
+    const float* const norms = c.norms + at * Q;
+    float first[Width], sum[Width] = {}, low[Width] = {}, high[Width] = {};
+    load_features(row(0) + d, first);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) first[i] *= unit_norm ? norms[0] : 1.0f;
+#pragma unroll 8
+    for (int64_t q = 1; q < Q; ++q) {
+        const float norm = unit_norm ? norms[q] : 1.0f;
+        float x[Width];
+        load_features(row(q) + d, x);
+#pragma unroll
+        for (int i = 0; i < Width; ++i) {
+            const float away = x[i] * norm - first[i];
+            sum[i] += away;
+            low[i] = fminf(low[i], away);
+            high[i] = fmaxf(high[i], away);
+        }
+    }
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+        const float offset = sum[i] / float(Q), centre = first[i] + offset;
+        const float range = high[i] - low[i];
+        const bool spread =
+            p.scaling == Scaling::kMinMax && range > float(Range<float>::kMinSpread);
+        const float factor = spread ? 1.0f / range : 1.0f;
+        const float hidden = fabsf(centre) * float(Range<float>::kOffsetResolution);
+        const float reach = fmaxf(fmaxf(high[i] - offset, offset - low[i]), hidden);
+        largest = fmaxf(largest, factor * reach);
+        c.mean[at * D + d + i] = centre;
+        c.scale[at * D + d + i] = factor;
+    }
+    return largest;
+}
+
+// One block per task, and all blocks of a thousand tasks at once on a large device.
 template <typename Feature>
-__global__ void __launch_bounds__(kThreads) scale_queries_kernel(Chunk c, bool aligned) {
+__global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, bool aligned) {
     __shared__ float warp_largest[kWarps];
     const PaddleParams& p = c.call;
     const int64_t Q = p.size.Q, D = p.size.D;
@@ -32,26 +81,16 @@ __global__ void __launch_bounds__(kThreads) scale_queries_kernel(Chunk c, bool a
         __syncthreads();  // below every thread reads all norms
     }
 
-    // 2) Mean and range of every feature, relative to the first row: a common offset costs nothing.
+    // 2) Mean and range of every feature.
     float largest = 0.0f;
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-        const float first = to_float(row(0)[d]) * (unit_norm ? norms[0] : 1.0f);
-        float sum = 0.0f, low = 0.0f, high = 0.0f;
-#pragma unroll 8
-        for (int64_t q = 1; q < Q; ++q) {
-            const float x = to_float(row(q)[d]) * (unit_norm ? norms[q] : 1.0f) - first;
-            sum += x;
-            low = fminf(low, x);
-            high = fmaxf(high, x);
+    if (aligned) {
+        for (int64_t d = 2 * threadIdx.x; d < D; d += 2 * kThreads) {
+            largest = fmaxf(largest, measure_features<2>(c, at, row, d, unit_norm));
         }
-        const float offset = sum / float(Q), centre = first + offset;
-        const bool spread =
-            p.scaling == Scaling::kMinMax && high - low > float(Range<float>::kMinSpread);
-        const float factor = spread ? 1.0f / (high - low) : 1.0f;
-        const float hidden = fabsf(centre) * float(Range<float>::kOffsetResolution);
-        largest = fmaxf(largest, factor * fmaxf(fmaxf(high - offset, offset - low), hidden));
-        mean[d] = centre;
-        scale[d] = factor;
+    } else {
+        for (int64_t d = threadIdx.x; d < D; d += kThreads) {
+            largest = fmaxf(largest, measure_features<1>(c, at, row, d, unit_norm));
+        }
     }
 
     // 3) A power of two brings the task near one: exact, and squares can neither overflow nor
@@ -65,24 +104,22 @@ __global__ void __launch_bounds__(kThreads) scale_queries_kernel(Chunk c, bool a
     exponent = max(exponent, Range<float>::kMinExponent);
     if (threadIdx.x == 0) c.exponent[at] = exponent;
 
-    // 4) The scaled queries; rows end in zeros.
-    const int64_t groups = c.plan.Dp / 4;
-    for (int64_t i = threadIdx.x; i < Q * groups; i += kThreads) {
-        const int64_t q = i / groups, d = i % groups * 4;
-        const float norm = unit_norm ? norms[q] : 1.0f;
-        const float4 x = load_row4(row(q), d, D, aligned);
-        const float in[4] = {x.x, x.y, x.z, x.w};
-        float out[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            out[j] =
-                d + j < D ? (in[j] * norm - mean[d + j]) * ldexpf(scale[d + j], -exponent) : 0.0f;
-        }
-        float4* const to = reinterpret_cast<float4*>(c.z + (at * Q + q) * c.plan.Dp + d);
-        *to = make_float4(out[0], out[1], out[2], out[3]);
-    }
-    __syncthreads();  // scale is read above, so its final value comes last
     for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = ldexpf(scale[d], -exponent);
+    __syncthreads();  // the scale of all features is final
+
+    // 4) The scaled queries, a warp for each row; rows end in zeros.
+    for (int64_t q = warp; q < Q; q += kWarps) {
+        const float norm = unit_norm ? norms[q] : 1.0f;
+        for (int64_t d = 4 * lane; d < c.plan.Dp; d += 128) {
+            const float4 x = load_row4(row(q), d, D, aligned);
+            const float4 centre = load_written4(mean, d, D, aligned);
+            const float4 factor = load_written4(scale, d, D, aligned);
+            float4* const to = reinterpret_cast<float4*>(c.z + (at * Q + q) * c.plan.Dp + d);
+            *to =
+                make_float4((x.x * norm - centre.x) * factor.x, (x.y * norm - centre.y) * factor.y,
+                            (x.z * norm - centre.z) * factor.z, (x.w * norm - centre.w) * factor.w);
+        }
+    }
 }
 
 }  // namespace

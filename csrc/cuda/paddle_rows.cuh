@@ -39,6 +39,21 @@ __device__ inline DeviceRows<Feature> support_rows(const PaddleParams& p, int64_
     return device_rows<Feature>(p.support, p.support_index, own, p.size.S, p.size);
 }
 
+// One number, or two neighbours at an address aligned to both.
+template <int Width, typename Feature>
+__device__ inline void load_features(const Feature* from, float (&to)[Width]) {
+    if constexpr (Width == 1) {
+        to[0] = to_float(*from);
+    } else if constexpr (std::is_same_v<Feature, float>) {
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        to[0] = two.x, to[1] = two.y;
+    } else {
+        const unsigned two = *reinterpret_cast<const unsigned*>(from);
+        to[0] = to_float(reinterpret_cast<const Feature*>(&two)[0]);
+        to[1] = to_float(reinterpret_cast<const Feature*>(&two)[1]);
+    }
+}
+
 inline bool rows_aligned(const Chunk& c) {
     return rows_aligned(c.call.dtype, c.call.size.D, {c.call.support, c.call.query});
 }

@@ -1,5 +1,5 @@
-// The late step of `adaptive` on CUDA: one block a task. First a thread for each class sums over the
-// queries, then a warp takes a query at a time. The algebra is in common/step.h.
+// The late step of `adaptive` on CUDA: one block a task. First sums over the queries, then a warp takes
+// a query at a time. The algebra is in common/step.h.
 
 #include "cuda/step.h"
 
@@ -39,69 +39,124 @@ struct Step {
         square = static_cast<float*>(p.workspace) + task * 2 * p.K;
         mass = square + p.K;
     }
+};
 
-    __device__ float logit(int64_t at, int64_t q, int64_t k) const {
-        const float u = given[at], w = query_weight(u, trust_of(total[k], prior));
-        float z = sharpness *
-                  half_distance(w, shots[k] * cross[at], inner[at], own[q], square[k], mass[k]);
-        if (extra != nullptr) z += extra[at];
-        return temper * (z + constant[k] + logf(fmaxf(total[k] - weight * u, prior)));
+// A class, as the rows of all queries need it.
+struct StepClass {
+    float shots, trust, square, mass, constant, total;
+
+    __device__ StepClass() {}
+    __device__ StepClass(const Step& s, int64_t k)
+        : shots(s.shots[k]), trust(trust_of(s.total[k], s.prior)), square(s.square[k]),
+          mass(s.mass[k]), constant(s.constant[k]), total(s.total[k]) {}
+
+    __device__ float logit(const Step& s, int64_t at, float own) const {
+        const float u = s.given[at], w = query_weight(u, trust);
+        float z =
+            s.sharpness * half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
+        if (s.extra != nullptr) z += s.extra[at];
+        return s.temper * (z + constant + logf(fmaxf(total - s.weight * u, s.prior)));
     }
 };
 
-__global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
-    __shared__ float parts[2][kWarps][32];
-    const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Step s(p, task);
-    // A tile of 32 classes at a time, a share of the queries for each warp.
-    for (int64_t first = 0; first < K; first += 32) {
-        const int64_t k = first + lane;
-        const float trust = k < K ? trust_of(s.total[k], s.prior) : 0.0f;
-        float square = 0, mass = 0;
-        for (int64_t q = warp; k < K && q < Q; q += kWarps) {
-            const float w = query_weight(s.given[q * K + k], trust);
-            square += w * (2 * s.shots[k] * s.cross[q * K + k] + s.inner[q * K + k]);
-            mass += w;
-        }
-        parts[0][warp][lane] = square;
-        parts[1][warp][lane] = mass;
-        __syncthreads();
-        if (warp == 0 && k < K) {
-            square = s.shots[k] * s.shots[k] * s.squares[k];
-            mass = s.shots[k];
-            for (int other = 0; other < kWarps; ++other) {
-                square += parts[0][other][lane];
-                mass += parts[1][other][lane];
-            }
-            s.square[k] = square;
-            s.mass[k] = mass;
-        }
-        __syncthreads();
+// Probabilities and labels of the queries of a warp. Their classes are held in kHeld registers of a
+// lane; with 0 of them rows go through memory.
+template <int kHeld>
+__device__ void write_queries(const Step& s, const StepParams& p, float* out, int64_t* labels) {
+    constexpr int kKept = kHeld > 0 ? kHeld : 1;
+    const int lane = threadIdx.x % 32;
+    const int64_t K = p.K;
+    StepClass classes[kKept];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        if (lane + 32 * i < K) classes[i] = StepClass(s, lane + 32 * i);
     }
-    float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
-    for (int64_t q = warp; q < Q; q += kWarps) {
-        float most = Range<float>::kMinusInfinity, sum = 0;
+    for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
+        float kept[kKept], most = Range<float>::kMinusInfinity, sum = 0, best = -1.0f;
         int label = 0;
-        for (int64_t k = lane; k < K; k += 32) {
-            const float z = s.logit(q * K + k, q, k);
-            out[q * K + k] = z;
-            if (z > most) {
-                most = z;
+        const float own = s.own[q];
+        // Calls body(k, value, i) for the classes of the lane; the value stays between calls.
+        const auto each = [&](const auto& body) {
+#pragma unroll
+            for (int i = 0; i < kHeld; ++i) {
+                if (lane + 32 * i < K) body(lane + 32 * i, kept[i], i);
+            }
+            for (int64_t k = lane; kHeld == 0 && k < K; k += 32) body(k, out[q * K + k], 0);
+        };
+        each([&](int64_t k, float& value, int i) {
+            const int64_t at = q * K + k;
+            value = (kHeld > 0 ? classes[i] : StepClass(s, k)).logit(s, at, own);
+            most = fmaxf(most, value);
+        });
+        most = warp_max(most);
+        each([&](int64_t, float& value, int) {
+            value = expf(value - most);
+            sum += value;
+        });
+        const float share = 1.0f / warp_sum(sum);
+        each([&](int64_t k, float& value, int) {
+            const float u = value * share;
+            out[q * K + k] = u;
+            if (u > best) {
+                best = u;
                 label = int(k);
             }
-        }
-        label = warp_argmax(most, label);
-        most = warp_max(most);
-        for (int64_t k = lane; k < K; k += 32) {
-            const float e = expf(out[q * K + k] - most);
-            out[q * K + k] = e;
-            sum += e;
-        }
-        const float share = 1.0f / warp_sum(sum);
-        for (int64_t k = lane; k < K; k += 32) out[q * K + k] *= share;
-        if (lane == 0) p.labels[task * Q + q] = label;
+        });
+        label = warp_argmax(best, label);
+        if (lane == 0) labels[q] = label;
     }
+}
+
+// Sums over the queries: kTiles tiles of 32 classes at a time, a share of the queries for each warp.
+template <int kTiles>
+__device__ void sum_queries(const Step& s, const StepParams& p) {
+    __shared__ float parts[2][kWarps][32 * kTiles];
+    const int64_t Q = p.Q, K = p.K;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int64_t first = 0; first < K; first += 32 * kTiles) {
+        float trust[kTiles], shots[kTiles], square[kTiles] = {}, mass[kTiles] = {};
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            const int64_t k = min(first + 32 * i + lane, K - 1);  // those beyond count for nothing
+            trust[i] = trust_of(s.total[k], s.prior);
+            shots[i] = s.shots[k];
+        }
+        for (int64_t q = warp; q < Q; q += kWarps) {
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                const int64_t at = q * K + min(first + 32 * i + lane, K - 1);
+                const float w = query_weight(s.given[at], trust[i]);
+                square[i] += w * (2 * shots[i] * s.cross[at] + s.inner[at]);
+                mass[i] += w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            parts[0][warp][32 * i + lane] = square[i];
+            parts[1][warp][32 * i + lane] = mass[i];
+        }
+        __syncthreads();
+        for (int64_t at = threadIdx.x; at < 32 * kTiles && first + at < K; at += kThreads) {
+            const int64_t k = first + at;
+            float all = s.shots[k] * s.shots[k] * s.squares[k], count = s.shots[k];
+            for (int other = 0; other < kWarps; ++other) {
+                all += parts[0][other][at];
+                count += parts[1][other][at];
+            }
+            s.square[k] = all;
+            s.mass[k] = count;
+        }
+        __syncthreads();
+    }
+}
+
+template <int kHeld>
+__global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
+    const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
+    const Step s(p, task);
+    sum_queries<(kHeld > 0 ? kHeld : 4)>(s, p);
+    float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
+    write_queries<kHeld>(s, p, out, p.labels + task * Q);
 }
 
 }  // namespace
@@ -115,7 +170,11 @@ void step_cuda(const StepParams& p, int device, void* stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
     require_workspace(p.workspace_bytes, step_cuda_workspace(p, device));
     const DeviceGuard guard(device);
-    step_kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    const auto kernel = p.K <= 64    ? step_kernel<2>
+                        : p.K <= 160 ? step_kernel<5>
+                        : p.K <= 256 ? step_kernel<8>
+                                     : step_kernel<0>;
+    kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
     check_launch("step_kernel");
 }
 

@@ -346,7 +346,7 @@ __device__ void step_support(const Task& t, int64_t part, float* warp_loss) {
     }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     weights_kernel(TimChunk c, TimIteration it, int64_t support_parts, int64_t query_parts,
                    bool use_shared) {
     extern __shared__ float query_scores[];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,16 @@ from ..ops import solve
 from ..rows import class_means
 from ..scaling import coordinates
 from ..solution import Solution
-from .fitted import Fitted, FittedAdaptive, FittedNames, FittedPaddle, means_of
+from .fitted import (
+    Array,
+    Fitted,
+    FittedAdaptive,
+    FittedNames,
+    FittedPaddle,
+    array,
+    means_of,
+    on,
+)
 
 
 class Known(NamedTuple):
@@ -26,6 +36,30 @@ class Known(NamedTuple):
     num_classes: int
     counts: Tensor | None  # [S] > 0: how much each labelled row counts
     names: Tensor | None  # [K, D]
+
+
+@dataclass(frozen=True)
+class FittedRows:
+    """The labelled rows themselves, for fits that another batch cannot do without."""
+
+    support: Array
+    labels: Array
+    num_classes: int
+    names: Array | None
+
+    @classmethod
+    def of(cls, known: Known) -> FittedRows:
+        names = None if known.names is None else array(known.names)
+        return cls(array(known.support), array(known.labels), known.num_classes, names)
+
+    def solved(self, query: Tensor, method: str, options: dict[str, Any]) -> Solution:
+        """Another batch [n, D]."""
+        support, labels = on(self.support, query.device), on(self.labels, query.device)
+        names = None if self.names is None else on(self.names, query.device)
+        known = Known(support, labels, self.num_classes, None, names)
+        solution = fit_batch(known, query.to(support.dtype), method, options).solution
+        assert solution is not None
+        return solution
 
 
 class Fit(NamedTuple):

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..methods.adaptive import Adaptive
 from ..solution import Solution
-from .fitted import Array, FittedFamiliar, FittedNames, array, chosen_device, on
-from .fitting import Fit, Known, fit_batch, fit_labelled
+from .fitted import (
+    Array,
+    FittedAdaptive,
+    FittedFamiliar,
+    FittedNames,
+    array,
+    chosen_device,
+    on,
+)
+from .fitting import Fit, FittedRows, Known, fit_batch, fit_labelled
 from .labels import Named, checked_weights, labelled, named_classes, sorted_classes
 
 try:
@@ -86,6 +95,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     concentration_ : float or None
         Of "adaptive": small if few classes are present, large if all are, and equally often. None
         if no row is unlabelled.
+    calibrated_ : bool
+        Whether the probabilities may be taken at their word: not those of "paddle", nor where each
+        class has one labelled row, which leaves nothing to calibrate by.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : array [D] of str
@@ -212,6 +224,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             fit = fit_batch(given, rows[~mask], self.method, options)
         self._fitted, self._familiar = fit.fitted, FittedFamiliar.of(*given[:3])
+        self._kept = None if isinstance(fit.fitted, FittedAdaptive) else FittedRows.of(given)
+        named_or_two = names is not None or len(own) > len(self.classes_)
+        self.calibrated_ = self.method == "adaptive" and named_or_two
         self._tell_batch(fit)
         self._tell_all_rows(fit.solution, labels, known, rows.dtype)
         return self
@@ -302,6 +317,23 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The label of each row, [n]; each row by itself."""
         places = self._places_of(self._checked_rows(X))
         found: Array = self.classes_[array(places)]
+        return found
+
+    def predict_batch(self, X: Any) -> Array:
+        """The label of each row, [n], if the rows are seen as a new batch of their own.
+
+        As fitting again with the same labelled rows and these unlabelled ones; what was found of
+        the batch of `fit` plays no part.
+        """
+        rows = self._checked_rows(X)
+        options = self._checked_options()
+        if isinstance(self._fitted, FittedAdaptive):
+            known = self._fitted.on(rows.device)
+            solution = known.solve_one(Adaptive(**options), rows.to(known.likelihood.weights.dtype))
+        else:
+            assert self._kept is not None
+            solution = self._kept.solved(rows, self.method, options)
+        found: Array = self.classes_[array(solution.labels)]
         return found
 
     def novelty(self, X: Any) -> Array:

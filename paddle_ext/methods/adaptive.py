@@ -10,11 +10,14 @@ from torch import Tensor
 
 from .. import check
 from ..ops.adapt import adapt
+from ..ops.backend import takes_reference
 from ..ops.large.fixed import is_large
 from ..ops.large.sources import TensorRows
+from ..ops.posterior import posterior
+from ..rows import computing_dtype
 from ..solution import Solution
 from .adaptive_large import solve_large, with_batch
-from .base import Method
+from .base import Method, Prediction
 from .calibration import (
     Likelihood,
     calibrated,
@@ -83,11 +86,15 @@ class Adaptive(Method):
             return self.solve_large(task)
         step = how_many(bytes_per_task(task, self.metric), task.query.device)
         shared = self.likelihood(task) if len(task.support) == 1 else None
-        found = []
+        found, sound = [], []
         for start in range(0, len(task.query), step):
-            part = task.part(slice(start, start + step))
+            part = task if step >= len(task.query) else task.part(slice(start, start + step))
             likelihood = self.likelihood(part) if shared is None else shared
-            found.append(self.solve_batch(likelihood, part.query))
+            solution, finite = self.solve_part(likelihood, part.query)
+            found.append(solution)
+            sound += [x for x in (likelihood.sound, finite) if x is not None]
+        if task.check_values is not None and not bool(torch.cat(sound).all()):
+            task.check_values()
         return found[0] if len(found) == 1 else merged(found)
 
     def solve_large(self, task: Task) -> Solution:
@@ -101,9 +108,39 @@ class Adaptive(Method):
                 max_iter=self.max_iter,
                 tol=self.tol,
                 all_classes=True,
+                validate=task.check_values is not None,
             )
+            if task.check_values is not None and likelihood.sound is not None:
+                sound = bool(likelihood.sound.all())
+                if not sound:
+                    task.check_values()
             found.append(with_batch(one))
         return merged(found)
+
+    def finds_bad_values(
+        self,
+        support: Tensor,
+        support_labels: Tensor,
+        query: Tensor,
+        num_classes: int | None,
+        base_mean: Tensor | None,
+    ) -> bool:
+        """Where a native pass looks at all rows: with several shots, in the feature scale."""
+        S, D = support.shape[-2:]
+        return (
+            num_classes is not None
+            and base_mean is None
+            and len(query) > 0
+            and num_classes < S
+            and support.dtype is query.dtype is computing_dtype(query)
+            and not takes_full_metric(self.metric, S, num_classes, D)
+            and (query.is_cpu or has_gram(query.shape[-2], D, num_classes))
+            and not takes_reference("auto", query)
+        )
+
+    def prediction(self, task: Task) -> Prediction:
+        found = self.solution(task)
+        return Prediction(found.labels, found.probabilities)
 
     def proportions(self, logits: Tensor, weight: float, most: int | None = None) -> Solution:
         """Those of the batches of logits [B, Q, K], after at most `most` iterations."""
@@ -116,12 +153,33 @@ class Adaptive(Method):
 
     def solve_batch(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [B, Q, D] of tasks whose likelihoods are known."""
+        return self.solve_part(likelihood, query)[0]
+
+    def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
+        """The same, and whether the queries of a task are plainly finite, if that was seen, [B]."""
+        weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
+        _, Q, D = query.shape
+        one_call = query.is_cpu or has_gram(Q, D, likelihood.weights.shape[1])
+        if likelihood.projection is None and one_call and not takes_reference("auto", query):
+            return posterior(
+                query,
+                likelihood.centre,
+                likelihood.weights,
+                likelihood.scale.squeeze(1),
+                likelihood.squares,
+                likelihood.bias,
+                likelihood.shots,
+                likelihood.sharpness,
+                likelihood.lengths,
+                weight=weight,
+                max_iter=self.max_iter,
+                tol=self.tol,
+            )
         x, lengths = likelihood.coordinates_and_lengths(query)
         cross = likelihood.products(x)
         logits = torch.addcmul(likelihood.bias.unsqueeze(-2), cross, column(likelihood.sharpness))
-        weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
-        found = adapt(logits, weight=weight, max_iter=self.max_iter, tol=self.tol, validate=False)
-        return late_step(likelihood, found, weight, x, lengths, cross)
+        found = self.proportions(logits, weight)
+        return late_step(likelihood, found, weight, x, lengths, cross), None
 
     def solve_one(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [Q, D] of one task, whose solution has no batch dimension."""

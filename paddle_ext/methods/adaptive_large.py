@@ -34,7 +34,7 @@ class LikelihoodScores:
 
     pieces: int | None = None
 
-    def __init__(self, queries: Queries, likelihood: Likelihood) -> None:
+    def __init__(self, queries: Queries, likelihood: Likelihood, validate: bool) -> None:
         self.queries, self.likelihood = queries, likelihood
         K, D = likelihood.weights.shape[1:]
         ones = likelihood.weights.new_ones(1, D)
@@ -46,16 +46,19 @@ class LikelihoodScores:
         self.shape = (1, queries.N, K)
         self.slope = likelihood.sharpness
         self.bias = likelihood.bias.double()
-        self.unseen = True  # values that are not finite are found in the first pass
+        self.unseen = validate  # values that are not finite are found in the first pass
 
     def rows(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Places, rows in the coordinates of the likelihood, norms before the last division."""
+        extremes: list[Tensor] = []
         for part, rows in self.queries.chunks(max(self.shape[2], self.queries.D)):
             if self.unseen:
-                low, high = rows.aminmax()
-                check_summable(low, high, self.queries.features)
+                extremes += rows.aminmax()
             x, lengths = self.likelihood.coordinates_and_lengths(rows.to(self.slope.dtype))
             yield part, x, lengths
+        if self.unseen:
+            seen = torch.stack(extremes)
+            check_summable(seen.amin(), seen.amax(), self.queries.features)
         self.unseen = False
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
@@ -175,10 +178,11 @@ def solve_large(
     top: int = 5,
     all_classes: bool = False,
     group: Group = ALONE,
+    validate: bool = False,
 ) -> Solution:
     """Classify the rows of one task whose likelihood is known, [1, ..]."""
     queries = Queries(rows)
-    scores = LikelihoodScores(queries, likelihood)
+    scores = LikelihoodScores(queries, likelihood, validate)
     K = scores.shape[2]
     total = float(group.count(queries.N, queries.device))
     weight = 2 * likelihood.rows / (2 * likelihood.rows + total)

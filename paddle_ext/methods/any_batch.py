@@ -119,6 +119,7 @@ def adaptive(
                     top=options["top"],
                     all_classes=all_classes,
                     group=options["group"],
+                    validate=validate and not isinstance(query, Tensor),
                 )
             )
     if not isinstance(rows, Tensor):

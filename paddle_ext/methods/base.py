@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -55,6 +56,25 @@ class Method(ABC):
     takes_prototypes: ClassVar[bool] = False
     # Whether it cannot do without them.
     needs_prototypes: ClassVar[bool] = False
+
+    def finds_bad_values(
+        self,
+        support: Tensor,
+        support_labels: Tensor,
+        query: Tensor,
+        num_classes: int | None,
+        base_mean: Tensor | None,
+    ) -> bool:
+        """Whether `prediction` looks at values, and asks `Task.check_values` where they look odd.
+
+        A pass over the rows that a method makes anyway may tell more cheaply than one of its own.
+        """
+        return False
+
+    def prediction(self, task: Task) -> Prediction:
+        """Labels and probabilities of a task."""
+        probabilities = self.solve(task)
+        return Prediction(probabilities.argmax(-1), probabilities)
 
     @abstractmethod
     def solve(self, task: Task) -> Tensor:
@@ -139,12 +159,18 @@ class Method(ABC):
         named = names_check.beside(query, query.shape[:-1], prototypes, logits)
         if base_mean is not None:
             check.base_mean(base_mean, query)
+        check_values = None
         if named:
             assert num_classes is not None  # that of what is given
             rows = {"support_labels": support_labels, "support": support, "query": query}
             K = names_check.values({**rows, "base_mean": base_mean, **named}, num_classes, {})
         else:
-            K = check.dense_values(support, support_labels, query, num_classes, base_mean)
+            seen = support, support_labels, query, num_classes, base_mean
+            if self.finds_bad_values(*seen):
+                assert num_classes is not None
+                K, check_values = num_classes, partial(check.dense_values, *seen)
+            else:
+                K = check.dense_values(*seen)
 
         dtype = computing_dtype(query)
         *batch, Q, _ = query.shape
@@ -156,12 +182,12 @@ class Method(ABC):
             query=batched(query.detach().to(dtype), 3),
             num_classes=K,
             base_mean=None if base_mean is None else base_mean.detach().to(dtype),
+            check_values=check_values,
             **{name: batched(x.detach().to(dtype), 3) for name, x in named.items()},
         )
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            probabilities = self.solve(task)
-        probabilities = probabilities.reshape(*batch, Q, K)
-        return Prediction(probabilities.argmax(-1), probabilities)
+            labels, probabilities = self.prediction(task)
+        return Prediction(labels.reshape(*batch, Q), probabilities.reshape(*batch, Q, K))
 
     def predict_indexed(
         self,

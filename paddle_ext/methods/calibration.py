@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ops.backend import takes_reference
 from ..ops.calibrate import CENTRE, calibrate
 from ..ops.labelled import Labelled, coordinates, labelled
+from ..ops.likelihood import likelihood
 from ..rows import laid_out, products
 from .metrics import (
     full_distances,
@@ -58,6 +60,8 @@ class Likelihood:
     projected: Tensor  # [B or 1]
     # [B or 1, K] norms of the rows of one shot, less the centre, before they were unit-norm again
     lengths: Tensor | None = None
+    # [B or 1] bool: every class has a row, each plainly finite; None: that was found out before
+    sound: Tensor | None = None
 
     def coordinates(self, rows: Tensor) -> Tensor:
         """Rows [B, N, D] less the centre, unit-norm before and after."""
@@ -137,6 +141,8 @@ def calibrated(
     _, S, D = support.shape
     full_metric_too = takes_full_metric(metric, S, K, D)
     R = 0 if S == K else how_many_calibrate(S, K, full_metric_too)
+    if R > 0 and not full_metric_too and not takes_reference("auto", support):
+        return scaled_likelihood(support, support_labels, K, R)
     data = labelled(support, support_labels, K, R)
     if S == K:
         return one_shot(data, support_labels)
@@ -184,6 +190,30 @@ def calibrated(
         projection=projection,
         plain=plain,
         projected=projected,
+    )
+
+
+def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likelihood:
+    """In the metric of the feature scale alone, all in one native call."""
+    found = likelihood(support, labels, K, R)
+    none = torch.zeros_like(found.sharpness)
+    return Likelihood(
+        centre=found.centre,
+        prototypes=found.means,
+        weights=found.weights,
+        squares=found.squares,
+        bias=found.bias,
+        shots=found.shots,
+        sharpness=found.sharpness,
+        mixture=none,
+        temper=1.0,
+        rows=support.shape[1],
+        usual=found.usual,
+        scale=found.scale.unsqueeze(1),
+        projection=None,
+        plain=torch.ones_like(none),
+        projected=none,
+        sound=found.sound,
     )
 
 

@@ -150,7 +150,9 @@ def at_least_zero(task: Task, power: float) -> None:
     for name, x in (("support", task.support), ("query", task.query)):
         least = float(x.min())
         if least < 0:
-            raise ValueError(
-                f"{name} must be at least 0 for power={power:g} (take features after a ReLU, or "
-                f"power=1.0, which leaves them as they are), got {least:g}"
+            raise check.ArgumentValueError(
+                name,
+                f"must be at least 0 for power={power:g} (as features after a ReLU are), "
+                f"got {least:g}",
+                or_pass="power=1.0",
             )

@@ -37,7 +37,7 @@ from .metrics import (
 
 SHOTS = 16  # labelled rows a class, from which a correction pays
 WORK = 2**29  # multiplications of a pass over the rows, up to which it is worth its time
-INVERSE_REGULARISATION = 2.0  # C
+INVERSE_REGULARISATION = 3.0  # C
 TOL = 0.05  # of the norm of the gradient: below, labels hardly change
 MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
 

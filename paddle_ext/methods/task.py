@@ -33,6 +33,8 @@ class Task:
     # At most one of them; with either, a class may have no row in the support.
     prototypes: Tensor | None = None  # [B or 1, K, D]
     logits: Tensor | None = None  # [B, Q, K] zero-shot
+    # Raises for bad values, if nobody has looked at them yet: the method asks it if they look odd.
+    check_values: Callable[[], object] | None = None
 
     @property
     def one_hot(self) -> Tensor:

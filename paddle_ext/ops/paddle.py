@@ -66,6 +66,11 @@ def solve(
     sharp distances are. With all three it is variational Bayes, `paddle_ext.adapt` on distances to
     class means; the method "adaptive" is more than that, and more accurate.
 
+    PADDLE assumes that few classes are present. If most of them are, large classes swallow others,
+    and it may be far less accurate than the nearest class mean; its probabilities are too sure in
+    any case (`Solution.calibrated`). Take ``methods.create("adaptive")`` unless you know that few
+    are there.
+
     Parameters
     ----------
     support : Tensor [S, D] or [B, S, D]
@@ -178,7 +183,7 @@ def solve(
     >>> solution.labels
     tensor([0, 1, 1])
     >>> solution
-    Solution(3 queries, 3 classes, 1 present, 5 iterations)
+    Solution(3 queries, 3 classes, 1 present, 5 iterations, probabilities not calibrated)
     >>> any_batch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "none"}
     >>> paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, **any_batch).labels
     tensor([0, 1, 1])

@@ -300,6 +300,26 @@ def test_one_shot() -> None:
     model = PaddleClassifier().fit(X, np.concatenate([np.arange(K), np.full(6, -1)]))
     assert model.transduction_[K:].tolist() == [0, 1, 2, 0, 1, 2]
     assert model.present_classes_.tolist() == [0, 1, 2]
+    assert not model.calibrated_
+
+
+def test_which_probabilities_are_calibrated() -> None:
+    """Expected calibration error of what is called calibrated, and that of what is not."""
+    random = np.random.default_rng(0)
+    truth = np.concatenate([np.arange(20).repeat(6), random.integers(20, size=600)])
+    X = random.normal(size=(20, 24))[truth] + 2.0 * random.normal(size=(len(truth), 24))
+    y = np.where(np.arange(len(truth)) < 120, truth, -1)
+    error = {}
+    for method in ("adaptive", "paddle"):
+        model = PaddleClassifier(method=method).fit(X, y)
+        assert model.calibrated_ is (method == "adaptive")
+        sure = model.label_distributions_[120:].max(1)
+        right = model.transduction_[120:] == truth[120:]
+        place = np.minimum((10 * sure).astype(int), 9)
+        gaps = [abs((sure - right)[place == b].sum()) for b in range(10)]
+        error[method] = sum(gaps) / len(right)
+    assert error["adaptive"] < 0.1
+    assert error["paddle"] > 0.15
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "paddle", "scaling": "none"}])

@@ -130,6 +130,18 @@ def test_forms_of_tensors(form: Callable[[Any], Any], message: str) -> None:
             call(support.float(), labels, odd)
 
 
+def test_forms_of_labels_and_rows() -> None:
+    bank = paddle_ext.FeatureBank(BANK, np.append(LABELS, [1, 1, 2, 1, 2]))
+    for form in (lambda x: x.to("meta"), lambda x: x.to_sparse()):
+        odd = form(bank.labels)
+        with pytest.raises(TypeError, match="labels must be a"):
+            paddle_ext.TaskSampler(odd, shots=1, n_query=2, k_eff=2)
+        with pytest.raises(TypeError, match="rows must be a"):
+            bank.subset(odd)
+        with pytest.raises(TypeError, match="base_mean must be a"):
+            paddle_ext.FeatureBank(BANK, bank.labels, base_mean=form(torch.zeros(5)))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors() -> None:
     rows = [torch.ones(2, 3), torch.ones(1, 3)]

@@ -372,7 +372,7 @@ def fuzz(folder: Path, calls: int, seed: int) -> dict[str, int]:
 
 
 def test_random_calls(tmp_path: Path) -> None:
-    counts = fuzz(tmp_path, 2000, 0)
+    counts = fuzz(tmp_path, 3000, 0)
     for name in ("solve", "solve_indexed", "tim", "sinkhorn"):
         assert counts[f"{name}: answered"] > 100
         assert counts[f"{name}: ValueError"] > 50

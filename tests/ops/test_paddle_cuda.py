@@ -189,6 +189,18 @@ def test_rows_of_a_bank_are_not_gathered() -> None:
     assert_same(each_tensor(got, lambda x: x[-3:]), few)
 
 
+@pytest.mark.parametrize("K", [8, 9, 32, 33])
+@pytest.mark.parametrize("Q", [80, 81, 144, 145])
+def test_at_the_bounds_of_the_kernels(Q: int, K: int) -> None:
+    """Of classes and queries that stay in registers and in shared memory."""
+    problem = make_problem(B=3, Q=Q, K=K, D=34, lead=6.0, seed=Q + K)
+    options = {"tol": 0.0, "max_iter": 25, "scaling": "minmax"}
+    got = problem.to("cuda").solve(**options)
+    assert_agrees(got, problem.truth(**options))
+    alone = problem.to("cuda").task(1).solve(**options)
+    assert_same(each_tensor(got, lambda x: x[1]), alone)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_runs_are_equal(shape: tuple[int, int, int]) -> None:
     Q, K, D = shape

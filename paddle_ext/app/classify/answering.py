@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,9 @@ from torch import Tensor
 from ... import check
 from ...methods.adaptive import Adaptive
 from ...methods.base import Prediction
-from ...methods.calibration import calibrated
 from ...methods.registry import create
+from ...methods.shared_rows import shared_rows
+from ...presence import Familiar, familiar
 from ...research.progress import Progress
 from ...solution import Solution
 from .samples import Batch, Labelled, alike, check_finite, rebatched
@@ -21,6 +23,7 @@ from .samples import Batch, Labelled, alike, check_finite, rebatched
 BATCH = 300
 BATCHES = 8  # in one call
 MOST_ENTRIES = 50_000_000  # of the probabilities of a batch
+BINS = 10  # of the calibration error
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class Answers:
         one may have a sample or two all the same.
     truth : list of N str or None
         Names of the true classes, where they are known.
+    novelty : Tensor [N] or None
+        In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has no labelled sample.
+        None if no class has two.
     """
 
     class_names: tuple[str, ...]
@@ -54,6 +60,7 @@ class Answers:
     doubt: Tensor
     present: Tensor
     truth: list[str] | None = None
+    novelty: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -70,6 +77,25 @@ class Answers:
         right = sum(self.class_names[int(self.labels[row])] == name for row, name in known)
         foreign = len(known) - sum(name in set(self.class_names) for _, name in known)
         return right / max(1, len(known)), len(known), foreign
+
+    def calibration_error(self) -> float | None:
+        """How far probabilities are from the share of right answers, on average over ten bins."""
+        if self.truth is None:
+            return None
+        known = torch.tensor([bool(name) for name in self.truth])
+        if not known.any():
+            return None
+        right = torch.tensor(
+            [
+                self.class_names[label] == name
+                for label, name in zip(self.labels.tolist(), self.truth, strict=True)
+            ]
+        )[known]
+        probability = self.probability[known].double()
+        place = (probability * BINS).long().clamp(max=BINS - 1)
+        said = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, probability)
+        true = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, right.double())
+        return float((said - true).abs().sum()) / len(place)
 
 
 def answer(
@@ -119,7 +145,8 @@ def answer(
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
-    best: list[tuple[Tensor, Tensor, Tensor]] = []
+    familiar = familiar_classes(labelled, place)
+    best: list[tuple[Tensor, ...]] = []
     present = torch.zeros(K, dtype=torch.bool)
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in alike(rebatched(batches, size), together):
@@ -129,15 +156,18 @@ def answer(
                 texts += part.texts
                 truth += part.truth or []
             rows = torch.stack([part.features for part in group])
-            solution = solve(rows.to(place, torch.float32))
-            found = (*solution.probabilities.topk(2), solution.doubt())
-            values, classes, doubts = (x.flatten(0, 1).cpu() for x in found)
-            best.append((values, classes, doubts))
+            rows = rows.to(place, torch.float32)
+            solution = solve(rows)
+            found = [*solution.probabilities.topk(2), solution.doubt()]
+            if familiar is not None:
+                flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
+                found.append(flat.view(solution.labels.shape).float())
+            best.append(tuple(x.flatten(0, 1).cpu() for x in found))
             present |= solution.present().any(0).cpu()
-            shown.advance(len(values))
+            shown.advance(len(best[-1][0]))
     if not best:
         raise ValueError(f"{source} must have at least one sample to classify, got none")
-    values, classes, doubts = (torch.cat(column) for column in zip(*best, strict=True))
+    values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     return Answers(
         labelled.class_names,
         names,
@@ -149,6 +179,7 @@ def answer(
         doubts,
         present,
         truth or None,
+        rest[0] if rest else None,
     )
 
 
@@ -170,8 +201,7 @@ def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Soluti
     support = labelled.features.to(place, torch.float32)
     labels = labelled.labels.to(place)
     if labelled.prototypes is None:
-        likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), K)
-        return partial(Adaptive().solve_batch, likelihood)
+        return partial(shared_rows(support, labels, K).solve_batch, Adaptive())
     return partial(
         create("adaptive", logit_scale=labelled.logit_scale).predict,
         support,
@@ -179,6 +209,32 @@ def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Soluti
         prototypes=labelled.prototypes.to(place, torch.float32),
         num_classes=K,
     )
+
+
+@dataclass(frozen=True)
+class FamiliarClasses:
+    """What samples look like of the classes that have labelled ones."""
+
+    known: Familiar
+    place: Tensor  # [K] int64: of each class among these; -1: it has no labelled sample
+
+    def novelty(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Of rows [n, D] with these labels; NaN for classes without a labelled sample."""
+        place = self.place[labels]
+        found = self.known.novelty(rows, place.clamp(min=0))
+        return found.masked_fill(place < 0, math.nan)
+
+
+def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:
+    """None if no class has two labelled samples."""
+    K = len(labelled.class_names)
+    there = torch.bincount(labelled.labels, minlength=K) > 0
+    number = torch.where(there, there.cumsum(0) - 1, -1)
+    if not len(labelled.labels):
+        return None
+    support = labelled.features.to(place, torch.float32)
+    known = familiar(support, number[labelled.labels].to(place), int(there.sum()))
+    return None if known is None else FamiliarClasses(known, number.to(place))
 
 
 def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:

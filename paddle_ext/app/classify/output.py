@@ -1,18 +1,24 @@
-"""The answers as a table for other programs."""
+"""The answers as tables for other programs."""
 
 from __future__ import annotations
 
 import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from ...research.files import replacing
 from ...research.printable import spreadsheet_cell
 from .answering import Answers
+from .labelled_check import LabelledCheck
 
-HEADER = ("label", "probability", "second", "second_probability", "doubt")
+WRITTEN_AT_ONCE = 10_000  # rows
+HEADER = ("label", "probability", "second", "second_probability", "doubt", "novelty")
 
 
-def write_table(path: Path, answers: Answers, name_column: str) -> None:
+def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool = False) -> None:
     """Write a CSV file, one row for each sample, in their order.
 
     No cell is a formula for a spreadsheet, whatever names and texts begin with.
@@ -23,16 +29,58 @@ def write_table(path: Path, answers: Answers, name_column: str) -> None:
     answers : Answers
     name_column : str
         The head of the first column, which has what the samples are called.
+    texts : bool
+        Also a column with the texts.
     """
-    numbers = [answers.probability, answers.second_probability, answers.doubt]
-    probability, other, doubt = ([f"{value:.4f}" for value in x.tolist()] for x in numbers)
-    names = answers.class_names
+    text, truth = ("text",) if texts else (), ("truth",) if answers.truth else ()
+    rows = (
+        row
+        for start in range(0, len(answers), WRITTEN_AT_ONCE)
+        for row in rows_of(answers, slice(start, start + WRITTEN_AT_ONCE), texts=texts)
+    )
+    write(path, (name_column, *text, *HEADER, *truth), rows)
+
+
+def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[str]]:
+    """Some rows of the table; of all of them the numbers alone would take much memory."""
+    classes, names = answers.class_names, answers.names[part]
+    columns: list[Iterable[str]] = [names]
+    if texts:
+        columns.append(answers.texts[part])
+    novelty = [""] * len(names) if answers.novelty is None else decimals(answers.novelty[part])
+    columns += [
+        [classes[k] for k in answers.labels[part].tolist()],
+        decimals(answers.probability[part]),
+        [classes[k] for k in answers.second[part].tolist()],
+        decimals(answers.second_probability[part]),
+        decimals(answers.doubt[part]),
+        novelty,
+    ]
+    if answers.truth:
+        columns.append(answers.truth[part])
+    return zip(*columns, strict=True)
+
+
+def write_labelled(path: Path, check: LabelledCheck, name_column: str) -> None:
+    """Write what is thought of the labels of labelled samples, the most doubtful first."""
+    doubt = decimals(check.doubt)
+    write(
+        path,
+        (name_column, "label", "doubt", "suggestion"),
+        (
+            (check.names[row], check.label(row), doubt[row], check.suggested(row))
+            for row in check.order()
+        ),
+    )
+
+
+def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        truth = ("truth",) if answers.truth else ()
-        writer.writerow(map(spreadsheet_cell, (name_column, *HEADER, *truth)))
-        for row, name in enumerate(answers.names):
-            label, second = names[int(answers.labels[row])], names[int(answers.second[row])]
-            cells = (name, label, probability[row], second, other[row], doubt[row])
-            truth = (answers.truth[row],) if answers.truth else ()
-            writer.writerow(map(spreadsheet_cell, (*cells, *truth)))
+        writer.writerow(map(spreadsheet_cell, header))
+        writer.writerows([spreadsheet_cell(cell) for cell in row] for row in rows)
+
+
+def decimals(x: Tensor) -> list[str]:
+    """Four digits; nothing for NaN."""
+    return ["" if math.isnan(value) else f"{value:.4f}" for value in x.tolist()]

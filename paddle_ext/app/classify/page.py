@@ -13,55 +13,105 @@ import torch
 from ...research.files import replacing
 from ...research.printable import encodable
 from .answering import Answers
+from .labelled_check import LabelledCheck
+from .page_samples import (
+    DOUBTFUL,
+    labelled_examples,
+    percent,
+    plural,
+    sample,
+    shortened,
+)
 from .pictures import thumbnails
 from .samples import Labelled, Source
 
 HERE = Path(__file__).parent
-DOUBTFUL = 0.5  # doubt from which a sample is marked
+NOVEL = 0.98  # novelty from which a sample may be of no known class; one in fifty known ones is
 MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # in all classes together
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
 KNOWN_SHOWN = {"pictures": 3, "texts": 2, "rows": 0}  # labelled examples of a class
 MOST_KNOWN = 600
 MOST_CLASSES = 500  # that have a bar and a section
-LONGEST_TEXT = 300  # characters
+SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of a picture; and how many may be large ones
+MOST_OFFERED = 2000  # classes that a correction is offered
 MOST_UNREADABLE = 200
 
 
-def write_page(path: Path, answers: Answers, source: Source, title: str, seconds: float) -> None:
+def write_page(
+    path: Path,
+    answers: Answers,
+    source: Source,
+    checked: LabelledCheck | None,
+    title: str,
+    seconds: float,
+) -> None:
     """Write the page; an older one is replaced only when the new one is whole."""
     with replacing(path) as new:
-        new.write_text(encodable(page(answers, source, title, seconds)), encoding="utf-8")
+        text = page(answers, source, title, seconds, checked)
+        new.write_text(encodable(text), encoding="utf-8")
 
 
-def page(answers: Answers, source: Source, title: str, seconds: float) -> str:
+def page(
+    answers: Answers,
+    source: Source,
+    title: str,
+    seconds: float,
+    checked: LabelledCheck | None = None,
+) -> str:
     """The page as HTML."""
     counts = answers.counts().tolist()
     order = sorted((k for k, n in enumerate(counts) if n), key=lambda k: (-counts[k], k))
-    shown = most_doubtful(answers, order[:MOST_CLASSES], source.kind)
+    strange = strangers(answers)
+    shown = most_doubtful(answers, order[:MOST_CLASSES], source.kind, strange)
     known = examples(source, order[:MOST_CLASSES])
+    suspects = [] if checked is None else checked.suspects()[:MOST_OF_A_CLASS]
     small: dict[str, str] = {}
     if source.kind == "pictures":
-        paths = [answers.texts[row] for rows in shown.values() for row in rows]
+        paths = [answers.texts[row] for rows in (*shown.values(), strange) for row in rows]
         paths += [source.labelled.texts[row] for rows in known.values() for row in rows]
-        small = dict(zip(paths, thumbnails(paths), strict=True))
+        paths += [source.labelled.texts[row] for row in suspects]
+        side = LARGE if len(paths) <= MOST_LARGE else SMALL
+        small = dict(zip(paths, thumbnails(paths, side), strict=True))
     sections = [
         section(answers, source, k, number, shown[k], known.get(k, []), small)
         for number, k in enumerate(order[:MOST_CLASSES])
     ]
-    parts = [head(answers, source, title, len(order)), bars(answers, order, counts)]
-    return "".join([*parts, "<h2>By class</h2>", NO_MATCH, *sections, foot(source, seconds)])
+    parts = [
+        head(answers, source, title, len(order), checked),
+        bars(answers, order, counts),
+        strangers_section(answers, source, strange, small),
+        suspects_section(checked, source, suspects, small),
+        "<h2>By class</h2>",
+        NO_MATCH,
+        *sections,
+        "</main>",
+        look_dialog(answers.class_names),
+        foot(source, seconds),
+    ]
+    return "".join(parts)
 
 
-def most_doubtful(answers: Answers, order: Sequence[int], kind: str) -> dict[int, list[int]]:
-    """The rows shown of each class, the most doubtful first."""
+def strangers(answers: Answers) -> list[int]:
+    """Samples that may be of no known class, the strangest first."""
+    if answers.novelty is None:
+        return []
+    order = torch.argsort(answers.novelty.nan_to_num(-1.0), descending=True, stable=True)
+    order = order[:MOST_OF_A_CLASS]
+    return [row for row in order.tolist() if float(answers.novelty[row]) >= NOVEL]
+
+
+def most_doubtful(
+    answers: Answers, order: Sequence[int], kind: str, elsewhere: Sequence[int] = ()
+) -> dict[int, list[int]]:
+    """The rows shown of each class, the most doubtful first; none that is shown elsewhere."""
     most = MOST_SHOWN[kind] // max(1, len(order))
     most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
-    rows: dict[int, list[int]] = {k: [] for k in order}
-    for row in torch.argsort(answers.doubt, descending=True, stable=True).tolist():
-        own = rows.get(int(answers.labels[row]))
-        if own is not None and len(own) < most:
-            own.append(row)
-    return rows
+    doubt = answers.doubt.clone()
+    doubt[torch.tensor(elsewhere, dtype=torch.int64)] = -1.0
+    by_doubt = torch.argsort(doubt, descending=True, stable=True)
+    by_doubt = by_doubt[: len(doubt) - len(elsewhere)]
+    labels = answers.labels[by_doubt]
+    return {k: by_doubt[labels == k][:most].tolist() for k in order}
 
 
 def examples(source: Source, order: Sequence[int]) -> dict[int, list[int]]:
@@ -74,18 +124,10 @@ def examples(source: Source, order: Sequence[int]) -> dict[int, list[int]]:
     return rows
 
 
-def head(answers: Answers, source: Source, title: str, present: int) -> str:
-    doubtful = int((answers.doubt >= DOUBTFUL).sum())
-    figures = [
-        (f"{len(answers):,}", "samples classified"),
-        (f"{present:,}", f"of {len(answers.class_names):,} classes found{unsure_note(answers)}"),
-        (f"{doubtful:,}", "doubtful: look at these"),
-    ]
-    accuracy = answers.accuracy()
-    if accuracy is not None:
-        figures.append((f"{100 * accuracy[0]:.1f} %", f"right, of {accuracy[1]:,} with a truth"))
-    if source.unreadable:
-        figures.append((f"{len(source.unreadable):,}", "not readable: listed below"))
+def head(
+    answers: Answers, source: Source, title: str, present: int, checked: LabelledCheck | None
+) -> str:
+    figures = headline_figures(answers, source, present, checked)
     listed = "".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures)
     title = escape(title)
     style = part_of_page("page.css")
@@ -99,8 +141,38 @@ def head(answers: Answers, source: Source, title: str, present: int) -> str:
         f'<ul class="figures">{listed}</ul></header><main>'
         '<div class="tools"><input type="search" id="search" aria-label="Search" '
         'placeholder="Search a class, a file, a text"> '
-        '<label><input type="checkbox" id="doubtful"> only doubtful ones</label></div>'
+        '<label><input type="checkbox" id="doubtful"> only doubtful ones</label> '
+        '<button type="button" id="export" disabled>Export corrected labels</button>'
+        '<p id="how" class="note" hidden>Saved as <code>corrected.csv</code>. The next round: the '
+        "same command with <code>--corrected corrected.csv</code>.</p></div>"
     )
+
+
+def headline_figures(
+    answers: Answers, source: Source, present: int, checked: LabelledCheck | None
+) -> list[tuple[str, str]]:
+    """What a person wants to know first: a number, and what it counts."""
+    N, doubtful = len(answers), int((answers.doubt >= DOUBTFUL).sum())
+    figures = [
+        (f"{N:,}", f"sample{'s' * (N != 1)} classified"),
+        (f"{present:,}", f"of {len(answers.class_names):,} classes found{unsure_note(answers)}"),
+        (f"{doubtful:,}", "doubtful: look at " + ("this" if doubtful == 1 else "these")),
+    ]
+    if answers.novelty is not None:
+        strange = int((answers.novelty >= NOVEL).sum())
+        figures.append((f"{strange:,}", "perhaps of no known class"))
+    suspects = 0 if checked is None else len(checked.suspects())
+    if suspects:
+        figures.append((f"{suspects:,}", "labelled ones that look wrong"))
+    accuracy = answers.accuracy()
+    if accuracy is not None:
+        figures.append((f"{100 * accuracy[0]:.1f} %", f"right, of {accuracy[1]:,} with a truth"))
+        error = answers.calibration_error()
+        if error is not None:
+            figures.append((f"{100 * error:.1f} %", "calibration error of the probabilities"))
+    if source.unreadable:
+        figures.append((f"{len(source.unreadable):,}", "not readable: listed below"))
+    return figures
 
 
 def part_of_page(name: str) -> str:
@@ -166,7 +238,8 @@ def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
         rest = (
             f"<details><summary>{len(absent):,} not found</summary><p>{names}{more}</p></details>"
         )
-    return f'<h2>Classes found</h2><ul class="bars">{items}</ul>{rest}'
+    digits = len(f"{longest:,}")  # as wide a column for all, so that bars can be compared
+    return f'<h2>Classes found</h2><ul class="bars" style="--digits:{digits}ch">{items}</ul>{rest}'
 
 
 def section(
@@ -184,54 +257,75 @@ def section(
     samples = "".join(sample(answers, source, row, small) for row in rows)
     note = ""
     if total > len(rows):
-        note = f'<p class="note">{total - len(rows):,} less doubtful ones are in answers.csv.</p>'
+        note = f'<p class="note">{total - len(rows):,} more in answers.csv.</p>'
     return (
         f'<section class="class" id="class-{number}" data-name="{name}"><h2>{name}'
-        f"<small>{total:,} sample{'s' * (total != 1)}</small></h2>"
+        f"<small>{plural(total, 'sample')}</small></h2>"
         f"{labelled_examples(source, known, small, name)}"
         f'<ul class="samples {source.kind}">{samples}</ul>{note}</section>'
     )
 
 
-def labelled_examples(source: Source, rows: Sequence[int], small: dict[str, str], name: str) -> str:
-    texts = [source.labelled.texts[row] for row in rows]
-    if source.kind == "pictures":
-        shown = "".join(
-            f'<img src="{small[text]}" alt="a labelled {name}" loading="lazy">'
-            for text in texts
-            if small[text]
-        )
-    else:
-        shown = " ".join(f"<q>{escape(shortened(text))}</q>" for text in texts if text)
-    return f'<div class="known">labelled: {shown}</div>' if shown else ""
-
-
-def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) -> str:
-    """One sample: what it is, how sure the answer is, what else it may be."""
-    name, text = answers.names[row], answers.texts[row]
-    sure, doubt = float(answers.probability[row]), float(answers.doubt[row])
-    image = ""
-    caption = escape(f"row {name}" if source.kind == "rows" else name)
-    if source.kind == "pictures" and small[text]:
-        image = f'<img src="{small[text]}" alt="{escape(name)}" loading="lazy">'
-    elif source.kind == "texts":
-        caption = escape(shortened(text))
-    other = ""
-    if float(answers.second_probability[row]) >= 0.05:
-        second = escape(answers.class_names[int(answers.second[row])])
-        share = float(answers.second_probability[row])
-        other = f'<span class="other">or {second}, {percent(share)}</span>'
-    wrong = ""
-    if (
-        answers.truth is not None
-        and answers.truth[row] != answers.class_names[int(answers.labels[row])]
-    ):
-        wrong = f'<span class="wrong">truly {escape(answers.truth[row] or "unknown")}</span>'
-    marked = " doubtful" if doubt >= DOUBTFUL else ""
+def strangers_section(
+    answers: Answers, source: Source, rows: Sequence[int], small: dict[str, str]
+) -> str:
+    """Samples that may be of no known class."""
+    if not rows:
+        return ""
+    assert answers.novelty is not None
+    total = int((answers.novelty >= NOVEL).sum())
+    samples = "".join(sample(answers, source, row, small) for row in rows)
+    more = f" {total - len(rows):,} more in answers.csv." if total > len(rows) else ""
     return (
-        f'<li class="sample{marked}">{image}<span class="who" title="{escape(name)}">{caption}'
-        f'</span><span><span class="sure"><meter min="0" max="1" value="{sure:.3f}" '
-        f'aria-label="probability"></meter>{percent(sure)}</span>{other}{wrong}</span></li>'
+        '<h2>Of no known class?</h2><section class="class" id="strangers" '
+        f'data-name="of no known class"><h2>Unlike any labelled sample'
+        f"<small>{plural(total, 'sample')}</small></h2>"
+        '<p class="note">The strangest first, with the class that each would be of. About '
+        f"{percent(1 - NOVEL)} of samples of known classes are here by chance.{more}</p>"
+        f'<ul class="samples {source.kind}">{samples}</ul></section>'
+    )
+
+
+def suspects_section(
+    checked: LabelledCheck | None, source: Source, rows: Sequence[int], small: dict[str, str]
+) -> str:
+    """Labelled samples whose label looks wrong."""
+    if checked is None or not rows:
+        return ""
+    items = ""
+    for row in rows:
+        text = source.labelled.texts[row]
+        image = f'<img src="{small[text]}" alt="" loading="lazy">' if small.get(text) else ""
+        who = escape(shortened(checked.names[row]))
+        items += (
+            f'<li class="suspect">{image}<span class="who" title="{who}">{who}</span>'
+            f"<span>labelled <b>{escape(checked.label(row))}</b>, rather "
+            f"<b>{escape(checked.suggested(row))}</b></span></li>"
+        )
+    total = len(checked.suspects())
+    return (
+        "<h2>Labelled samples that look wrong</h2>"
+        f'<section class="class" id="suspects"><h2>{plural(total, "label")} to check</h2>'
+        f'<p class="note">By what the other labelled samples say; all are in labelled.csv.</p>'
+        f'<ul class="samples {source.kind}">{items}</ul></section>'
+    )
+
+
+def look_dialog(class_names: Sequence[str]) -> str:
+    """What shows one sample large, and takes a correction."""
+    offered = "".join(
+        f'<option value="{escape(name)}"></option>' for name in class_names[:MOST_OFFERED]
+    )
+    return (
+        '<dialog id="look" aria-label="One sample"><img id="look-image" alt="" hidden>'
+        '<p id="look-text"></p><p id="look-said" class="note"></p>'
+        '<label>Class <input id="look-class" list="classes" autocomplete="off"></label>'
+        '<p class="buttons"><button type="button" id="look-back">Back</button>'
+        '<button type="button" id="look-save">Save this label</button>'
+        '<button type="button" id="look-undo">Undo</button>'
+        '<button type="button" id="look-next">Next</button>'
+        '<button type="button" id="look-close">Close</button></p></dialog>'
+        f'<datalist id="classes">{offered}</datalist>'
     )
 
 
@@ -249,15 +343,7 @@ def foot(source: Source, seconds: float) -> str:
     parts += [f'<p class="note">{escape(note)}</p>' for note in source.notes]
     script = part_of_page("page.js")
     return (
-        f"</main><footer>{''.join(parts)}<p>All answers are in answers.csv. "
+        f"<footer>{''.join(parts)}<p>All answers are in answers.csv. "
         f"Made by paddle-ext classify in {seconds:.1f} s.</p></footer>"
         f"<script>{script}</script></body></html>\n"
     )
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"

@@ -15,12 +15,12 @@ from torch import Tensor
 from ...ops.large.parquet import is_lists, libraries, opened, record_batches, vectors, width_of
 from ...research.data.labels import label_text
 from .naming import given_names, known_classes
+from .run import opened as opened_source
 from .samples import Examples, Labelled
 from .settings import Settings
-from .sources import feature_source, gap_notes, names_of_rows, open_source, opened_table
+from .sources import feature_source, gap_notes, names_of_rows, opened_table
 from .tables import TableSamples, cell_text, cell_value
 
-EMBEDDING = "embedding"  # the column that is taken if nothing is said
 READ_AT_ONCE = 2048  # rows
 
 
@@ -87,18 +87,18 @@ def joined(parts: Sequence[Part]) -> Part:
 def open_streamed(
     labelled: Path, unlabelled: Path | None, settings: Settings, device: torch.device
 ) -> Streamed:
-    """Open a Parquet file: `unlabelled`, or the rows of `labelled` that have no label."""
+    """Open a Parquet file: `unlabelled`, or the rows of `labelled` that have no label.
+
+    With a model the only file is the one to be classified.
+    """
     path = labelled if unlabelled is None else unlabelled
     with opened(path) as table:
         schema, count = table.schema_arrow, int(table.metadata.num_rows)
     if len(set(schema.names)) < len(schema.names):
         raise ValueError(f"{path} must have different column names, got one twice")
-    columns = settings.columns
-    if columns.features is None and columns.text is None and EMBEDDING in schema.names:
-        settings = replace(settings, columns=replace(columns, features=EMBEDDING))
-    if unlabelled is None:
+    if unlabelled is None and settings.model is None:
         return open_alone(path, count, settings, device)
-    source = open_source(labelled, unlabelled, settings, device)
+    source = opened_source(labelled, unlabelled, settings, device)
     assert isinstance(source.unlabelled, TableSamples)
     return Streamed(source.labelled, source.unlabelled, count, source.notes)
 

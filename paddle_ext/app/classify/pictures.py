@@ -6,6 +6,7 @@ import base64
 import io
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -131,23 +132,26 @@ def upright(content: bytes) -> Image:
         return upright_rgb(file)
 
 
-def upright_rgb(file: Image) -> Image:
+def upright_rgb(picture: Image) -> Image:
+    """The same picture where its mode allows it: a large one in several copies is a GiB."""
     from PIL import Image, ImageOps
 
-    picture: Image.Image = ImageOps.exif_transpose(file)
     picture.load()
+    ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode in GREY_16_BIT:
         grey = np.asarray(picture).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if picture.mode in ("I", "F"):
-        values = np.asarray(picture, np.float64)
-        low, width = values.min(), max(float(np.ptp(values)), 1e-300)
-        return Image.fromarray(np.uint8(255 * ((values - low) / width))).convert("RGB")
+        values = np.nan_to_num(np.array(picture, np.float32), copy=False)
+        values -= values.min()
+        values *= 255 / max(float(values.max()), 1e-30)
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture)
-    return picture.convert("RGB")
+        clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+        white = Image.new("RGB", clear.size, "white")
+        white.paste(clear, mask=clear)
+        return white
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -245,17 +249,17 @@ class UnlabelledFolder:
             )
 
 
-def thumbnails(paths: Sequence[str]) -> list[str]:
-    """Small pictures as data URIs; an empty one where a file has gone."""
-    return list(in_threads(thumbnail, paths))
+def thumbnails(paths: Sequence[str], side: int = THUMBNAIL) -> list[str]:
+    """Small pictures as data URIs, at most `side` pixels wide; empty where a file has gone."""
+    return list(in_threads(partial(thumbnail, side=side), paths))
 
 
-def thumbnail(path: str) -> str:
+def thumbnail(path: str, side: int = THUMBNAIL) -> str:
     try:
         picture = load_picture(Path(path))
     except Exception:  # noqa: BLE001 - it could be read before; the page shows its name alone
         return ""
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    picture.thumbnail((side, side))
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=78)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from ... import check
 from .answering import Answers, answer
-from .output import write_table
+from .corrections import read_corrections, with_corrections
+from .labelled_check import LabelledCheck, check_labelled
+from .model import check_model_path, load_model, model_of, open_by_model, save_model
+from .output import write_labelled, write_table
 from .page import write_page
+from .page_samples import plural
+from .samples import Labelled, Source
 from .settings import Settings
 from .sources import open_source
 
@@ -28,6 +35,10 @@ class Report:
     unreadable : dict of str to str
         Files that could not be read, and why.
     seconds : float
+    checked : LabelledCheck or None
+        What the labelled samples say about each other's labels; None if no class has two of them.
+    labelled, model : Path or None
+        The files with that check and with what is known of the classes.
     """
 
     answers: Answers
@@ -36,6 +47,9 @@ class Report:
     notes: list[str]
     unreadable: dict[str, str]
     seconds: float
+    checked: LabelledCheck | None = None
+    labelled: Path | None = None
+    model: Path | None = None
 
 
 def classify(
@@ -44,7 +58,7 @@ def classify(
     output: str | Path = ".",
     settings: Settings | None = None,
 ) -> Report:
-    """Classify samples; writes ``answers.csv`` and ``answers.html``.
+    """Classify samples; writes ``answers.csv``, ``answers.html`` and ``labelled.csv``.
 
     Parameters
     ----------
@@ -54,9 +68,10 @@ def classify(
     unlabelled : path or None
         The same for the samples to classify; any tree of pictures. None: `labelled` has them, which
         are the rows without a label of a table; with names (`Settings.names`, or embeddings of them
-        in the file), also those of a file of embeddings, or a tree of pictures.
+        in the file), also those of a file of embeddings, or a tree of pictures. With
+        `Settings.model` the only data are those to classify.
     output : path
-        The folder for the two files.
+        The folder for the files.
     settings : Settings or None
 
     Returns
@@ -77,7 +92,14 @@ def classify(
     known = existing(labelled)
     new = None if unlabelled is None else existing(unlabelled)
     device = check.device(settings.device)
-    source = open_source(known, new, settings, device)
+    corrections = None
+    if settings.corrected is not None:
+        corrections = read_corrections(Path(settings.corrected))
+    if settings.save is not None:
+        check_model_path(Path(settings.save))
+    source = opened(known, new, settings, device)
+    if corrections is not None:
+        source = with_corrections(source, corrections, Path(str(settings.corrected)))
     answers = answer(
         source.labelled,
         source.unlabelled,
@@ -87,16 +109,86 @@ def classify(
         total=source.total,
         progress=settings.progress and source.kind != "pictures",
     )
-    folder = Path(output)
+    checked = check_labelled(source.labelled, device)
+    notes = [*dict.fromkeys(source.notes), *trust_notes(source.labelled)]
+    source = replace(source, notes=notes)
+    title = page_title(new or known, answers, source.kind)
+    return write_all(Path(output), answers, source, checked, settings, title, began)
+
+
+def opened(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
+    if settings.model is None:
+        return open_source(known, new, settings, device)
+    if new is not None:
+        raise check.ArgumentValueError(
+            "model", f"must stand instead of labelled samples, got {known} and {new} beside it"
+        )
+    return open_by_model(known, load_model(Path(settings.model)), settings, device)
+
+
+def write_all(
+    folder: Path,
+    answers: Answers,
+    source: Source,
+    checked: LabelledCheck | None,
+    settings: Settings,
+    title: str,
+    began: float,
+) -> Report:
+    """The tables, the page and the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    table, page = folder / "answers.csv", folder / "answers.html"
-    write_table(
-        table, answers, settings.columns.name or ("file" if source.kind == "pictures" else "row")
+    table, page, labelled = (
+        folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
     )
-    title = f"What is in {(new or known).name}"
-    write_page(page, answers, source, title, time.perf_counter() - began)
+    pictures, texts = source.kind == "pictures", source.kind == "texts"
+    write_table(
+        table, answers, settings.columns.name or ("file" if pictures else "row"), texts=texts
+    )
+    if checked is not None:
+        write_labelled(labelled, checked, "file" if pictures else "text" if texts else "sample")
+    if settings.save is not None:
+        save_model(Path(settings.save), model_of(source, settings))
+    write_page(page, answers, source, checked, title, time.perf_counter() - began)
     seconds = time.perf_counter() - began
-    return Report(answers, table, page, source.notes, source.unreadable, seconds)
+    return Report(
+        answers,
+        table,
+        page,
+        source.notes,
+        source.unreadable,
+        seconds,
+        checked,
+        None if checked is None else labelled,
+        None if settings.save is None else Path(settings.save),
+    )
+
+
+def trust_notes(labelled: Labelled) -> list[str]:
+    """What the user should know about the probabilities."""
+    counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
+    if labelled.prototypes is not None or int(counts.max()) > 1:
+        return []
+    note = (
+        "one labelled sample of each class: nothing tells how sure an answer may be, so do not "
+        "trust the probabilities; two of some classes would"
+    )
+    return [note]
+
+
+def page_title(path: Path, answers: Answers, kind: str) -> str:
+    """What was classified, and what came out.
+
+    Examples
+    --------
+    >>> page_title(Path("photos/june"), Answers(("a", "b"), ["x"], [""], torch.tensor([0]),
+    ...     torch.tensor([1]), torch.ones(1), torch.zeros(1), torch.zeros(1),
+    ...     torch.tensor([True, False])), "pictures")
+    'june: 1 picture, 1 class'
+    """
+    thing = {"pictures": "picture", "texts": "text", "rows": "sample"}[kind]
+    found = int((answers.counts() > 0).sum())
+    name = path.resolve().name if path.is_dir() else path.stem
+    return f"{name}: {plural(len(answers), thing)}, {plural(found, 'class')}"
 
 
 def existing(path: str | Path) -> Path:

@@ -39,6 +39,13 @@ class Settings:
     separator, encoding : str or None
         Of CSV files: one character, or the word tab; what Python calls the encoding. None: as the
         file tells.
+    model : Path or None
+        What `save` has written, instead of labelled samples.
+    save : Path or None
+        A ``.npz`` file for what is known of the classes.
+    corrected : Path or None
+        A CSV of names of samples and their labels, as the page exports it: these samples are
+        labelled ones then.
     batch
         As in `answer`.
     device : str or None
@@ -57,6 +64,9 @@ class Settings:
     encoder: str | None = None
     separator: str | None = None
     encoding: str | None = None
+    model: Path | None = None
+    save: Path | None = None
+    corrected: Path | None = None
     batch: int | None = None
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))

@@ -104,6 +104,11 @@ def stream(
     began = time.perf_counter()
     known, target = Path(labelled), Path(output)
     new = None if unlabelled is None else Path(unlabelled)
+    for name, given in (("save", settings.save), ("corrected", settings.corrected)):
+        if given is not None:
+            raise check.ArgumentValueError(
+                name, f"must be left out unless the output is a folder, got {given}"
+            )
     check_paths(known, new, target)
     device = check.device(settings.device)
     source = open_streamed(known, new, settings, device)
@@ -112,25 +117,32 @@ def stream(
     kept, notes = kept_columns(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     classifier = Classifier(source, settings.batch, device)
-    # A few batches are read and written at a time. The rest is taken with the last of them, if it
-    # is less than a batch.
+    write_answers(source, classifier, kept, target, progress=settings.progress)
+    seconds = time.perf_counter() - began
+    return classifier.report(target, source.notes + notes, seconds)
+
+
+def write_answers(
+    source: Streamed, classifier: Classifier, kept: dict[str, str], output: Path, *, progress: bool
+) -> None:
+    """Classify a few batches at a time, while the next ones are read.
+
+    What is left at the end is taken with the last ones, if it is less than a batch.
+    """
     D = source.labelled.features.shape[1]
     at_once = max(1, READ_AHEAD // (4 * D * classifier.size)) * classifier.size
-    parts = regrouped(
-        read_parts(source, list(kept)), part_sizes(source.total, at_once, classifier.size)
-    )
+    sizes = part_sizes(source.total, at_once, classifier.size)
+    parts = regrouped(read_parts(source, list(kept)), sizes)
     with (
-        replacing(target) as unfinished,
+        replacing(output) as unfinished,
         written(unfinished) as write,
-        Progress("classifying", source.total, show=settings.progress) as shown,
+        Progress("classifying", source.total, show=progress) as shown,
         closing(ahead(lambda: next(parts, None), Event())) as read,
     ):
         for part in read:
             found = classifier(part, shown)
             columns = part.kept.rename_columns([kept[name] for name in part.kept.column_names])
             write(answer_table(columns, part, found))
-    seconds = time.perf_counter() - began
-    return classifier.report(target, source.notes + notes, seconds)
 
 
 def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:

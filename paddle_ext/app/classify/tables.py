@@ -32,6 +32,8 @@ from .texts import TextEmbedder
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
+EMBEDDING = "embedding"  # a column of lists that is taken if nothing is said
+LISTS = ("list<", "large_list<", "fixed_size_list<")
 READ_AT_ONCE = 2048  # rows
 LARGEST = float(np.finfo(np.float32).max)
 SAMPLE_ROWS = 100  # to tell the columns of numbers of a CSV file
@@ -84,6 +86,7 @@ class Table:
                 schema = read_schema(file)
             self.names: list[str] = schema.names
             self.numeric = [one.name for one in schema if is_number(one.type)]
+            self.lists = [one.name for one in schema if str(one.type).startswith(LISTS)]
             self.first = next(self.parts(self.numeric, SAMPLE_ROWS), {})
         else:
             self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
@@ -94,6 +97,7 @@ class Table:
             else:
                 self.separator = sniffed_separator(path, self.encoding)
             self.first = next(self.parts([], SAMPLE_ROWS), {})
+            self.lists = []
             self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Rows]:
@@ -167,6 +171,8 @@ class Table:
         """The columns of numbers that `Columns.features` means."""
         left_out: dict[str, str] = {}
         warnings: list[str] = []
+        if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
+            given = EMBEDDING
         if given is None:
             numeric = [name for name in self.numeric if name not in others]
             found, left_out, warnings = choose(self.first, numeric)

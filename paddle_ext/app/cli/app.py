@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,14 @@ from .arguments import normalised
 
 FAILED, INTERRUPTED = 1, 130
 NOTHING_KEPT = "interrupted: nothing was kept, the same command begins again"
+# What libraries are told before they are loaded, unless the user has said something else.
+QUIET = {
+    "TQDM_DISABLE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 # Options of the commands whose arguments in Python have other names; the others are the same.
 OTHER_ARGUMENTS = {
     "fresh": ("resume", "resume=False"),
@@ -50,7 +60,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with quiet_libraries():
+                return super().invoke(ctx)
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt as error:
@@ -62,6 +73,24 @@ class Commands(TyperGroup):
             names = option_names(self.commands[ctx.invoked_subcommand])
             complain(f"error: {error_sentence(error, names)}")
             raise typer.Exit(FAILED) from None
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Warnings of libraries in one line, each once; no progress bars of theirs."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in said:
+            said.add(text)
+            complain(f"warning: {text}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def without_types(params: list[Any]) -> list[Any]:
@@ -78,6 +107,10 @@ def option_names(command: Any) -> dict[str, str]:
     for param in command.params:
         shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
         found |= dict.fromkeys((param.name, *OTHER_ARGUMENTS.get(param.name, ())), shown)
+        if param.name == "option":
+            from ...research.evaluation.signs import remedies
+
+            found |= remedies()
     return found
 
 

@@ -33,6 +33,12 @@ paddle-ext classify photos --names names.txt --encoder models/clip
 paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
 
 paddle-ext classify features.npz --names text.npz
+
+paddle-ext classify photos/labelled photos/june --save trees.npz
+
+paddle-ext classify photos/july --model trees.npz
+
+paddle-ext classify photos/labelled photos/june --corrected corrected.csv
 """
 MOST_CLASSES = 25  # in the terminal
 
@@ -122,6 +128,18 @@ def classify(
     encoding: Annotated[
         str | None, typer.Option(help="Of a CSV, such as latin-1; default: it tells.")
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Keep what is known of the classes in this .npz, for --model."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="What --save kept, instead of labelled data: classify --model M NEW."),
+    ] = None,
+    corrected: Annotated[
+        Path | None,
+        typer.Option(help="Corrected labels, as the page exports them: these are labelled then."),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
@@ -146,6 +164,9 @@ def classify(
         encoder=encoder,
         separator=sep,
         encoding=encoding,
+        model=model,
+        save=save,
+        corrected=corrected,
         batch=batch,
         device=device,
         cache=None if no_cache else cache or user_cache("classify"),
@@ -160,6 +181,7 @@ def classify(
 
 def show_report(report: Report) -> None:
     from ..classify.page import unsure_note
+    from ..classify.page_samples import plural
 
     answers = report.answers
     counts = answers.counts()
@@ -172,8 +194,8 @@ def show_report(report: Report) -> None:
             [answers.class_names[k], f"{counts[k]}", f"{100 * share:.1f} %", f"{sure:.2f}"]
         )
     title = (
-        f"{len(answers)} samples, {len(order)} of {len(answers.class_names)} classes found"
-        f"{unsure_note(answers)}, "
+        f"{plural(len(answers), 'sample')}, "
+        f"{len(order)} of {len(answers.class_names)} classes found{unsure_note(answers)}, "
         f"{report.seconds:.1f} s"
     )
     show.table(["class", "samples", "share", "mean probability"], cells, title=title)
@@ -189,5 +211,29 @@ def show_report(report: Report) -> None:
     if accuracy is not None:
         right, known, foreign = accuracy
         more = f", {foreign} of them of no known class" if foreign else ""
-        show.say(f"accuracy: {100 * right:.2f} % of {known} samples with a truth{more}")
-    show.say(f"written: {report.table}, {report.page}")
+        show.say(f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a truth{more}")
+    show_trust(report)
+    written = (report.table, report.page, report.labelled, report.model)
+    show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
+
+
+def show_trust(report: Report) -> None:
+    """How far the answers may be trusted, and the labels that they rest on."""
+    from ..classify.page import NOVEL
+    from ..classify.page_samples import plural
+
+    answers = report.answers
+    error = answers.calibration_error()
+    if error is not None:
+        said = float(answers.probability.mean())
+        show.say(
+            f"calibration: probabilities are off by {100 * error:.1f} points on average, "
+            f"{100 * said:.1f} % in the mean"
+        )
+    if answers.novelty is not None:
+        strange = int((answers.novelty >= NOVEL).sum())
+        if strange:
+            show.say(f"perhaps of no known class: {plural(strange, 'sample')}, see the page")
+    suspects = [] if report.checked is None else report.checked.suspects()
+    if suspects:
+        show.say(f"labelled samples that look wrong: {len(suspects)}, see {report.labelled}")

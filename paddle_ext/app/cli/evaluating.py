@@ -119,6 +119,7 @@ def evaluate(
     check_figure("--figure", figure)
     chosen = chosen_methods(methods, preset, option, tuned)
     features = load_bank(bank, split)
+    chosen = fitted(chosen, features, option, tuned)
     with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         found = run(
             features,
@@ -143,6 +144,19 @@ def evaluate(
         show_evaluation(found, markdown, figure)
         if output is not None:
             show.say(f"written: {output / 'evaluation.json'}")
+
+
+def fitted(
+    chosen: dict[str, Method], bank: FeatureBank, option: list[str], tuned: Path | None
+) -> dict[str, Method]:
+    """The methods as they can take the features; says so if one of them had to change."""
+    from ...research.evaluation.signs import chosen_by_nobody, fitted_to_signs
+
+    free = set() if tuned is not None else chosen_by_nobody(chosen, method_options(option))
+    found, notes = fitted_to_signs(chosen, free, bank)
+    for note in notes:
+        show.say(f"note: {note}")
+    return found
 
 
 def load_bank(path: Path, split: str | None) -> FeatureBank:
@@ -205,6 +219,7 @@ def own_method(name: str) -> str | Method:
 def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | None) -> None:
     from ...research.evaluation import tables
     from ...research.evaluation.drawing import emphasised, settings_line
+    from ...research.files import replacing
 
     header, cells = tables.rows(found)
     strong = [number for number, name in enumerate(found.methods) if emphasised(name)]
@@ -212,7 +227,8 @@ def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | Non
     show.say(f"accuracy in per cent, ± 95 % confidence interval; {found.machine}")
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(tables.markdown(found))
+        with replacing(markdown) as new:
+            new.write_text(tables.markdown(found), encoding="utf-8")
         show.say(f"written: {markdown}")
     if figure is not None:
         draw(found, figure)
@@ -255,8 +271,9 @@ def tune(
     from ...research.evaluation.tuning import FILE
     from ...research.evaluation.tuning import tune as run
 
-    chosen = list(chosen_methods(methods, preset, option, None).values())
+    named = chosen_methods(methods, preset, option, None)
     features = load_bank(bank, split)
+    chosen = list(fitted(named, features, option, None).values())
     with show.on_interrupt(RESUMABLE.format(output)):
         found = run(
             features,

@@ -33,6 +33,8 @@ LIBRARIES = {
     "sklearn": ("PaddleClassifier", "sklearn"),
     "easyfsl": ("the adapter to easyfsl", "easyfsl"),
     "pyarrow": ("tables in .parquet", "classify"),
+    "pillow_heif": ("photos in HEIC", "heic"),
+    "sentence_transformers": ("embedding of texts", "text"),
     "efficientnet_lite_pytorch": ("the default network of paddle-ext classify", "classify"),
 }
 
@@ -135,6 +137,8 @@ def describe_bank(path: Path) -> None:
 
 def range_text(values: Tensor, form: str) -> str:
     """Smallest, median and largest value."""
+    if not values.numel():
+        return "none"
     numbers = (values.min(), values.median(), values.max())
     least, middle, most = (form.format(float(number)) for number in numbers)
     return f"{least} to {most}, median {middle}"

@@ -246,13 +246,11 @@ def rows_of(
             return rows
         if source.is_cpu:
             return StreamedRows(TensorContents(source), place, 0, len(source))
-        raise ValueError(f"the rows must be on {place} or on the CPU, got {source.device}")
+        raise ValueError(f"query must be on {place} or on the CPU, got {source.device}")
     if not isinstance(source, Rows):
-        raise TypeError(
-            f"the rows must be a torch.Tensor, a path or Rows, got {check.kind(source)}"
-        )
+        raise TypeError(f"query must be a torch.Tensor, a path or Rows, got {check.kind(source)}")
     if device is not None and numbered(check.device(device)) != source.device:
-        raise ValueError(f"the rows must come to {device}, got {source.device}")
+        raise ValueError(f"query must come to {device}, got {source.device}")
     return source
 
 

@@ -83,12 +83,12 @@ class Run:
             "format": FORMAT,
             "architecture": backbone.architecture,
             "base": digest_of_data(base, resumable, progress),
-            "validation": "" if validation is None else digest_of_data(validation, resumable),
+            "validation": digest_of_data(validation, resumable, progress),
             "recipe": repr(recipe),
             "transform": repr(self.transform),
             "seed": str(seed),
-            "start": "" if start is None else digest_of_weights(start.backbone),
-            "teacher": "" if teacher is None else digest_of_weights(teacher.backbone),
+            "start": digest_of_network(start),
+            "teacher": digest_of_network(teacher),
         }
         self.learner = Learner(
             on_device(classifier, device),
@@ -107,8 +107,7 @@ class Run:
         self.steps = len(base) // self.batch  # a batch that is not full is left out
         self.total_steps = self.steps * recipe.epochs
         self.history: list[Epoch] = []
-        self.best = self.checkpoint()
-        self.best_accuracy = -1.0
+        self.best, self.best_accuracy = self.checkpoint(), -1.0
 
     def one_epoch(self, shown: Progress) -> str:
         """Train for one epoch, validate, remember the best; returns a line about it."""
@@ -318,8 +317,14 @@ def seed_from(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
 
 
-def digest_of_data(images: ImageSet, resumable: bool, progress: bool = False) -> str:
+def digest_of_network(network: Checkpoint | None) -> str:
+    return "" if network is None else digest_of_weights(network.backbone)
+
+
+def digest_of_data(images: ImageSet | None, resumable: bool, progress: bool) -> str:
     """Of labels and pictures, which are looked at only if a run may have to be found again."""
+    if images is None:
+        return ""
     labels = digest_of_labels(images)
     return f"{labels} {digest_of_images(images, progress=progress)}" if resumable else labels
 

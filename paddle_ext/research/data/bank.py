@@ -93,6 +93,7 @@ class FeatureBank:
         self.split = None if split is None else checked_split(split, N)
         if base_mean is not None:
             check.features("base_mean", base_mean)
+            check.dense_tensor("base_mean", base_mean)
             if base_mean.shape != (D,):
                 raise ValueError(
                     f"base_mean must have one number for each feature, shape [{D}], "
@@ -295,6 +296,7 @@ def checked_rows(rows: Tensor, N: int) -> Tensor:
             raise ValueError(f"rows must be a mask of shape [{N}], got {list(rows.shape)}")
         rows = rows.nonzero().view(-1)
     check.integers("rows", rows)
+    check.dense_tensor("rows", rows)
     if rows.dim() != 1 or len(rows) < 1:
         raise ValueError(f"rows must be at least one, got shape {list(rows.shape)}")
     low, high = (int(x) for x in torch.aminmax(rows))

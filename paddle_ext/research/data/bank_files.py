@@ -349,9 +349,9 @@ def read_torch(path: Path) -> object:
     So a tensor can be no larger than the file, whatever size it claims.
     """
     check_regular(path)
-    mapped = zipfile.is_zipfile(path)
     try:
         with readable(path, "a whole file of torch.save"):
+            mapped = zipfile.is_zipfile(path)
             if mapped:
                 refuse_compressed(path)
             value = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import re
 import threading
@@ -32,7 +33,7 @@ BRANDS = {  # of files in boxes, as video has them, by what is needed to read th
     b"avis": "an AVIF picture, which needs Pillow 11.3 or newer",
 } | dict.fromkeys(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
-    "a HEIC photo, which needs pillow-heif: pip install pillow-heif",
+    "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
 )
 
 one_large_picture = threading.Lock()
@@ -87,7 +88,8 @@ def known_formats() -> tuple[str, ...]:
     Image.init()
     with suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
-    # What is too large is refused below, in a sentence of our own.
+    # What Pillow would say of a file on the terminal is told by us, with the name of the file.
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     return tuple(name for name in FORMATS if name in Image.OPEN)
 

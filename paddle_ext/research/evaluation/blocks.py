@@ -13,9 +13,11 @@ from ...methods import Method
 from ..data.bank import FeatureBank
 from ..tasks import TaskSampler
 
-# Tasks of a block, wherever and with whatever memory it is computed: what one rank takes at a time,
-# and what an interrupted run loses at most. A GPU is busy with fewer.
+# Tasks of a block, wherever and with whatever memory it is computed: what one rank takes at a time.
+# A GPU is busy with fewer.
 BLOCK = 500
+# Seconds that a batch may take: no more than these, and what the journal waits, are lost.
+BATCH_SECONDS = 15.0
 # GiB that a batch takes. The CPU gains nothing from more, and a slow method says more often how far
 # it is; methods have a budget of their own for what they compute from the rows.
 MEMORY = {"cpu": 1 / 32, "cuda": 2.0}
@@ -27,6 +29,13 @@ class Count(NamedTuple):
     correct: int
     squares: int  # of the right answers of each task, summed
     seconds: float
+
+
+class Part(NamedTuple):
+    """The first tasks of a block, and their answers."""
+
+    tasks: int
+    answers: Count
 
 
 def block_sizes(n_tasks: int) -> list[int]:
@@ -87,21 +96,42 @@ class Block:
         self.bank, self.sampler = bank, sampler
         self.tasks = sampler.batch(start, count).to(bank.device)
 
-    def count(self, method: Method, advance: Callable[[int], None] | None = None) -> Count:
+    def count(
+        self,
+        method: Method,
+        advance: Callable[[int], None] | None = None,
+        *,
+        begun: Part | None = None,
+        keep: Callable[[Part], None] | None = None,
+        pace: float = 0.0,
+    ) -> Count:
         """Right answers of a method, and its seconds from indices to labels.
 
-        `advance` is told how many tasks are done after each batch.
+        Parameters
+        ----------
+        method : Method
+        advance : callable, optional
+            Is told how many tasks are done after each batch.
+        begun : Part, optional
+            What was done before.
+        keep : callable, optional
+            Is told what is done after each batch but the last.
+        pace : float
+            Seconds that a task takes, as far as known: a slow method gets smaller batches.
         """
-        correct = squares = 0
-        seconds = 0.0
-        B, step = len(self.tasks.query_index), self.bank.batch_size(self.sampler, method)
-        for start in range(0, B, step):
+        start, (correct, squares, seconds) = begun or Part(0, Count(0, 0, 0.0))
+        B, most = len(self.tasks.query_index), self.bank.batch_size(self.sampler, method)
+        while start < B:
+            step = most if pace <= 0 else max(1, min(most, int(BATCH_SECONDS / pace)))
             part = slice(start, min(start + step, B))
             right, taken = self.right_answers(method, part)
             total = torch.stack([right.sum(), right.square().sum()]).tolist()
             correct, squares, seconds = correct + total[0], squares + total[1], seconds + taken
+            start, pace = part.stop, taken / (part.stop - part.start)
             if advance is not None:
                 advance(part.stop - part.start)
+            if keep is not None and start < B:
+                keep(Part(start, Count(correct, squares, seconds)))
         return Count(correct, squares, seconds)
 
     def right_answers(self, method: Method, part: slice) -> tuple[Tensor, float]:

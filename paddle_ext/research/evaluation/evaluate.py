@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ... import check
 from ...methods import Method
 from ...version import version
 from ..data.bank import FeatureBank
@@ -25,6 +26,7 @@ from .journal import Journal, Key, digest
 from .plan import TaskPlan, check_features, plan_tasks
 from .results import Evaluation, Result
 from .settings import RunSettings
+from .signs import fitted_to_signs, labels_by_name
 
 FILE = "evaluation.json"
 
@@ -61,7 +63,8 @@ def evaluate(
     methods : str, Method, or a sequence of them, or a mapping of labels to methods
         A name of `methods.available(named=False)`, or ``"all"``, in the order of the paper's
         tables, and then ours. A mapping gives the methods labels of your own, so that one of them
-        may come with several options.
+        may come with several options. What is given by its name adapts to features below 0: PT-MAP
+        then takes ``power=1.0``, which the notes of the result tell.
     shots : int, sequence of int, or None
         Support rows of each class. None: all rows of `support`, shared by all tasks.
     k_eff : int or sequence of int
@@ -125,6 +128,7 @@ def evaluate(
         progress=progress,
     )
     chosen = chosen_methods(methods, preset)
+    named = labels_by_name(methods, chosen)
     plan = plan_tasks(
         bank,
         shots=shots,
@@ -138,25 +142,34 @@ def evaluate(
         support=support,
         query=query,
     )
-    return evaluate_plan(bank, chosen, plan, settings)
+    chosen, notes = fitted_to_signs(chosen, named, bank)
+    return evaluate_plan(bank, chosen, plan, settings, notes)
 
 
 def evaluate_plan(
-    bank: FeatureBank, methods: Mapping[str, Method], plan: TaskPlan, settings: RunSettings
+    bank: FeatureBank,
+    methods: Mapping[str, Method],
+    plan: TaskPlan,
+    settings: RunSettings,
+    said: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate methods, by their labels, on planned tasks."""
+    """Evaluate methods, by their labels, on planned tasks; `said` is what was done to them."""
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
         on_device = DeviceBank(bank, device, settings.memory)
         show = settings.progress and ranks.rank == 0
+        for line in said:
+            Progress("", 0, show=show).line(line)
         work = Work(methods, plan, on_device, ranks, show)
         journal = None
         if settings.folder is not None:
             journal = Journal(settings.folder, journal_header(bank, plan), ranks.rank)
         results = work.results(work.run(journal, settings.resume))
         machine = ranks.gather(machine_line(device))[0]
-        notes = {"version": version(), "base_mean": bank.base_mean is not None}
+        notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
+        if said:
+            notes["methods"] = list(said)
         sampler = plan.samplers[0]
         found = Evaluation(
             results, settings.name, sampler.sampling, sampler.alpha, sampler.seed, machine, notes
@@ -229,7 +242,7 @@ class Work:
             self.ranks.call_on_all(journal.open)
         mine: dict[Key, Count] = {}
         try:
-            for key, count in self.steps(done):
+            for key, count in self.steps(done, journal):
                 mine[key] = count
                 if journal is not None:
                     journal.add(key, count)
@@ -240,18 +253,21 @@ class Work:
             done |= others
         return done
 
-    def steps(self, done: Mapping[Key, Count]) -> Iterator[tuple[Key, Count]]:
-        """Compute what this rank has to."""
+    def steps(
+        self, done: Mapping[Key, Count], journal: Journal | None
+    ) -> Iterator[tuple[Key, Count]]:
+        """Compute what this rank has to; what is done of a block is kept in the journal."""
+        parts = {} if journal is None else journal.parts
         todo = {
             key: (sampler, label)
             for key, sampler, label in self.keys()
             if key.block % self.ranks.world == self.ranks.rank and key not in done
         }
-        total = sum(key.n_tasks for key in todo)
+        total = sum(key.n_tasks - (parts[key].tasks if key in parts else 0) for key in todo)
         device = self.bank.device
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with on_device, Progress("evaluating", total, show=self.show) as shown:
-            self.warm_up(dict.fromkeys(label for _, label in todo.values()))
+            pace = self.warm_up(dict.fromkeys(label for _, label in todo.values()))
             sums: dict[tuple[TaskSampler, str], tuple[int, int]] = {}
             block, drawn = None, None
             for key, (sampler, label) in todo.items():
@@ -260,21 +276,38 @@ class Work:
                     block = Block(self.bank, sampler, key.block * BLOCK, key.n_tasks)
                 right, answers = sums.get((sampler, label), (0, 0))
                 note = progress_note(sampler, label, right, answers)
-                count = block.count(self.methods[label], partial(shown.advance, note=note))
+                shown.advance(0, note)  # a slow method is named before it has done anything
+                count = block.count(
+                    self.methods[label],
+                    partial(shown.advance, note=note),
+                    begun=parts.get(key),
+                    keep=None if journal is None else partial(journal.add_part, key),
+                    pace=pace[label],
+                )
                 answers += key.n_tasks * sampler.n_query
                 sums[sampler, label] = right + count.correct, answers
                 yield key, count
 
-    def warm_up(self, labels: Mapping[str, None]) -> None:
-        """Let each method see a task before the clock runs; what it cannot take is told early."""
+    def warm_up(self, labels: Mapping[str, None]) -> dict[str, float]:
+        """Let each method see a task before the clock runs; what it cannot take is told early.
+
+        Returns the seconds that each took.
+        """
+        pace: dict[str, float] = {}
         if not labels:
-            return
+            return pace
         block = Block(self.bank, self.plan.samplers[0], 0, 1)
         for label in labels:
             try:
-                block.count(self.methods[label])
+                pace[label] = block.count(self.methods[label]).seconds
             except ValueError as error:
-                raise ValueError(f"methods: {label!r} refuses these tasks: {error}") from error
+                context = f"methods: {label!r} refuses these tasks: "
+                if isinstance(error, check.ArgumentError):  # an option may help
+                    raise check.ArgumentValueError(
+                        "features", error.problem, error.or_pass, context + error.context
+                    ) from error
+                raise ValueError(f"{context}{error}") from error
+        return pace
 
     def results(self, counts: Mapping[Key, Count]) -> tuple[Result, ...]:
         found: dict[tuple[TaskSampler, str], list[Count]] = {}

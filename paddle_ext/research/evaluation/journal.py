@@ -1,7 +1,7 @@
 """What an interrupted evaluation has done: a file of JSON lines for each rank.
 
 The first line says what the counts belong to. Then comes one line for each block of tasks that a
-method has finished, flushed at once.
+method has finished, flushed at once; and of a block that takes long one for its tasks so far.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor
 
 from ...check import ArgumentValueError
-from .blocks import BLOCK, Count
+from .blocks import BLOCK, Count, Part
 
 FORMAT = 2
 PATTERN = "journal-*.jsonl"
+SECONDS = 15.0  # between two lines, where a batch ends; with that of the batch, half a minute
 ROWS = 2**16  # read at a time: a mapped bank may exceed the memory
 
 
@@ -49,6 +51,8 @@ class Journal:
         self.folder, self.header = folder, {"journal": FORMAT, **header}
         self.path = folder / f"journal-{rank}.jsonl"
         self.file: TextIO | None = None
+        self.parts: dict[Key, Part] = {}  # of blocks that were not finished
+        self.written = time.monotonic()
 
     def clear(self) -> None:
         """Forget everything."""
@@ -64,13 +68,20 @@ class Journal:
             for entry in entries:
                 try:
                     key, count = Key(*entry["task"]), Count(*entry["count"])
-                except (KeyError, TypeError) as error:
+                    tasks = entry.get("tasks", key.n_tasks)
+                except (AttributeError, KeyError, TypeError) as error:
                     raise ValueError(f"{path} is not a journal of an evaluation") from error
-                if not possible(key, count, self.header.get("n_query")):
+                so_far = key._replace(n_tasks=tasks)
+                if not possible(so_far, count, self.header.get("n_query")) or not (
+                    type(key.n_tasks) is int and tasks <= key.n_tasks
+                ):
                     raise ValueError(
-                        f"{path} is not a journal of an evaluation: no {key} can have {count}"
+                        f"{path} is not a journal of an evaluation: no {so_far} can have {count}"
                     )
-                done[key] = count
+                if tasks == key.n_tasks:
+                    done[key] = count
+                elif key not in self.parts or tasks > self.parts[key].tasks:
+                    self.parts[key] = Part(tasks, count)
         return done
 
     def check_header(self, path: Path, header: object) -> None:
@@ -101,10 +112,16 @@ class Journal:
     def add(self, key: Key, count: Count) -> None:
         self.write({"task": key, "count": count})
 
+    def add_part(self, key: Key, part: Part) -> None:
+        """Of a block that goes on; only if nothing was written for a while."""
+        if time.monotonic() - self.written >= SECONDS:
+            self.write({"task": key, "tasks": part.tasks, "count": part.answers})
+
     def write(self, line: Mapping[str, object]) -> None:
         if self.file is not None:
             self.file.write(json.dumps(line) + "\n")
             self.file.flush()
+            self.written = time.monotonic()
 
     def close(self) -> None:
         if self.file is not None:

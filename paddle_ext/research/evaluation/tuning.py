@@ -20,6 +20,7 @@ from .evaluate import evaluate_plan
 from .plan import plan_tasks
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
 from .settings import RunSettings
+from .signs import fitted_to_signs, labels_by_name
 from .tables import TITLES, accuracy_text, markdown_table
 
 FILE = "tuning.json"
@@ -162,6 +163,7 @@ def tune(
     if isinstance(methods, Mapping):
         raise check.ArgumentTypeError("methods", "must be names or methods, got a mapping")
     chosen = chosen_methods(methods, preset)
+    chosen, said = fitted_to_signs(chosen, labels_by_name(methods, chosen), bank)
     points = {
         label: grid_points(method, grid_of(label, method, grids))
         for label, method in chosen.items()
@@ -185,7 +187,7 @@ def tune(
         for label, own in points.items()
         for method, options in own
     }
-    found = evaluate_plan(bank, labelled, plan, settings)
+    found = evaluate_plan(bank, labelled, plan, settings, said)
     results = tuple(
         dataclasses.replace(result, method=label)
         for result, label in zip(found, labels, strict=True)

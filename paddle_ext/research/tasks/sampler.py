@@ -282,6 +282,7 @@ def checked_labels(labels: Tensor) -> Tensor:
     """A copy of the labels: int64, on the CPU."""
     (labels,) = check.tensors(labels)
     check.integers("labels", labels)
+    check.dense_tensor("labels", labels)
     if labels.dim() != 1 or not 1 <= len(labels) <= check.MOST:
         raise ValueError(
             f"labels must have shape [N] with N in [1, {check.MOST}], got {list(labels.shape)}"
@@ -305,6 +306,7 @@ def checked_labels(labels: Tensor) -> Tensor:
 def checked_rows(name: str, rows: Tensor, labels: Tensor) -> Tensor:
     (rows,) = check.tensors(rows)
     check.integers(name, rows)
+    check.dense_tensor(name, rows)
     if rows.dim() != 1 or len(rows) < 1:
         raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")
     rows = rows.detach().to("cpu", torch.int64)

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Answers, Labelled
 from paddle_ext.app.classify import page as module
+from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.page import MOST_OF_A_CLASS, page
 from paddle_ext.app.classify.samples import Source
 from paddle_ext.app.cli.app import app
@@ -64,7 +65,7 @@ PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAA
 @pytest.fixture(autouse=True)
 def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of thumbnails of pictures that there are not."""
-    monkeypatch.setattr(module, "thumbnails", lambda paths: [PIXEL] * len(paths))
+    monkeypatch.setattr(module, "thumbnails", lambda paths, _: [PIXEL] * len(paths))
 
 
 def made(kind: str, count: int = 90) -> str:
@@ -159,6 +160,80 @@ def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     assert told_by(browser, frame, 800) == {"width": 390, "inner": 390}
 
 
+CORRECT = """<script>
+window.addEventListener("load", async () => {
+  const told = {};
+  const first = document.querySelector(".sample");
+  const label = document.getElementById("look-class");
+  first.click();
+  told.open = document.getElementById("look").open;
+  told.large = document.getElementById("look-image").getBoundingClientRect().width
+    > 2 * (first.querySelector("img")?.getBoundingClientRect().width ?? 0);
+  told.offered = document.querySelectorAll("#classes option").length;
+  told.before = label.value;
+  told.disabled = document.getElementById("export").disabled;
+  label.value = '=new, "one"';
+  document.getElementById("look-save").click();
+  told.marked = first.classList.contains("corrected");
+  told.mine = first.querySelector(".mine").textContent;
+  told.next = document.getElementById("look-said").textContent;
+  document.getElementById("look-save").click();  // the second one is right
+  document.getElementById("look-undo").click();  // of the third nothing was said
+  document.getElementById("look-close").click();
+  told.button = document.getElementById("export").textContent;
+  told.file = corrections();
+  let saved = null;
+  URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
+  HTMLAnchorElement.prototype.click = function () { told.download = this.download; };
+  document.getElementById("export").click();
+  told.same = (await saved.text()) === told.file;
+  told.how = !document.getElementById("how").hidden;
+  document.body.dataset.told = JSON.stringify(told);
+});
+</script></body>"""
+
+
+@pytest.mark.parametrize("kind", ["pictures", "rows"])
+def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: str) -> None:
+    """A sample is shown large; its new label is in a file that `--corrected` takes."""
+    path = tmp_path / "answers.html"
+    path.write_text(with_probe(made(kind), CORRECT), encoding="utf-8")
+    told = told_by(browser, path, 1200)
+    assert told["open"] is True
+    assert told["large"] is (kind == "pictures")
+    assert told["offered"] == len(CLASSES)
+    assert told["before"] == CLASSES[0]
+    assert told["disabled"] is True
+    assert told["marked"] is True
+    assert told["mine"] == 'now =new, "one"'
+    assert str(told["next"]).startswith(f"found: {CLASSES[0]}, ")
+    assert told["button"] == "Export 2 corrected labels"
+    assert told["download"] == "corrected.csv"
+    assert told["same"] is True
+    assert told["how"] is True
+    (tmp_path / "corrected.csv").write_bytes(str(told["file"]).encode())
+    found = read_corrections(tmp_path / "corrected.csv")
+    assert list(found.values()) == ['=new, "one"', CLASSES[0]]
+    assert all(name.startswith("number ") for name in found)
+
+
+def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser: str) -> None:
+    """The tracks of all classes are equally wide, whatever their counts and names."""
+    probe = """<script>window.addEventListener("load", () => {
+      const tracks = [...document.querySelectorAll(".bars .track")];
+      document.body.dataset.told = JSON.stringify({
+        widths: tracks.map((t) => Math.round(t.getBoundingClientRect().width)),
+        inner: window.innerWidth,
+      });
+    });</script></body>"""
+    path = tmp_path / "answers.html"
+    path.write_text(with_probe(made("rows", 3001), probe), encoding="utf-8")
+    for width, share in ((1200, 0.1), (500, 0.8)):
+        told = told_by(browser, path, width)
+        assert len(set(told["widths"])) == 1
+        assert told["widths"][0] > share * told["inner"]
+
+
 REPORT = """<style>section.class { content-visibility: visible !important; }</style><script>
 window.addEventListener("load", () => parent.postMessage(
   {width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*"));
@@ -217,7 +292,7 @@ def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str
 def test_large_classes_are_cut(tmp_path: Path) -> None:
     text = made("rows", 6000)
     assert text.count('class="sample') == 3 * MOST_OF_A_CLASS + 3  # and three lists
-    assert f"{2000 - MOST_OF_A_CLASS:,} less doubtful ones are in answers.csv" in text
+    assert f"{2000 - MOST_OF_A_CLASS:,} more in answers.csv" in text
     assert len(text) < 300_000
 
 
@@ -232,7 +307,7 @@ def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
     out = str(tmp_path)
     done = CliRunner().invoke(app, ["classify", str(tmp_path / "table.csv"), "--output", out])
-    assert "1 samples, 1 of 2 classes found, 1 of them unsure" in done.output
+    assert "1 sample, 1 of 2 classes found, 1 of them unsure" in done.output
     text = (tmp_path / "answers.html").read_text(encoding="utf-8")
     assert "<b>1</b><span>of 2 classes found, 1 of them unsure</span>" in text
     assert '<li class="unsure"' in text

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
 from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
+from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.networks import ForeignNetwork
 from paddle_ext.app.classify.pictures import PictureReader
 from paddle_ext.app.classify.texts import TextEmbedder
@@ -99,7 +100,7 @@ def test_photos_of_a_phone(tmp_path: Path, formats: None, monkeypatch: pytest.Mo
     assert {"a.jfif", "without", "B.WEBP", "wrong.txt", "c.avif"} <= set(answered)
     assert all(answered[name] == "stripes" for name in ("a.jfif", "without", "c.avif"))
     assert reasons(report) == {
-        "IMG_0001.HEIC": "a HEIC photo, which needs pillow-heif: pip install pillow-heif",
+        "IMG_0001.HEIC": "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
         "clip.MOV": "not an image",
         "letter.pdf": "not an image",
         "drawing.eps": "not an image",
@@ -336,3 +337,10 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert cache_or_temporary("demo").is_dir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_or_temporary("demo") == tmp_path / "paddle_ext" / "demo"
+
+
+def test_a_saved_model_that_is_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="must be a file that classify has saved"):
+        load_model(path)

@@ -59,9 +59,7 @@ def files(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 def usual(known: Path, new: Path | None, folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     """Labels, probabilities and doubts of the command that keeps all in memory."""
-    columns = options.pop("columns", Columns())
-    given = settings(columns=Columns("embedding", label=columns.label), **options)
-    answers = classify(known, new, folder, given).answers
+    answers = classify(known, new, folder, settings(**options)).answers
     names = np.array(answers.class_names)[answers.labels.numpy()]
     return names, answers.probability.numpy(), answers.doubt.numpy()
 
@@ -141,6 +139,14 @@ def test_names_and_other_formats_of_labelled_rows(
     np.savez(tmp_path / "known.npz", features=ROWS, labels=NAMES[LABELS])
     stream(tmp_path / "known.npz", new, output, settings())
     assert_usual(pq.read_table(output), usual(tmp_path / "known.npz", new, tmp_path / "folder"))
+
+
+def test_a_model_of_before(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, new, output = files
+    model = tmp_path / "model.npz"
+    expected = usual(known, new, tmp_path / "folder", save=model)
+    stream(new, None, output, settings(model=model))
+    assert_usual(pq.read_table(output), expected)
 
 
 def test_answers_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -244,6 +250,9 @@ def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
         stream(known, tmp_path / "nothing.parquet", output, settings())
     with pytest.raises(ValueError, match="batch must be an integer"):
         stream(known, new, output, settings(batch=0))
+    for name in ("save", "corrected"):
+        with pytest.raises(ValueError, match=f"{name} must be left out unless the output is a f"):
+            stream(known, new, output, settings(**{name: tmp_path / "x.npz"}))
     pq.write_table(pq.read_table(new)[:0], new)
     with pytest.raises(ValueError, match="must have at least one sample to classify, got none"):
         stream(known, new, output, settings())

@@ -1,9 +1,11 @@
 """The command as a whole: spellings, help, errors, exit codes, and what it says of itself."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 import paddle_ext
 from paddle_ext import FeatureBank, methods
 from paddle_ext.app.cli import app as app_module
+from paddle_ext.app.cli import info as info_module
 from paddle_ext.app.cli.app import app
 from paddle_ext.app.cli.arguments import (
     class_count,
@@ -95,6 +98,26 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = run("evaluate", bank, "--methods", "module_of_mine:YourMethod", *tasks)
     assert result.exit_code == 1
     assert "no YourMethod" in " ".join(result.output.split())
+
+
+def test_warnings_of_libraries_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Without the place in somebody's code, and each once."""
+
+    def noisy() -> None:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            warnings.warn("a decompression\n  bomb", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(info_module, "describe_installation", noisy)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    before = warnings.showwarning
+    result = run("info")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == ["paddle-ext: warning: a decompression bomb"]
+    assert os.environ["TQDM_DISABLE"] == "1"  # "Loading weights" of transformers
+    assert warnings.showwarning is before
 
 
 # --- spellings -----------------------------------------------------------------------------------
@@ -241,6 +264,19 @@ def test_info_of_a_bank(bank: Path) -> None:
     assert "rows of a class 29 to 30, median 30" in shown
     assert "split query 180 rows, 12 classes" in shown
     assert "base mean none" in shown
+
+
+def test_info_of_rows_of_no_class(tmp_path: Path) -> None:
+    """A split, or the whole bank, may have only rows labelled -1."""
+    labels = torch.tensor([0, 1, 0, 1, -1, -1])
+    split = ["train"] * 4 + ["oos"] * 2
+    for name, given in (("some", labels), ("all", torch.full((6,), -1))):
+        path = tmp_path / f"{name}.npz"
+        paddle_ext.FeatureBank(torch.rand(6, 3), given, split=split).save(path)
+        result = run("info", path)
+        assert result.exit_code == 0, result.output
+        shown = [" ".join(line.split()) for line in result.output.splitlines()]
+        assert "split oos 2 rows, 0 classes" in shown
 
 
 def test_info_of_a_method() -> None:

@@ -107,6 +107,16 @@ def test_tensors_larger_than_their_record(tmp_path: Path) -> None:
     refused(changed, "a whole file of torch.save, got .*compressed parts")
 
 
+def test_a_file_of_torch_that_says_it_goes_on_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "bank.pt"
+    torch.save((torch.zeros(5, 2), torch.zeros(5).long()), path)
+    content = bytearray(path.read_bytes())
+    place = content.rindex(b"PK\x06\x07")  # where a large archive says how many files it has
+    content[place + 16] = 7
+    path.write_bytes(content)
+    refused(path, "must be a whole file of torch.save, got .*span multiple disks")
+
+
 def test_a_small_archive_of_large_arrays(tmp_path: Path) -> None:
     path = tmp_path / "bank.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

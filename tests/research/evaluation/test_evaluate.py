@@ -338,9 +338,29 @@ def test_bad_banks() -> None:
 def test_what_a_method_refuses_is_told_with_its_name() -> None:
     bank = small_bank()
     negative = FeatureBank(bank.features - 3, bank.labels)
-    with pytest.raises(ValueError, match="'pt_map' refuses these tasks: support must be at least"):
-        run(negative, [Spy(), "pt_map"])
+    asked = [Spy(), methods.create("pt_map")]  # options of one's own, which are not changed
+    with pytest.raises(
+        ValueError, match=r"'pt_map' refuses these tasks: features must be at .*pass power=1\.0\)$"
+    ):
+        run(negative, asked)
     assert len(Spy.seen) == 1  # the warm-up: no block was computed
+
+
+def test_all_methods_on_features_of_both_signs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default must not stop on embeddings that were not cut at 0."""
+    bank = small_bank()
+    signed = FeatureBank(bank.features - 1, bank.labels)
+    found = run(signed, ["simpleshot", "pt_map"], progress=True)
+    (result,) = found.select("pt_map")
+    assert result.options["power"] == 1.0
+    note = "pt_map with power=1, because there are features below 0"
+    assert found.notes["methods"] == [note]
+    assert note in capsys.readouterr().err
+    (result,) = run(bank, ["pt_map"]).select("pt_map")
+    assert result.options["power"] == 0.5
+    names = run(signed, "all", n_tasks=1, n_query=5).methods
+    assert "pt_map" in names
+    assert len(names) >= 13
 
 
 def test_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

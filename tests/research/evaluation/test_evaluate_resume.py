@@ -14,6 +14,8 @@ import torch
 from banks import Spy, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, evaluate, methods
+from paddle_ext.research.evaluation import blocks, journal
+from paddle_ext.research.progress import Progress
 from paddle_ext.research.ranks import Ranks
 
 HERE = Path(__file__).parent
@@ -58,6 +60,55 @@ def test_interrupted(tmp_path: Path) -> None:
     Spy.forget()
     assert run(tmp_path) == found  # the seconds too
     assert not Spy.seen
+
+
+def test_a_slow_block_is_kept_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not more than some seconds are lost, however long 500 tasks take."""
+    monkeypatch.setattr(journal, "SECONDS", 0.0)
+    monkeypatch.setattr(blocks, "BATCH_SECONDS", 1e-9)  # a task at a time
+    Spy.interrupt_at = 40
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, shots=1, n_tasks=60)
+    *_, last = lines(tmp_path)
+    assert last["tasks"] in (38, 39)
+    Spy.forget()
+    found = run(tmp_path, shots=1, n_tasks=60)
+    assert len(Spy.seen) == 1 + 60 - last["tasks"]  # the warm-up, and what was left
+    monkeypatch.undo()
+    assert timeless(found) == timeless(run(shots=1, n_tasks=60))
+    assert lines(tmp_path)[-1]["count"][0] == round(found.results[0].accuracy * 60 * 12 / 100)
+
+
+def test_lines_of_parts_come_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that takes a moment has one line."""
+    monkeypatch.setattr(blocks, "BATCH_SECONDS", 1e-9)
+    run(tmp_path, shots=1, n_tasks=30)
+    assert len(lines(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("tasks", [0, 61, 1.5, "many"])
+def test_impossible_parts_are_refused(tmp_path: Path, tasks: object) -> None:
+    run(tmp_path, shots=1, n_tasks=60)
+    path = tmp_path / "journal-0.jsonl"
+    header, line = path.read_text().splitlines()
+    path.write_text(f"{header}\n{json.dumps(json.loads(line) | {'tasks': tasks})}\n")
+    with pytest.raises((ValueError, TypeError), match="is not a journal of an evaluation"):
+        run(tmp_path, shots=1, n_tasks=60)
+
+
+def test_the_bar_names_the_method_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its beginning on, not when its first tasks are done."""
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(Progress, "advance", lambda _, count=1, note="": said.append((count, note)))
+    run(methods={"one": Spy(), "two": Spy(sharpness=0.5)}, shots=1, n_tasks=10)
+    assert [(count, note.partition(",")[0]) for count, note in said] == [
+        (0, "one"),
+        (10, "one"),
+        (0, "two"),
+        (10, "two"),
+    ]
 
 
 def test_more_methods_and_tasks(tmp_path: Path) -> None:

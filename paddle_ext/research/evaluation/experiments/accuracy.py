@@ -16,6 +16,7 @@ from .. import paper
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
 from ..settings import RunSettings
+from ..signs import chosen_by_nobody, fitted_to_signs
 from ..tables import MISSING, accuracy_text, published_cells, rows, title_of
 from .base import (
     EvaluationResult,
@@ -184,7 +185,8 @@ def run(
         seed=settings.seed,
     )
     named = replace(settings, name=features_title(settings.name, dataset, backbone))
-    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL))
+    chosen, said = fitted_to_signs(chosen, chosen_by_nobody(chosen, options or {}), bank)
+    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL), said)
     result = (AccuracyCurves if curves else AccuracyTable)(
         experiment=experiment, evaluation=evaluation, dataset=dataset, backbone=backbone
     )

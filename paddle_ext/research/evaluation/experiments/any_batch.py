@@ -19,6 +19,7 @@ from ..evaluate import evaluate_plan
 from ..plan import TaskPlan, distinct_integers
 from ..results import Evaluation, Result
 from ..settings import RunSettings
+from ..signs import FOR_SIGNED, has_signs
 from ..tables import MISSING, accuracy_text, milliseconds_text, title_of
 from .base import EvaluationResult, Table, methods_by_name, plan_experiment, save_on_first_rank
 
@@ -172,7 +173,7 @@ def run(
 
 def needed_options(bank: FeatureBank) -> dict[str, dict[str, object]]:
     """Options without which a method would refuse the features."""
-    return {"pt_map": {"power": 1.0}} if float(bank.features.amin()) < 0 else {}
+    return FOR_SIGNED if has_signs(bank) else {}
 
 
 def plans_by_queries(

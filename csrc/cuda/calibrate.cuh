@@ -1,0 +1,224 @@
+// `calibrate` on CUDA: one kernel for all steps, one block a task. The algebra is in
+// common/calibrate.h. Eight lanes take a row at a time; the rows stay in shared memory if they fit.
+//
+// Where distances come from is told by Distances: start(task, scratch), which all threads call once
+// and which ends with a barrier, and (task, i, k), the distance of row i to class k.
+#pragma once
+
+#include "common/calibrate.h"
+#include "common/device.cuh"
+#include "common/reduce.cuh"
+
+namespace paddle_ext {
+
+constexpr int kCalibrateThreads = 640, kCalibrateWarps = kCalibrateThreads / 32;
+constexpr int kRowLanes = 8;  // that share a row
+constexpr int kRowsTogether = kCalibrateThreads / kRowLanes;
+
+// Over the lanes of a row.
+__device__ inline float row_sum(float value) {
+#pragma unroll
+    for (int step = kRowLanes / 2; step > 0; step /= 2) {
+        value += __shfl_xor_sync(kAllLanes, value, step);
+    }
+    return value;
+}
+
+__device__ inline float row_min(float value) {
+#pragma unroll
+    for (int step = kRowLanes / 2; step > 0; step /= 2) {
+        value = fminf(value, __shfl_xor_sync(kAllLanes, value, step));
+    }
+    return value;
+}
+
+// What the threads of a block tell each other.
+struct CalibrateShared {
+    double lag[kCalibrateWarps], variance[kCalibrateWarps];
+    double sums[kCalibrateWarps];
+    float sharpness;
+    bool goes_on;
+    float drawn[kCalibrateThreads];  // by parts of the rows
+};
+
+// A task, as a thread sees it. Its rows are less their minimum, so that nothing overflows.
+template <typename Distances>
+struct CalibrateTask {
+    const CalibrateParams& p;
+    const Distances& source;
+    const float* rows;  // [count, stride] in shared memory, if stride is not 0
+    int64_t stride, task, count;
+    const int64_t* labels;
+    float* normaliser;  // [R]
+
+    __device__ int own(int64_t i) const { return int(min(max(labels[i], int64_t(0)), p.K - 1)); }
+
+    // The smallest distance of a row; 0 if that has been taken off. All lanes of a row call it.
+    __device__ float low(int64_t i) const {
+        if (stride > 0) return 0.0f;
+        float least = Range<float>::kInfinity;
+        for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
+            least = fminf(least, source(task, i, k));
+        }
+        return row_min(least);
+    }
+
+    __device__ float behind(int64_t i, int64_t k, float low) const {
+        return stride > 0 ? rows[i * stride + k] : source(task, i, k) - low;
+    }
+
+    // A warp takes a row, so that memory is read in its order.
+    __device__ void stage(float* to) const {
+        const int lane = threadIdx.x % 32;
+        for (int64_t i = threadIdx.x / 32; i < count; i += kCalibrateWarps) {
+            float least = Range<float>::kInfinity;
+            for (int64_t k = lane; k < p.K; k += 32) {
+                const float value = source(task, i, k);
+                to[i * stride + k] = value;
+                least = fminf(least, value);
+            }
+            least = -warp_max(-least);
+            for (int64_t k = lane; k < p.K; k += 32) to[i * stride + k] -= least;
+        }
+    }
+
+    // Lag and variance of all rows at a sharpness, of which a warp leaves its part in `shared`.
+    __device__ void moments(float f, CalibrateShared& shared) const {
+        const float factor = -0.5f * kLog2e<float> * f;
+        const int place = threadIdx.x % kRowLanes;
+        double lag = 0, variance = 0;
+        // All lanes of a warp stay in the loop, for the sums of its rows.
+        for (int64_t first = 0; first < count; first += kRowsTogether) {
+            const int64_t i = first + threadIdx.x / kRowLanes;
+            const float least = low(i);
+            float sum = 0, mean = 0, second = 0;
+#pragma unroll 4
+            for (int64_t k = place; i < count && k < p.K; k += kRowLanes) {
+                const float d = behind(i, k, least), e = exp2f(factor * d);
+                sum += e;
+                mean += e * d;
+                second += e * d * d;
+            }
+            sum = row_sum(sum);
+            mean = row_sum(mean) / sum;
+            second = row_sum(second) / sum;
+            if (place != 0 || i >= count) continue;
+            lag += double(behind(i, own(i), least) - mean);
+            variance += double(fmaxf(second - mean * mean, 0.0f));
+        }
+        lag = warp_sum(lag);
+        variance = warp_sum(variance);
+        if (threadIdx.x % 32 == 0) {
+            shared.lag[threadIdx.x / 32] = lag;
+            shared.variance[threadIdx.x / 32] = variance;
+        }
+    }
+
+    // The normalisers of the rows; returns a thread's part of the cross-entropy.
+    __device__ double normalise(float f) const {
+        const float half = 0.5f * kLog2e<float> * f;
+        const int place = threadIdx.x % kRowLanes;
+        double entropy = 0;
+        for (int64_t first = 0; first < count; first += kRowsTogether) {
+            const int64_t i = first + threadIdx.x / kRowLanes;
+            const float least = low(i);
+            float sum = 0;
+#pragma unroll 4
+            for (int64_t k = place; i < count && k < p.K; k += kRowLanes) {
+                sum += exp2f(-half * behind(i, k, least));
+            }
+            sum = row_sum(sum);
+            if (place != 0 || i >= count) continue;
+            normaliser[i] = half * least - log2f(sum);
+            entropy += log(double(sum)) + 0.5 * double(f) * double(behind(i, own(i), least));
+        }
+        return entropy;
+    }
+
+    // What the classes draw of rows of other classes: 32 of them and a part of the rows for a warp.
+    __device__ void write_drawn(float f, CalibrateShared& shared) const {
+        const float half = 0.5f * kLog2e<float> * f;
+        const int64_t tiles = ceil_div(p.K, int64_t(32));
+        const int64_t parts = max(kCalibrateWarps / tiles, int64_t(1));
+        float* const drawn = static_cast<float*>(p.drawn) + task * p.K;
+        for (int64_t item = threadIdx.x / 32; item < tiles * parts; item += kCalibrateWarps) {
+            const int64_t k = item % tiles * 32 + threadIdx.x % 32, part = item / tiles;
+            if (k >= p.K) continue;
+            float sum = 0;
+            for (int64_t i = part; i < count; i += parts) {
+                sum += k == own(i) ? 0.0f : exp2f(normaliser[i] - half * behind(i, k, 0.0f));
+            }
+            (parts > 1 ? shared.drawn[part * p.K + k] : drawn[k]) = sum;
+        }
+        if (parts == 1) return;
+        __syncthreads();
+        for (int64_t k = threadIdx.x; k < p.K; k += kCalibrateThreads) {
+            float sum = 0;
+            for (int64_t part = 0; part < parts; ++part) sum += shared.drawn[part * p.K + k];
+            drawn[k] = sum;
+        }
+    }
+};
+
+template <typename Distances>
+__global__ void __launch_bounds__(kCalibrateThreads, 2)
+    calibrate_kernel(CalibrateParams p, Distances source, int64_t stride) {
+    extern __shared__ float rows[];
+    __shared__ CalibrateShared shared;
+    const int64_t task = blockIdx.x;
+    source.start(task, shared.sums);
+    const CalibrateTask<Distances> t{p,
+                                     source,
+                                     rows,
+                                     stride,
+                                     task,
+                                     min(max(p.count[task], int64_t(0)), p.R),
+                                     p.labels + task * p.R,
+                                     static_cast<float*>(p.workspace) + task * p.R};
+    if (stride > 0) t.stage(rows);
+    Bracket bracket(p.centre, p.spread);  // the first thread's is the one that counts
+    if (threadIdx.x == 0) shared.sharpness = float(bracket.sharpness());
+    __syncthreads();
+    for (int step = 0; step < kMaxCalibrationSteps; ++step) {
+        t.moments(shared.sharpness, shared);
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            const bool there = threadIdx.x < kCalibrateWarps;
+            const double lag = warp_sum(there ? shared.lag[threadIdx.x] : 0.0);
+            const double variance = warp_sum(there ? shared.variance[threadIdx.x] : 0.0);
+            if (threadIdx.x == 0) {
+                shared.goes_on = bracket.step(lag, variance);
+                shared.sharpness = float(bracket.sharpness());
+            }
+        }
+        __syncthreads();
+        if (!shared.goes_on) break;
+    }
+    const double entropy = block_sum(t.normalise(shared.sharpness), shared.sums);
+    t.write_drawn(shared.sharpness, shared);
+    if (threadIdx.x != 0) return;
+    static_cast<float*>(p.sharpness)[task] = shared.sharpness;
+    static_cast<float*>(p.objective)[task] = float(entropy + bracket.prior());
+}
+
+inline int64_t calibrate_workspace_bytes(const CalibrateParams& p) {
+    return p.B * p.R * int64_t(sizeof(float));
+}
+
+template <typename Distances>
+void launch_calibrate(const CalibrateParams& p, const Distances& source, int device,
+                      cudaStream_t stream) {
+    constexpr int64_t kOther = 8192;  // bytes, more than what the kernel has besides
+    // Rows side by side begin in other banks.
+    const int64_t stride = round_up(p.K, int64_t(32)) + kRowLanes;
+    const int64_t bytes = p.R * stride * int64_t(sizeof(float));
+    const bool staged =
+        bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const auto kernel = calibrate_kernel<Distances>;
+    allow_all_shared(kernel);
+    kernel<<<grid_size(p.B), kCalibrateThreads, staged ? size_t(bytes) : 0, stream>>>(
+        p, source, staged ? stride : 0);
+    check_launch("calibrate_kernel");
+}
+
+}  // namespace paddle_ext

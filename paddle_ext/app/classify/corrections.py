@@ -1,0 +1,124 @@
+"""Labels that a person has corrected: they serve as labelled samples of the next round."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ... import check
+from ...research.printable import plain_cell
+from .samples import Batch, Labelled, Source, concatenated, named_labels
+
+
+def read_corrections(path: Path) -> dict[str, str]:
+    """Label by the name of a sample: a CSV whose first column has names, with a column ``label``.
+
+    That is what the page exports; ``answers.csv`` itself, edited, is one too.
+    """
+    if not path.is_file():
+        raise check.ArgumentValueError(
+            "corrected", f"must be a CSV file with the column label, got {path}, which is no file"
+        )
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.reader(file))
+    header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
+    if "label" not in header[1:]:
+        listed = ", ".join(header) or "no column"
+        raise check.ArgumentValueError(
+            "corrected",
+            f"must have names in its first column and then a column 'label', got {path} with "
+            f"{listed}{check.did_you_mean('label', header)}",
+        )
+    column = header.index("label", 1)
+    found: dict[str, str] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) <= column:
+            if any(row):
+                raise check.ArgumentValueError(
+                    "corrected", f"must have a label in every line, got none in line {number}"
+                )
+            continue
+        name, label = plain_cell(row[0]), plain_cell(row[column]).strip()
+        if label and found.setdefault(name, label) != label:
+            raise check.ArgumentValueError(
+                "corrected",
+                f"must have one label for each sample, got {found[name]!r} and {label!r} for "
+                f"{name!r}",
+            )
+    if not found:
+        raise check.ArgumentValueError("corrected", f"must have a label, got none in {path}")
+    return found
+
+
+@dataclass(frozen=True)
+class Others:
+    """The samples that are left when those with these names are taken out."""
+
+    batches: Iterable[Batch]
+    taken: Mapping[str, str]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            rows = [row for row, name in enumerate(batch.names) if name not in self.taken]
+            if len(rows) == len(batch.names):
+                yield batch
+            elif rows:
+                yield rows_of(batch, rows)
+
+
+def with_corrections(source: Source, corrections: Mapping[str, str], path: Path) -> Source:
+    """The same with samples that have a corrected label among the labelled ones."""
+    parts = []
+    for batch in source.unlabelled:
+        rows = [row for row, name in enumerate(batch.names) if name in corrections]
+        if rows:
+            parts.append(rows_of(batch, rows))
+    found = concatenated(parts) if parts else None
+    names = [] if found is None else found.names
+    missing = next((name for name in corrections if name not in set(names)), None)
+    if missing is not None:
+        raise check.ArgumentValueError(
+            "corrected",
+            f"must have names of samples of {source.name}, got {missing!r} in {path}, which is "
+            f"none{check.did_you_mean(missing, names[:1000])}",
+        )
+    assert found is not None
+    known = joined(source.labelled, found, [corrections[name] for name in names], path)
+    total = max(0, source.total - len(names))
+    notes = [*source.notes, f"{len(names):,} corrected labels are among the labelled samples"]
+    others = Others(source.unlabelled, corrections)
+    return replace(source, labelled=known, unlabelled=others, total=total, notes=notes)
+
+
+def joined(known: Labelled, new: Batch, labels: list[str], path: Path) -> Labelled:
+    """Labelled samples, old and new; labels may be of new classes, unless these have names."""
+    old = [known.class_names[label] for label in known.labels.tolist()]
+    if known.prototypes is not None:
+        for label in labels:
+            if label not in known.class_names:
+                raise check.ArgumentValueError(
+                    "corrected",
+                    f"must have labels among the names of the classes, got {label!r} in {path}"
+                    f"{check.did_you_mean(label, known.class_names)}",
+                )
+        number = {name: k for k, name in enumerate(known.class_names)}
+        numbers = torch.tensor([number[name] for name in [*old, *labels]], dtype=torch.int64)
+        class_names = known.class_names
+    else:
+        numbers, class_names = named_labels([*old, *labels])
+    features = torch.cat([known.features.float(), new.features])
+    texts = (*known.texts, *new.texts)
+    return replace(known, features=features, labels=numbers, class_names=class_names, texts=texts)
+
+
+def rows_of(batch: Batch, rows: list[int]) -> Batch:
+    return Batch(
+        [batch.names[row] for row in rows],
+        batch.features[torch.tensor(rows, dtype=torch.int64)],
+        [batch.texts[row] for row in rows],
+        None if batch.truth is None else [batch.truth[row] for row in rows],
+    )

@@ -1,0 +1,177 @@
+"""What is known of the classes in one file, so that the next data need no labelled ones.
+
+The file is a ``.npz`` without pickles: the features and labels of the labelled samples, names of
+classes and embeddings of them, and what made the features. As a file of embeddings with labels it
+is also a labelled file like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ... import check
+from ...research.data import archives
+from ...research.files import replacing
+from . import arrays, tables
+from .names import NamedClasses
+from .networks import DEFAULT
+from .samples import LOGIT_SCALE, Labelled, Source
+from .settings import Settings
+from .sources import feature_source, open_folders, opened_table
+from .tables import TableSamples
+
+FORMAT = 1
+MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of the classes, and what made the features.
+
+    Parameters
+    ----------
+    labelled : Labelled
+    kind : {"pictures", "texts", "rows"}
+    backbone, encoder : str
+        As in `Settings`; empty for none.
+    text_column, feature_columns : str
+        Of tables, as in `Columns`; empty for none.
+    """
+
+    labelled: Labelled
+    kind: str
+    backbone: str = ""
+    encoder: str = ""
+    text_column: str = ""
+    feature_columns: str = ""
+
+
+def model_of(source: Source, settings: Settings) -> Model:
+    pictures, columns = source.kind == "pictures", settings.columns
+    return Model(
+        source.labelled,
+        source.kind,
+        settings.backbone if pictures and settings.encoder is None else "",
+        settings.encoder or "",
+        columns.text or "",
+        columns.features or "",
+    )
+
+
+def save_model(path: Path, model: Model) -> None:
+    """Write it; an older one is replaced only when the new one is whole."""
+    known = model.labelled
+    contents: dict[str, Any] = {
+        "features": known.features.float().cpu().numpy(),
+        "labels": known.labels.numpy(),
+        "class_names": np.array(known.class_names),
+        "paddle_ext_model": np.array(FORMAT),
+        **{name: np.array(getattr(model, name)) for name in MADE_BY},
+    }
+    if known.prototypes is not None:
+        contents |= {
+            "text": known.prototypes.float().cpu().numpy(),
+            "logit_scale": np.array(known.logit_scale),
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as new, new.open("wb") as file:
+        np.savez(file, **contents)
+
+
+def check_model_path(path: Path) -> None:
+    """Refuse what could not be read again, before the work."""
+    if path.suffix != ".npz":
+        raise check.ArgumentValueError("save", f"must end in .npz, got {path}")
+    if path.is_dir():
+        raise check.ArgumentValueError("save", f"must be a file, got {path}, which is a folder")
+
+
+def load_model(path: Path) -> Model:
+    try:
+        contents = archives.read_npz(path)
+        if int(contents["paddle_ext_model"]) != FORMAT:
+            raise KeyError
+        features = torch.from_numpy(contents["features"])
+        labels = torch.from_numpy(contents["labels"])
+        class_names = tuple(str(name) for name in contents["class_names"])
+        made_by = {name: str(contents[name]) for name in MADE_BY}
+    except (OSError, KeyError, ValueError, TypeError):
+        raise check.ArgumentValueError(
+            "model", f"must be a file that classify has saved with --save, got {path}"
+        ) from None
+    K, S = len(class_names), len(features)
+    if features.dim() != 2 or labels.shape != (S,) or (S and int(labels.min()) < 0):
+        raise check.ArgumentValueError("model", f"must be whole, got {path} with other shapes")
+    if S and int(labels.max()) >= K:
+        raise check.ArgumentValueError("model", f"must be whole, got {path} with other labels")
+    text, scale = contents.get("text"), float(contents.get("logit_scale", LOGIT_SCALE))
+    prototypes = None if text is None else torch.from_numpy(text)
+    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
+    return Model(known, **made_by)
+
+
+def open_by_model(path: Path, model: Model, settings: Settings, device: torch.device) -> Source:
+    """Samples to classify, all of them, by what is known already."""
+    settings = settings_of(model, settings)
+    known = model.labelled
+    if path.is_dir() != (model.kind == "pictures"):
+        what = "a folder of pictures" if model.kind == "pictures" else "a file"
+        raise check.ArgumentValueError(
+            "model", f"must fit what is to be classified, {what} for {known.source}, got {path}"
+        )
+    if path.is_dir():
+        means = known.prototypes
+        if means is None:
+            means = known.features.new_zeros(len(known.class_names), known.features.shape[1])
+        named = NamedClasses(known.class_names, means, known.source)
+        source = open_folders(None, path, named, settings, device)
+        return replace(source, labelled=known)
+    if path.suffix in tables.SUFFIXES:
+        return open_table_by_model(path, known, settings, device)
+    if path.suffix not in arrays.SUFFIXES:
+        listed = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
+        raise ValueError(f"{path} must end in one of {listed}, or be a folder of pictures")
+    new = arrays.UnlabelledArrays(path, settings.columns.truth, known.class_names)
+    return Source(known, new, str(path), "rows", total=len(new))
+
+
+def open_table_by_model(
+    path: Path, known: Labelled, settings: Settings, device: torch.device
+) -> Source:
+    table, asked = opened_table(path, settings), settings.columns
+    label = table.label_column_if_any(asked.label, asked.truth)
+    notes: list[str] = []
+    embedder, features, kind = feature_source(
+        table, replace(asked, label=label), settings, device, notes
+    )
+    samples = TableSamples(table, replace(asked, label=None), features, embedder, "all")
+    return Source(known, samples, str(path), kind, notes=notes)
+
+
+def settings_of(model: Model, settings: Settings) -> Settings:
+    """Settings under which features are made as those of the model were."""
+    given = {"encoder": settings.encoder or "", "backbone": settings.backbone}
+    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT}
+    for name, value in given.items():
+        if value not in ("", DEFAULT, saved[name]):
+            made = saved[name] or "none"
+            raise check.ArgumentValueError(
+                name, f"must be left out or that of the model, {made}, got {value}"
+            )
+    if settings.names is not None:
+        raise check.ArgumentValueError(
+            "names", f"must be left out beside a model, which has its own, got {settings.names}"
+        )
+    columns = replace(
+        settings.columns,
+        text=settings.columns.text or model.text_column or None,
+        features=settings.columns.features or model.feature_columns or None,
+    )
+    return replace(
+        settings, columns=columns, encoder=model.encoder or None, backbone=saved["backbone"]
+    )

@@ -1,0 +1,168 @@
+"""Judging classifiers of batches by scikit-learn's `cross_val_score` and `GridSearchCV`.
+
+These fit on some rows and score others. `BatchSplit` makes the first a few labelled rows of each
+class, and the others a batch of some of the classes; `batch_accuracy` lets an estimator see the
+batch as a whole, without its labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import check
+from .fitted import Array
+from .labels import labelled
+
+try:
+    from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ImportError(
+        "model_selection needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
+    ) from error
+
+__all__ = ["BatchSplit", "batch_accuracy"]
+
+Rows = npt.NDArray[np.int64]
+
+
+class BatchSplit:
+    """A splitter: a few labelled rows of every class, and a batch of some of the classes.
+
+    Parameters
+    ----------
+    n_splits : int
+        How many splits.
+    shots : int
+        Labelled rows of each class.
+    n_query : int
+        Rows of the batch, at most: fewer where the classes in it have fewer rows left.
+    n_present : int or None
+        Classes in the batch, drawn anew for each split; None: all.
+    random_state : int, RandomState or None
+        As everywhere in scikit-learn; an int gives the same splits in every call.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from paddle_ext.integrations.model_selection import BatchSplit
+    >>> y = np.arange(10).repeat(30)
+    >>> split = BatchSplit(n_splits=2, shots=5, n_query=40, n_present=3)
+    >>> for labelled, batch in split.split(np.zeros((300, 2)), y):
+    ...     print(len(labelled), len(batch), len(set(y[batch])))
+    50 40 3
+    50 40 3
+    """
+
+    def __init__(
+        self,
+        n_splits: int = 10,
+        *,
+        shots: int = 5,
+        n_query: int = 75,
+        n_present: int | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.n_splits = check.integer("n_splits", n_splits)
+        self.shots = check.integer("shots", shots)
+        self.n_query = check.integer("n_query", n_query)
+        self.n_present = None if n_present is None else check.integer("n_present", n_present)
+        self.random_state = random_state
+
+    def __repr__(self) -> str:
+        options = ("n_splits", "shots", "n_query", "n_present", "random_state")
+        return f"BatchSplit({', '.join(f'{name}={getattr(self, name)!r}' for name in options)})"
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        """How many splits; the arguments are ignored."""
+        return self.n_splits
+
+    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Rows, Rows]]:
+        """Rows to fit on and rows to score, again and again.
+
+        Parameters
+        ----------
+        X : ignored
+        y : array [n]
+            The labels; rows without one (-1, None, NaN) are in neither part.
+        groups : ignored
+
+        Yields
+        ------
+        labelled, batch : array of int
+        """
+        if y is None:
+            raise ValueError("y must be the labels, got None")
+        own = rows_of_classes(np.asarray(y), self.shots)
+        able = [k for k, rows in enumerate(own) if len(rows) > self.shots]
+        present = len(own) if self.n_present is None else self.n_present
+        if present > len(able):
+            raise ValueError(
+                f"n_present must be at most {len(able)}, the classes with more than {self.shots} "
+                f"rows, got {present}"
+            )
+        random = check_random_state(self.random_state)
+        for _ in range(self.n_splits):
+            shuffled = [random.permutation(rows) for rows in own]
+            known = np.concatenate([rows[: self.shots] for rows in shuffled])
+            there = random.permutation(able)[:present]
+            rest = np.concatenate([shuffled[k][self.shots :] for k in there])
+            yield known, random.permutation(rest)[: self.n_query]
+
+
+def rows_of_classes(y: Array, shots: int) -> list[Rows]:
+    """The rows of each class, which must be enough for the labelled ones."""
+    known = labelled(y)
+    classes = np.unique(y[known].astype(str) if y.dtype.kind == "O" else y[known])
+    if len(classes) < 2:
+        raise ValueError(f"y must have labels of at least two classes, got {len(classes)}")
+    texts = y.astype(str) if y.dtype.kind == "O" else y
+    found = [np.flatnonzero(known & (texts == label)) for label in classes]
+    fewest = min(range(len(found)), key=lambda k: len(found[k]))
+    if len(found[fewest]) < shots:
+        raise ValueError(
+            f"shots must be at most the rows of every class, got {shots} for {classes[fewest]}, "
+            f"which has {len(found[fewest])}"
+        )
+    return found
+
+
+def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:
+    """A scorer: the share of right labels, if the rows are classified as one batch.
+
+    An estimator without `predict_batch`, such as `LogisticRegression`, is asked for `predict`, so
+    that it can be compared; the steps of a pipeline before the last one transform the rows.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted on labelled rows.
+    X, y : array [n, D], array [n]
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.model_selection import cross_val_score
+    >>> from paddle_ext import PaddleClassifier
+    >>> from paddle_ext.integrations.model_selection import BatchSplit, batch_accuracy
+    >>> X, y = load_digits(return_X_y=True)
+    >>> split = BatchSplit(n_splits=3, shots=5, n_query=100, n_present=3)
+    >>> scores = cross_val_score(PaddleClassifier(), X, y, cv=split, scoring=batch_accuracy)
+    >>> bool(scores.mean() > 0.8)
+    True
+    """
+    steps = getattr(estimator, "steps", None)
+    if steps is not None:
+        for _, step in steps[:-1]:
+            if step is not None and step != "passthrough":
+                X = step.transform(X)
+        estimator = steps[-1][1]
+    predict = getattr(estimator, "predict_batch", None) or estimator.predict
+    return float(np.mean(np.asarray(predict(X)) == np.asarray(y)))

@@ -1,0 +1,362 @@
+"""Round after round: what is kept for the next data, corrected labels, a check of the labels."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, embeddings, picture_folders
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify import Batch, Labelled, Settings, answer, classify
+from paddle_ext.app.classify.corrections import read_corrections
+from paddle_ext.app.classify.labelled_check import check_labelled
+from paddle_ext.app.classify.model import load_model
+from paddle_ext.app.classify.run import page_title
+from paddle_ext.app.cli.app import app
+
+CPU = torch.device("cpu")
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(device="cpu", cache=None, **options)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    support, labels, query, truth = embeddings()
+    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
+    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
+    return tmp_path / "known.npz", tmp_path / "new.npz"
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def test_columns_of_the_answers(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "out", settings())
+    rows = table(report.table)
+    assert list(rows[0]) == [
+        "row",
+        "label",
+        "probability",
+        "second",
+        "second_probability",
+        "doubt",
+        "novelty",
+    ]
+    assert report.answers.novelty is not None
+    for row, novelty in zip(rows, report.answers.novelty.tolist(), strict=True):
+        assert float(row["novelty"]) == pytest.approx(novelty, abs=1e-4)
+        assert 0 <= novelty <= 1
+
+
+def test_texts_are_in_the_answers(tmp_path: Path) -> None:
+    """Also if they are only shown, and the features are columns."""
+    support, labels, query, _ = embeddings(features=4)
+    lines = ["a,b,c,d,what,label"]
+    for row, k in zip(support, labels, strict=True):
+        lines.append(",".join(map(str, row)) + f",known {NAMES[k]},{NAMES[k]}")
+    lines += [",".join(map(str, row)) + f",text {number}," for number, row in enumerate(query)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines))
+    from paddle_ext.app.classify import Columns
+
+    columns = Columns("a:d", "what", "label")
+    rows = table(classify(path, None, tmp_path, settings(columns=columns)).table)
+    assert [row["text"] for row in rows[:2]] == ["text 0", "text 1"]
+
+
+def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) -> None:
+    support, labels, _, _ = embeddings()
+    first = [int(np.flatnonzero(labels == k)[0]) for k in range(len(NAMES))]
+    np.savez(tmp_path / "one.npz", features=support[first], labels=NAMES[labels[first]])
+    report = classify(tmp_path / "one.npz", files[1], tmp_path / "out", settings())
+    assert report.answers.novelty is None
+    assert {row["novelty"] for row in table(report.table)} == {""}
+    assert report.checked is None
+    assert report.labelled is None
+    assert any("do not trust the probabilities" in note for note in report.notes)
+    more = classify(*files, tmp_path / "more", settings())
+    assert not any("trust" in note for note in more.notes)
+
+
+def test_strangers_are_a_group_of_the_page(files: tuple[Path, Path], tmp_path: Path) -> None:
+    _, _, query, _ = embeddings()
+    strange = np.concatenate([query, -10 * query[:3].mean(0, keepdims=True) * np.ones((3, 1))])
+    np.savez(tmp_path / "strange.npz", features=strange.astype(np.float32))
+    report = classify(files[0], tmp_path / "strange.npz", tmp_path / "out", settings())
+    assert report.answers.novelty is not None
+    assert report.answers.novelty[-3:].min() >= 0.98
+    page = report.page.read_text()
+    group = page.partition('id="strangers"')[2].partition("</section>")[0]
+    for name in ("40", "41", "42"):
+        assert f'data-name="{name}"' in group
+        assert page.count(f'data-name="{name}"') == 1  # and not in its class as well
+    assert "Of no known class?" in page
+
+
+def test_names_and_labelled_samples_of_some_classes() -> None:
+    """Novelty is told where there are labelled samples to compare with."""
+    features = torch.eye(3).repeat(2, 1) + 0.01 * torch.arange(18).view(6, 3)
+    labelled = Labelled(
+        features[[0, 1, 3, 4]],
+        torch.tensor([0, 1, 0, 1]),
+        ("a", "b", "c"),
+        ("",) * 4,
+        prototypes=torch.eye(3),
+    )
+    batch = Batch(["x", "y"], torch.tensor([[0.0, 0.1, 1.0], [1.0, 0.1, 0.0]]), ["", ""], None)
+    found = answer(labelled, [batch])
+    assert found.labels.tolist() == [2, 0]
+    assert found.novelty is not None
+    assert found.novelty.isnan().tolist() == [True, False]
+
+
+def test_calibration_error_by_hand(files: tuple[Path, Path], tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    report = classify(*files, tmp_path, settings())
+    assert report.answers.calibration_error() is None
+    answers = replace(
+        report.answers,
+        labels=torch.zeros(40, dtype=torch.int64),
+        probability=torch.tensor([0.95] * 20 + [0.65] * 20),
+        truth=[NAMES[0]] * 10 + [NAMES[1]] * 10 + [NAMES[0]] * 13 + [NAMES[1]] * 7,
+    )
+    assert answers.calibration_error() == pytest.approx((0.45 + 0.0) / 2, abs=1e-6)
+    some = replace(answers, truth=[""] * 20 + answers.truth[20:])
+    assert some.calibration_error() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "title"),
+    [(1, "texts", "june: 1 text, 1 class"), (40, "rows", "june: 40 samples, 2 classes")],
+)
+def test_title(count: int, kind: str, title: str, tmp_path: Path) -> None:
+    support, labels, query, _ = embeddings()
+    known = Labelled(torch.from_numpy(support), torch.from_numpy(labels), tuple(NAMES), ("",) * 24)
+    names = [str(row) for row in range(count)]
+    batch = Batch(names, torch.from_numpy(query[:count]), [""] * count, None)
+    assert page_title(Path("data/june.npz"), answer(known, [batch]), kind) == title
+
+
+# --- the labelled samples -------------------------------------------------------------------------
+
+
+def test_wrong_labels_are_told(files: tuple[Path, Path], tmp_path: Path) -> None:
+    support, labels, _, _ = embeddings()
+    labels[5] = (labels[5] + 2) % len(NAMES)
+    np.savez(files[0], features=support, labels=NAMES[labels])
+    report = classify(*files, tmp_path / "out", settings())
+    assert report.checked is not None
+    assert report.checked.suspects() == [5]
+    assert report.labelled is not None
+    rows = table(report.labelled)
+    assert list(rows[0]) == ["sample", "label", "doubt", "suggestion"]
+    assert len(rows) == len(labels)
+    assert (rows[0]["sample"], rows[0]["label"]) == ("row 5", NAMES[labels[5]])
+    assert rows[0]["suggestion"] == NAMES[1]
+    doubts = [float(row["doubt"]) for row in rows]
+    assert doubts == sorted(doubts, reverse=True)
+    page = report.page.read_text()
+    assert "Labelled samples that look wrong" in page
+    assert f"labelled <b>{NAMES[labels[5]]}</b>, rather <b>{NAMES[1]}</b>" in page
+
+
+def test_right_labels_are_left_alone(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "out", settings())
+    assert report.checked is not None
+    assert report.checked.suspects() == []
+    assert "look wrong" not in report.page.read_text()
+
+
+def test_classes_without_samples_are_not_suggested() -> None:
+    features = torch.eye(3).repeat(4, 1) + 0.05 * torch.randn(12, 3)
+    labels = torch.tensor([0, 1, 3] * 4)  # class 2 has a name alone
+    labelled = Labelled(
+        features, labels, ("a", "b", "c", "d"), ("",) * 12, prototypes=torch.rand(4, 3)
+    )
+    found = check_labelled(labelled, CPU)
+    assert found is not None
+    assert found.suggestion.tolist() == labels.tolist()
+    assert found.suspects() == []
+
+
+# --- kept for the next data -----------------------------------------------------------------------
+
+
+def test_the_model_answers_as_the_labelled_data(files: tuple[Path, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "kept" / "model.npz"
+    first = classify(*files, tmp_path / "a", settings(save=saved))
+    assert first.model == saved
+    again = classify(files[1], None, tmp_path / "b", settings(model=saved))
+    assert (tmp_path / "a" / "answers.csv").read_bytes() == again.table.read_bytes()
+    both = classify(saved, files[1], tmp_path / "c", settings())  # it is a labelled file too
+    assert both.table.read_bytes() == again.table.read_bytes()
+
+
+def test_a_model_of_a_table(tmp_path: Path) -> None:
+    """The columns are those of the model, and a column of labels in the new table is no feature."""
+    support, labels, query, truth = embeddings(features=3)
+    lines = [
+        "u,v,w,label",
+        *(",".join(map(str, row)) + f",{NAMES[k]}" for row, k in zip(support, labels, strict=True)),
+    ]
+    (tmp_path / "known.csv").write_text("\n".join(lines))
+    lines = [
+        "u,v,w,label",
+        *(",".join(map(str, row)) + f",{k}" for row, k in zip(query, truth, strict=True)),
+    ]
+    (tmp_path / "new.csv").write_text("\n".join(lines))
+    saved = tmp_path / "model.npz"
+    first = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, settings(save=saved))
+    again = classify(tmp_path / "new.csv", None, tmp_path / "b", settings(model=saved))
+    assert torch.equal(first.answers.labels, again.answers.labels)
+
+
+def test_a_model_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    labelled, new = picture_folders(tmp_path)
+    saved = tmp_path / "model.npz"
+    first = classify(labelled, new, tmp_path / "a", settings(save=saved))
+    again = classify(new, None, tmp_path / "b", settings(model=saved))
+    assert first.answers.names == again.answers.names
+    torch.testing.assert_close(first.answers.probability, again.answers.probability)
+    with pytest.raises(ValueError, match="backbone must be left out or that of the model"):
+        classify(new, None, tmp_path, settings(model=saved, backbone="timm:resnet18"))
+    np.savez(tmp_path / "rows.npz", features=np.eye(3))
+    with pytest.raises(ValueError, match="model must fit what is to be classified"):
+        classify(tmp_path / "rows.npz", None, tmp_path, settings(model=saved))
+
+
+def test_a_model_of_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["a", "b", "c"])
+    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2]] + 0.1)
+    saved = tmp_path / "model.npz"
+    named = settings(names=tmp_path / "text.npz", save=saved)
+    first = classify(tmp_path / "new.npz", None, tmp_path / "a", named)
+    again = classify(tmp_path / "new.npz", None, tmp_path / "b", settings(model=saved))
+    assert first.answers.labels.tolist() == again.answers.labels.tolist() == [0, 2, 2]
+    with pytest.raises(ValueError, match="names must be left out beside a model"):
+        classify(
+            tmp_path / "new.npz",
+            None,
+            tmp_path,
+            settings(model=saved, names=tmp_path / "text.npz"),
+        )
+
+
+def test_what_is_no_model(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("no")
+    for path in (files[0], tmp_path / "text.npz", tmp_path / "nothing.npz"):
+        with pytest.raises(ValueError, match="model must be a file that classify has saved"):
+            classify(files[1], None, tmp_path, settings(model=path))
+    saved = tmp_path / "model.npz"
+    classify(*files, tmp_path, settings(save=saved))
+    with pytest.raises(ValueError, match="model must stand instead of labelled samples"):
+        classify(*files, tmp_path, settings(model=saved))
+    with pytest.raises(ValueError, match=r"save must end in \.npz"):
+        classify(*files, tmp_path, settings(save=tmp_path / "model.pt"))
+    contents = dict(np.load(saved))
+    contents["labels"] = contents["labels"] + 90
+    np.savez(saved, **contents)
+    with pytest.raises(ValueError, match="model must be whole"):
+        load_model(saved)
+    np.savez(tmp_path / "wide.npz", features=np.zeros((3, 99)))
+    classify(*files, tmp_path, settings(save=saved))
+    with pytest.raises(ValueError, match="must have as many features as"):
+        classify(tmp_path / "wide.npz", None, tmp_path, settings(model=saved))
+
+
+# --- corrected labels -----------------------------------------------------------------------------
+
+
+def test_corrected_labels_are_labelled_samples(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """They leave the samples to classify, and may be of a new class."""
+    path = tmp_path / "corrected.csv"
+    path.write_text("name,label\r\n3,ginkgo\r\n4,ginkgo\r\n7,birch\r\n")
+    report = classify(*files, tmp_path / "out", settings(corrected=path))
+    assert "ginkgo" in report.answers.class_names
+    assert len(report.answers) == 37
+    assert not {"3", "4", "7"} & set(report.answers.names)
+    assert "3 corrected labels are among the labelled samples" in report.notes
+    assert report.checked is not None
+    assert len(report.checked.labels) == 27
+
+
+def test_answers_edited_by_hand_are_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "a", settings())
+    rows = table(report.table)[:5]
+    with (tmp_path / "edited.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    again = classify(*files, tmp_path / "b", settings(corrected=tmp_path / "edited.csv"))
+    assert len(again.answers) == 35
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,lable\n3,elm\n", "then a column 'label', got .* with name, lable .did you mean"),
+        ("", "got .* with no column"),
+        ("name,label\n3,elm\n3,fir\n", "one label for each sample, got 'elm' and 'fir' for '3'"),
+        ("name,label\n3\n", "a label in every line, got none in line 2"),
+        ("name,label\n3,\n", "have a label, got none in"),
+        ("name,label\n99,elm\n", "names of samples of .*, got '99'"),
+    ],
+)
+def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "corrected.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^corrected must .*{message}"):
+        classify(*files, tmp_path, settings(corrected=path))
+    with pytest.raises(ValueError, match="which is no file"):
+        read_corrections(tmp_path / "nothing.csv")
+
+
+def test_corrections_of_named_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["a", "b", "c"])
+    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
+    path = tmp_path / "corrected.csv"
+    path.write_text("name,label\n0,b\n")
+    options = {"names": tmp_path / "text.npz", "corrected": path}
+    report = classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+    assert len(report.answers) == 3
+    path.write_text("name,label\n0,bb\n")
+    with pytest.raises(ValueError, match=r"among the names of the classes, got 'bb'"):
+        classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_commands_of_a_round(files: tuple[Path, Path], tmp_path: Path) -> None:
+    support, labels, _, _ = embeddings()
+    labels[5] = (labels[5] + 2) % len(NAMES)
+    np.savez(files[0], features=support, labels=NAMES[labels])
+    saved, common = tmp_path / "model.npz", ["--device", "cpu", "--no-cache", "--output"]
+
+    def run(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["classify", *map(str, arguments)])
+
+    first = run(*files, "--truth", "labels", "--save", saved, *common, tmp_path / "a")
+    assert first.exit_code == 0, first.output
+    assert "calibration: probabilities are off by" in first.output
+    assert "labelled samples that look wrong: 1, see" in first.output
+    assert "model.npz" in first.output.replace("\n", "")
+    again = run(files[1], "--model", saved, *common, tmp_path / "b")
+    assert again.exit_code == 0, again.output
+    rows = [table(tmp_path / name / "answers.csv") for name in ("a", "b")]
+    assert [row["label"] for row in rows[0]] == [row["label"] for row in rows[1]]
+    wrong = run(files[1], "--model", files[0], *common, tmp_path / "c")
+    assert wrong.exit_code == 1
+    assert "--model must be a file that classify has saved" in " ".join(wrong.output.split())
