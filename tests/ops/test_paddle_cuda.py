@@ -23,7 +23,8 @@ from paddle_ext import Solution, reference
 
 pytestmark = pytest.mark.cuda
 
-SHAPES = [(12, 4, 6), (75, 160, 64), (75, 227, 33), (300, 40, 64), (700, 300, 64)]
+# Large tasks, which wait, are in test_large.py.
+SHAPES = [(12, 4, 6), (75, 160, 64), (75, 227, 33), (300, 40, 64)]
 SWITCHES = [
     {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"},
     {"proportions": "dirichlet", "update_prototypes": True, "scaling": "auto"},
@@ -163,10 +164,9 @@ def test_very_large_task(dtype: torch.dtype) -> None:
     exact = problem.to(torch.float64)
     want = reference.solve(*exact.inputs(), num_classes=K, **options)
     assert_agrees(got, each_tensor(want, lambda x: x.cpu()))
-    size = float(problem.query.abs().max())
-    assert largest(got.prototypes - want.prototypes) < TOLERANCE[torch.float32] * size
-    # Nothing larger than the probabilities, apart from the features and prototypes themselves.
-    assert extra < 4 * (4 * Q * K + 3 * (Q + K) * D) + 2**24
+    away = torch.linalg.vector_norm(got.prototypes - want.prototypes, dim=-1)
+    assert largest(away / torch.linalg.vector_norm(want.prototypes, dim=-1)) < 1e-5
+    assert extra < 2**29
     assert_same(problem.solve(**options), got)
 
 

@@ -1,0 +1,220 @@
+"""One large task: PADDLE and `adaptive` on a million queries, beside plain torch, and their growth.
+
+Correctness first, against the float64 reference on a task that it can take. Then times: on the CPU
+ratios to plain torch, in turn, in one process; on CUDA medians with their spread, beside the floor.
+
+    python benchmarks/large.py                    # this machine
+    python benchmarks/large.py --growth out.png   # cost against N, K and D, as a figure
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import reference
+from paddle_ext.ops.large import paddle as large
+from paddle_ext.ops.large.group import ALONE
+from paddle_ext.ops.large.queries import Queries
+from paddle_ext.ops.large.sources import TensorRows
+
+SHOTS = 5
+
+
+def make_task(
+    N: int, K: int, D: int, device: str, dtype: torch.dtype, noise: float = 2.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Support, labels and queries of K Gaussian classes, all of them present."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, generator=generator)
+
+    centres = normal(K, D)
+    support = centres.repeat(SHOTS, 1) + noise * normal(SHOTS * K, D)
+    query = torch.empty(N, D, dtype=dtype, device=device)
+    for part in torch.arange(N).split(2**17):
+        of = torch.randint(0, K, (len(part),), device=device, generator=generator)
+        query[part[0] : part[-1] + 1] = (centres[of] + noise * normal(len(part), D)).to(dtype)
+    return support.to(dtype), torch.arange(K, device=device).repeat(SHOTS), query
+
+
+def plain_iterations(
+    support: Tensor, labels: Tensor, query: Tensor, K: int, iterations: int
+) -> Tensor:
+    """PADDLE as one writes it in torch, with the whole matrix and float32 products."""
+    z = torch.nn.functional.normalize(query.float(), dim=1)
+    s = torch.nn.functional.normalize(support.float(), dim=1)
+    members = torch.nn.functional.one_hot(labels, K).float()
+    counts, centre = members.sum(0), z.mean(0)
+    sums = members.T @ s - counts[:, None] * centre
+    z, w, v = z - centre, sums / counts[:, None], torch.zeros(K, device=z.device)
+    distance = (w.square().sum(1) - 2 * z @ w.T).add_(z.square().sum(1, keepdim=True))
+    median = distance.kthvalue(K // 2 + 1, dim=1).values
+    slope = 13 / (median - distance.amin(1)).mean()
+    u = distance
+    for _ in range(iterations):
+        u = (slope * (z @ w.T - w.square().sum(1) / 2) + v).softmax(1)
+        v = 1 + (u.mean(0) + 1e-6).log()
+        moved = (sums + u.T @ z) / (counts + u.sum(0))[:, None]
+        _ = (moved - w).norm(dim=1).mean()
+        w = moved
+    return u
+
+
+def sketch_iteration(z: Tensor, w: Tensor, slope: float, bias: Tensor, chunk: int) -> Tensor:
+    """One iteration in chunks: products of halves, sums in float32."""
+    sums = torch.zeros(w.shape, device=z.device)
+    for x in z.split(chunk):
+        logits = torch.mm(x, w.half().T, out_dtype=torch.float32)
+        u = (logits * slope + bias).softmax(1).half()
+        sums += torch.mm(u.T, x, out_dtype=torch.float32)
+    return sums
+
+
+def compare(device: str) -> None:
+    """Largest errors against float64, on a task of many chunks."""
+    print("against the float64 reference, Q=4000 K=120 D=64, 6 iterations")
+    dtypes = (torch.float32, torch.float16) if device == "cuda" else (torch.float32,)
+    for dtype in dtypes:
+        support, labels, query = make_task(4000, 120, 64, device, dtype)
+        options = {"num_classes": 120, "tol": 0.0, "max_iter": 6, "return_prototypes": True}
+        got = paddle_ext.solve(support, labels, query, **options)
+        exact = [support.double(), labels, query.double()]
+        want = reference.solve(*exact, **options)
+        error = (got.probabilities - want.probabilities).abs().max()
+        away = (got.prototypes - want.prototypes).norm(dim=1) / want.prototypes.norm(dim=1)
+        print(f"  {dtype}: probabilities {error:.1e}, prototypes {away.max():.1e} of their norm")
+
+
+def on_cpu() -> None:
+    """Ratios to plain torch."""
+    Q, K, D = 5000, 500, 256
+    for name, noise in (("clear classes", 1.0), ("hard classes", 3.0)):
+        support, labels, query = make_task(Q, K, D, "cpu", torch.float32, noise)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            ours, plain = [], []
+            for _ in range(5):
+                options = {"num_classes": K, "tol": 0.0, "max_iter": 10}
+                ours.append(seconds(paddle_ext.solve, support, labels, query, **options))
+                plain.append(seconds(plain_iterations, support, labels, query, K, 10))
+            ratio = statistics.median(plain) / statistics.median(ours)
+            print(
+                f"Q={Q} K={K} D={D} {name}, 10 iterations with everything, {threads} threads: "
+                f"{1e3 * min(ours):.0f} ms, plain torch {1e3 * min(plain):.0f}, ratio {ratio:.2f}"
+            )
+
+
+def on_cuda() -> None:
+    """The bars: an iteration, a whole solve, `adaptive`, memory."""
+    N, K, D = 1_000_000, 1000, 512
+    flops, peak, bandwidth = 4 * N * K * D, 790e12, 4.8e12
+    for dtype in (torch.float16, torch.float32):
+        support, labels, query = make_task(N, K, D, "cuda", dtype)
+        floor = max(flops / peak, N * D * query.itemsize / bandwidth)
+        print(f"N={N} K={K} D={D} {dtype}; floor of an iteration {1e3 * floor:.1f} ms")
+        for precision in ("auto", "half"):
+            options = large.Options(max_iter=3, all_classes=False, precision=precision)
+            inputs = support[None], labels[None], K, options, ALONE
+            task = large.Paddle(Queries(TensorRows(query)), *inputs)
+            scores = task.scores(task.task.labelled.means)
+            dual = torch.zeros(1, K, dtype=torch.float64, device="cuda")
+            show(f"iteration, {precision}", task.class_sums, scores, dual)
+            if precision == "auto":
+                show("preparation", large.Paddle, Queries(TensorRows(query)), *inputs)
+        if dtype is torch.float16:
+            w, bias = torch.randn(K, D, device="cuda") / 22, torch.zeros(K, device="cuda")
+            show("iteration, sketch", sketch_iteration, query, w, 3.0, bias, 2**16)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            options = {"num_classes": K, "return_assignments": False, "validate": False}
+            show("adaptive", paddle_ext.adaptive, support, labels, query, **options)
+            extra = (torch.cuda.max_memory_allocated() - before) / 2**30
+            print(f"  extra memory of adaptive: {extra:.2f} GiB")
+            torch.cuda.reset_peak_memory_stats()
+            paddle_ext.solve(support, labels, query, max_iter=2, **options)
+            extra = (torch.cuda.max_memory_allocated() - before) / 2**30
+            print(f"  extra memory of solve: {extra:.2f} GiB")
+        del support, labels, query
+    Q, K, D = 5000, 2000, 768
+    support, labels, query = make_task(Q, K, D, "cuda", torch.float32)
+    options = {"num_classes": K, "tol": 0.0, "max_iter": 3, "validate": False}
+    print(f"Q={Q} K={K} D={D} float32, 3 iterations with everything")
+    show("solve", paddle_ext.solve, support, labels, query, **options)
+    show("plain torch", plain_iterations, support, labels, query, K, 3)
+
+
+def show(name: str, call: Callable[..., object], *given: Any, **options: Any) -> None:
+    call(*given, **options)
+    times = sorted(seconds(call, *given, **options) for _ in range(7))
+    print(f"  {name}: {1e3 * times[3]:.2f} ms ({1e3 * times[0]:.2f} to {1e3 * times[-1]:.2f})")
+
+
+def seconds(call: Callable[..., object], *given: Any, **options: Any) -> float:
+    wait()
+    start = time.perf_counter()
+    call(*given, **options)
+    wait()
+    return time.perf_counter() - start
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def growth(path: str, device: str) -> None:
+    """Seconds of ten iterations against N, K and D, each with the others fixed."""
+    import matplotlib.pyplot as plt
+
+    most = 10**6 if device == "cuda" else 10**4
+    sizes = [n for n in (100, 200, 400, 600, 1000, 2000, 4000, 10**4, 10**5, 10**6) if n <= most]
+    wide = [n for n in sizes if n <= (20_000 if device == "cuda" else 2000)]
+    base = {"N": 4000, "K": 200, "D": 128}
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharey=True)
+    for axis, (name, values) in zip(axes, {"N": sizes, "K": wide, "D": wide}.items(), strict=True):
+        taken = []
+        for value in values:
+            shape = base | {name: value}
+            support, labels, query = make_task(
+                shape["N"], shape["K"], shape["D"], device, torch.float32
+            )
+            options = {"num_classes": shape["K"], "tol": 0.0, "max_iter": 10, "validate": False}
+            options["return_assignments"] = True
+            given = support, labels, query
+            paddle_ext.solve(*given, **options)
+            taken.append(min(seconds(paddle_ext.solve, *given, **options) for _ in range(3)))
+            print(f"{shape}: {1e3 * taken[-1]:.2f} ms")
+        axis.loglog(values, taken, marker="o")
+        rest = ", ".join(f"{other}={size}" for other, size in base.items() if other != name)
+        axis.set(xlabel=f"{name} ({rest})")
+        axis.grid(alpha=0.3)
+    axes[0].set(ylabel="seconds of 10 iterations")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--growth", metavar="PNG", help="draw cost against N, K and D instead")
+    asked = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.growth:
+        return growth(asked.growth, device)
+    compare(device)
+    return on_cuda() if device == "cuda" else on_cpu()
+
+
+if __name__ == "__main__":
+    main()
