@@ -164,6 +164,25 @@ def test_which_probabilities_are_calibrated() -> None:
     assert paddle_ext.adapt(torch.randn(2, 9, 4)).calibrated
 
 
+def test_the_recommended_call_with_all_classes_present() -> None:
+    """It is no worse than the nearest class mean there, where PADDLE loses most of the classes."""
+    generator = torch.Generator().manual_seed(1)
+    K, D = 40, 32
+    centres = torch.randn(K, D, generator=generator)
+    labels, truth = torch.arange(K).repeat(5), torch.randint(K, (75,), generator=generator)
+    rows = centres[torch.cat([labels, truth])]
+    rows = rows + 1.3 * torch.randn(rows.shape, generator=generator)
+    support, query = rows[: len(labels)], rows[len(labels) :]
+    means = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
+    nearest = torch.cdist(unit(query), means).argmin(1)
+    found = paddle_ext.methods.create("adaptive").predict(support, labels, query).labels
+    solved = paddle_ext.solve(support, labels, query)
+    right = [float((x == truth).float().mean()) for x in (nearest, found, solved.labels)]
+    assert right[1] >= right[0] - 0.02
+    assert right[2] < right[0] - 0.15
+    assert "consider methods.create('adaptive')" in repr(solved)
+
+
 # --- novelty ------------------------------------------------------------------------------------
 
 
