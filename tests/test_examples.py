@@ -112,6 +112,7 @@ def test_text_by_a_model(
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, package.name, raising=False)
     assert lines("text")[-1] == "15 of 15 right"
     assert asked[1:] == [str(package / "model")]
 

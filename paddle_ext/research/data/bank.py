@@ -144,7 +144,7 @@ class FeatureBank:
         for name in wanted:
             if name not in self.splits:
                 there = ", ".join(map(repr, self.splits)) or "none, for the bank has no splits"
-                raise ValueError(f"split must be one of {there}, got {name!r}")
+                raise check.ArgumentValueError("split", f"must be one of {there}, got {name!r}")
         found: Tensor = torch.from_numpy(np.flatnonzero(np.isin(self.split, wanted)))  # type: ignore[arg-type]
         if len(found) == 0:
             raise ValueError("split must have at least one name, got none")

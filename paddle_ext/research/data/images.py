@@ -215,9 +215,11 @@ class EncodedImages:
         images = np.empty((len(numbers), *self.shape), np.uint8)
         for place, pixels in enumerate(in_threads(self.decode, numbers)):
             if pixels.shape != self.shape:
-                raise ValueError(
-                    f"{self.contents.name(numbers[place])} must have the shape of the first image, "
-                    f"{list(self.shape)} (or give size), got {list(pixels.shape)}"
+                raise check.ArgumentValueError(
+                    self.contents.name(numbers[place]),
+                    f"must have the shape of the first image, {list(self.shape)}, "
+                    f"got {list(pixels.shape)}",
+                    or_pass="size",
                 )
             images[place] = pixels
         return torch.from_numpy(images)

@@ -253,7 +253,7 @@ def test_evaluate_curves_and_splits(bank: Path, tmp_path: Path) -> None:
 def test_evaluate_a_split(bank: Path) -> None:
     code, message = refusal("evaluate", bank, "--split", "nowhere", *CPU)
     assert code == 1
-    assert "split must be one of 'query', 'repr', got 'nowhere'" in message
+    assert "error: --split must be one of 'query', 'repr', got 'nowhere'" in message
     code, message = refusal("evaluate", bank, "--split", "repr", "--shots", "15", *CPU)
     assert code == 1
     assert "got 0 of class 0" in message  # the split has 15 rows of a class

@@ -1,0 +1,221 @@
+"""Which samples are of no class, and which labelled rows have a wrong label."""
+
+import pytest
+import torch
+from presence_tasks import CLASSES, SHOTS, task, unit
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import Solution, presence
+from paddle_ext.methods import Adaptive, Prediction
+from paddle_ext.methods.calibration import calibrated
+from paddle_ext.methods.task import Task
+
+# --- novelty ------------------------------------------------------------------------------------
+
+
+def strangeness_by_hand(
+    support: Tensor, labels: Tensor, query: Tensor, found: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of labelled rows, each left out of its class, and of queries with these labels."""
+    K = int(labels.max()) + 1
+    centre = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)]).mean(0)
+    x, z = unit(unit(support) - centre), unit(unit(query) - centre)
+    means = torch.stack([x[labels == k].mean(0) for k in range(K)])
+    off = x - means[labels]
+    shots = labels.bincount()[labels].double()
+    degrees = ((shots - 1) / shots).sum()
+    variance = off.square().sum(0) / degrees
+    mean = variance.mean()
+    scale = 1 / ((degrees * variance + 10 * mean) / (degrees + 10) + mean)
+    scale = scale / scale.mean()
+    far = (shots + 1) / (shots - 1) * (off.square() * scale).sum(1)
+    own, best = [], []
+    for i, k in enumerate(labels.tolist()):
+        others = torch.arange(len(labels)) != i
+        directions = [unit(support)[(labels == c) & others].mean(0) for c in range(K)]
+        cosines = unit(torch.stack(directions)) @ unit(support)[i]
+        own.append(cosines[k])
+        best.append(cosines.max())
+    near = torch.stack(own)
+
+    def spread(x: Tensor) -> Tensor:
+        return (((x - x.mean()).square().sum() + 4 * (x.mean() / 4) ** 2) / (len(x) + 4)).sqrt()
+
+    moments = [far.mean(), spread(far), near.mean(), spread(1 - near)]
+
+    def strange(far: Tensor, own: Tensor, best: Tensor) -> Tensor:
+        return (far - moments[0]) / moments[1] + (2 * moments[2] - own - best) / moments[3]
+
+    directions = [unit(support)[labels == c].mean(0) for c in range(K)]
+    cosines = unit(query) @ unit(torch.stack(directions)).mT
+    if found is None:
+        found = cosines.argmax(1)
+    asked = ((z - means[found]).square() * scale).sum(1)
+    with_own = cosines.gather(1, found.unsqueeze(1)).squeeze(1)
+    usual = strange(far, near, torch.stack(best))
+    return usual, strange(asked, with_own, cosines.amax(1))
+
+
+@pytest.mark.parametrize("method", ["solve", "adaptive"])
+def test_novelty_by_hand(method: str) -> None:
+    """Between the ranks among the labelled rows, and in their order beyond them."""
+    support, labels, query = task(strangers=5)
+    solution: Solution | Prediction
+    if method == "solve":
+        solution = paddle_ext.solve(support, labels, query)
+    else:
+        solution = Adaptive().predict(support, labels, query)
+    own = None if method == "solve" else solution.labels
+    usual, asked = strangeness_by_hand(support, labels, query, own)
+    found = presence.novelty(solution, support, labels, query)
+    below = (usual <= asked.unsqueeze(1)).sum(1).double()
+    assert (found >= below / (len(usual) + 1) - 1e-9).all()
+    assert (found <= (below + 1) / (len(usual) + 1) + 1e-9).all()
+    assert torch.equal(found.argsort(), asked.argsort())
+    outside = asked > usual.max()
+    assert outside.sum() > 2
+    beyond = 1 - 1 / (1 + asked[outside] - usual.max()) / (len(usual) + 1)
+    torch.testing.assert_close(found[outside], beyond)
+
+
+@pytest.mark.parametrize("shots", [2, 5, 20])
+@pytest.mark.parametrize("clustered", [True, False])
+@pytest.mark.parametrize("method", ["solve", "adaptive"])
+def test_novelty_is_no_worse_than_the_largest_cosine(
+    method: str, clustered: bool, shots: int
+) -> None:
+    """Also if the strangers form a class, onto which PADDLE's prototypes move."""
+    generator = torch.Generator().manual_seed(shots)
+    K, D, n = 20, 32, 30
+    spread = 0.2 + 2 * torch.rand(D, generator=generator)
+    centres = torch.randn(K + n, D, generator=generator)
+    labels = torch.arange(K).repeat(shots)
+    strangers = torch.full((n,), K) if clustered else torch.arange(K, K + n)
+    own = torch.cat([labels, torch.arange(K).repeat(3), strangers])
+    rows = centres[own] + spread * torch.randn(len(own), D, generator=generator)
+    support, query = rows[: len(labels)], rows[len(labels) :]
+    solution: Solution | Prediction
+    if method == "solve":
+        solution = paddle_ext.solve(support, labels, query)
+    else:
+        solution = Adaptive().predict(support, labels, query)
+    got = presence.novelty(solution, support, labels, query)
+    means = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
+    cosine = (unit(query) @ unit(means).mT).amax(1)
+    assert auroc(got, n) >= auroc(-cosine, n) - 0.005
+    assert auroc(got, n) > 0.6
+
+
+def auroc(score: Tensor, strangers: int) -> float:
+    """The chance that one of the last rows has a larger score than one of the others."""
+    return float((score[-strangers:].unsqueeze(1) > score[:-strangers]).double().mean())
+
+
+@pytest.mark.parametrize("scaling", ["auto", "calibrated"])
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("proportions", ["paddle", "dirichlet"])
+def test_novelty_finds_strangers(proportions: str, moving: bool, scaling: str) -> None:
+    support, labels, query = task(strangers=10)
+    options = {"proportions": proportions, "update_prototypes": moving, "scaling": scaling}
+    solution = paddle_ext.solve(support, labels, query, **options)
+    found = presence.novelty(solution, support, labels, query)
+    assert found[-10:].min() > 0.9
+    assert found[:-10].mean() < 0.7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shots", [3, SHOTS])
+def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
+    """Labelled rows are compared as new rows are: with class means that they are no part of."""
+    support, labels, query = task(strangers=10)
+    support, labels = support[: shots * CLASSES].to(dtype), labels[: shots * CLASSES]
+    query = query.to(dtype)
+    adaptive = Adaptive()
+    found = adaptive.predict(support, labels, query)
+    got = presence.novelty(found, support, labels, query)
+    assert got.dtype == torch.float64
+    assert got[-10:].min() > 0.9
+    assert 0.3 < got[:-10].mean() < 0.7
+    solution = adaptive.solve_one(
+        adaptive.likelihood(Task(support[None], labels[None], query[None], CLASSES)), query
+    )
+    assert torch.equal(presence.novelty(solution, support, labels, query), got)
+    ordinary = presence.novelty(
+        adaptive.predict(support, labels, support), support, labels, support
+    )
+    assert ordinary.mean() < 0.5  # a row that is part of its class mean lies nearer
+
+
+def test_novelty_with_few_rows() -> None:
+    """Classes with one row do not count; if there are no others, that is said."""
+    support, labels, query = task()
+    solution = paddle_ext.solve(support[:CLASSES], labels[:CLASSES], query)
+    with pytest.raises(ValueError, match="a class of two rows or more"):
+        presence.novelty(solution, support[:CLASSES], labels[:CLASSES], query)
+    found = Adaptive().predict(support[:CLASSES], labels[:CLASSES], query)
+    with pytest.raises(ValueError, match="a class of two rows or more"):
+        presence.novelty(found, support[:CLASSES], labels[:CLASSES], query)
+    few = CLASSES + 1  # class 0 has two
+    solution = paddle_ext.solve(support[:few], labels[:few], query)
+    found = presence.novelty(solution, support[:few], labels[:few], query)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert found.unique().numel() > 10  # two rows to be compared with keep the order
+
+
+def test_novelty_of_another_task() -> None:
+    support, labels, query = task()
+    solution = paddle_ext.solve(support, labels, query)
+    with pytest.raises(ValueError, match="that of the one task given"):
+        presence.novelty(solution, support, labels, query[:5])
+
+
+# --- labelled rows --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shots", [3, 12])
+def test_wrong_labels_are_found(shots: int) -> None:
+    """With few rows of a class by the diagonal metric, with many by the full one."""
+    generator = torch.Generator().manual_seed(shots)
+    K, D = 10, 24
+    truth = torch.arange(K).repeat(shots)
+    centres = torch.randn(K, D, generator=generator)
+    support = centres[truth] + 0.4 * torch.randn(len(truth), D, generator=generator)
+    labels = truth.clone()
+    wrong = torch.tensor([2, 13, 27])
+    labels[wrong] = (truth[wrong] + 4) % K
+    found = presence.label_doubt(support, labels)
+    assert sorted(found.doubt.argsort(descending=True)[:3].tolist()) == wrong.tolist()
+    assert torch.equal(found.suggestion[wrong], truth[wrong])
+    assert set(wrong.tolist()) <= set(found.suspects(0.5).tolist())
+    assert len(found.suspects(0.5)) < 8
+    assert found.suspects(1.0).tolist() == []
+
+
+def test_doubt_of_labels_leaves_the_row_out() -> None:
+    """As classifying the row by the others, up to what all rows choose together."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(4).repeat(3)
+    support = torch.randn(4, 6, generator=generator)[labels]
+    support = (support + torch.randn(12, 6, generator=generator)).double()
+    found = presence.label_doubt(support, labels)
+    alone = []
+    for i in range(12):
+        others = torch.arange(12) != i
+        likelihood = calibrated(support[others][None], labels[others][None], 4)
+        u = likelihood.logits(support[i : i + 1]).softmax(-1)[0]
+        alone.append(1 - u[labels[i]])
+    assert torch.corrcoef(torch.stack([found.doubt, torch.stack(alone)]))[0, 1] > 0.9
+    assert (found.doubt - torch.stack(alone)).abs().mean() < 0.1
+
+
+def test_doubt_of_a_row_alone_in_its_class() -> None:
+    support, labels, _ = task()
+    found = presence.label_doubt(support[:CLASSES], labels[:CLASSES])
+    assert found.doubt.tolist() == [0.0] * CLASSES
+    assert torch.equal(found.suggestion, labels[:CLASSES])
+    found = presence.label_doubt(support[: CLASSES + 3], labels[: CLASSES + 3])
+    assert (found.doubt[3:CLASSES] == 0).all()
+    assert (found.doubt[:3] > 0).all()
+    with pytest.raises(ValueError, match="support_labels"):
+        presence.label_doubt(support[1:CLASSES], labels[1:CLASSES])
