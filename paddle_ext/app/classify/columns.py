@@ -60,15 +60,19 @@ def numbers_of(cells: Sequence[object]) -> npt.NDArray[np.float64]:
 
 
 def as_number(cell: object) -> float | None:
-    """A cell as a number, also one with a comma for a decimal point; None if it is none."""
+    """A cell as a number; None if it is none."""
     try:
-        return float(plain_number(cell))
+        return float(cell)  # type: ignore[arg-type]  # what it is not is told by an error
     except (TypeError, ValueError, OverflowError):
         return None
 
 
 def plain_number(cell: Any) -> Any:
-    """A cell with a point where programs of some languages write a comma."""
+    """A cell with a point where programs of some languages write a comma.
+
+    Only for tables whose cells are separated by another sign: in those with commas, "1,234" is a
+    thousand and more.
+    """
     if isinstance(cell, str) and "," in cell and DECIMAL_COMMA.fullmatch(cell):
         return cell.replace(",", ".")
     return cell

@@ -80,6 +80,7 @@ class Table:
         self, path: Path, separator: str | None = None, encoding: str | None = None
     ) -> None:
         self.path = path
+        self.decimal_commas = False
         if path.suffix == ".parquet":
             read_schema = parquet().read_schema  # or say that the library is missing
             with readable(path, "a whole .parquet file"), open_regular(path) as file:
@@ -96,9 +97,15 @@ class Table:
                 self.separator = checked_separator(separator)
             else:
                 self.separator = sniffed_separator(path, self.encoding)
-            self.first = next(self.parts([], SAMPLE_ROWS), {})
+            self.decimal_commas = self.separator != ","
+            first = next(self.parts([], SAMPLE_ROWS), {})
+            self.first = {name: self.as_numbers(cells) for name, cells in first.items()}
             self.lists = []
             self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
+
+    def as_numbers(self, cells: list[Any]) -> list[Any]:
+        """Cells of a column as its numbers are written with a point."""
+        return [plain_number(cell) for cell in cells] if self.decimal_commas else cells
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Rows]:
         """These columns of all rows, in parts; of a CSV file without names, all columns."""
@@ -278,13 +285,14 @@ class TableSamples:
 
     def numbers(self, part: Rows, rows: list[int], start: int) -> Tensor:
         """[n, D] float32."""
-        cells = [[part[name][row] for row in rows] for name in self.features]
+        columns = (part[name] for name in self.features)
+        cells = [self.table.as_numbers([column[row] for row in rows]) for column in columns]
         try:
             with np.errstate(over="ignore"):  # too large a number is told below
                 if len(self.features) == 1 and all_lists(cells[0]):
                     found = np.array([as_list(cell) for cell in cells[0]], np.float32)
                 else:
-                    found = float_columns(cells)
+                    found = np.array(cells, np.float32).T.copy()
             if found.ndim == 2 and np.isfinite(found).all():
                 return torch.from_numpy(found)
         except (ValueError, TypeError, OverflowError, RecursionError):
@@ -331,15 +339,6 @@ def why_no_feature(cells: Sequence[object]) -> str:
         return "it is empty"
     odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
     return f"it has {shortened(odd)!r}, which is no number"
-
-
-def float_columns(cells: Sequence[Sequence[Any]]) -> Any:
-    """[n, D] float32."""
-    try:
-        found = np.array(cells, np.float32)
-    except ValueError:  # decimal commas, or an odd cell
-        found = np.array([[plain_number(cell) for cell in column] for column in cells], np.float32)
-    return found.T.copy()
 
 
 def all_lists(values: Sequence[object]) -> bool:

@@ -230,6 +230,13 @@ def test_a_table_of_a_german_spreadsheet(tmp_path: Path, comma: bool) -> None:
     assert answers(run(tmp_path, text.encode("latin-1"))) == ["owl", "cat"]
 
 
+def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
+    """Where commas separate cells, "1,234" is no number: its column is told, and not read wrong."""
+    thousands = ['"1,234"', '"2,345"', '"3,456"', '"4,567"', '"5,678"', '"6,789"']
+    report = run(tmp_path, table("n,a,b,label", thousands))
+    assert report.notes[1] == "columns not used: 'n' (it has '1,234', which is no number)"
+
+
 def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
