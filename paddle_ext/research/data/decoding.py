@@ -56,7 +56,7 @@ def read_picture_file(path: Path) -> bytes:
         if size > MOST_BYTES:
             raise UnreadableError(f"larger than {MOST_BYTES >> 20} MiB")
         file.seek(0)
-        return file.read(MOST_BYTES + 1)[:MOST_BYTES]  # it may grow while it is read
+        return file.read(size)  # no more, should it grow meanwhile
 
 
 def check_beginning(file: BinaryIO) -> None:
