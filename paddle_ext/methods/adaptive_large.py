@@ -64,7 +64,9 @@ class LikelihoodScores:
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         whole = slice(None)
         for part, x, _ in self.rows():
-            yield part, self.form.products(self.form.operand(x, whole), self.operand), None
+            found = self.form.products(self.form.operand(x, whole), self.operand)
+            del x
+            yield part, found, None
 
 
 class LateScores:

@@ -41,6 +41,7 @@ from .steps import State, Top, assign
 DIRICHLET = check.PRIORS["dirichlet"]
 PRECISIONS = ("auto", "tf32", "half")
 MOST_TOP = 64  # classes that are told of a row
+ROUGH = 1e-3  # iterations that move prototypes by more, on average, may be in half precision
 HELD_BYTES = 2**28  # of rows as they are multiplied: if all fit, they are made once
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
 
@@ -91,10 +92,20 @@ def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precisio
         return Plain(coordinates)
     if precision == "tf32":
         return Plain(coordinates, tf32=True)
-    sums_of_two = precision == "auto" and found.total < MANY_ROWS
+    of_two = precision == "auto"
+    sums_of_two = of_two and found.total < MANY_ROWS
     if queries.features is torch.float16 and found.alike():
-        return RowsAsTheyAre(coordinates, sums_of_two)
-    return OneHalf(coordinates) if precision == "half" else TwoHalves(coordinates, sums_of_two)
+        return RowsAsTheyAre(coordinates, of_two, sums_of_two)
+    return TwoHalves(coordinates, sums_of_two) if of_two else OneHalf(coordinates)
+
+
+def rough_form(form: Form, total: int) -> Form:
+    """For the first iterations: of so many rows in half precision, which is not seen in the end."""
+    if total < MANY_ROWS:
+        return form
+    if isinstance(form, RowsAsTheyAre):
+        return RowsAsTheyAre(form.coordinates, of_two=False, sums_of_two=False)
+    return OneHalf(form.coordinates) if isinstance(form, TwoHalves) else form
 
 
 class Walk:
@@ -154,6 +165,8 @@ class Paddle:
         self.task = scaled(found, support, labels, K, o.scaling, queries.dtype)
         form = form_for(queries, found, self.task.coordinates, o.precision)
         self.walk = Walk(queries, form, K)
+        rough = rough_form(form, self.total)
+        self.rough = self.walk if rough is form else Walk(queries, rough, K)
         squared = self.task.unit.square()
         if o.unit:
             squared = self.unit_rows_factor() * squared
@@ -196,10 +209,10 @@ class Paddle:
 
     def class_sums(self, scores: DistanceScores, dual: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of the rows by class [B, K, D], and of their probabilities [B, K] float64."""
-        form = self.walk.form
+        form = scores.walk.form
         sums, held = form.room(self.K), torch.zeros_like(dual)
         bias = (scores.bias + dual).to(scores.slope.dtype)
-        for part, x in self.walk:
+        for part, x in scores.walk:
             products = form.products(x, scores.w)
             u, rest = self.weights(form, products)
             assign(
@@ -221,19 +234,23 @@ class Paddle:
         labelled, w = self.task.labelled, self.task.labelled.means
         start = w * labelled.shots.to(w.dtype).unsqueeze(-1)
         used, used_dual = w, torch.zeros_like(state.dual)
+        walk = self.rough
         for _ in range(self.options.max_iter):
             live = (state.running > 0).view(-1, 1, 1)
             used, used_dual = (
                 torch.where(live, w, used),
                 torch.where(live[:, 0], state.dual, used_dual),
             )
-            scores = self.scores(w)
+            scores = DistanceScores(walk, w, self.slope)
             sums, held = self.class_sums(scores, self.dual_weight * state.dual)
             mass = (labelled.shots + held).clamp(min=1e-12).to(w.dtype).unsqueeze(-1)
             moved_to = torch.where(live, (start + sums) / mass, w)
             away = torch.linalg.vector_norm(moved_to - w, dim=-1, dtype=torch.float64)
             w = moved_to
             state.update(held, away.mean(-1) * self.criterion_unit)
+            if walk is not self.walk and float(state.criterion.amax()) <= ROUGH:
+                walk = self.walk
+                state.running.fill_(1)  # no task stops by what is rounded
             if not state.goes_on():
                 break
         return used, used_dual

@@ -195,13 +195,14 @@ class RowsAsTheyAre:
     """Rows that are halves already, and are never copied; the coordinates go to the prototypes.
 
     ``x.w = length row.(scale w) - centre.w``, and the weights of class sums take the length.
+    Prototypes are one half, or a sum of two.
     """
 
     written: ClassVar[torch.dtype | None] = torch.float16
     weigh: ClassVar[bool] = True
 
-    def __init__(self, coordinates: Coordinates, sums_of_two: bool) -> None:
-        self.coordinates, self.rest = coordinates, sums_of_two
+    def __init__(self, coordinates: Coordinates, of_two: bool, sums_of_two: bool) -> None:
+        self.coordinates, self.of_two, self.rest = coordinates, of_two, sums_of_two
         # So that scaled prototypes are within what a half can hold.
         largest = coordinates.scale.abs().amax(-1)
         self.unit = torch.exp2(torch.frexp(largest).exponent.to(largest.dtype))
@@ -214,7 +215,8 @@ class RowsAsTheyAre:
 
     def prototypes(self, w: Tensor) -> Tensor:
         scale = self.coordinates.scale / self.unit.unsqueeze(-1)
-        return torch.cat(halves(w * scale.unsqueeze(1)), 1)
+        high, low = halves(w * scale.unsqueeze(1))
+        return torch.cat([high, low], 1) if self.of_two else high
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)

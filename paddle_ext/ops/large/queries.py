@@ -14,7 +14,7 @@ from .group import Group
 from .products import Coordinates
 from .sources import Rows
 
-CUDA_NUMBERS = 2**23  # of the products of a chunk: they stay in the second-level cache
+CUDA_NUMBERS = 3 * 2**22  # of the products of a chunk: enough to hide the launches
 CPU_NUMBERS = 2**19
 
 
