@@ -153,7 +153,9 @@ class Table:
         if name not in self.names:
             shown = ", ".join(map(repr, self.names[:8])) + (", ..." * (len(self.names) > 8))
             raise check.ArgumentValueError(
-                argument, f"must be a column of {self.path} ({shown}), got {name!r}"
+                argument,
+                f"must be a column of {self.path} ({shown}), got {name!r}"
+                f"{check.did_you_mean(name, self.names)}",
             )
         return name
 

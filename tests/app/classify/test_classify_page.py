@@ -369,6 +369,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--id", "who"], "--id must be a column of"),
         (["--truth", "real"], "--truth must be a column of"),
         (["--text", "words"], "--text must be a column of"),
+        (["--label", "lable"], "got 'lable' (did you mean 'label'?)"),
         (["--batch", "0"], "--batch must be an integer"),
         (["--device", "abacus"], "--device must be the CPU or a CUDA device"),
     ],
