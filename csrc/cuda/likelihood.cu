@@ -26,10 +26,6 @@ __device__ inline float4 times(float4 a, float b) {
     return make_float4(a.x * b, a.y * b, a.z * b, a.w * b);
 }
 
-__device__ inline float4 minus(float4 a, float4 b) {
-    return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w);
-}
-
 __device__ inline float inner(float4 a, float4 b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
