@@ -34,6 +34,7 @@ inline void raise_if_failed() {
 template <typename Field>
 void read(PyObject* value, Field& field) {
     if constexpr (std::is_same_v<Field, Target>) {
+        if (!py::isinstance<Target>(value)) throw py::type_error("must be a Target");
         field = py::handle(value).cast<const Target&>();
     } else if constexpr (std::is_same_v<Field, bool>) {
         if (!PyBool_Check(value)) throw py::type_error("must be True or False");

@@ -50,6 +50,7 @@ struct Range<float> {
     static constexpr double kMinSquaredNorm = 1e-30;  // outside, squares lose bits or overflow
     static constexpr double kMaxSquaredNorm = 1e30;
     static constexpr double kMinEpsilon = 1e-37;  // a smaller one would have no logarithm
+    static constexpr double kMaxEpsilon = 1e37;   // nor a larger one
     // Beyond all that is computed, yet numbers: the difference of two is zero and not NaN.
     static constexpr float kInfinity = 3e38f;
     static constexpr float kMinusInfinity = -kInfinity;
@@ -91,6 +92,11 @@ PADDLE_EXT_HD int exponent_beyond(double length) {
     ::frexp(length, &exponent);
     ::frexp(Range<Real>::kFarAway, &limit);
     return exponent - limit + 1;
+}
+
+// What is added to the proportions inside the logarithm, on CUDA.
+PADDLE_EXT_HD float bounded_epsilon(double epsilon) {
+    return float(fmin(fmax(epsilon, Range<float>::kMinEpsilon), Range<float>::kMaxEpsilon));
 }
 
 // lam / |Q|, the weight of the dual in the logits.

@@ -114,6 +114,8 @@ struct AdaptParams {
 
     void* workspace;
     int64_t workspace_bytes;
+
+    const volatile int* stop;  // CUDA, set there: 1 once the call is given up; or null
 };
 
 struct CalibrateParams {

@@ -261,6 +261,14 @@ void launch(const AdaptParams& p, cudaStream_t stream) {
     }
 }
 
+// What a call takes at most, roughly: an iteration of a task some microseconds, and its products at the
+// pace of one multiprocessor.
+double seconds_at_most(const AdaptParams& p, int device) {
+    const double iteration = 1e-5 + double(p.Q) * double(p.K) / 5e9;
+    const double rounds = double(p.B) / device_attribute(cudaDevAttrMultiProcessorCount, device);
+    return iteration * double(p.max_iter) * fmax(rounds, 1.0);
+}
+
 }  // namespace
 
 int64_t adapt_cuda_workspace(const AdaptParams& p, int) {
@@ -271,8 +279,11 @@ void adapt_cuda(const AdaptParams& p, int device, void* stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
-    if (!has_few(p)) return launch_adapt_many(p, on);
-    launch(p, on);
+    Watch watch(on, seconds_at_most(p, device));
+    AdaptParams watched = p;
+    watched.stop = watch.stop();
+    has_few(p) ? launch(watched, on) : launch_adapt_many(watched, on);
+    if (watch.active()) watch.wait();
 }
 
 }  // namespace paddle_ext

@@ -5,6 +5,7 @@
 #include "common/device.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
+#include "cuda/watch.cuh"
 
 namespace paddle_ext {
 
@@ -88,7 +89,8 @@ struct Loop {
     int iterations = 0;
 
     __device__ bool goes_on(const AdaptParams& p) const {
-        return iterations < p.max_iter && !(p.tol > 0 && double(moved) <= p.tol);
+        if (iterations >= p.max_iter || (p.tol > 0 && !(double(moved) > p.tol))) return false;
+        return !given_up(p.stop, iterations);
     }
 };
 

@@ -3,9 +3,11 @@
 #include "cuda/paddle.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/check.h"
 #include "cuda/paddle_chunk.cuh"
+#include "cuda/watch.cuh"
 
 namespace paddle_ext {
 
@@ -61,6 +63,7 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.mean = arena.take<float>(T * D);
     c.scale = arena.take<float>(T * D);
     c.exponent = arena.take<int>(T);
+    c.far = arena.take<int>(T);
     c.norms = arena.take<float>(T * Q);
     c.z = arena.take<float>(T * Q * Dp);
     const bool halves = c.call.update_prototypes && !c.plan.shared_gram;
@@ -90,6 +93,15 @@ int64_t chunk_tasks(const Chunk& c, bool prototypes) {
     return std::min({fitting, c.call.size.B, kMostTasks});
 }
 
+// What a call takes at most, roughly: an iteration of a task some microseconds, and its products at
+// the pace of one multiprocessor.
+double seconds_at_most(const PaddleParams& p, const Chunk& c) {
+    const PaddleSizes& n = p.size;
+    const double width = c.plan.gram ? double(n.Q) : 2.0 * double(n.D);
+    const double iteration = 1e-5 + double(n.Q) * double(n.K) * width / 5e10;
+    return iteration * double(p.max_iter) * std::ceil(double(n.B) / double(c.multiprocessors));
+}
+
 Chunk make_chunk(const PaddleParams& params, int device) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
     Chunk c{};
@@ -117,6 +129,8 @@ void paddle_cuda(const PaddleParams& params, int device, void* stream) {
     Arena arena(params.workspace);
     lay_out(arena, c, step, prototypes);
     require_workspace(params.workspace_bytes, arena.used());
+    Watch watch(c.stream, seconds_at_most(params, c));
+    c.stop = watch.stop();
     for (c.first = 0; c.first < params.size.B; c.first += step) {
         c.tasks = std::min(step, params.size.B - c.first);
         launch_scale_queries(c);
@@ -124,6 +138,7 @@ void paddle_cuda(const PaddleParams& params, int device, void* stream) {
         launch_products(c);
         launch_blocks(c);
         if (prototypes) launch_prototypes(c);
+        if (watch.active() && watch.wait()) return;
     }
 }
 

@@ -219,12 +219,12 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         }
         __syncthreads();  // slopes, biases and shifts of all classes are in place
         outcome.criterion = criterion<Plain>(b, step.classes, step.count);
-        if (tol > 0.0f && outcome.criterion <= tol) {
+        if (tol > 0.0f && !(outcome.criterion > tol)) {
             outcome.iterations = iteration;
             break;
         }
         // The last softmax has told what classes hold, by logits that are theirs no longer.
-        if (iteration == max_iter) break;
+        if (iteration == max_iter || given_up(b.c.stop, iteration)) break;
         const int before = tiles;
         let_sleep(b, full, tiles, asleep, soft.best);
         // Nothing moved and nobody left: every further iteration would repeat this one exactly.

@@ -82,7 +82,7 @@ struct Limits {
         const Thresholds limit = plain ? thresholds(true, p.epsilon, heavy, double(p.size.K))
                                        : Proportions(p).limits(true, heavy);
         weight = float(heavy);
-        epsilon = fmaxf(float(p.epsilon), float(Range<float>::kMinEpsilon));
+        epsilon = bounded_epsilon(p.epsilon);
         quiet = float(limit.quiet);
         quiet_share = float(limit.quiet_share);
         sleep = float(limit.sleep);

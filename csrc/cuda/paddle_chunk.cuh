@@ -31,11 +31,13 @@ struct Chunk {
     int64_t first, tasks;
     int multiprocessors;
     cudaStream_t stream;
+    const volatile int* stop;  // 1 once the call is given up; null if nobody asks
 
     // of every solve; T tasks in the chunk, U = T or 1 where the support is shared
     float* mean;         // [T, D]      query mean, in unit-norm coordinates for "auto"
     float* scale;        // [T, D]      what a centred row is multiplied with
     int* exponent;       // [T]         the task is smaller than its input by 2^exponent
+    int* far;            // [T]         whether a prototype is beyond kFarAway
     float* norms;        // [T, Q]      inverse norms of the queries ("auto")
     float* z;            // [T, Q, Dp]  scaled, centred queries
     int* order;          // [U, S]      support rows grouped by class

@@ -139,7 +139,7 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
     }
     __syncthreads();
     Outcome outcome{max_iter, 0.0f};
-    for (int iteration = 1; iteration <= max_iter; ++iteration) {
+    for (int iteration = 1;; ++iteration) {
         const bool moved = softmax_few<Columns>(b, lines, m, u, change);
         place_changes<Columns>(b.s.delta, b.warp, b.places, change);
         if (!__syncthreads_or(moved)) {  // the changes of all warps are complete
@@ -151,12 +151,14 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
         __syncthreads();  // the sums of all warps are complete, the changes are read
         if (b.warp == 0) update_few(b, lines);
         __syncthreads();  // the classes are up to date
+        if (given_up(b.c.stop, iteration)) break;
         if (tol == 0.0f && iteration < max_iter) continue;
         outcome.criterion = warp_sum(b.lane < b.K ? b.s.shift[b.lane] : 0.0f) / float(b.K);
-        if (tol > 0.0f && outcome.criterion <= tol) {
+        if (tol > 0.0f && !(outcome.criterion > tol)) {
             outcome.iterations = iteration;
             break;
         }
+        if (iteration == max_iter) break;
     }
     write_few<Columns>(b, task, u);
     return outcome;

@@ -102,7 +102,10 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
     int exponent = 0;
     if (!unit_norm && largest > 0.0f && isfinite(largest)) frexpf(largest, &exponent);
     exponent = max(exponent, Range<float>::kMinExponent);
-    if (threadIdx.x == 0) c.exponent[at] = exponent;
+    if (threadIdx.x == 0) {
+        c.exponent[at] = exponent;
+        c.far[at] = 0;
+    }
 
     for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = ldexpf(scale[d], -exponent);
     __syncthreads();  // the scale of all features is final

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/paddle_classes.cuh"
+#include "cuda/watch.cuh"
 
 namespace paddle_ext {
 
@@ -14,10 +15,12 @@ struct Outcome {
     float criterion;
 };
 
-// The next task of the chunk, from a common counter: one that ends early costs nothing.
+// The next task of the chunk, from a common counter: one that ends early costs nothing. None if the
+// call is given up.
 __device__ inline int64_t next_task(const Chunk& c, const Shared& s) {
     if (threadIdx.x == 0) {
-        s.state[kTask] = atomicAdd(c.next_task, 1);
+        const bool stop = c.stop != nullptr && *c.stop != 0;
+        s.state[kTask] = stop ? INT32_MAX : atomicAdd(c.next_task, 1);
         s.state[kWake] = 0;
     }
     __syncthreads();

@@ -91,9 +91,10 @@ struct SumsOut {
     bool unit_norm;
 };
 
-__device__ float keep_finite(float sum, float shots) {
-    const float far_away = float(Range<float>::kFarAway) * fmaxf(shots, 1.0f);
-    return fminf(fmaxf(sum, -far_away), far_away);
+// A number, and a note if it is beyond kFarAway.
+__device__ float keep_finite(float sum, float shots, int* far) {
+    if (fabsf(sum) > float(Range<float>::kFarAway) * fmaxf(shots, 1.0f)) *far = 1;
+    return fminf(fmaxf(sum, Range<float>::kMinusInfinity), Range<float>::kInfinity);
 }
 
 // Adds one row to the sums of a warp.
@@ -169,10 +170,10 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
         if (d >= c.plan.Dp) continue;
         if (out.scale != nullptr) {
             const float4 scale = load_row4(out.scale + at * n.D, d, n.D, aligned);
-            sum[i].x = keep_finite(sum[i].x * scale.x, shots);
-            sum[i].y = keep_finite(sum[i].y * scale.y, shots);
-            sum[i].z = keep_finite(sum[i].z * scale.z, shots);
-            sum[i].w = keep_finite(sum[i].w * scale.w, shots);
+            sum[i].x = keep_finite(sum[i].x * scale.x, shots, c.far + at);
+            sum[i].y = keep_finite(sum[i].y * scale.y, shots, c.far + at);
+            sum[i].z = keep_finite(sum[i].z * scale.z, shots, c.far + at);
+            sum[i].w = keep_finite(sum[i].w * scale.w, shots, c.far + at);
         }
         *reinterpret_cast<float4*>(to + d) = sum[i];
     }
@@ -188,10 +189,62 @@ __global__ void move_sums_kernel(Chunk c) {
         float value = 0.0f;
         if (d < n.D) {
             value = c.shared_sums[k * Dp + d] - shots * (c.mean[at * n.D + d] - c.shift[d]);
-            value = keep_finite(value * c.scale[at * n.D + d], shots);
+            value = keep_finite(value * c.scale[at * n.D + d], shots, c.far + at);
         }
         c.sums[(at * n.K + k) * Dp + d] = value;
     }
+}
+
+// The largest value of a block, for all its threads.
+__device__ float block_largest(float value) {
+    __shared__ float of_warp[kWarps];
+    value = warp_max(value);
+    __syncthreads();  // what was there is read
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (int i = 0; i < kWarps; ++i) value = fmaxf(value, of_warp[i]);
+    return value;
+}
+
+// Where prototypes are beyond kFarAway: a larger unit if the task needs it, and bounds for what is
+// still beyond (common/math.h). One block per task, which mostly has nothing to do.
+__global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x, Dp = c.plan.Dp;
+    if (c.far[at] == 0) return;
+    const float* const count = c.count + (n.support_shared ? 0 : at * n.K);
+    float* const sums = c.sums + at * n.K * Dp;
+    float most = 0.0f;
+    for (int64_t i = threadIdx.x; i < n.K * Dp; i += kThreads) {
+        most = fmaxf(most, fabsf(sums[i]) / safe_mass(count[i / Dp]));
+    }
+    const double farthest = block_largest(most);
+    double reach = farthest;
+    if (is_decisive<float>(c.call.temperature, ldexp(1.0, c.exponent[at]))) {
+        float nearest = Range<float>::kInfinity;
+        for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
+            double squared = 0.0;
+            for (int64_t d = 0; d < Dp; ++d) {
+                const double share = double(sums[k * Dp + d]) / farthest;
+                squared += share * share;
+            }
+            const double length = sqrt(squared) / double(safe_mass(count[k])) * farthest;
+            nearest = fminf(nearest, float(fmin(length, double(Range<float>::kInfinity))));
+        }
+        reach = -kNearFar * double(block_largest(-nearest));
+    }
+    const int exponent = max(exponent_beyond<float>(reach), 0);
+    const double down = ldexp(1.0, -exponent);
+    for (int64_t i = threadIdx.x; i < n.K * Dp; i += kThreads) {
+        const float bound = float(Range<float>::kFarAway) * safe_mass(count[i / Dp]);
+        sums[i] = fminf(fmaxf(float(double(sums[i]) * down), -bound), bound);
+    }
+    float* const z = c.z + at * n.Q * Dp;
+    for (int64_t i = threadIdx.x; exponent > 0 && i < n.Q * Dp; i += kThreads) {
+        z[i] = float(double(z[i]) * down);
+    }
+    __syncthreads();  // all have read it
+    if (threadIdx.x == 0) c.exponent[at] += exponent;
 }
 
 // Prototypes in the coordinates of the inputs: one block per class.
@@ -298,6 +351,9 @@ void launch_class_sums(const Chunk& c) {
         move_sums_kernel<<<blocks, 128, 0, c.stream>>>(c);
         check_launch("move_sums_kernel");
     });
+    if (unit_norm) return;  // nothing is far
+    bound_sums_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c);
+    check_launch("bound_sums_kernel");
 }
 
 void launch_prototypes(const Chunk& c) {

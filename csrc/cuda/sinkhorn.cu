@@ -4,6 +4,7 @@
 #include "cuda/sinkhorn.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/check.h"
 #include "cuda/sinkhorn_large.cuh"
@@ -18,7 +19,7 @@ namespace {
 struct TileKernel {
     bool rows_across;
     int tiles, held;
-    void (*run)(SinkhornParams);
+    void (*run)(SinkhornParams, const volatile int* stop);
 };
 
 template <int kTiles, int kHeld>
@@ -69,6 +70,14 @@ LaunchPlan make_plan(const SinkhornParams& p, int device) {
     return plan;
 }
 
+// What the tasks of a call take at most, roughly: an iteration of a block some microseconds, and its
+// products at the pace of one multiprocessor.
+double seconds_at_most(const SinkhornParams& p, int device) {
+    const double iteration = 5e-6 + double(p.Q) * double(p.K) / 2e10;
+    const double multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
+    return iteration * double(p.max_iter) * std::ceil(double(p.B) / multiprocessors);
+}
+
 // Of a large task that does not fit the shared memory.
 int64_t large_blocks(const SinkhornParams& p, int device) {
     return std::min<int64_t>(p.B, device_attribute(cudaDevAttrMultiProcessorCount, device));
@@ -89,22 +98,24 @@ void sinkhorn_cuda(const SinkhornParams& p, int device, void* stream) {
     const cudaStream_t on = static_cast<cudaStream_t>(stream);
     const LaunchPlan plan = make_plan(p, device);
     const unsigned tasks = static_cast<unsigned>(p.B);
+    Watch watch(on, seconds_at_most(p, device));
     if (plan.tile != nullptr) {
         allow_all_shared(plan.tile->run);
-        plan.tile->run<<<tasks, 32 * plan.warps, size_t(plan.bytes), on>>>(p);
+        plan.tile->run<<<tasks, 32 * plan.warps, size_t(plan.bytes), on>>>(p, watch.stop());
         check_launch("sinkhorn_tile_kernel");
     } else if (plan.shared) {
         const auto kernel = sinkhorn_large_kernel<true>;
         allow_all_shared(kernel);
-        kernel<<<tasks, kLargeThreads, size_t(plan.bytes), on>>>(p, 0);
+        kernel<<<tasks, kLargeThreads, size_t(plan.bytes), on>>>(p, 0, watch.stop());
         check_launch("sinkhorn_large_kernel in shared memory");
     } else {
         const int64_t blocks = large_blocks(p, device);
         require_workspace(p.workspace_bytes, blocks * plan.bytes);
         sinkhorn_large_kernel<false>
-            <<<static_cast<unsigned>(blocks), kLargeThreads, 0, on>>>(p, plan.bytes);
+            <<<static_cast<unsigned>(blocks), kLargeThreads, 0, on>>>(p, plan.bytes, watch.stop());
         check_launch("sinkhorn_large_kernel");
     }
+    if (watch.active()) watch.wait();
 }
 
 }  // namespace paddle_ext

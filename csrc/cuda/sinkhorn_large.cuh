@@ -80,9 +80,9 @@ __device__ inline bool row_step(const Task& t, const LargeTask& s) {
     return far;
 }
 
-// b from M^T a; whether a factor of the block has drifted, `far` telling about this thread's rows.
-// With few columns several threads share one, each with every parts-th row.
-__device__ inline bool column_step(const Task& t, const LargeTask& s, bool far) {
+// b from M^T a; whether one of this thread's has drifted, or is lost. With few columns several threads
+// share one, each with every parts-th row.
+__device__ inline void column_factors(const Task& t, const LargeTask& s, bool& far, bool& lost) {
     const int parts = max(1, int(blockDim.x) / t.K), step = parts > 1 ? parts * t.K : blockDim.x;
     for (int i = threadIdx.x; i < parts * t.K; i += step) {
         const int k = i % t.K;
@@ -101,9 +101,9 @@ __device__ inline bool column_step(const Task& t, const LargeTask& s, bool far) 
         float sum = s.part[k];
         for (int i = 1; i < parts; ++i) sum += s.part[i * t.K + k];
         far |= drifted(sum, s.col_mass[k]);
+        lost |= is_lost(sum, s.col_mass[k]);
         s.b[k] = new_factor(sum, s.col_mass[k]);
     }
-    return __syncthreads_or(far);
 }
 
 // M from the potentials.
@@ -135,6 +135,39 @@ __device__ inline void absorb_columns(const Task& t, const LargeTask& s) {
     }
 }
 
+// The row sums again, if a row is lost.
+__device__ inline void find_rows(const Task& t, const LargeTask& s) {
+    bool lost = false;
+    for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
+        lost |= is_lost(s.row_sum[q], s.row_mass[q]);
+    }
+    if (!__syncthreads_or(lost)) return;
+    absorb_columns(t, s);
+    __syncthreads();  // the potentials of the columns are in place
+    centre_rows(t, s.potentials);
+    go_home(t, s);
+    fill(t, s);
+    sum_rows(t, s);
+}
+
+// b from M^T a; whether a factor of the block has drifted, `far` telling about this thread's rows. The
+// step is done again if a column is lost, but for the first one, which has its own way.
+__device__ inline bool column_step(const Task& t, const LargeTask& s, bool far,
+                                   bool first = false) {
+    bool lost = false;
+    column_factors(t, s, far, lost);
+    if (!__syncthreads_or(far)) return false;
+    if (first || !__syncthreads_or(lost)) return true;
+    absorb_rows(t, s);
+    __syncthreads();  // the potentials of the rows are in place
+    centre_columns(t, s.potentials);
+    go_home(t, s);
+    fill(t, s);
+    far = lost = false;
+    column_factors(t, s, far, lost);
+    return __syncthreads_or(far);
+}
+
 __device__ inline void absorb(const Task& t, const LargeTask& s) {
     absorb_rows(t, s);
     absorb_columns(t, s);
@@ -151,7 +184,7 @@ __device__ inline void first_iteration(const Task& t, const LargeTask& s) {
     }
     fill(t, s);
     sum_rows(t, s);
-    if (!column_step(t, s, row_step(t, s))) return;
+    if (!column_step(t, s, row_step(t, s), true)) return;
     absorb_rows(t, s);
     reduce_columns(t, s.potentials);
     go_home(t, s);
@@ -161,7 +194,8 @@ __device__ inline void first_iteration(const Task& t, const LargeTask& s) {
 
 template <bool kShared>
 __global__ void __launch_bounds__(kLargeThreads)
-    sinkhorn_large_kernel(const SinkhornParams p, int64_t bytes_per_block) {
+    sinkhorn_large_kernel(const SinkhornParams p, int64_t bytes_per_block,
+                          const volatile int* stop) {
     extern __shared__ double memory[];
     void* const base =
         kShared ? static_cast<void*>(memory)
@@ -176,7 +210,8 @@ __global__ void __launch_bounds__(kLargeThreads)
         for (;; ++done) {
             sum_rows(t, s);
             residual = row_residual(t, s);
-            if (stops(p, t, done, residual)) break;
+            if (stops(p, t, done, residual) || given_up(stop, done)) break;
+            find_rows(t, s);
             if (column_step(t, s, row_step(t, s))) absorb(t, s);
         }
         for (int q = threadIdx.x / 32; q < t.Q; q += blockDim.x / 32) {

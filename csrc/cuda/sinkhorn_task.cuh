@@ -10,6 +10,7 @@
 #include "common/params.h"
 #include "common/reduce.cuh"
 #include "common/sinkhorn.h"
+#include "cuda/watch.cuh"
 
 namespace paddle_ext::sinkhorn {
 
@@ -126,13 +127,40 @@ __device__ inline void reduce_columns(const Task& t, const Potentials& s) {
     }
 }
 
+__device__ inline double log_element(const Task& t, const Potentials& s, int q, int k, float cost) {
+    const double above = double(cost) - double(s.row_low[q]);
+    return s.row_log[q] + s.col_log[k] - t.sharpness * (above - s.col_low[k]);
+}
+
 // An element of M from the potentials.
 __device__ inline float element(const Task& t, const Potentials& s, int q, int k, float cost) {
     constexpr double kHighest = SinkhornBounds<float>::kHighest * kLog2e<double>;
     constexpr double kLowest = -200.0;  // two to this is zero in float
-    const double above = double(cost) - double(s.row_low[q]);
-    const double log = s.row_log[q] + s.col_log[k] - t.sharpness * (above - s.col_low[k]);
-    return exp2f(float(fmax(fmin(log, kHighest), kLowest)));
+    return exp2f(float(fmax(fmin(log_element(t, s, q, k, cost), kHighest), kLowest)));
+}
+
+// Potentials of the rows such that the largest element of each is 1; those of the columns are in place.
+__device__ inline void centre_rows(const Task& t, const Potentials& s) {
+    for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
+        if (!(t.row_mass[q] > 0)) continue;
+        double most = kSinkhornGone;
+        for (int k = 0; k < t.K; ++k) {
+            most = fmax(most, log_element(t, s, q, k, t.cost[int64_t(q) * t.K + k]));
+        }
+        s.row_log[q] -= most;
+    }
+}
+
+// The same of the columns.
+__device__ inline void centre_columns(const Task& t, const Potentials& s) {
+    for (int k = threadIdx.x; k < t.K; k += blockDim.x) {
+        if (!(t.col_mass[k] > 0)) continue;
+        double most = kSinkhornGone;
+        for (int q = 0; q < t.Q; ++q) {
+            most = fmax(most, log_element(t, s, q, k, t.cost[int64_t(q) * t.K + k]));
+        }
+        s.col_log[k] -= most;
+    }
 }
 
 // Whether the factor mass / sum is too far from the root of the mass.
@@ -140,6 +168,11 @@ __device__ inline bool drifted(float sum, float mass) {
     constexpr float kFar = float(kSinkhornFar);
     const float square = sum * sum;
     return square > mass * kFar || square * kFar < mass;
+}
+
+// Whether there is nothing in M to make the factor of.
+__device__ inline bool is_lost(float sum, float mass) {
+    return sum < SinkhornBounds<float>::kLeast && mass > 0.0f;
 }
 
 // mass / sum, without the slow path of a division.
@@ -162,7 +195,7 @@ __device__ inline float planned(float a, float m, float b, float total) {
 
 __device__ inline bool stops(const SinkhornParams& p, const Task& t, int iterations,
                              float residual) {
-    return iterations == p.max_iter || (t.tol > 0 && residual <= t.tol);
+    return iterations >= p.max_iter || (t.tol > 0 && !(residual > t.tol));
 }
 
 }  // namespace paddle_ext::sinkhorn

@@ -65,7 +65,7 @@ struct TileShared {
     Potentials potentials;
     float* part;  // [2, warps, 32 kTiles]  sums of a warp, by parity of the iteration
     float* y;     // [warps, kHeld]
-    uint2* note;  // [2, warps]  residual and drift of a warp, by parity of the iteration
+    uint2* note;  // [2, warps]  residual and news of a warp, by parity of the iteration
 
     __host__ __device__ TileShared(void* base, int Q, int K, int warps, int tiles, int held,
                                    int64_t* bytes) {
@@ -77,6 +77,9 @@ struct TileShared {
         if (bytes != nullptr) *bytes = arena.used();
     }
 };
+
+// What a warp has to tell the others.
+enum News : unsigned { kDrifted = 1, kLost = 2 };
 
 template <bool kRowsAcross, int kTiles, int kHeld>
 struct Tile {
@@ -138,9 +141,9 @@ struct Tile {
     }
 
     // Sums over the divided side for the items across the lanes; and of all warps the worst
-    // residual and whether one has drifted.
+    // residual, and their news.
     __device__ __forceinline__ void across_sums(int parity, float (&sum)[kTiles], unsigned& worst,
-                                                bool& far) {
+                                                unsigned& news) {
         const float4* const held = reinterpret_cast<const float4*>(s.y + warp * kHeld);
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) sum[i] = 0.0f;
@@ -161,19 +164,25 @@ struct Tile {
         uint2* const note = s.note + parity * warps;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) part[(warp * kTiles + i) * 32] = sum[i];
-        if (lane == 0) note[warp] = make_uint2(worst, far ? 1u : 0u);
+        if (lane == 0) note[warp] = make_uint2(worst, news);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) sum[i] = part[i * 32];
         worst = note[0].x;
-        unsigned drift = note[0].y;
+        news = note[0].y;
         for (int w = 1; w < warps; ++w) {
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) sum[i] += part[(w * kTiles + i) * 32];
             worst = max(worst, note[w].x);
-            drift |= note[w].y;
+            news |= note[w].y;
         }
-        far = drift != 0;
+    }
+
+    __device__ __forceinline__ bool across_lost(const float (&sum)[kTiles]) const {
+        bool lost = false;
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) lost |= is_lost(sum[i], x_mass[i]);
+        return __any_sync(kAllLanes, lost);
     }
 
     __device__ __forceinline__ bool across_step(const float (&sum)[kTiles]) {
@@ -194,8 +203,8 @@ struct Tile {
         return __reduce_max_sync(kAllLanes, __float_as_uint(worst));
     }
 
-    // Sums over the side across the lanes for the items of this warp, and their factors.
-    __device__ __forceinline__ bool held_step(unsigned& worst) {
+    // Sums over the side across the lanes for the items of this warp, and their factors; the news.
+    __device__ __forceinline__ unsigned held_step(unsigned& worst) {
         float value[kHeld];
 #pragma unroll
         for (int j = 0; j < kHeld; ++j) {
@@ -210,7 +219,8 @@ struct Tile {
         y_before = y;
         y = new_factor(sum, y_mass);
         publish();
-        return __any_sync(kAllLanes, drifted(sum, y_mass));
+        if (!__any_sync(kAllLanes, drifted(sum, y_mass))) return 0;
+        return __any_sync(kAllLanes, is_lost(sum, y_mass)) ? kDrifted | kLost : kDrifted;
     }
 
     __device__ __forceinline__ void absorb_across() {
@@ -242,12 +252,39 @@ struct Tile {
     }
 };
 
-// What M has to be computed for.
-enum class Refill { kNone, kStart, kReduce, kAbsorb };
+// What M has to be computed for. The last two do a step of the lost items of one side again.
+enum class Refill { kNone, kStart, kReduce, kAbsorb, kCentreHeld, kCentreAcross };
+
+// M for its purpose, the factors at home.
+template <bool kRowsAcross, typename Tile>
+__device__ __forceinline__ void fill_for(Refill refill, const Task& t, const TileShared& s,
+                                         Tile& tile) {
+    const bool centre = refill == Refill::kCentreHeld || refill == Refill::kCentreAcross;
+    if (refill == Refill::kAbsorb || refill == Refill::kCentreHeld ||
+        (refill == Refill::kReduce && kRowsAcross)) {
+        tile.absorb_across();
+    }
+    if (refill == Refill::kAbsorb || refill == Refill::kCentreAcross ||
+        (refill == Refill::kReduce && !kRowsAcross)) {
+        tile.absorb_held();
+    }
+    if (refill == Refill::kReduce) reduce_columns(t, s.potentials);
+    if (centre) {
+        __syncthreads();  // the potentials of the other side are in place
+        if (kRowsAcross == (refill == Refill::kCentreAcross)) {
+            centre_rows(t, s.potentials);
+        } else {
+            centre_columns(t, s.potentials);
+        }
+    }
+    tile.fill();
+    if (refill != Refill::kStart) tile.go_home();
+    tile.publish();
+}
 
 template <bool kRowsAcross, int kTiles, int kHeld>
 __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
-    sinkhorn_tile_kernel(const SinkhornParams p) {
+    sinkhorn_tile_kernel(const SinkhornParams p, const volatile int* stop) {
     extern __shared__ double memory[];
     const int64_t task = blockIdx.x;
     const Task t = make_task(p, task);
@@ -259,52 +296,62 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
     // `done` counts from the next row step on. Either way across_sums tells the residual of what is
     // done.
     Tile<kRowsAcross, kTiles, kHeld> tile(t, s);
-    Refill refill = Refill::kStart;
-    unsigned worst = 0;
-    bool far = false, reduced = false;
+    Refill refill = Refill::kStart, last = Refill::kNone;
+    unsigned worst = 0, news = 0;
+    bool reduced = false;
     int done = 0;
     for (;;) {
-        if (refill != Refill::kNone) {
-            if (refill == Refill::kAbsorb || (refill == Refill::kReduce && kRowsAcross)) {
-                tile.absorb_across();
-            }
-            if (refill == Refill::kAbsorb || (refill == Refill::kReduce && !kRowsAcross)) {
-                tile.absorb_held();
-            }
-            if (refill == Refill::kReduce) reduce_columns(t, s.potentials);
-            tile.fill();
-            if (refill != Refill::kStart) tile.go_home();
-            tile.publish();
-        }
+        if (refill != Refill::kNone) fill_for<kRowsAcross>(refill, t, s, tile);
         // The row step that the refill is for is not to be done again, nor one before the first.
-        if (refill != (kRowsAcross ? Refill::kStart : Refill::kReduce)) {
-            far |= tile.held_step(worst);
+        if (refill != (kRowsAcross ? Refill::kStart : Refill::kReduce) &&
+            refill != Refill::kCentreAcross) {
+            const unsigned before = worst;
+            news |= tile.held_step(worst);
+            if (refill == Refill::kCentreHeld) worst = before;  // that of the plan
         }
+        // Of a step that is done again the residual is known.
+        const bool known =
+            refill == Refill::kCentreAcross || (refill == Refill::kCentreHeld && !kRowsAcross);
+        last = refill;
         refill = Refill::kNone;
 
         float sum[kTiles];
-        tile.across_sums(done & 1, sum, worst, far);
-        if (kRowsAcross && done == 1 && far && !reduced) {  // by the first column step
+        tile.across_sums(done & 1, sum, worst, news);
+        if (kRowsAcross && done == 1 && (news & kDrifted) &&
+            !reduced) {  // by the first column step
             refill = Refill::kReduce;
             reduced = true;
-            far = false;
+            news = 0;
             continue;
         }
-        if (done > 0) {
+        const bool held_lost = (news & kLost) && last != Refill::kCentreHeld;
+        if (kRowsAcross && held_lost) refill = Refill::kCentreHeld;
+        if (done > 0 && !known && refill == Refill::kNone) {
             if (kRowsAcross) worst = tile.across_residual(sum);
             if (stops(p, t, done, t.row_total * __uint_as_float(worst))) break;
+            if (given_up(stop, done)) break;
         }
+        if (!kRowsAcross && held_lost) refill = Refill::kCentreHeld;
+        if (refill == Refill::kNone && (done > 0 || reduced) && tile.across_lost(sum) &&
+            last != Refill::kCentreAcross) {
+            refill = Refill::kCentreAcross;
+        }
+        if (refill != Refill::kNone) {
+            news = 0;
+            continue;
+        }
+        bool far = (news & kDrifted) != 0;
+        news = 0;
         far |= tile.across_step(sum);
         if (!kRowsAcross && done == 0 && far && !reduced) {  // by the first column step
             refill = Refill::kReduce;
             reduced = true;
-            far = false;
             continue;
         }
-        if (far && (done > 0 || reduced)) {
+        if (far && (done > 0 || reduced))
             refill = Refill::kAbsorb;
-            far = false;
-        }
+        else if (far)
+            news = kDrifted;
         ++done;
     }
 

@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "cuda/tim_chunk.cuh"
 #include "cuda/tim_tiles.cuh"
+#include "cuda/watch.cuh"
 
 namespace paddle_ext {
 
@@ -128,7 +129,14 @@ void set_weights(TimChunk& c) {
     c.plan.query_counts = range > 0.0;
 }
 
-void iterate(const TimChunk& c) {
+// What an iteration of so many tasks takes at most, roughly.
+double iteration_seconds(const TimSizes& n, int64_t tasks) {
+    return 5e-5 + double(tasks) * double(n.S + n.Q) * double(n.K) * double(n.D) / 1e13;
+}
+
+void iterate(const TimChunk& c, Watch& watch) {
+    // Of a long call so many iterations are on their way at a time.
+    const int ahead = int(std::max(1.0, 0.25 / iteration_seconds(c.call.size, c.tasks)));
     const bool measure = measures(c.call);
     const auto clear_largest = [&] {
         check_cuda(cudaMemsetAsync(c.largest_weight, 0, c.tasks * sizeof(unsigned), c.stream),
@@ -154,6 +162,7 @@ void iterate(const TimChunk& c) {
         }
         launch_tim_weights(c, it);
         launch_tim_prototypes(c, it);
+        if (watch.active() && it.number % ahead == ahead - 1 && watch.wait()) return;
     }
     it.stage = TimStage::kFinish;
     launch_tim_logits(c, it);
@@ -179,9 +188,13 @@ void tim_cuda(const TimParams& params, int device, void* stream) {
     Arena arena(params.workspace);
     lay_out(arena, c, step);
     require_workspace(params.workspace_bytes, arena.used());
+    const double chunks = std::ceil(double(params.size.B) / double(step));
+    const double all = double(params.max_iter) * iteration_seconds(params.size, step) * chunks;
+    Watch watch(c.stream, all);
     for (c.first = 0; c.first < params.size.B; c.first += step) {
         c.tasks = std::min(step, params.size.B - c.first);
-        iterate(c);
+        iterate(c, watch);
+        if (watch.active() && watch.wait()) return;
     }
 }
 

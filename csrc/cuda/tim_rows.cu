@@ -132,7 +132,8 @@ __global__ void output_kernel(TimChunk c) {
     const int64_t d = at % n.D, row = at / n.D, task = row / n.K;
     const float* const centre = of_support(c.centre, n, task, n.D);
     const float w = c.w[row * c.plan.groups * kGroup + d] * c.scale[task].unit + centre[d];
-    static_cast<float*>(c.call.prototypes)[c.first * n.K * n.D + at] = w;
+    static_cast<float*>(c.call.prototypes)[c.first * n.K * n.D + at] =
+        fminf(fmaxf(w, Range<float>::kMinusInfinity), Range<float>::kInfinity);
 }
 
 template <typename Feature>

@@ -23,7 +23,7 @@ from paddle_ext.ops.tim_operators import SOLVERS, tim_op
 from paddle_ext.research.tasks import sampler
 
 ROOT = Path(__file__).parents[2]
-FUZZ = ROOT / "tests/operator_fuzz.py"
+FUZZ = ROOT / "tests/fuzz"
 BAD_VALUES = (-1, 4, 2**31, 2**32, 2**62, -(2**63))
 
 OPTIONS = {
@@ -354,10 +354,11 @@ def test_numbers_are_those_of_the_native_code() -> None:
     assert (enumeration("TimSolver"), SOLVERS) == (["gradient", "alternating"], ("gd", "adm"))
 
 
-def fuzz(folder: Path, calls: int, seed: int) -> dict[str, int]:
+def fuzz(folder: Path, script: str, calls: int, seed: int) -> dict[str, int]:
     """Outcomes of random calls, counted; the process that makes them must survive."""
+    numbers = ["--calls", str(calls), "--seed", str(seed)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", FUZZ, "--calls", str(calls), "--seed", str(seed)],
+        [sys.executable, "-W", "ignore", FUZZ / script, *numbers],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -372,13 +373,20 @@ def fuzz(folder: Path, calls: int, seed: int) -> dict[str, int]:
 
 
 def test_random_calls(tmp_path: Path) -> None:
-    counts = fuzz(tmp_path, 3000, 0)
+    counts = fuzz(tmp_path, "operators.py", 3000, 0)
     for name in ("solve", "solve_indexed", "tim", "sinkhorn"):
         assert counts[f"{name}: answered"] > 100
         assert counts[f"{name}: ValueError"] > 50
 
 
+def test_random_calls_of_the_bindings(tmp_path: Path) -> None:
+    counts = fuzz(tmp_path, "bindings.py", 400, 0)
+    assert counts["sampler: drawn"] > 20
+    assert counts["sampler: ValueError"] > 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_random_calls(tmp_path: Path, seed: int) -> None:
-    fuzz(tmp_path, 20_000, seed)
+    fuzz(tmp_path, "operators.py", 20_000, seed)
+    fuzz(tmp_path, "bindings.py", 5000, seed)

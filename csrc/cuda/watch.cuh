@@ -1,0 +1,68 @@
+// For a call that may keep the device busy for long: the host waits for it, looks for signals now and
+// then, and tells the kernels to stop when the call is given up. Other calls wait for nothing.
+#pragma once
+
+#include <chrono>
+#include <thread>
+
+#include "common/device.cuh"
+#include "common/parallel.h"
+
+namespace paddle_ext {
+
+// A call that may take more seconds than this is watched.
+constexpr double kLongCall = 0.5;
+
+class Watch {
+  public:
+    // `seconds` is what the call takes at most, roughly. A captured call is not running yet.
+    Watch(cudaStream_t stream, double seconds) : stream_(stream) {
+        cudaStreamCaptureStatus capturing;
+        check_cuda(cudaStreamIsCapturing(stream, &capturing), "cudaStreamIsCapturing");
+        if (!(seconds > kLongCall) || capturing != cudaStreamCaptureStatusNone) return;
+        check_cuda(cudaHostAlloc(&stop_, sizeof(int), cudaHostAllocMapped), "cudaHostAlloc");
+        *stop_ = 0;
+        check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    }
+
+    // By now nothing runs that reads the flag, unless an error is on its way.
+    ~Watch() {
+        if (stop_ == nullptr) return;
+        cudaStreamSynchronize(stream_);
+        cudaEventDestroy(event_);
+        cudaFreeHost(const_cast<int*>(stop_));
+    }
+
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+    // What kernels look at, or null; memory of the host has one address for both.
+    const volatile int* stop() const { return stop_; }
+
+    bool active() const { return stop_ != nullptr; }
+
+    // Waits for what is on the stream, if the call is long. Returns whether it is given up.
+    bool wait() {
+        if (!active()) return interrupted();
+        check_cuda(cudaEventRecord(event_, stream_), "cudaEventRecord");
+        for (cudaError_t status; (status = cudaEventQuery(event_)) != cudaSuccess;) {
+            if (status != cudaErrorNotReady) check_cuda(status, "the device");
+            if (interrupted()) *stop_ = 1;
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+        return interrupted();
+    }
+
+  private:
+    const cudaStream_t stream_;
+    volatile int* stop_ = nullptr;
+    cudaEvent_t event_ = nullptr;
+};
+
+// Whether the call is given up, asked by a whole block in some rounds only: the answer comes from afar.
+__device__ inline bool given_up(const volatile int* stop, int round) {
+    if (stop == nullptr || round % 64 != 0) return false;
+    return __syncthreads_or(threadIdx.x == 0 && *stop != 0);
+}
+
+}  // namespace paddle_ext

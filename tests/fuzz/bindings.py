@@ -1,0 +1,146 @@
+"""Random calls of the bindings that no torch operator stands before: the sampler's, and the reading
+of arguments by all of them.
+
+A sampler must refuse what it cannot do, in one sentence, and else draw what it promises; a function
+of the native module must refuse arguments that are missing, unknown or of a wrong type. By hand::
+
+    python tests/fuzz/bindings.py --calls 20000 --seed 1
+"""
+
+import argparse
+import collections
+import random
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paddle_ext import TaskSampler
+from paddle_ext.ops import native
+from paddle_ext.ops.operators import Scratch
+
+GARBAGE: tuple[Any, ...] = (None, "x", b"", 1.5, -1, 2**63, 2**70, True, (), (1, 2, 3), [], {}, 0)
+MAKERS = (
+    "paddle_call",
+    "sinkhorn_call",
+    "tim_call",
+    "adapt_call",
+    "labelled_call",
+    "coordinates_call",
+    "calibrate_call",
+    "step_call",
+    "tasks_call",
+)
+
+
+# --- the sampler --------------------------------------------------------------------------------
+
+
+def random_labels() -> Tensor:
+    classes = random.choice((1, 2, 5, 30))
+    sizes = [random.choice((1, 3, 20, 90)) for _ in range(classes)]
+    labels = torch.arange(classes).repeat_interleave(torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels))]
+    if random.random() < 0.2:
+        labels[torch.rand(len(labels)) < 0.3] = -1
+    return labels.to(random.choice((torch.int64, torch.int64, torch.int32, torch.int16)))
+
+
+def random_rows(count: int) -> Tensor:
+    rows = torch.randperm(count)[: random.randint(0, count)]
+    if random.random() < 0.1 and len(rows):
+        rows[0] = random.choice((-1, count, 2**40, int(rows[-1])))
+    return rows
+
+
+def sample() -> str:
+    labels = random_labels()
+    options: dict[str, Any] = {
+        "shots": random.choice((None, 1, 2, 5)),
+        "n_query": random.choice((1, 7, 75)),
+        "k_eff": random.choice((1, 1, 2, 5)),
+        "num_classes": random.choice((None, None, 1, 2, 5)),
+        "sampling": random.choice(("uniform", "balanced", "dirichlet")),
+        "alpha": random.choice((1.0, 1e-300, 1e-3, 100.0, 1e300)),
+        "seed": random.choice((0, 2**64 - 1, random.randrange(2**64))),
+    }
+    for side in ("support", "query"):
+        if random.random() < 0.3:
+            options[side] = random_rows(len(labels))
+    if random.random() < 0.2:
+        options[random.choice(list(options))] = random.choice(GARBAGE)
+    start = random.choice((0, 5, 2**40, 2**62, 2**64 - 3))
+    count = random.choice((1, 3, 40))
+    try:
+        sampler = TaskSampler(labels, **options)
+        batch = sampler.batch(start, count)
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        assert "\n" not in text, text
+        return f"sampler: {type(error).__name__}"
+    check_tasks(labels.long(), options, batch)
+    later = sampler.batch(start + count - 1, 1)
+    assert torch.equal(later.query_index[0], batch.query_index[-1]), "a task depends on its batch"
+    return "sampler: drawn"
+
+
+def check_tasks(labels: Tensor, options: dict[str, Any], batch: Any) -> None:
+    queries = batch.query_index
+    assert bool(((queries >= 0) & (queries < len(labels))).all()), "query rows out of range"
+    shared = batch.support_index.dim() == 1
+    for at, rows in enumerate(queries):
+        assert len(rows.unique()) == len(rows) == options["n_query"], "a query is drawn twice"
+        support = batch.support_index if shared else batch.support_index[at]
+        assert not bool(torch.isin(rows, support).any()), "a query is in the support"
+        assert len(support.unique()) == len(support), "a support row is drawn twice"
+        own = labels[rows]
+        assert bool((own >= 0).all()), "a row of no class is drawn"
+        present = len(own.unique())
+        assert present <= options["k_eff"], "too many classes are present"
+        drawn = batch.support_labels if shared else batch.support_labels[at]
+        names = {int(label): int(way) for label, way in zip(labels[support], drawn, strict=True)}
+        ways = batch.query_labels[at].tolist()
+        assert [names[int(label)] for label in own] == ways, "labels of the queries"
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def arguments_of(name: str) -> str:
+    """A call with random arguments, which cannot be right: one is missing, or is no number."""
+    maker = getattr(native.module, name)
+    signature: str = maker.__text_signature__
+    names = [word.strip("(), *") for word in signature.split(",")]
+    known = [word for word in names if word and word != "$self"]
+    chosen = random.sample(known, random.randrange(len(known) + 1))
+    call = {word: random.choice(GARBAGE) for word in chosen}
+    if random.random() < 0.3:
+        call[random.choice(("x", "labels", ""))] = random.choice(GARBAGE)
+    try:
+        maker(*([1] if random.random() < 0.1 else []), **call)
+    except (TypeError, ValueError, OverflowError) as error:
+        return f"{name}: {type(error).__name__}"
+    raise AssertionError(f"{name} took {call}")
+
+
+def one_call() -> str:
+    return sample() if random.random() < 0.7 else arguments_of(random.choice(MAKERS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    torch.manual_seed(arguments.seed)
+    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
+    torch.set_num_threads(2)
+    found = collections.Counter(one_call() for _ in range(arguments.calls))
+    for outcome, count in sorted(found.items()):
+        sys.stdout.write(f"{count:7} {outcome}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Reads one row beyond the end of a torch tensor, and writes one, in native code.
+
+Under `tests/fuzz/run.py` this must end in a report of AddressSanitizer: else it does not see the
+tensors, and a fuzzer that finds nothing says nothing.
+"""
+
+import argparse
+
+import torch
+
+from paddle_ext.ops import native, operators
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("read", "write"))
+    arguments = parser.parse_args()
+    Q, K = 8, 16
+    rows = {"read": Q, "write": Q, arguments.what: Q - 1}
+    cost, plan = torch.rand(rows["read"], K), torch.empty(rows["write"], K)
+    masses = torch.full((Q,), 1 / Q), torch.full((K,), 1 / K)
+    iterations, residual = torch.empty(1, dtype=torch.int32), torch.empty(1)
+    call = native.module.sinkhorn_call(
+        target=operators.target(cost),
+        dtype=2,
+        B=1,
+        Q=Q,
+        K=K,
+        row_mass_shared=False,
+        col_mass_shared=False,
+        sharpness=1.0,
+        max_iter=3,
+        tol=0.0,
+    )
+    memory = torch.empty(call.workspace(), dtype=torch.uint8)
+    call.solve(
+        cost=cost.data_ptr(),
+        row_mass=masses[0].data_ptr(),
+        col_mass=masses[1].data_ptr(),
+        plan=plan.data_ptr(),
+        iterations=iterations.data_ptr(),
+        residual=residual.data_ptr(),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+
+
+if __name__ == "__main__":
+    main()
