@@ -4,6 +4,7 @@
 #   PADDLE_EXT_CUDA=AUTO|ON|OFF          the CUDA backend
 #   PADDLE_EXT_CUDA_ARCHITECTURES=80;90  what it is built for; default: the GPU of this machine
 #   WERROR=ON                            compiler warnings are errors
+#   MINUTES=30                           of make fuzz
 #   TEST_ARGS="-k fork"                  more arguments for pytest; DEMO_ARGS, BENCH_ARGS likewise
 
 PYTHON ?= python3
@@ -11,6 +12,7 @@ PADDLE_EXT_CUDA ?= AUTO
 # 90-real: one architecture, so that the CUDA code is compiled also where no GPU is.
 PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 WERROR ?= OFF
+MINUTES ?= 30
 BENCHMARKS ?= paddle pgd sinkhorn tim adapt methods tasks_sampling evaluate
 
 VENV := .venv
@@ -26,7 +28,7 @@ CODE := paddle_ext tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint format bench build deps clean distclean FORCE
+.PHONY: help demo test test-slow fuzz lint format bench build deps clean distclean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +41,9 @@ test: $(BUILD) ## build, then run the tests (GPU tests where there is a GPU)
 
 test-slow: $(BUILD) ## the tests that only do more of what the others do
 	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
+
+fuzz: $(DEPS) ## build with sanitizers, then make random calls for so many MINUTES
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
 lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/ruff check .

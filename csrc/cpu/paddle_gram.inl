@@ -273,6 +273,29 @@ static void settle_sleepers(GramState<T>& s) {
     }
 }
 
+// What is not applied yet, what sleeping classes hold, and very many tiny probabilities, which a sum in
+// single precision loses, leave rows a little off the simplex: at the end they are brought onto it.
+template <typename T>
+static void normalise_rows(GramState<T>& s) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    for (int64_t at = 0; at < s.Qp; at += kLanes) {
+        double sum[kLanes] = {};
+        for (int64_t k = 0; k < s.K; ++k) {
+            T* const u = s.u + k * s.Qp + at;
+            store<T>(u, vmax<T>(load(u), Vec<T>{}));
+            for (int lane = 0; lane < kLanes; ++lane) sum[lane] += double(u[lane]);
+        }
+        Vec<T> share;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            share[lane] = sum[lane] > 0 ? T(double(s.inside[at + lane]) / sum[lane]) : T(1);
+        }
+        for (int64_t k = 0; k < s.K; ++k) {
+            T* const u = s.u + k * s.Qp + at;
+            store<T>(u, load(u) * share);
+        }
+    }
+}
+
 struct Outcome {
     int iterations;
     double criterion;  // of prototypes that move before the factor that the scaling gave the task
@@ -369,5 +392,6 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
         s.live_count = kept;
     }
     settle_sleepers(s);
+    normalise_rows(s);
     return outcome;
 }

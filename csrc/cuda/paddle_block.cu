@@ -244,12 +244,28 @@ __device__ void write_rows(const Block& b, int64_t task) {
         float best[4] = {-1.0f, -1.0f, -1.0f, -1.0f};
         int label[4] = {};
         float* const out = static_cast<float*>(p.probabilities) + (task * b.Q + first) * b.K;
+        // What is not applied yet, and what sleeping classes hold, leaves rows a little off the
+        // simplex: here they are brought onto it.
+        double total[4] = {};
+        for (int k = b.lane; k < b.K; k += 32) {
+            const float4 four = *reinterpret_cast<const float4*>(b.u + int64_t(k) * b.Qp + first);
+            total[0] += double(fmaxf(four.x, 0.0f));
+            total[1] += double(fmaxf(four.y, 0.0f));
+            total[2] += double(fmaxf(four.z, 0.0f));
+            total[3] += double(fmaxf(four.w, 0.0f));
+        }
+        float share[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            total[r] = warp_sum(total[r]);
+            share[r] = total[r] > 0.0 ? float(1.0 / total[r]) : 1.0f;
+        }
         for (int k = b.lane; k < b.K; k += 32) {
             const float4 four = *reinterpret_cast<const float4*>(b.u + int64_t(k) * b.Qp + first);
             const float value[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                const float u = fmaxf(value[r], 0.0f);
+                const float u = fmaxf(value[r], 0.0f) * share[r];
                 if (first + r < b.Q) out[int64_t(r) * b.K + k] = u;
                 if (u > best[r]) {
                     best[r] = u;

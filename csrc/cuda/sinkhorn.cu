@@ -28,7 +28,7 @@ template <int kTiles, int kHeld>
 constexpr TileKernel cols_across = {false, kTiles, kHeld,
                                     sinkhorn_tile_kernel<false, kTiles, kHeld>};
 
-// At most 100 elements of M in a thread: with what else it needs, nothing spills.
+// At most 100 elements of M in a thread: with what else it needs, no more than two numbers spill.
 constexpr TileKernel kTileKernels[] = {
     rows_across<1, 32>, rows_across<2, 32>, rows_across<3, 20>, rows_across<3, 32>,
     rows_across<4, 24>, rows_across<5, 20>, rows_across<8, 12>, cols_across<1, 32>,

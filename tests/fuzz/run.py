@@ -2,9 +2,10 @@
 
 The native module is built once more, with the sanitizers, into `build/fuzz`. Their library comes
 first in every process (LD_PRELOAD), and `torch_memory.cpp` after it, so that memory of torch's
-tensors is theirs too, with redzones around it: `overread.py` must be caught, or nothing is run. Every fuzzer runs in a process of its
-own, one round after the other, each with another seed. A round that fails is told with its command
-and its last words, and the others go on; then the exit status is 1.
+tensors is theirs too, with redzones around it: `overread.py` must be caught, or nothing is run.
+Every fuzzer runs in a process of its own, one round after the other, each with another seed. A
+round that fails is told with its command and its last words, and the others go on; then the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ def build(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation"]
     command += ["--no-deps", "--upgrade", "--target", str(folder / "package")]
     command += [f"--config-settings={name}={value}" for name, value in settings.items()]
-    subprocess.run(
-        [*command, str(ROOT)], check=True, env=os.environ | {"PADDLE_EXT_CUDA": "OFF"}
-    )
+    subprocess.run([*command, str(ROOT)], check=True, env=os.environ | {"PADDLE_EXT_CUDA": "OFF"})
     shared = ["-O1", "-shared", "-fPIC", "-o", str(folder / MEMORY)]
     subprocess.run([compiler(), *shared, str(HERE / "torch_memory.cpp")], check=True)
 
@@ -68,8 +67,9 @@ def site_packages() -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     # Beside this build torch and its company; not what is installed for development, which comes by
-    # site-packages' own files (-S). With the C++ library beside it, AddressSanitizer finds what exceptions are thrown by. Python
-    # keeps memory to its end, which is no leak; sizes beyond the memory are torch's error.
+    # site-packages' own files (-S). With the C++ library beside it, AddressSanitizer finds what
+    # exceptions are thrown by. Python keeps memory to its end, which is no leak; sizes beyond the
+    # memory are torch's error.
     return os.environ | {
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')} {folder / MEMORY}",
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",

@@ -1,5 +1,5 @@
-"""PADDLE on very many random tasks, raw and scaled, soft and hard: rows on the simplex, labels of the
-largest probability, as the reference has them where it is sure. By hand, on the CPU or a GPU::
+"""PADDLE on very many random tasks, raw and scaled, soft and hard: rows on the simplex, labels of
+the largest probability, as the reference has them where it is sure. By hand, on the CPU or a GPU::
 
     python tests/fuzz/tasks.py --calls 100000 --seed 1 --device cuda
 """
@@ -74,9 +74,7 @@ def measured(choose: random.Random, generator: torch.Generator) -> tuple[Tensor,
     data, labels = choose.choice(raw_data())
     K, shots, Q = int(labels.max()) + 1, choose.choice((1, 3)), choose.choice((10, 40))
     chance = torch.rand(BATCH, len(labels), generator=generator)
-    rows = [
-        torch.where(labels == k, chance, -1.0).topk(shots, dim=-1).indices for k in range(K)
-    ]
+    rows = [torch.where(labels == k, chance, -1.0).topk(shots, dim=-1).indices for k in range(K)]
     query = torch.randint(len(labels), (BATCH, Q), generator=generator)
     own = torch.arange(K).repeat_interleave(shots).repeat(BATCH, 1)
     return data[torch.cat(rows, -1)], own, data[query]

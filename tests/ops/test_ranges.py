@@ -171,3 +171,16 @@ def test_tim_is_finite(place: Place, solver: str) -> None:
                 )
                 total = got.probabilities.double().sum(-1)
                 assert float((total - 1).abs().max()) < 1e-6
+
+
+def test_very_many_classes(place: Place) -> None:
+    """Tiny probabilities of very many classes add up, and single precision would lose them."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(1500, 32, generator=generator)
+    query = centres[torch.randint(8, (20,), generator=generator)]
+    query = query + 0.8 * torch.randn(20, 32, generator=generator)
+    inputs = centres.to(place.device, place.dtype), query.to(place.device, place.dtype)
+    labels = torch.arange(1500, device=place.device)
+    for scaling, temperature in (("auto", 1.0), ("none", 0.1)):
+        options: dict[str, Any] = {"scaling": scaling, "temperature": temperature}
+        sound(paddle_ext.solve(inputs[0], labels, inputs[1], **options))
