@@ -97,8 +97,7 @@ int64_t chunk_tasks(const Chunk& c, bool prototypes) {
 // the pace of one multiprocessor.
 double seconds_at_most(const PaddleParams& p, const Chunk& c) {
     const PaddleSizes& n = p.size;
-    const double width = c.plan.gram ? double(n.Q) : 2.0 * double(n.D);
-    const double iteration = 1e-5 + double(n.Q) * double(n.K) * width / 5e10;
+    const double iteration = 1e-5 + double(n.Q) * double(n.Q) * double(n.K) / 5e10;
     return iteration * double(p.max_iter) * std::ceil(double(n.B) / double(c.multiprocessors));
 }
 
