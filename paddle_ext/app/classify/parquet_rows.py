@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...ops.large.ahead import ahead
 from ...ops.large.parquet import is_lists, libraries, opened, record_batches, vectors, width_of
 from ...research.data.labels import label_text
+from ...research.progress import Progress
 from .naming import given_names, known_classes
 from .run import opened as opened_source
-from .samples import Examples, Labelled
+from .samples import Examples, Labelled, check_finite
 from .settings import Settings
 from .sources import feature_source, gap_notes, names_of_rows, opened_table
 from .tables import TableSamples, cell_text, cell_value
@@ -236,6 +240,49 @@ def as_float(values: Any, name: str, path: Path) -> npt.NDArray[np.float32]:
         raise ValueError(
             f"{path} must have numbers, or lists of them, in column {name!r}, got others"
         ) from None
+
+
+class SampleRows:
+    """All samples to classify, as `paddle_ext.ops.large.sources.Rows`.
+
+    Parameters
+    ----------
+    source : Streamed
+    device : torch.device
+    progress : bool
+        Of each pass.
+    """
+
+    def __init__(self, source: Streamed, device: torch.device, *, progress: bool) -> None:
+        self.source, self.progress = source, progress
+        self.shape = (source.total, source.labelled.features.shape[1])
+        self.dtype, self.device = torch.float32, device
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """One chunk is read while another is in use."""
+        total = self.source.total
+        sizes = (min(size, total - start) for start in range(0, total, size))
+        parts = regrouped(read_parts(self.source, []), sizes)
+        with (
+            Progress("reading", total, show=self.progress) as shown,
+            closing(ahead(lambda: next(parts, None), Event())) as read,
+        ):
+            for part in read:
+                yield checked_features(part, self.source).to(self.device, self.dtype)
+                shown.advance(len(part.rows))
+
+
+def checked_features(part: Part, source: Streamed) -> Tensor:
+    """[n, D], as many as the labelled samples have, and finite."""
+    features = features_of(part, source.samples)
+    D, width = source.labelled.features.shape[1], features.shape[1]
+    if width != D:
+        raise ValueError(
+            f"{source.path} must have as many features as {source.labelled.source}, {D}, "
+            f"got {width}"
+        )
+    check_finite(features, str(source.path), part.rows.tolist())
+    return features
 
 
 def features_of(part: Part, samples: TableSamples) -> Tensor:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
@@ -16,14 +17,24 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...methods.any_batch import adaptive
+from ...methods.base import Prediction
 from ...ops.large.ahead import ahead
 from ...ops.large.parquet import libraries
 from ...research.files import check_regular, replacing
 from ...research.printable import spreadsheet_cell
 from ...research.progress import Progress
+from ...solution import Solution
 from .answering import batch_sizes, solver
-from .parquet_rows import Part, Streamed, features_of, open_streamed, read_parts, regrouped
-from .samples import check_finite
+from .parquet_rows import (
+    Part,
+    SampleRows,
+    Streamed,
+    checked_features,
+    open_streamed,
+    read_parts,
+    regrouped,
+)
 from .settings import Settings
 
 SUFFIXES = (".parquet", ".csv")
@@ -73,6 +84,8 @@ def stream(
     unlabelled: str | Path | None,
     output: str | Path,
     settings: Settings | None = None,
+    *,
+    one_batch: bool = False,
 ) -> StreamReport:
     """Classify the rows of a Parquet file into another one, or into a CSV file.
 
@@ -86,6 +99,9 @@ def stream(
     output : path
         Ends in ``.parquet`` or ``.csv``.
     settings : Settings or None
+    one_batch : bool
+        Whether all rows are one batch, whose class frequencies are those of the whole file; it is
+        then read a few times.
 
     Returns
     -------
@@ -104,11 +120,7 @@ def stream(
     began = time.perf_counter()
     known, target = Path(labelled), Path(output)
     new = None if unlabelled is None else Path(unlabelled)
-    for name, given in (("save", settings.save), ("corrected", settings.corrected)):
-        if given is not None:
-            raise check.ArgumentValueError(
-                name, f"must be left out unless the output is a folder, got {given}"
-            )
+    check_settings(settings, check.flag("one_batch", one_batch))
     check_paths(known, new, target)
     device = check.device(settings.device)
     source = open_streamed(known, new, settings, device)
@@ -116,7 +128,10 @@ def stream(
         raise ValueError(f"{source.path} must have at least one sample to classify, got none")
     kept, notes = kept_columns(source)
     target.parent.mkdir(parents=True, exist_ok=True)
-    classifier = Classifier(source, settings.batch, device)
+    if one_batch:
+        classifier: Classifier = WholeClassifier(source, device, progress=settings.progress)
+    else:
+        classifier = Classifier(source, settings.batch, device)
     write_answers(source, classifier, kept, target, progress=settings.progress)
     seconds = time.perf_counter() - began
     return classifier.report(target, source.notes + notes, seconds)
@@ -143,6 +158,18 @@ def write_answers(
             found = classifier(part, shown)
             columns = part.kept.rename_columns([kept[name] for name in part.kept.column_names])
             write(answer_table(columns, part, found))
+
+
+def check_settings(settings: Settings, one_batch: bool) -> None:
+    for name, given in (("save", settings.save), ("corrected", settings.corrected)):
+        if given is not None:
+            raise check.ArgumentValueError(
+                name, f"must be left out unless the output is a folder, got {given}"
+            )
+    if one_batch and settings.batch is not None:
+        raise check.ArgumentValueError(
+            "batch", f"must be left out if all rows are one batch, got {settings.batch}"
+        )
 
 
 def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
@@ -205,7 +232,6 @@ class Classifier:
         self.source, self.device = source, device
         self.labelled = source.labelled
         self.size, self.together = batch_sizes(self.labelled, batch)
-        self.solve = solver(self.labelled, device)
         K = len(self.labelled.class_names)
         self.names = np.array(self.labelled.class_names, dtype=object)
         self.counts = torch.zeros(K, dtype=torch.int64)
@@ -214,22 +240,7 @@ class Classifier:
 
     def __call__(self, part: Part, shown: Progress) -> tuple[Any, Tensor, Tensor]:
         """Names of the classes, their probability and the doubt, each [n]."""
-        features = features_of(part, self.source.samples)
-        D, width = self.labelled.features.shape[1], features.shape[1]
-        if width != D:
-            raise ValueError(
-                f"{self.source.path} must have as many features as {self.labelled.source}, {D}, "
-                f"got {width}"
-            )
-        check_finite(features, str(self.source.path), part.rows.tolist())
-        found = []
-        for batches in grouped(features, self.size, self.together):
-            solution = self.solve(batches.to(self.device, torch.float32))
-            probability, labels = solution.probabilities.max(-1)
-            answers = (labels, probability, solution.doubt())
-            found.append([x.flatten().cpu() for x in answers])
-            shown.advance(batches.shape[0] * batches.shape[1])
-        labels, probability, doubt = (torch.cat(column) for column in zip(*found, strict=True))
+        labels, probability, doubt = self.answers(part, shown)
         self.counts += torch.bincount(labels, minlength=len(self.counts))
         self.sums.index_add_(0, labels, probability.double())
         names = self.names[labels.numpy()]
@@ -237,6 +248,22 @@ class Classifier:
             self.known += bool(truth)
             self.right += name == truth
         return names, probability, doubt
+
+    @cached_property
+    def solve(self) -> Callable[[Tensor], Solution | Prediction]:
+        return solver(self.labelled, self.device)
+
+    def answers(self, part: Part, shown: Progress) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels, probability and doubt, each [n], on the CPU."""
+        found = []
+        for batches in grouped(checked_features(part, self.source), self.size, self.together):
+            solution = self.solve(batches.to(self.device, torch.float32))
+            probability, labels = solution.probabilities.max(-1)
+            answers = (labels, probability, solution.doubt())
+            found.append([x.flatten().cpu() for x in answers])
+            shown.advance(batches.shape[0] * batches.shape[1])
+        labels, probability, doubt = (torch.cat(column) for column in zip(*found, strict=True))
+        return labels, probability, doubt
 
     def report(self, output: Path, notes: list[str], seconds: float) -> StreamReport:
         means = self.sums / self.counts.clamp(min=1)
@@ -250,6 +277,45 @@ class Classifier:
             notes,
             seconds,
         )
+
+
+class WholeClassifier(Classifier):
+    """Classifies all rows as one batch, when it is made.
+
+    Parameters
+    ----------
+    source : Streamed
+    device : torch.device
+    progress : bool
+    """
+
+    def __init__(self, source: Streamed, device: torch.device, *, progress: bool) -> None:
+        super().__init__(source, None, device)
+        known = source.labelled
+        if known.prototypes is not None:
+            raise check.ArgumentValueError(
+                "one_batch", "must be left out beside names of the classes, got True"
+            )
+        support = known.features.to(device, torch.float32)
+        rows = SampleRows(source, device, progress=progress)
+        solution = adaptive(
+            support,
+            known.labels.to(device),
+            rows,
+            num_classes=len(known.class_names),
+            return_assignments=False,
+            top=1,
+        )
+        answers = (solution.labels, solution.probabilities[:, 0], solution.doubt())
+        self.labels, self.probability, self.doubt = (x.cpu() for x in answers)
+        self.row = 0
+
+    def answers(self, part: Part, shown: Progress) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the next rows."""
+        own = slice(self.row, self.row + len(part.rows))
+        self.row = own.stop
+        shown.advance(len(part.rows))
+        return self.labels[own], self.probability[own], self.doubt[own]
 
 
 def grouped(features: Tensor, size: int, together: int) -> Iterator[Tensor]:

@@ -143,6 +143,10 @@ def classify(
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
+    one_batch: Annotated[
+        bool,
+        typer.Option("--one-batch", help="All rows of a .parquet file together; see --output."),
+    ] = False,
     device: Device = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder to keep features in; default: the user's.")
@@ -150,6 +154,7 @@ def classify(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no features.")] = False,
 ) -> None:
     """Classify your own data from a few labels, or from names: a table and a page to look at."""
+    from ...check import ArgumentValueError
     from ...research.files import user_cache
     from ..classify import Columns, Settings, stream, streams
     from ..classify import classify as run
@@ -173,8 +178,12 @@ def classify(
         progress=True,
     )
     if streams(output):
-        show_streamed(stream(labelled, unlabelled, output, settings))
+        show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
         return
+    if one_batch:
+        raise ArgumentValueError(
+            "one_batch", "must be left out unless the output is a .parquet or .csv file, got it"
+        )
     report = run(labelled, unlabelled, output, settings)
     show_report(report)
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from classify_data import NAMES, embeddings
 
+import paddle_ext
 from paddle_ext.app.classify import Columns, Settings, classify, stream
 from paddle_ext.app.classify import streaming as module
 from paddle_ext.app.classify.streaming import part_sizes
@@ -147,6 +149,24 @@ def test_a_model_of_before(files: tuple[Path, Path, Path], tmp_path: Path) -> No
     expected = usual(known, new, tmp_path / "folder", save=model)
     stream(new, None, output, settings(model=model))
     assert_usual(pq.read_table(output), expected)
+
+
+def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    known, new, output = files
+    report = stream(known, new, output, settings(), one_batch=True)
+    support, labels, query = (torch.from_numpy(x) for x in (ROWS, LABELS, NEW))
+    usual = paddle_ext.adaptive(support, labels, query)
+    table = pq.read_table(output)
+    assert table["label"].to_pylist() == NAMES[usual.labels.numpy()].tolist()
+    probability = usual.probabilities.amax(-1).numpy()
+    np.testing.assert_allclose(table["probability"].to_numpy(), probability, atol=1e-4)
+    np.testing.assert_allclose(table["doubt"].to_numpy(), usual.doubt().numpy(), atol=1e-4)
+    assert report.counts.sum() == QUERIES
+    np.savez(tmp_path / "text.npz", text=ROWS[:6], class_names=NAMES)
+    with pytest.raises(ValueError, match="one_batch must be left out beside names"):
+        stream(new, None, output, settings(names=tmp_path / "text.npz"), one_batch=True)
+    with pytest.raises(ValueError, match="batch must be left out if all rows are one batch"):
+        stream(known, new, output, settings(batch=10), one_batch=True)
 
 
 def test_answers_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
