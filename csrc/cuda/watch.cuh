@@ -17,9 +17,10 @@ class Watch {
   public:
     // `seconds` is what the call takes at most, roughly. A captured call is not running yet.
     Watch(cudaStream_t stream, double seconds) : stream_(stream) {
+        if (!(seconds > kLongCall)) return;
         cudaStreamCaptureStatus capturing;
         check_cuda(cudaStreamIsCapturing(stream, &capturing), "cudaStreamIsCapturing");
-        if (!(seconds > kLongCall) || capturing != cudaStreamCaptureStatusNone) return;
+        if (capturing != cudaStreamCaptureStatusNone) return;
         check_cuda(cudaHostAlloc(&stop_, sizeof(int), cudaHostAllocMapped), "cudaHostAlloc");
         *stop_ = 0;
         check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
