@@ -57,7 +57,8 @@ def sinkhorn(
     validate : bool
         Check the values of the tensors. On CUDA this synchronises with the host; without it nothing
         does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
-        result for bad values is undefined.
+        result for bad values is undefined. A call that may take more than half a second waits for
+        the device in any case, so that Ctrl-C is obeyed.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.sinkhorn` in plain
         torch. "auto" is "native", except for float64 on CUDA: that has no native kernel, so the

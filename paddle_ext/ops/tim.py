@@ -73,7 +73,8 @@ def tim(
     validate : bool
         Check the values of the tensors, as in `solve`, with the same costs: without it nothing
         synchronises with the host, `num_classes` must be given, and the result for bad values is
-        undefined.
+        undefined. A call that may take more than half a second waits for the device in any case, so
+        that Ctrl-C is obeyed.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.tim` in plain torch.
         "auto" is "native", except for float64 on CUDA, which has no native kernel.
