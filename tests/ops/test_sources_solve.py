@@ -1,0 +1,127 @@
+"""Solving from files: as from tensors, in memory that the file does not fit into."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from row_files import write
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext.ops.large.sources import FileRows
+
+K, D = 12, 7
+
+
+def task(queries: int, classes: int = K, width: int = D) -> tuple[Tensor, Tensor, Tensor]:
+    """Support, labels, and queries of a few classes."""
+    random = torch.Generator().manual_seed(0)
+    centres = torch.randn(classes, width, generator=random)
+    labels = torch.arange(classes).repeat(3)
+    present = torch.randint(0, 4, (queries,), generator=random)
+    noise = torch.randn(len(labels) + queries, width, generator=random)
+    rows = centres[torch.cat([labels, present])] + 0.5 * noise
+    return rows[: len(labels)], labels, rows[len(labels) :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("npy", "float32"),
+        ("npz", "float16"),
+        ("safetensors", "bfloat16"),
+        ("lists.parquet", "float32"),
+        ("fixed.parquet", "float16"),
+    ],
+)
+@pytest.mark.parametrize("scaling", ["none", "minmax", "auto"])
+def test_the_same_from_a_file_as_from_a_tensor(
+    tmp_path: Path, device: str, kind: str, dtype: str, scaling: str
+) -> None:
+    support, labels, query = task(3000)
+    query = query.to(getattr(torch, dtype))
+    path = write(tmp_path, kind, query)
+    known = support.to(device, query.dtype), labels.to(device)
+    options = {"scaling": scaling, "temperature": 30.0, "max_iter": 20, "tol": 0.0, "lam": 1.0}
+    usual = paddle_ext.solve(*known, query.to(device), **options)
+    for source in (path, FileRows(path, device=device)):
+        found = paddle_ext.solve(*known, source, **options)
+        assert found.labels.device == usual.labels.device
+        torch.testing.assert_close(
+            found.probabilities.float(), usual.probabilities.float(), atol=1e-4, rtol=0
+        )
+        clear = usual.probabilities.float().topk(2).values.diff().abs().squeeze(-1) > 1e-3
+        assert torch.equal(found.labels[clear], usual.labels[clear])
+        assert clear.float().mean() > 0.5
+
+
+BOUNDED = """
+import resource, sys
+import numpy as np
+import torch
+import paddle_ext
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
+
+def solve(query, iterations):
+    with np.load(sys.argv[3]) as known:
+        support, labels = (torch.from_numpy(known[name]) for name in ("support", "labels"))
+    return paddle_ext.solve(
+        support, labels, query, max_iter=iterations, tol=0.0, return_assignments=False
+    )
+
+large, small, known, output, allowed = sys.argv[1:]
+solve(small, 2)  # whatever is loaded at first use
+limit = status("VmData") + int(allowed)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # forgets the peak
+before = status("VmRSS")
+try:
+    np.load(large)
+except MemoryError:
+    print("refused")
+found = solve(large, 2)
+print(limit, status("VmHWM") - before)
+np.savez(output, labels=found.labels.numpy(), proportions=found.proportions.numpy())
+"""
+
+
+def test_solving_in_less_memory_than_the_file_has(tmp_path: Path) -> None:
+    """Two iterations, each of which reads the file again."""
+    rows, width = 200_000, 512
+    support, labels, query = task(rows, 64, width)
+    large, small, known, output = (
+        tmp_path / name for name in ("large.npy", "small.npy", "known.npz", "found.npz")
+    )
+    np.save(large, query.numpy())
+    np.save(small, query[:3000].numpy())
+    np.savez(known, support=support.numpy(), labels=labels.numpy())
+    allowed = 256 * 2**20
+    assert query.nbytes > 1.5 * allowed
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", BOUNDED, large, small, known, output, str(allowed)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            # An allocator of torch would else take memory for much more than it needs.
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MIMALLOC_ARENA_EAGER_COMMIT": "0"},
+        )
+    finally:
+        large.unlink()  # pytest keeps the folders of some runs
+    assert done.returncode == 0, done.stderr
+    refused, used = done.stdout.splitlines()
+    assert refused == "refused"
+    assert int(used.split()[1]) < 128 * 2**20
+    usual = paddle_ext.solve(support, labels, query, max_iter=2, tol=0.0)
+    with np.load(output) as found:
+        assert (found["labels"] == usual.labels.numpy()).mean() > 0.9999
+        np.testing.assert_allclose(found["proportions"], usual.proportions.numpy(), atol=1e-5)
