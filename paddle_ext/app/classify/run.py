@@ -100,6 +100,7 @@ def classify(
     source = opened(known, new, settings, device)
     if corrections is not None:
         source = with_corrections(source, corrections, Path(str(settings.corrected)))
+    checked = check_labelled(source.labelled, device)
     answers = answer(
         source.labelled,
         source.unlabelled,
@@ -109,7 +110,6 @@ def classify(
         total=source.total,
         progress=settings.progress and source.kind != "pictures",
     )
-    checked = check_labelled(source.labelled, device)
     notes = [*dict.fromkeys(source.notes), *trust_notes(source.labelled)]
     source = replace(source, notes=notes)
     title = page_title(new or known, answers, source.kind)
