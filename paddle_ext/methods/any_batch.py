@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..ops.large.fixed import is_large
 from ..ops.large.sources import TensorRows
-from ..ops.paddle_large import Source, check_large, queries_of, returns_all
+from ..ops.paddle_large import Source, check_large, is_elsewhere, queries_of, returns_all
 from ..rows import computing_dtype
 from ..solution import Solution
 from .adaptive import Adaptive
@@ -89,7 +89,7 @@ def adaptive(
     check.classes(num_classes, check.flag("validate", validate))
     support, support_labels, query = check.tensors(support, support_labels, query)
     options = check_large("auto", return_assignments, top, group)
-    check.dense(support, support_labels, query if isinstance(query, Tensor) else support)
+    check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:
         seen = query if isinstance(query, Tensor) else support[:1]

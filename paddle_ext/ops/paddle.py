@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -11,7 +11,14 @@ from .. import check
 from ..check import Options
 from ..solution import Solution
 from .backend import takes_reference
-from .paddle_large import Source, check_large, queries_of, returns_all, solve_large
+from .paddle_large import (
+    Source,
+    check_large,
+    is_elsewhere,
+    queries_of,
+    returns_all,
+    solve_large,
+)
 from .paddle_operators import (
     DIRICHLET,
     Outputs,
@@ -204,7 +211,7 @@ def solve(
     )
     support, support_labels, query = check.tensors(support, support_labels, query)
     if (
-        not isinstance(query, Tensor)
+        is_elsewhere(query)
         or precision != "auto"
         or not (return_assignments is None or return_assignments is True)
         or group is not None
@@ -224,6 +231,7 @@ def solve(
             validate=validate,
             **large,
         )
+    query = cast(Tensor, query)  # or the check says what it is
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:
@@ -270,11 +278,7 @@ def solve_alone(
     **large: Any,
 ) -> Solution:
     """Without an operator of torch, which takes tensors alone."""
-    rows = query
-    if isinstance(query, Tensor):
-        check.dense(support, support_labels, query)
-    else:
-        check.dense(support, support_labels, support)
+    check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:
         seen = query if isinstance(query, Tensor) else support[:1]

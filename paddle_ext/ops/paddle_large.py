@@ -24,6 +24,11 @@ DIRICHLET = check.PRIORS["dirichlet"]
 Source = Tensor | str | os.PathLike[str] | Rows
 
 
+def is_elsewhere(query: Source) -> bool:
+    """Whether the queries are in a file, or come in chunks."""
+    return isinstance(query, str | os.PathLike | Rows) and not isinstance(query, Tensor)
+
+
 def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
     """Whether the probabilities of all classes are returned."""
     return Q * K <= MOST_ASSIGNED if return_assignments is None else return_assignments

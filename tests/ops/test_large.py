@@ -205,5 +205,5 @@ def test_bad_queries(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             paddle_ext.solve(problem.support, problem.support_labels, tmp_path / f"{name}.npy")
-    with pytest.raises((TypeError, ValueError), match="the rows must be"):
+    with pytest.raises((TypeError, ValueError), match="query must be"):
         paddle_ext.solve(problem.support, problem.support_labels, 3)  # type: ignore[arg-type]
