@@ -122,7 +122,7 @@ class Walk:
             yield from self.held
             return
         fresh = []
-        for part, rows in self.queries.chunks(self.K):
+        for part, rows in self.queries.chunks(max(self.K, self.queries.D)):
             x = self.form.operand(rows, part)
             if self.holds:
                 fresh.append((part, x.clone() if x is rows else x))
@@ -296,7 +296,7 @@ class Paddle:
         form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
         taken, held = form.room(self.K), torch.zeros_like(dual)
         bias = (scores.bias + dual).to(scores.slope.dtype)
-        for part, rows in queries.chunks(self.K):
+        for part, rows in queries.chunks(max(self.K, queries.D)):
             products = self.walk.form.products(self.walk.form.operand(rows, part), scores.w)
             u, rest = self.weights(form, products)
             assign(
