@@ -245,7 +245,7 @@ def with_value(x: torch.Tensor, value: float, *place: int) -> torch.Tensor:
 
 BAD: list[tuple[dict[str, Any], type[Exception], list[str]]] = [
     ({"support": [[0.0]]}, TypeError, ["support", "list"]),
-    ({"query": np.zeros((B, Q, D))}, TypeError, ["query", "ndarray"]),
+    ({"query": np.zeros((B, Q, D), complex)}, TypeError, ["query", "array of complex128"]),
     ({"query": torch.zeros(B, Q, D).long()}, TypeError, ["query", "int64"]),
     ({"support_labels": LABELS.float()}, TypeError, ["support_labels", "float32"]),
     ({"num_classes": 3.0}, TypeError, ["num_classes", "an integer", "float"]),
