@@ -194,7 +194,9 @@ __device__ inline float2 logits(const Block& b, const Cell& cell) {
     const float2 line = b.s.line[max(cell.k, 0)];
     const float bias = cell.k < 0 ? Range<float>::kMinusInfinity : line.y;
     const float slope = cell.k < 0 ? 0.0f : line.x;
-    return make_float2(cell.m.x * slope + bias, cell.m.y * slope + bias);
+    // Fused by name: rounded twice in one place and once in another, a row of large logits would not
+    // add up to one.
+    return make_float2(fmaf(cell.m.x, slope, bias), fmaf(cell.m.y, slope, bias));
 }
 
 // What the sleeping classes hold of this thread's two rows: the sum of 2^(logit - reference), and the

@@ -19,7 +19,7 @@ __device__ inline bool softmax_few(const Block& b, const float2* lines,
 #pragma unroll
     for (int i = 0; i < 2 * Columns; ++i) {
         const float2 line = lines[2 * Columns * b.quarter + i];
-        change[i] = make_float2(m[i].x * line.x + line.y, m[i].y * line.x + line.y);
+        change[i] = make_float2(fmaf(m[i].x, line.x, line.y), fmaf(m[i].y, line.x, line.y));
         best = make_float2(fmaxf(best.x, change[i].x), fmaxf(best.y, change[i].y));
     }
     best = make_float2(quad_max(best.x), quad_max(best.y));
