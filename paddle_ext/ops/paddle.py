@@ -136,9 +136,10 @@ def solve(
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
-        synchronises with the host; without it nothing does, the call works under `torch.cuda.graph`
-        and `torch.compile(fullgraph=True)`, `num_classes` must be given, and the result for bad
-        values is undefined.
+        synchronises with the host; without it only large tasks do, and calls that may take more
+        than half a second, to obey signals. Then the call works under `torch.cuda.graph` and
+        `torch.compile(fullgraph=True)`, `num_classes` must be given, and the result for bad values
+        is undefined.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.solve` in plain torch.
         "auto" is "native", except for float64 on CUDA: that has no native kernel, so the reference
