@@ -26,7 +26,9 @@ Source = Tensor | str | os.PathLike[str] | Rows
 
 def is_elsewhere(query: Source) -> bool:
     """Whether the queries are in a file, or come in chunks."""
-    return isinstance(query, str | os.PathLike | Rows) and not isinstance(query, Tensor)
+    if isinstance(query, Tensor):  # asked first: torch.compile cannot ask for a protocol
+        return False
+    return isinstance(query, str | os.PathLike | Rows)
 
 
 def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:

@@ -20,6 +20,7 @@ from .. import check
 from ..methods import Method, create
 from ..version import version
 from .backbones import Recipe, extract, recipe, train
+from .backbones.run import FORMAT
 from .data.bank import FeatureBank
 from .data.glyphs import glyph_images
 from .data.images import ImageArray
@@ -157,7 +158,8 @@ def features(
     seed, device, progress = settings.seed, settings.device, settings.progress
     base = glyph_images("base", samples=scale.base, seed=seed)
     val = glyph_images("val", samples=scale.val, seed=seed)
-    key = hashlib.blake2b(repr((version(), scale, seed)).encode(), digest_size=10).hexdigest()
+    made_by = repr((version(), FORMAT, scale, seed)).encode()
+    key = hashlib.blake2b(made_by, digest_size=10).hexdigest()
     output = folder / f"network-{key}"
     known = (output / "last.safetensors").is_file() and not fresh
     learnt = f"{len(base.class_names)} characters ({len(base)} images)"
