@@ -70,7 +70,7 @@ def test_sinkhorn_on_nasty_tasks(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("level")
 def test_threads_make_no_difference() -> None:
-    problem = make_problem(B=3, Q=900, K=70, D=40, seed=3)
+    problem = make_problem(B=3, Q=500, K=70, D=40, seed=3)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
