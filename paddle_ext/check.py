@@ -26,6 +26,7 @@ SCALING_NAMES = ("none", "minmax", "auto")  # of the methods;
 SOLVER_SCALINGS = tuple(SCALINGS)  # of `solve`
 PRIORS = {"paddle": 0, "dirichlet": 1}
 PRIOR_NAMES = tuple(PRIORS)
+DIRICHLET = PRIORS["dirichlet"]
 MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # of `solve` by default: on prototypes, and on counts
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

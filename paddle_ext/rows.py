@@ -83,10 +83,15 @@ def class_means(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return sums / counts.unsqueeze(-1)
 
 
+def power_of_two(x: Tensor) -> Tensor:
+    """The power of two above each number, which must not be negative; 1 for 0."""
+    return torch.exp2(torch.frexp(x).exponent.to(x.dtype))
+
+
 def power_of_two_above(x: Tensor) -> Tensor:
     """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]: exact to divide by."""
     largest = x.abs().amax((-2, -1), keepdim=True)
-    return torch.exp2(torch.frexp(largest).exponent.to(x.dtype))
+    return power_of_two(largest)
 
 
 def parts(count: int, row: int) -> Iterator[slice]:

@@ -157,7 +157,7 @@ class Adaptive(Method):
 
     def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
         """The same, and whether the queries of a task are plainly finite, if that was seen, [B]."""
-        weight = 2 * likelihood.rows / (2 * likelihood.rows + query.shape[1])
+        weight = likelihood.weight_of(query.shape[1])
         _, Q, D = query.shape
         one_call = query.is_cpu or has_gram(Q, D, likelihood.weights.shape[1])
         if likelihood.projection is None and one_call and not takes_reference("auto", query):

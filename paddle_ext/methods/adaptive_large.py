@@ -14,19 +14,16 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.calibrate import CENTRE
+from ..ops.large.class_sums import sums_by_class
 from ..ops.large.fixed import Told, settle, tell
 from ..ops.large.group import ALONE, Group
 from ..ops.large.products import MANY_ROWS, Coordinates, Form, Plain, TwoHalves
 from ..ops.large.queries import Queries, check_summable
 from ..ops.large.sources import Rows
-from ..ops.large.steps import LateStep, State, assign
-from ..rows import products
+from ..ops.large.steps import LateStep, State
 from ..solution import Solution
 from .calibration import Likelihood
-from .late_step import FEW, MANY, PLAIN, SAME, SOFTER
-
-DIRICHLET = check.PRIORS["dirichlet"]
+from .late_step import plain_factor, plain_share, softer_share
 
 
 class LikelihoodScores:
@@ -77,7 +74,7 @@ class LateScores:
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
         self.before, self.step = before, step
         likelihood = before.likelihood
-        moved = torch.cat([likelihood.weights, in_metric(likelihood, sums)], 1)
+        moved = torch.cat([likelihood.weights, likelihood.in_metric(sums)], 1)
         self.operand = before.form.prototypes(moved)
         self.shape = before.shape
         self.slope = torch.ones_like(before.slope)
@@ -87,54 +84,26 @@ class LateScores:
         form, step, whole = self.before.form, self.step, slice(None)
         for part, x, lengths in self.before.rows():
             found = form.products(form.operand(x, whole), self.operand)
-            own = in_metric_with_itself(self.before.likelihood, x)
+            own = self.before.likelihood.squared(x)
             step(found, own[0], lengths[0].contiguous() if step.prototypes is not None else None)
             yield part, found, None
-
-
-def in_metric(likelihood: Likelihood, x: Tensor) -> Tensor:
-    """Rows [1, N, D] times the metric."""
-    found = x * (likelihood.scale * likelihood.plain.view(-1, 1, 1))
-    if likelihood.projection is None:
-        return found
-    inner = products(x, likelihood.projection) * likelihood.projected.view(-1, 1, 1)
-    return found + inner @ likelihood.projection
-
-
-def in_metric_with_itself(likelihood: Likelihood, x: Tensor) -> Tensor:
-    """Products of rows [1, N, D] with themselves, [1, N]."""
-    scaled = likelihood.scale.sqrt() * x
-    found: Tensor = scaled.square().sum(-1) * likelihood.plain.unsqueeze(-1)
-    if likelihood.projection is None:
-        return found
-    inner = products(x, likelihood.projection).square().sum(-1)
-    return found + inner * likelihood.projected.unsqueeze(-1)
 
 
 def weighted_sums(
     scores: LikelihoodScores, dual: Tensor, trust: Tensor, group: Group
 ) -> tuple[Tensor, Tensor]:
     """Sums of the rows by class, with weights (trust u)^2: [1, K, D], and of these, [1, K]."""
-    form, (_, _, K) = scores.form, scores.shape
-    sums, mass = form.room(K), torch.zeros_like(dual)
-    bias = (scores.bias + dual).to(scores.slope.dtype)
-    for _, x, _ in scores.rows():
-        operand = form.operand(x, slice(None))
-        found = form.products(operand, scores.operand)
-        u, rest = found, None
-        if form.written is not None:
-            u = torch.empty_like(found, dtype=form.written)
-            rest = torch.empty_like(u) if form.rest else None
-        assign(found, scores.slope, bias, trust=trust, probabilities=u, rest=rest, held=mass)
-        form.add(sums, u, rest, operand)
-    group.sum(mass, *sums)
-    return form.total(sums, mass), mass
+    form, whole = scores.form, slice(None)
+    operands = (form.operand(x, whole) for _, x, _ in scores.rows())
+    parts = ((form.products(x, scores.operand), None, x) for x in operands)
+    return sums_by_class(parts, scores, dual, form, group, trust=trust)
 
 
 def late_step_of(
     likelihood: Likelihood,
     state: State,
-    held: Tensor,
+    total: Tensor,
+    trust: Tensor,
     sums: Tensor,
     mass: Tensor,
     weight: float,
@@ -142,16 +111,15 @@ def late_step_of(
     """The step, and the sums of all rows by class [1, K, D]; `late_step` has the equations."""
     real = likelihood.weights.dtype
     a = state.concentration
-    total = weight * held + a.unsqueeze(-1)
     shots = likelihood.shots.double()
     all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
-    square = (in_metric(likelihood, all_sums) * all_sums).sum(-1)
+    square = (likelihood.in_metric(all_sums) * all_sums).sum(-1)
     constant = likelihood.bias + likelihood.sharpness.unsqueeze(-1) / 2 * likelihood.squares
-    share, plain = 1 - SOFTER / (1 + a / FEW), torch.zeros_like(a)
+    share, plain = softer_share(a), torch.zeros_like(a)
     if likelihood.lengths is not None:
-        plain = PLAIN * (1 - weight) * a / (MANY + a)
+        plain = plain_share(a, weight)
         share = 1 - plain
-        plain = plain * CENTRE / likelihood.lengths.double().square().mean(-1).clamp(min=SAME**2)
+        plain = plain_factor(plain, likelihood.lengths.double())
     sharpness = float(likelihood.sharpness)
     step = LateStep(
         weight=weight,
@@ -161,7 +129,7 @@ def late_step_of(
         prior=float(a),
         plain=float(plain),
         bias=(likelihood.bias + state.dual).to(real)[0],
-        trust=(1 - a.unsqueeze(-1) / total).clamp(min=0).to(real)[0],
+        trust=trust[0],
         square=square[0].contiguous(),
         mass=(shots + mass).to(real)[0],
         constant=(constant * share.to(real).unsqueeze(-1))[0].contiguous(),
@@ -187,25 +155,28 @@ def solve_large(
     scores = LikelihoodScores(queries, likelihood, validate)
     K = scores.shape[2]
     total = float(group.count(queries.N, queries.device))
-    weight = 2 * likelihood.rows / (2 * likelihood.rows + total)
+    weight = likelihood.weight_of(total)
     state = State(
         1,
         K,
         queries.device,
-        prior=DIRICHLET,
+        prior=check.DIRICHLET,
         total=weight * total,
         weight=weight,
         epsilon=1.0,
         tol=tol,
     )
-    _, held = settle(scores, state, group, dual_weight=1.0, max_iter=max_iter)
+    _, holding = settle(scores, state, group, dual_weight=1.0, max_iter=max_iter)
+    held = holding.held(state.dual, group)
+    del holding  # it may be large
     a = state.concentration.unsqueeze(-1)
-    trust = (1 - a / (weight * held + a)).clamp(min=0).to(scores.slope.dtype)
+    total_held = weight * held + a
+    trust = (1 - a / total_held).clamp(min=0).to(scores.slope.dtype)
     sums, mass = weighted_sums(scores, state.dual, trust, group)
-    step, all_sums = late_step_of(likelihood, state, held, sums, mass, weight)
+    step, all_sums = late_step_of(likelihood, state, total_held, trust, sums, mass, weight)
     late = LateScores(scores, all_sums, step)
     told = tell(late, torch.zeros_like(state.dual), group, top=top, all_classes=all_classes)
-    return solution_of(told, state, held, weight * total, weight)
+    return solution_of(told, state, weight * held)
 
 
 def with_batch(solution: Solution) -> Solution:
@@ -216,16 +187,14 @@ def with_batch(solution: Solution) -> Solution:
     return solution._replace(**fields)
 
 
-def solution_of(told: Told, state: State, held: Tensor, total: float, weight: float) -> Solution:
-    """Without a batch dimension."""
-    real, K = told.top.probabilities.dtype, held.shape[-1]
-    a = state.concentration.unsqueeze(-1)
-    proportions = (weight * held + a) / (total + K * a)
+def solution_of(told: Told, state: State, counts: Tensor) -> Solution:
+    """Without a batch dimension; `counts` [1, K] are of the classes before the late step."""
+    real = told.top.probabilities.dtype
     all_classes = told.probabilities is not None
     return Solution(
         told.top.classes[0, :, 0],
         told.top.probabilities[0] if told.probabilities is None else told.probabilities[0],
-        proportions[0].to(real),
+        state.proportions(counts)[0].to(real),
         state.dual[0].to(real),
         state.iterations[0],
         state.criterion[0].to(real),

@@ -97,12 +97,27 @@ class Likelihood:
 
     def distances_to_own(self, x: Tensor, labels: Tensor) -> Tensor:
         """Squared, of rows in the coordinates to the prototypes of their labels, [B, N]."""
-        away = x - take(self.prototypes, labels)
-        plain = (away.square() * (self.scale * column(self.plain))).sum(-1)
+        return self.squared(x - take(self.prototypes, labels)).clamp(min=0)
+
+    def in_metric(self, x: Tensor) -> Tensor:
+        """Rows [B, N, D] in the coordinates times the metric."""
+        found = x * (self.scale * column(self.plain))
+        if self.projection is None:
+            return found
+        inner = products(x, self.projection) * column(self.projected)
+        return found + inner @ self.projection
+
+    def squared(self, x: Tensor) -> Tensor:
+        """Products of rows [B, N, D] in the coordinates with themselves, in the metric, [B, N]."""
+        plain: Tensor = (x.square() * (self.scale * column(self.plain))).sum(-1)
         if self.projection is None:
             return plain
-        inner = products(away, self.projection).square().sum(-1)
-        return (plain + inner * self.projected.unsqueeze(-1)).clamp(min=0)
+        inner = products(x, self.projection).square().sum(-1)
+        return plain + inner * self.projected.unsqueeze(-1)
+
+    def weight_of(self, queries: float) -> float:
+        """What a query of so many weighs in the counts of classes, beside the labelled rows."""
+        return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Of rows [N, D] or [B, N, D] as they are given, [.., N, K].

@@ -57,10 +57,10 @@ def late_step(
     half = likelihood.sharpness.unsqueeze(-1) / 2
     constant = torch.addcmul(likelihood.bias, half, likelihood.squares)
     if likelihood.lengths is None:
-        share = factor * (1 - SOFTER / (1 + a / FEW))
+        share = factor * softer_share(a)
         extra = None if added is None else added * column(share)
     else:
-        plain = PLAIN * (1 - weight) * a / (MANY + a)
+        plain = plain_share(a, weight)
         share = 1 - plain
         extra = plain_logits(cross, lengths, likelihood.lengths, plain)
     probabilities, labels = step(
@@ -81,13 +81,28 @@ def late_step(
     return found._replace(labels=labels, probabilities=probabilities)
 
 
+def softer_share(a: Tensor) -> Tensor:
+    """What logits count where the concentration is `a`: less where few classes are present."""
+    return 1 - SOFTER / (1 + a / FEW)
+
+
+def plain_share(a: Tensor, weight: float) -> Tensor:
+    """With one shot, the share of the logits of the nearest class mean."""
+    return PLAIN * (1 - weight) * a / (MANY + a)
+
+
+def plain_factor(share: Tensor, means: Tensor) -> Tensor:
+    """On those logits, for class means with norms [B or 1, K] before they were made unit-norm."""
+    return share * CENTRE / means.square().mean(-1).clamp(min=SAME**2)
+
+
 def plain_logits(cross: Tensor, lengths: Tensor, means: Tensor, share: Tensor) -> Tensor:
     """`share` [B] of the logits of the nearest class mean, for one shot, [B, Q, K].
 
     `cross` are the products of unit-norm rows, of which `lengths` [B, Q] and `means` [B or 1, K]
     are the norms before they were made so.
     """
-    factor = share * CENTRE / means.square().mean(-1).clamp(min=SAME**2)
+    factor = plain_factor(share, means)
     halves = (means / 2).unsqueeze(-2)
     found = torch.addcmul(-halves, cross, lengths.unsqueeze(-1))
     return found.mul_(means.unsqueeze(-2) * column(factor))

@@ -66,7 +66,7 @@ class SharedRows:
         sharpness = column(self.likelihood.sharpness)
         added = x @ self.correction[:-1] + self.correction[-1]
         logits = torch.addcmul(self.likelihood.bias.unsqueeze(-2), cross, sharpness) + added
-        weight = 2 * self.likelihood.rows / (2 * self.likelihood.rows + query.shape[1])
+        weight = self.likelihood.weight_of(query.shape[1])
         found = method.proportions(logits, weight)
         return late_step(self.likelihood, found, weight, x, lengths, cross, added=added)
 

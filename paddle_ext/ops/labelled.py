@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -137,6 +138,41 @@ def check_coordinates(rows: Tensor, centre: Tensor) -> None:
         )
 
 
+def check_alike(
+    like_name: str,
+    like: Tensor,
+    others: Iterable[tuple[str, Tensor | None, tuple[int, ...]]],
+    *,
+    optional: str,
+) -> None:
+    """Tensors of the given shapes, in the dtype and on the device of `like`; one may be None."""
+    dtype, device = like.dtype, like.device
+    for name, x, shape in others:
+        if name == optional and x is None:
+            continue
+        if type(x) is Tensor and (x.shape, x.dtype, x.device) == (shape, dtype, device):
+            continue  # as it should be, and told at little cost
+        check.features(name, x)
+        assert x is not None
+        check.one_device(**{like_name: like, name: x})
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(x.shape)}")
+        if x.dtype is not dtype:
+            raise ValueError(f"{name} must be {dtype} like {like_name}, got {x.dtype}")
+
+
+def run(call: Any, support: Tensor, labels: Tensor, found: NamedTuple) -> None:
+    """Make a call that goes from labelled rows to the tensors of `found`, by their names."""
+    memory = workspace(call.workspace(), support)
+    call.solve(
+        support=support.data_ptr(),
+        labels=labels.data_ptr(),
+        **{name: x.data_ptr() for name, x in found._asdict().items()},
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+
+
 def allocate(support: Tensor, K: int, R: int) -> Labelled:
     B, S, D = support.shape
 
@@ -176,14 +212,7 @@ def labelled_kernel(support: Tensor, labels: Tensor, num_classes: int, rows: int
         D=D,
         R=rows,
     )
-    memory = workspace(call.workspace(), support)
-    call.solve(
-        support=support.data_ptr(),
-        labels=labels.data_ptr(),
-        **{name: x.data_ptr() for name, x in found._asdict().items()},
-        workspace=memory.data_ptr(),
-        workspace_bytes=memory.numel(),
-    )
+    run(call, support, labels, found)
     return found
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from .. import check
 from . import native
 from .calibrate import CENTRE, SPREAD
-from .labelled import check_labelled
-from .operators import computable, integers, register, target, workspace
+from .labelled import check_labelled, run
+from .operators import computable, integers, register, target
 
 
 class Likelihoods(NamedTuple):
@@ -101,14 +101,7 @@ def likelihood_kernel(support: Tensor, labels: Tensor, num_classes: int, rows: i
         prior_sharpness=CENTRE,
         spread=SPREAD,
     )
-    memory = workspace(call.workspace(), support)
-    call.solve(
-        support=support.data_ptr(),
-        labels=labels.data_ptr(),
-        **{name: x.data_ptr() for name, x in found._asdict().items()},
-        workspace=memory.data_ptr(),
-        workspace_bytes=memory.numel(),
-    )
+    run(call, support, labels, found)
     return found
 
 

@@ -20,7 +20,6 @@ from .paddle_large import (
     solve_large,
 )
 from .paddle_operators import (
-    DIRICHLET,
     Outputs,
     allocate,
     room_for_concentration,
@@ -407,7 +406,7 @@ def solve_indexed(
 
 
 def is_paddle(scaling: str, options: Options) -> bool:
-    return options[7] and options[6] != DIRICHLET and scaling != "calibrated"
+    return options[7] and options[6] != check.DIRICHLET and scaling != "calibrated"
 
 
 def solution(
@@ -418,7 +417,7 @@ def solution(
     concentration: Tensor | None = None,
 ) -> Solution:
     prototypes = out[6] if return_prototypes else None
-    if options[6] != DIRICHLET:
+    if options[6] != check.DIRICHLET:
         concentration = None
     lam, _, temperature = options[:3]
     # By position: names would take as long as all the rest of this function.
@@ -451,7 +450,7 @@ def solve_in_torch(
         *inputs,
         num_classes=num_classes,
         lam=lam,
-        proportions="dirichlet" if prior == DIRICHLET else "paddle",
+        proportions="dirichlet" if prior == check.DIRICHLET else "paddle",
         update_prototypes=update_prototypes,
         scaling=scaling,
         temperature=temperature,

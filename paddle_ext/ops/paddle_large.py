@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # Of a task: more probabilities are not returned unless they are asked for. 1 GiB in float32.
 MOST_ASSIGNED = 2**28
-DIRICHLET = check.PRIORS["dirichlet"]
 
 Source = Tensor | str | os.PathLike[str] | Rows
 
@@ -126,7 +125,7 @@ def solve_large(
         lam,
         scaling,
         temperature,
-        own(found.concentration) if prior == DIRICHLET else None,
+        own(found.concentration) if prior == check.DIRICHLET else None,
         None,
         update_prototypes,
         own(found.top.classes) if found.probabilities is None else None,

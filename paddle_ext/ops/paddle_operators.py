@@ -41,7 +41,7 @@ OPTIONS = (
 )
 SWITCH = "int prior, bool update_prototypes, Tensor? sharpness"
 OUTPUTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
-DIRICHLET, CALIBRATED = check.PRIORS["dirichlet"], check.SCALINGS["calibrated"]
+CALIBRATED = check.SCALINGS["calibrated"]
 
 
 def allocate(
@@ -192,7 +192,7 @@ def switched(switch: Switch, query: Tensor, *arguments: Any) -> Switched:
 
 
 def room_for_concentration(like: Tensor, batch: Sequence[int], prior: int) -> Tensor:
-    shape = batch if prior == DIRICHLET else (0,)
+    shape = batch if prior == check.DIRICHLET else (0,)
     return torch.empty(shape, dtype=computing_dtype(like), device=like.device)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..solution import Solution
 from . import native
-from .labelled import check_floats
+from .labelled import check_alike, check_floats
 from .operators import check_classes, computable, register, target, workspace
 
 # Those of `adapt`, and whether the queries are plainly finite.
@@ -107,8 +107,7 @@ def check_posterior(
     K = weights.shape[1]
     check_classes(K, B)
     L = 1 if len(weights) == 1 else B  # labelled rows that all tasks share
-    dtype, device = query.dtype, query.device
-    for name, x, shape in (
+    others = (
         ("centre", centre, (L, D)),
         ("weights", weights, (L, K, D)),
         ("scale", scale, (L, D)),
@@ -117,18 +116,8 @@ def check_posterior(
         ("shots", shots, (L, K)),
         ("sharpness", sharpness, (L,)),
         ("lengths", lengths, (L, K)),
-    ):
-        if name == "lengths" and x is None:
-            continue
-        if type(x) is Tensor and (x.shape, x.dtype, x.device) == (shape, dtype, device):
-            continue  # as it should be, and told at little cost
-        check.features(name, x)
-        assert x is not None
-        check.one_device(**{"query": query, name: x})
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {list(shape)}, got {list(x.shape)}")
-        if x.dtype is not dtype:
-            raise ValueError(f"{name} must be {dtype} like query, got {x.dtype}")
+    )
+    check_alike("query", query, others, optional="lengths")
 
 
 def allocate(query: Tensor, K: int) -> Outputs:

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import check
 from . import native
 from .backend import takes_reference
-from .labelled import check_floats
+from .labelled import check_alike, check_floats
 from .operators import computable, register, target, workspace
 
 
@@ -108,10 +108,9 @@ def check_step(
             f"given must have shape [B, Q, K] with Q and K at least 1, got {list(given.shape)}"
         )
     B, Q, K = given.shape
-    dtype, device = given.dtype, given.device
     check.features("shots", shots)
     L = 1 if shots.shape[:1] == (1,) else B  # labelled rows that all tasks share
-    for name, x, shape in (
+    others = (
         ("cross", cross, (B, Q, K)),
         ("inner", inner, (B, Q, K)),
         ("own", own, (B, Q)),
@@ -122,18 +121,8 @@ def check_step(
         ("constant", constant, (B, K)),
         ("total", total, (B, K)),
         ("prior", prior, (B,)),
-    ):
-        if name == "extra" and x is None:
-            continue
-        if type(x) is Tensor and (x.shape, x.dtype, x.device) == (shape, dtype, device):
-            continue  # as it should be, and told at little cost
-        check.features(name, x)
-        assert x is not None
-        check.one_device(**{"given": given, name: x})
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {list(shape)}, got {list(x.shape)}")
-        if x.dtype is not given.dtype:
-            raise ValueError(f"{name} must be {given.dtype} like given, got {x.dtype}")
+    )
+    check_alike("given", given, others, optional="extra")
 
 
 def allocate(given: Tensor) -> tuple[Tensor, Tensor]:

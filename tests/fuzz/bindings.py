@@ -21,17 +21,7 @@ from paddle_ext.ops import native
 from paddle_ext.ops.operators import Scratch
 
 GARBAGE: tuple[Any, ...] = (None, "x", b"", 1.5, -1, 2**63, 2**70, True, (), (1, 2, 3), [], {}, 0)
-MAKERS = (
-    "paddle_call",
-    "sinkhorn_call",
-    "tim_call",
-    "adapt_call",
-    "labelled_call",
-    "coordinates_call",
-    "calibrate_call",
-    "step_call",
-    "tasks_call",
-)
+MAKERS = tuple(name for name in dir(native.load()) if name.endswith("_call"))
 
 
 # --- the sampler --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .group import Group
-from .steps import State, Top, assign, count
+from .steps import State, Top, assign, count, is_captured
 
 LARGE = 2**22  # queries times classes of a task, from which on it is done in chunks
 KEPT_BYTES = 2**31 - 2**26  # of likelihoods; beyond, logits are computed anew in every iteration
@@ -115,18 +115,17 @@ def kept_dtype(real: Tensor) -> torch.dtype:
 def holder(scores: Scores) -> Kept | Recomputed:
     """Likelihoods are kept where they fit."""
     B, N, K = scores.shape
-    capturing = scores.slope.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or B * N * K * kept_dtype(scores.slope).itemsize > KEPT_BYTES:
+    if is_captured(scores.slope) or B * N * K * kept_dtype(scores.slope).itemsize > KEPT_BYTES:
         return Recomputed(scores)
     return Kept(scores)
 
 
 def settle(
     scores: Scores, state: State, group: Group, *, dual_weight: float, max_iter: int
-) -> tuple[Tensor, Tensor]:
-    """Iterate the dual; then that of the last probabilities, and what classes hold under the dual.
+) -> tuple[Tensor, Kept | Recomputed]:
+    """Iterate the dual; then that of the last probabilities, [B, K], and who counts.
 
-    [B, K] each; the dual is one step beyond the one that the last probabilities had.
+    The dual is one step beyond the one that the last probabilities had.
     """
     holding = holder(scores)
     used = torch.zeros_like(state.dual)
@@ -135,7 +134,7 @@ def settle(
         state.update(holding.held(dual_weight * state.dual, group))
         if not state.goes_on():
             break
-    return used, holding.held(dual_weight * state.dual, group)
+    return used, holding
 
 
 @dataclass(frozen=True)

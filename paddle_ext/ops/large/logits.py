@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...rows import computing_dtype
 from .fixed import Told, settle, tell
 from .group import ALONE, Group
-from .queries import CPU_NUMBERS, CUDA_NUMBERS
+from .queries import Queries
+from .sources import TensorRows
 from .steps import State
-
-DIRICHLET = check.PRIORS["dirichlet"]
 
 
 class GivenScores:
@@ -23,17 +21,14 @@ class GivenScores:
     pieces: int | None = None
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+        self.rows = Queries(TensorRows(logits))
         self.shape = (1, *logits.shape)
-        self.slope = logits.new_ones(1, dtype=computing_dtype(logits))
+        self.slope = logits.new_ones(1, dtype=self.rows.dtype)
         self.bias = logits.new_zeros(1, logits.shape[1], dtype=torch.float64)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        Q, K = self.logits.shape
-        size = max(256, (CUDA_NUMBERS if self.logits.is_cuda else CPU_NUMBERS) // K)
-        for start in range(0, Q, size):
-            part = slice(start, min(Q, start + size))
-            yield part, self.logits[part].unsqueeze(0).to(self.slope.dtype, copy=True), None
+        for part, logits in self.rows.chunks(self.shape[2]):
+            yield part, logits.to(self.slope.dtype, copy=True), None
 
 
 def adapt_large(
@@ -51,7 +46,7 @@ def adapt_large(
     Q, K = logits.shape
     total = weight * group.count(Q, logits.device)
     state = State(
-        1, K, logits.device, prior=DIRICHLET, total=total, weight=weight, epsilon=1.0, tol=tol
+        1, K, logits.device, prior=check.DIRICHLET, total=total, weight=weight, epsilon=1.0, tol=tol
     )
     settle(scores, state, group, dual_weight=1.0, max_iter=max_iter)
     told = tell(scores, state.dual, group, top=top, all_classes=all_classes)
@@ -59,4 +54,4 @@ def adapt_large(
     queries = weight * told.log_sums - (counts * state.dual).sum(-1)
     prior = torch.lgamma(K * a) - K * torch.lgamma(a) - torch.lgamma(total + K * a)
     bound = queries + prior.squeeze(-1) + torch.lgamma(counts + a).sum(-1)
-    return told, state, (counts + a) / (total + K * a), bound
+    return told, state, state.proportions(counts), bound

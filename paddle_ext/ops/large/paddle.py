@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ... import check
 from ...scaling import auto_factor, calibrated_factor
+from .class_sums import Part, sums_by_class
 from .fixed import settle, tell
 from .group import ALONE, Group
 from .products import (
@@ -26,19 +26,17 @@ from .products import (
     TwoHalves,
 )
 from .queries import (
-    CPU_NUMBERS,
-    CUDA_NUMBERS,
     Queries,
     Survey,
     labelled_sums,
+    numbers_at_once,
     raw_coordinates,
     scaled,
     survey,
 )
 from .sources import IndexedRows, Rows, TensorRows
-from .steps import State, Top, assign
+from .steps import State, Top, assign, is_captured
 
-DIRICHLET = check.PRIORS["dirichlet"]
 PRECISIONS = ("auto", "tf32", "half")
 MOST_TOP = 64  # classes that are told of a row
 ROUGH = 1e-3  # iterations that move prototypes by more, on average, may be in half precision
@@ -210,31 +208,15 @@ class Paddle:
     def class_sums(self, scores: DistanceScores, dual: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of the rows by class [B, K, D], and of their probabilities [B, K] float64."""
         form = scores.walk.form
-        sums, held = form.room(self.K), torch.zeros_like(dual)
-        bias = (scores.bias + dual).to(scores.slope.dtype)
-        for part, x in scores.walk:
-            products = form.products(x, scores.w)
-            u, rest = self.weights(form, products)
-            assign(
-                products,
-                scores.slope,
-                bias,
-                length=scores.lengths(part),
-                probabilities=u,
-                rest=rest,
-                held=held,
-                weigh=form.weigh,
-            )
-            form.add(sums, u, rest, x)
-        self.group.sum(held, *sums)
-        return form.total(sums, held), held
+        parts = ((form.products(x, scores.w), scores.lengths(at), x) for at, x in scores.walk)
+        return sums_by_class(parts, scores, dual, form, self.group, weigh=form.weigh)
 
     def move(self, state: State) -> tuple[Tensor, Tensor]:
         """Iterate prototypes and dual; both as the last probabilities had them."""
         labelled, w = self.task.labelled, self.task.labelled.means
         start = w * labelled.shots.to(w.dtype).unsqueeze(-1)
         used, used_dual = w, torch.zeros_like(state.dual)
-        walk = self.rough
+        walk = self.walk if is_captured(w) else self.rough  # whose end somebody must see
         for _ in range(self.options.max_iter):
             live = (state.running > 0).view(-1, 1, 1)
             used, used_dual = (
@@ -267,15 +249,11 @@ class Paddle:
             )
         weighed = self.dual_weight * dual
         told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
-        proportions = state.counts / self.total
-        if o.prior == DIRICHLET:
-            a = state.concentration.unsqueeze(-1)
-            proportions = (state.counts + a) / (self.total + self.K * a)
         dtype = self.queries.dtype
         return Found(
             told.top,
             told.probabilities,
-            proportions.to(dtype),
+            state.proportions(state.counts).to(dtype),
             state.dual.to(dtype),
             state.iterations,
             state.criterion.to(dtype),
@@ -294,34 +272,18 @@ class Paddle:
         found = survey(queries, False, self.group, validate=False)
         raw = raw_coordinates(found, dtype)
         form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
-        taken, held = form.room(self.K), torch.zeros_like(dual)
-        bias = (scores.bias + dual).to(scores.slope.dtype)
-        for part, rows in queries.chunks(max(self.K, queries.D)):
-            products = self.walk.form.products(self.walk.form.operand(rows, part), scores.w)
-            u, rest = self.weights(form, products)
-            assign(
-                products,
-                scores.slope,
-                bias,
-                length=scores.lengths(part),
-                probabilities=u,
-                rest=rest,
-                held=held,
-            )
-            form.add(taken, u, rest, form.operand(rows, part))
-        self.group.sum(held, *taken)
+        own = self.walk.form
+
+        def parts() -> Iterator[Part]:
+            for at, rows in queries.chunks(max(self.K, queries.D)):
+                products = own.products(own.operand(rows, at), scores.w)
+                yield products, scores.lengths(at), form.operand(rows, at)
+
+        taken, held = sums_by_class(parts(), scores, dual, form, self.group)
         centre = found.means.unsqueeze(1)
         unit = (1 / raw.scale.double()).unsqueeze(1)
-        moved = sums - counts.unsqueeze(-1) * centre + form.total(taken, held).double() * unit
+        moved = sums - counts.unsqueeze(-1) * centre + taken.double() * unit
         return (moved / (counts + held).clamp(min=1e-12).unsqueeze(-1) + centre).to(dtype)
-
-    def weights(self, form: Form, products: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Room for the weights of class sums, and for what they lack."""
-        if form.written is None:
-            return products, None
-        shape = *products.shape[:2], self.K
-        u = torch.empty(shape, dtype=form.written, device=products.device)
-        return u, torch.empty_like(u) if form.rest else None
 
 
 def solve(
@@ -376,8 +338,7 @@ def solve_groups(
 ) -> Found:
     """Some tasks after the others: as many as fit a chunk, or one; `shape` is [B, Q, D]."""
     B, Q, D = shape
-    budget = CUDA_NUMBERS if support.is_cuda else CPU_NUMBERS
-    size = max(1, budget // (Q * max(K, D)))
+    size = max(1, numbers_at_once(support.device) // (Q * max(K, D)))
     found = []
     for start in range(0, B, size):
         tasks = slice(start, start + size)

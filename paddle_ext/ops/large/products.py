@@ -19,7 +19,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ...rows import laid_out
+from ...rows import laid_out, power_of_two
 from .steps import add_sums, split
 
 # Probabilities too small to count in a class sum, far below epsilon, and the share of all above
@@ -215,7 +215,7 @@ class RowsAsTheyAre:
         self.coordinates, self.of_two, self.rest = coordinates, of_two, sums_of_two
         # So that scaled prototypes are within what a half can hold.
         largest = coordinates.scale.abs().amax(-1)
-        self.unit = torch.exp2(torch.frexp(largest).exponent.to(largest.dtype))
+        self.unit = power_of_two(largest)
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return rows

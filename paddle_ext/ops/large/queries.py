@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...rows import class_sums, unit_rows
+from ...rows import class_sums, power_of_two, unit_rows
 from .group import Group
 from .products import Coordinates
 from .sources import Rows
+from .steps import is_captured
 
 CUDA_NUMBERS = 3 * 2**22  # of the products of a chunk: enough to hide the launches
 CPU_NUMBERS = 2**19
+
+
+def numbers_at_once(device: torch.device) -> int:
+    """How many numbers the largest matrix of a chunk may have."""
+    return CUDA_NUMBERS if device.type == "cuda" else CPU_NUMBERS
 
 
 class Queries:
@@ -32,8 +38,7 @@ class Queries:
         """How many rows a chunk has, if one takes so many numbers."""
         if isinstance(self.source, Tensor):
             return self.N
-        budget = CUDA_NUMBERS if self.device.type == "cuda" else CPU_NUMBERS
-        return max(256, budget // numbers // 256 * 256)
+        return max(256, numbers_at_once(self.device) // numbers // 256 * 256)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
         """Places and rows [B, n, D]; `numbers` are what a row takes."""
@@ -61,7 +66,7 @@ class Survey:
         """Whether no row is so much longer than another that halves would not hold the ratio."""
         if self.length is None:
             return True
-        if self.length.is_cuda and torch.cuda.is_current_stream_capturing():
+        if is_captured(self.length):
             return False  # nobody can look
         some = self.length[self.length > 0]
         return len(some) == 0 or bool(some.amax() <= 64 * some.amin())
@@ -164,7 +169,7 @@ def scaled(
     means = sums / shots.clamp(min=1e-12).unsqueeze(-1) / width.unsqueeze(1) - centre.unsqueeze(1)
     reach = torch.maximum(found.most / width - centre, centre - found.least / width).amax(-1)
     reach = torch.maximum(reach, means.abs().amax((1, 2)))
-    unit = torch.exp2(torch.frexp(reach).exponent.double())
+    unit = power_of_two(reach)
     squares = found.squares - found.total * found.means.square().sum(-1)
     if scaling == "minmax":
         squares = torch.full_like(squares, torch.nan)  # of no use
@@ -180,6 +185,6 @@ def scaled(
 def raw_coordinates(found: Survey, dtype: torch.dtype) -> Coordinates:
     """The rows as they are, but centred and of size 1; `found` is of rows without lengths."""
     reach = torch.maximum(found.most - found.means, found.means - found.least).amax(-1)
-    unit = torch.exp2(torch.frexp(reach).exponent.double()).unsqueeze(-1)
+    unit = power_of_two(reach).unsqueeze(-1)
     ones = torch.ones_like(found.means)
     return Coordinates(None, (ones / unit).to(dtype), (found.means / unit).to(dtype))

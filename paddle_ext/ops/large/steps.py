@@ -16,6 +16,11 @@ from .. import native
 from ..operators import target, workspace
 
 
+def is_captured(x: Tensor) -> bool:
+    """Whether work on x goes into a CUDA graph, so that nobody can look at it."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def pointer(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
@@ -266,6 +271,7 @@ class State:
         epsilon: float,
         tol: float,
     ) -> None:
+        self.prior, self.total = prior, total
         new = {"dtype": torch.float64, "device": device}
         self.counts = torch.zeros(B, K, **new)  # type: ignore[call-overload]
         self.dual = torch.zeros_like(self.counts)
@@ -302,8 +308,14 @@ class State:
             workspace_bytes=0,
         )
 
+    def proportions(self, counts: Tensor) -> Tensor:
+        """Of the classes, from what they hold of the queries, times their weight, [B, K]."""
+        if self.prior != check.DIRICHLET:
+            return counts / self.total
+        a = self.concentration.unsqueeze(-1)
+        found: Tensor = (counts + a) / (self.total + counts.shape[-1] * a)
+        return found
+
     def goes_on(self) -> bool:
         """Whether a task is running; not asked while a CUDA graph is recorded."""
-        if self.running.is_cuda and torch.cuda.is_current_stream_capturing():
-            return True
-        return bool(self.running.any())
+        return is_captured(self.running) or bool(self.running.any())
