@@ -50,6 +50,7 @@ lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/codespell
 
 format: $(DEPS) ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix-only .
