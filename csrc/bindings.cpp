@@ -1,4 +1,4 @@
-// The module: what each of its functions takes, and which code it runs.
+// The Python module: the arguments of each function, and the code it runs.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -115,11 +115,11 @@ struct Call {
 
 void require_cuda(bool has) {
     require(PADDLE_EXT_WITH_CUDA,
-            "this build of paddle_ext has no CUDA; build it again with PADDLE_EXT_CUDA=ON");
-    require(has, "this function is for the CPU alone");
+            "this build of paddle_ext has no CUDA; rebuild it with PADDLE_EXT_CUDA=ON");
+    require(has, "this function runs on the CPU only");
 }
 
-void require_cpu(bool has) { require(has, "this function is for CUDA alone"); }
+void require_cpu(bool has) { require(has, "this function runs on CUDA only"); }
 
 template <typename Params, const Solver<Params>& solver>
 int64_t workspace(const Call<Params>& call) {
@@ -137,7 +137,7 @@ void solve(const Call<Params>& call) {
     solver.cuda(call.params, call.target.device, call.target.stream);
 }
 
-// --- their arguments: at most 15 each, see keywords.h ---------------------------------------------
+// --- arguments: at most 15 each, see keywords.h ---------------------------------------------
 
 void add_target(py::module_& module) {
     const auto make = [](bool cuda, int threads, int device, uintptr_t stream) {

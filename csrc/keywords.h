@@ -1,8 +1,8 @@
-// A call of a solver, as Python makes it: an object from keyword arguments alone, each of which goes
-// into the field of a struct that has its name, with methods that take more of them. pybind11's own
-// keyword arguments take 8 us for the 30 fields of a call, these take one; and they have a signature
-// that `inspect`, and so the test of the stub, can read. At most 15 to a function: from 16 on Python
-// packs them into a dictionary, which takes longer than all the rest.
+// A solver call as Python sees it: an object built from keyword arguments only, each stored in the
+// struct field of the same name, with methods that take further keywords. pybind11's own keyword
+// arguments take 8 us for the 30 fields of a call, these take 1 us; and they have a signature that
+// `inspect`, and so the test of the stub, can read. At most 15 per function: from 16 on Python
+// packs them into a dictionary, which costs more than everything else.
 #pragma once
 
 #include <pthread.h>
@@ -68,7 +68,7 @@ void read(PyObject* value, Item (&items)[Count]) {
     }
 }
 
-// The six numbers of a task's shape, as one tuple.
+// The six sizes of a task, as one tuple.
 inline void read(PyObject* value, PaddleSizes& sizes) {
     int64_t numbers[6];
     read(value, numbers);
@@ -92,7 +92,7 @@ class Keywords {
   public:
     explicit Keywords(const char* function) : function_(function) {}
 
-    // The path of members that leads to the field.
+    // Pointers to members that lead to the field.
     template <auto... Path>
     Keywords& add(const char* name) {
         PyObject* const interned = PyUnicode_InternFromString(name);
@@ -102,7 +102,7 @@ class Keywords {
         return *this;
     }
 
-    // Every keyword must be there, and no other; fastest in the order of `add`.
+    // All keywords are required and no others are allowed; fastest in the order of `add`.
     void read_all(PyObject* const* values, Py_ssize_t positional, PyObject* names,
                   Struct& to) const {
         if (positional != 0) throw py::type_error(function_ + "() takes keyword arguments only");
@@ -112,18 +112,18 @@ class Keywords {
             const size_t at = i < list_.size() && list_[i].interned == name ? i : find(name);
             if (at == list_.size()) {
                 const std::string text = py::str(py::handle(name));
-                throw py::type_error(function_ + "() has no argument '" + text + "'");
+                throw py::type_error(function_ + "() got an unexpected argument '" + text + "'");
             }
             list_[at].set(values[i], to);
         }
-        // Python refuses a name that comes twice, so none is missing if their number is right.
+        // Python rejects duplicate names, so if the count is right none is missing.
         if (given != list_.size()) {
             throw py::type_error(function_ + "() takes " + std::to_string(list_.size()) +
                                  " arguments, got " + std::to_string(given));
         }
     }
 
-    // As `inspect` finds it in the documentation of a function.
+    // The format in which `inspect` reads the signature from a docstring.
     std::string signature(bool method) const {
         std::string all = method ? "$self" : "", comma = method ? ", " : "";
         if (!list_.empty()) all += comma + "*";
@@ -152,7 +152,7 @@ class Keywords {
 
 // --- calls --------------------------------------------------------------------------------------
 
-// What C++ throws becomes an error of Python.
+// Turns C++ exceptions into Python ones.
 template <typename Body>
 PyObject* guarded(const Body& body) {
     try {
@@ -169,10 +169,10 @@ PyObject* guarded(const Body& body) {
     return nullptr;
 }
 
-// Without the GIL for as long as it lives; but about ten times a second it is taken to look for
-// signals, whose handlers may raise an exception, such as KeyboardInterrupt. Then the work is given
-// up. Handlers run on the main thread alone, so that no other one looks: it would wait for the GIL in
-// vain, and where the interpreter is ending it would never come back.
+// Releases the GIL during its lifetime, but takes it about ten times a second to check for signals,
+// whose handlers may raise an exception such as KeyboardInterrupt. The call is then cancelled.
+// Handlers run on the main thread only, so other threads do not check: they would wait for the GIL
+// in vain, and forever if the interpreter is shutting down.
 class WithoutGil {
   public:
     WithoutGil() : state_(PyEval_SaveThread()), call_(handled, this) {}
@@ -200,18 +200,18 @@ class WithoutGil {
     Interruptible call_;
 };
 
-// A small workspace is one that each thread keeps (Scratch in ops/operators.py). A call that a signal's
-// handler makes in the midst of another one must not get it: it asks for more than there is.
+// Each thread keeps one small workspace (Scratch in ops/operators.py). A call made by a signal
+// handler inside another call must not share it, so it asks for more than the scratch has.
 constexpr int64_t kBeyondScratch = int64_t(1) << 20;
 
-// What there is of it in Python.
+// The size of that scratch workspace in Python.
 template <typename Struct>
 struct CallKeywords {
     Keywords<Struct> make, workspace, run;
 };
 
-// The function `make` of the module returns an object whose method `workspace` tells the bytes that
-// `run` needs, which runs without the GIL. There is one such class for a struct: all is static.
+// The module function `make` returns an object whose method `workspace` returns the bytes that
+// `run` needs; `run` releases the GIL. There is one such class per struct, so everything is static.
 template <typename Struct>
 class CallClass {
   public:
@@ -250,7 +250,7 @@ class CallClass {
 
     static PyMethodDef method(const Keywords<Struct>& keywords, Function function, bool method) {
         const auto* const doc =
-            new std::string(keywords.signature(method));  // as long as the module
+            new std::string(keywords.signature(method));  // lives as long as the module
         return {keywords.function(),
                 reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
                 METH_FASTCALL | METH_KEYWORDS, doc->c_str()};
@@ -287,7 +287,7 @@ class CallClass {
                 const WithoutGil released;
                 run_of_(call);
             }
-            if (PyErr_Occurred() != nullptr) return nullptr;  // by a signal's handler
+            if (PyErr_Occurred() != nullptr) return nullptr;  // raised by a signal handler
             Py_RETURN_NONE;
         });
     }

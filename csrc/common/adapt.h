@@ -2,7 +2,7 @@
 // queries: the algebra that CPU and CUDA share.
 //
 // Proportions pi ~ Dirichlet(a, ..., a), and a query q is of class k with probability pi_k. With l
-// the log-likelihoods and w the weight of a query in the counts, an iteration of variational Bayes is
+// the log-likelihoods and w the weight of a query in the counts, a variational Bayes iteration is
 //   u_qk = softmax_k( l_qk + e_k )
 //   N_k  = w sum_q u_qk
 //   a    : a Newton step in ln a towards the maximum of the bound
@@ -17,12 +17,12 @@
 namespace paddle_ext {
 
 constexpr double kFirstConcentration = 1.0;
-// Beyond these the proportions are those of one class, or all equal, to any precision.
+// Outside these bounds the proportions are one class, or uniform, to any precision.
 constexpr double kMinConcentration = 1e-4;
 constexpr double kMaxConcentration = 1e4;
 
-// The slope of the bound in a, and its curvature, are sums of K + 3 terms: those of the classes, and
-// of a, K a and total + K a; so that threads can share them.
+// The slope of the bound in a and its curvature are sums of K + 3 terms, one for each class and for
+// a, K a and total + K a, so that threads can share them.
 struct PriorTerm {
     double slope, curvature;
 };
@@ -40,8 +40,8 @@ PADDLE_EXT_HD PriorTerm prior_term(int which, double a, double total, double K) 
     return {first * found.digamma, second * found.trigamma};
 }
 
-// The next concentration. One step of at most a factor e an iteration: a prior that runs ahead of
-// the counts ends in a poorer maximum.
+// The next concentration. Each iteration changes it by at most a factor e: a prior that runs ahead
+// of the counts ends in a worse maximum.
 template <typename Real>
 PADDLE_EXT_HD Real next_concentration(Real a, Real slope, Real curvature) {
     const Real first = a * slope, second = first + a * a * curvature;  // in ln a
@@ -53,7 +53,7 @@ PADDLE_EXT_HD Real next_concentration(Real a, Real slope, Real curvature) {
                                             : next;
 }
 
-// The part of the bound that does not depend on single queries or classes.
+// The part of the bound that is independent of individual queries and classes.
 PADDLE_EXT_HD double prior_bound(double a, double total, double K) {
     return log_gamma(K * a) - K * log_gamma(a) - log_gamma(total + K * a);
 }

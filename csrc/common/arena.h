@@ -1,5 +1,5 @@
-// Cuts one block of memory, which torch allocated, into aligned arrays. With a null base it only
-// counts, so the same code tells the size and hands out the pointers.
+// Splits one block of memory, allocated by torch, into aligned arrays. With a null base it only
+// counts, so the same code computes the size and hands out the pointers.
 #pragma once
 
 #include <cstddef>

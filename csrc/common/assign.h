@@ -1,17 +1,17 @@
-// What CPU and CUDA share about the rows of large tasks.
+// Constants for the rows of large tasks, shared by CPU and CUDA.
 #pragma once
 
 #include "common/math.h"
 
 namespace paddle_ext {
 
-// The largest likelihood of a row. Half precision reaches down to 2^-24: from here, to 2^-39 of the
-// largest, with all its digits to 2^-29.
+// The largest likelihood of a row. Half precision goes down to 2^-24: from here down to 2^-39 of
+// the largest, with full precision to 2^-29.
 constexpr double kLikelihoodUnit = 32768.0;
 
-// A row whose classes hold less than this together has lost digits of those that matter.
+// A row whose classes sum to less than this has lost precision that matters.
 constexpr double kFaintRow = 1e-2;
 
-constexpr int kMostTop = 64;  // classes that are told of a row
+constexpr int kMostTop = 64;  // most classes reported per row
 
 }  // namespace paddle_ext

@@ -1,10 +1,11 @@
-// The sharpness f that makes the labels of some rows most likely, from their squared distances d to
-// the classes: the algebra that CPU and CUDA share.
+// Finds the sharpness f that maximises the likelihood of the labels of some rows, given their
+// squared distances d to the classes: the algebra shared by CPU and CUDA.
 //
 //   F(f) = sum_i CE_i( softmax(-f/2 d_i.) ) + (ln f - ln centre)^2 / (2 spread^2)
 //
-// is minimised over ln f, by Newton steps inside a bracket, which is halved where they leave it.
-// With m and v the mean and the variance of d_i. under the softmax and d_iy the own class's,
+// is minimised over ln f by Newton steps inside a bracket; a step outside the bracket becomes a
+// bisection. With m and v the mean and variance of d_i. under the softmax, and d_iy the distance to
+// the row's class,
 //   dF / d ln f   = f/2 sum_i (d_iy - m_i) + (ln f - ln centre) / spread^2
 //   d2F / d ln f2 = the first term + f^2/4 sum_i v_i + 1 / spread^2.
 #pragma once
@@ -17,7 +18,7 @@ namespace paddle_ext {
 
 constexpr double kMinSharpness = 0.1, kMaxSharpness = 1e4;
 constexpr int kMaxCalibrationSteps = 40;
-// A step in ln f after which there is no other: Newton's error is about its square.
+// Stop after a step in ln f smaller than this: the error left by Newton is about its square.
 constexpr double kCalibrated = 1e-3;
 constexpr double kLongestStep = 1.5;  // in ln f; longer ones overshoot
 
@@ -31,7 +32,7 @@ struct Bracket {
 
     PADDLE_EXT_HD double sharpness() const { return exp(at); }
 
-    // One step, from sum_i (d_iy - m_i) and sum_i v_i at `at`. False when it has arrived.
+    // One step, from sum_i (d_iy - m_i) and sum_i v_i at `at`. Returns false once converged.
     PADDLE_EXT_HD bool step(double lag, double variance) {
         const double f = sharpness();
         const double first = 0.5 * f * lag;

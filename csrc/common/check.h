@@ -1,4 +1,4 @@
-// Errors leave native code as exceptions; bindings.cpp hands them to Python.
+// Native code reports errors as exceptions; bindings.cpp passes them to Python.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ void require(bool condition, const Parts&... parts) {
     throw std::invalid_argument(message.str());
 }
 
-// A workspace that was measured under other settings than it is used with would be overrun.
+// A workspace measured under other settings would overflow.
 inline void require_workspace(int64_t bytes, int64_t needed) {
     require(bytes >= needed, "workspace must have ", needed, " bytes, got ", bytes);
 }

@@ -1,4 +1,4 @@
-// Host side of a kernel launch: the device to run on, and what went wrong.
+// Host side of a kernel launch: device selection and error checks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,10 +18,11 @@ inline void check_cuda(cudaError_t status, const char* what) {
     throw std::runtime_error(message.str());
 }
 
-// After every launch: an error is told where it happened, not at the next synchronisation.
+// Called after every launch, so that an error is reported where it happened and not at the next
+// synchronisation.
 inline void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
 
-// Makes `device` the thread's current one for as long as it lives.
+// Makes `device` the current device of the thread during its lifetime.
 class DeviceGuard {
   public:
     explicit DeviceGuard(int device) {
@@ -52,8 +53,8 @@ inline unsigned grid_size(int64_t blocks) {
     return static_cast<unsigned>(blocks);
 }
 
-// Lets a kernel ask for all the shared memory that a block of it can have. Always the same amount: the
-// setting is the kernel's, so a smaller one would fail the launch of another thread.
+// Allows a kernel to use all the shared memory a block can have. The amount is always the same: the
+// setting belongs to the kernel, so a smaller one would make a launch from another thread fail.
 template <typename Kernel>
 void allow_all_shared(Kernel* kernel) {
     int device = 0;
@@ -76,8 +77,8 @@ __host__ __device__ constexpr auto round_up(A a, B b) {
     return ceil_div(a, b) * b;
 }
 
-// Cuts the memory of a block into arrays, each aligned to 16 bytes. Host and device lay it out by
-// the same code: with a null base it only counts.
+// Splits the memory of a block into arrays, each aligned to 16 bytes. Host and device share this
+// layout code: with a null base it only counts.
 class SharedArena {
   public:
     __host__ __device__ explicit SharedArena(void* base)

@@ -1,11 +1,11 @@
 // digamma, trigamma and the logarithm of the gamma function, for x > 0, in double.
 //
-// The recurrence leads up by kShift = 6: with P(x) = x (x + 1) ... (x + 5),
+// The recurrence shifts x up by kShift = 6: with P(x) = x (x + 1) ... (x + 5),
 //   digamma(x)  = digamma(x + 6) - P'/P
 //   trigamma(x) = trigamma(x + 6) + (P'/P)^2 - P''/P
 //   lgamma(x)   = lgamma(x + 6) - ln P
-// and from there the asymptotic series leave relative errors of 2e-12 at most. There is no branch, so
-// that a vector of numbers takes the same way as one.
+// and the asymptotic series at x + 6 has a relative error of at most 2e-12. There are no branches,
+// so scalars and vectors run the same code.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ struct Polygamma {
     Real digamma, trigamma;
 };
 
-// `log_shifted` is ln(x + kShift): a vector has another logarithm.
+// `log_shifted` is ln(x + kShift): vectors have their own logarithm.
 template <typename Real>
 PADDLE_EXT_HD Polygamma<Real> polygamma(Real x, Real log_shifted) {
     // P is a polynomial of t = x (x + 5), and w = dt/dx.

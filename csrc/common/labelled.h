@@ -1,5 +1,5 @@
-// The coordinates and the feature scale that labelled rows choose: what CPU and CUDA share. The
-// equations are in docs/adaptive.md.
+// Coordinates and feature scale estimated from labelled rows: shared by CPU and CUDA. The equations
+// are in docs/adaptive.md.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +8,25 @@
 
 namespace paddle_ext {
 
-constexpr double kPriorRows = 10.0;   // that the mean variance counts for in that of a feature
+constexpr double kPriorRows = 10.0;   // weight of the mean variance in that of a feature, in rows
 constexpr double kSame = 1e-6;        // a unit-norm row this near to the centre is the centre
 constexpr double kNoScatter = 1e-10;  // squared distances below are rounding
 
-// 1 / norm of a unit-norm row less the centre; 0 for a row that is the centre, up to rounding.
+// 1 / norm of a unit-norm row minus the centre; 0 if the row equals the centre up to rounding.
 template <typename Real>
 PADDLE_EXT_HD Real inverse_of_centred(Real squared) {
     return squared > Real(kSame * kSame) ? Real(1) / Real(sqrt(squared)) : Real(0);
 }
 
-// Whether a row of this 1 / norm surely has no NaN, no infinity and no number that is too large. Where
-// it has not, a look at the row itself must tell.
+// Whether 1 / norm alone proves that a row has no NaN, infinity or overflow. If not, the row itself
+// must be checked.
 template <typename Real>
 PADDLE_EXT_HD bool plainly_sound(Real first) {
     return first > Real(1e-18) && first < Real(1e18);
 }
 
-// Of `total` rows that could calibrate `count` do, evenly spread: the place of the row of this rank,
-// or -1 if it does not.
+// Of `total` rows that could calibrate, `count` evenly spread ones do: the position of the row of
+// this rank, or -1 if it is not used.
 PADDLE_EXT_HD int64_t place_of(int64_t rank, int64_t total, int64_t count) {
     const int64_t near = rank * count / total;
     for (int64_t place = near; place <= near + 1 && place < count; ++place) {
@@ -35,8 +35,8 @@ PADDLE_EXT_HD int64_t place_of(int64_t rank, int64_t total, int64_t count) {
     return -1;
 }
 
-// What a feature counts, up to a factor, from its variance inside the classes and the mean one, both
-// times `degrees` of freedom.
+// The weight of a feature, up to a factor, from its within-class variance and the mean of these
+// variances, both times `degrees` of freedom.
 PADDLE_EXT_HD double feature_scale(double scatter, double mean_scatter, double degrees, double D) {
     const double mean = degrees > 0 ? mean_scatter / degrees : 0.0;
     const double variance = (scatter + kPriorRows * mean) / (degrees + kPriorRows);

@@ -1,4 +1,4 @@
-// The arithmetic that CPU and CUDA share: one definition of every rule and of every threshold.
+// Arithmetic shared by CPU and CUDA: every rule and threshold is defined once.
 #pragma once
 
 #include <cmath>
@@ -14,29 +14,29 @@ namespace paddle_ext {
 template <typename Real>
 constexpr Real kLog2e = Real(1.4426950408889634);
 
-// scaling="auto": the nearest class leads the median one by this much in squared distance
+// scaling="auto": the lead of the nearest class over the median class in squared distance
 // (measured: docs/scaling.md), ...
 constexpr double kAutoGap = 13.0;
-// ... unless there is no lead: none at all, or no more of the distance than rounding makes.
+// ... unless there is no lead: zero, or within rounding of the distance.
 constexpr double kAutoMinGap = 1e-12;
 constexpr double kAutoMinShare = 1e-5;
 
-// Squared factor that "auto" applies to a task, from the means over its queries of the squared
-// distance to the median class and of the lead of the nearest.
+// Squared factor that "auto" applies to a task, from two means over its queries: the squared
+// distance to the median class, and the lead of the nearest class.
 PADDLE_EXT_HD double auto_factor_squared(double gap, double median) {
     return gap > fmax(kAutoMinGap, kAutoMinShare * median) ? kAutoGap / gap : 1.0;
 }
 
-// The same of "calibrated", which the labelled rows chose: no less than that of "auto", and twice as
-// much where they could choose nothing, one row a class, and it is 0.
+// The same for "calibrated", which uses the factor chosen by the labelled rows: at least that of
+// "auto". It is 0 if one row per class left nothing to choose; then twice that of "auto".
 PADDLE_EXT_HD double calibrated_factor_squared(double sharpness, double automatic) {
     return sharpness > 0 ? fmax(sharpness, automatic) : 2 * automatic;
 }
 
-// A task is computed in coordinates where its queries are of size one, and its scale is folded into
-// the temperature. Beyond the cap the softmax is a hard choice at every difference the precision
-// resolves; a prototype beyond kFarAway (per shot) is far from every query. Both keep all products
-// finite, whatever the scale of the inputs.
+// A task is computed in coordinates where its queries have size one, and its scale is folded into
+// the temperature. Beyond the cap the softmax is a hard choice for every difference that the
+// precision resolves; a prototype beyond kFarAway (per shot) is far from every query. Together they
+// keep all products finite, whatever the scale of the inputs.
 template <typename Real>
 struct Range;
 template <>
@@ -45,13 +45,13 @@ struct Range<float> {
     static constexpr double kMaxWeight = 1e30;
     static constexpr double kFarAway = 1e9;
     static constexpr double kOffsetResolution = 1e-6;  // of a common offset, relative to it
-    static constexpr int kMinExponent = -120;    // 2^-this, which scales a task up, is a number
-    static constexpr double kMinSpread = 1e-37;  // a smaller range of a feature counts as none
+    static constexpr int kMinExponent = -120;  // 2^-this, which scales a task up, does not overflow
+    static constexpr double kMinSpread = 1e-37;       // a smaller range of a feature counts as zero
     static constexpr double kMinSquaredNorm = 1e-30;  // outside, squares lose bits or overflow
     static constexpr double kMaxSquaredNorm = 1e30;
     static constexpr double kMinEpsilon = 1e-37;  // a smaller one would have no logarithm
-    static constexpr double kMaxEpsilon = 1e37;   // nor a larger one
-    // Beyond all that is computed, yet numbers: the difference of two is zero and not NaN.
+    static constexpr double kMaxEpsilon = 1e37;   // nor would a larger one
+    // Beyond every computed value but still finite: the difference of two is zero, not NaN.
     static constexpr float kInfinity = 3e38f;
     static constexpr float kMinusInfinity = -kInfinity;
 };
@@ -74,10 +74,10 @@ PADDLE_EXT_HD double folded_temperature(double temperature, double factor_square
     return fmin(temperature * factor_squared, Range<Real>::kMaxTemperature);
 }
 
-// Prototypes beyond kFarAway are bounded to it, which changes nothing if they are out of reach of
-// every query there and others are nearer by this factor. Else the unit is too small for the task, and
-// grows by a power of two: until the farthest prototype is within kFarAway where the temperature is so
-// low that it may matter, until the nearest is well within where it is not.
+// Prototypes beyond kFarAway are clamped to it. This changes nothing if every query there is out of
+// their reach and other prototypes are nearer by this factor. Otherwise the unit is too small for
+// the task and grows by a power of two: until the farthest prototype is within kFarAway if the
+// temperature is so low that it may matter, else until the nearest is well within.
 constexpr double kNearFar = 1024.0;
 
 template <typename Real>
@@ -85,7 +85,7 @@ PADDLE_EXT_HD bool is_decisive(double temperature, double unit) {
     return temperature * unit * unit * Range<Real>::kFarAway >= 1.0;
 }
 
-// By which power of two a unit must grow for a length to be within kFarAway; not if that is <= 0.
+// The power of two by which a unit must grow for a length to fit in kFarAway; none if <= 0.
 template <typename Real>
 PADDLE_EXT_HD int exponent_beyond(double length) {
     int exponent, limit;
@@ -94,7 +94,7 @@ PADDLE_EXT_HD int exponent_beyond(double length) {
     return exponent - limit + 1;
 }
 
-// What is added to the proportions inside the logarithm, on CUDA.
+// Added to the proportions inside the logarithm, on CUDA.
 PADDLE_EXT_HD float bounded_epsilon(double epsilon) {
     return float(fmin(fmax(epsilon, Range<float>::kMinEpsilon), Range<float>::kMaxEpsilon));
 }
@@ -105,21 +105,23 @@ PADDLE_EXT_HD double dual_weight(double lam, double Q) {
     return fmin(lam / Q, Range<Real>::kMaxWeight);
 }
 
-// What of the probabilities is too small to matter: what rounding of the logits hides anyway, and
-// less than epsilon, which decides what an empty class is.
+// Probabilities too small to matter: those hidden by the rounding of the logits, and smaller than
+// epsilon, which defines an empty class.
 struct Thresholds {
-    // A change below quiet + quiet_share * u is not applied yet; it counts once it has grown.
+    // A change below quiet + quiet_share * u is deferred; it counts once it has grown.
     double quiet, quiet_share;
-    // A class whose probabilities are all below this leaves the softmax: its dual, fixed while it
-    // is away, is right to a tenth when it leaves. What it holds of a row stays in the row's sum.
+    // A class whose probabilities are all below this leaves the softmax. Its dual is frozen while
+    // it is away, and is accurate to a tenth when it leaves. Its share of a row stays in the row's
+    // sum.
     double sleep;
-    // All classes are back as soon as those that left would hold more than this of a row.
+    // All classes return as soon as the absent ones would hold more than this share of a row.
     double wake;
 };
 
-// The logits hold `weight` times the dual, so a heavier weight asks for a better dual. Rounding
-// of the logits hides 5e-7 of a probability in single precision. 2e-5 of a row, which may have an
-// old dual, is well below the promised 1e-4; in double precision both are below the promised 1e-10.
+// The logits contain `weight` times the dual, so a larger weight needs a more accurate dual. In
+// single precision, rounding of the logits hides 5e-7 of a probability. 2e-5 of a row, which may
+// have a stale dual, is well below the guaranteed 1e-4; in double precision both are below the
+// guaranteed 1e-10.
 PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, double weight,
                                     double K) {
     epsilon /= fmax(weight, 1.0);
@@ -131,10 +133,10 @@ PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, doubl
     return {1e-3 * wake, 1e-15, fmin(1e-2, 0.5 / K) * wake, wake};
 }
 
-// ||dw_k|| of one class from what the u-step changed: with N w = s + sum_q u_q z_q,
+// |dw_k|| of one class from the change of the u-step: with N w = s + sum_q u_q z_q,
 //   N' (w' - w) = sum_q du_q (z_q - w),
-// so the square needs sum du, sum du (G du) and sum du (N z.w), all of the size of the change: no
-// difference of large squared norms, which single precision could not resolve.
+// so the square needs sum du, sum du (G du) and sum du (N z.w), all as small as the change: there
+// is no difference of large squared norms, which single precision could not resolve.
 template <typename Real>
 PADDLE_EXT_HD Real prototype_shift(Real sum_du, Real sum_du_gdu, Real sum_du_m, Real mass_before,
                                    Real norm_before, Real mass_after) {
@@ -143,8 +145,8 @@ PADDLE_EXT_HD Real prototype_shift(Real sum_du, Real sum_du_gdu, Real sum_du_m, 
     return squared > 0 ? sqrt(squared) / mass_after : Real(0);
 }
 
-// A class without support cannot be asked for with validation on; without it, it must not divide
-// by zero. One support row weighs 1, so that no mass in use is near the bound.
+// Validation rejects a class without support; without validation it must not divide by zero. One
+// support row weighs 1, so no mass in use is near the bound.
 template <typename Real>
 PADDLE_EXT_HD Real safe_mass(Real mass) {
     return mass > Real(1e-12) ? mass : Real(1e-12);

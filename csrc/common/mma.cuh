@@ -1,9 +1,9 @@
-// Products on the tensor cores with the precision of float: every number is two halves, high + low,
-// and hi hi + hi lo + lo hi is summed in float. What is left out is 2^-22 of the product.
+// Matrix products on tensor cores with float precision: every number is split into two halves, high
+// + low, and hi hi + hi lo + lo hi is summed in float. The omitted term is 2^-22 of the product.
 //
 // A row of numbers is stored in groups of 32: first the high parts, then the low parts, 128 bytes.
-// In shared memory the eight 16-byte pieces of a group are permuted by the row, so that eight rows
-// are read, plain or transposed, without bank conflicts.
+// In shared memory the eight 16-byte pieces of a group are permuted by row, so that eight rows can
+// be read, plain or transposed, without bank conflicts.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -27,14 +27,14 @@ __device__ inline HighLow split(float value) {
     return {high, __float2half_rn(value - __half2float(high))};
 }
 
-// Two neighbours of a group: their high parts, and a group further their low parts.
+// Two neighbours of a group: their high parts; the low parts are one group further.
 __device__ inline void store_halves(__half* to, float first, float second) {
     const HighLow x = split(first), y = split(second);
     *reinterpret_cast<__half2*>(to) = __halves2half2(x.high, y.high);
     *reinterpret_cast<__half2*>(to + kGroup) = __halves2half2(x.low, y.low);
 }
 
-// Where element `column` of a row of groups lies, in halves; its low part is 32 further.
+// Offset of element `column` in a row of groups, in halves; its low part is 32 further.
 __host__ __device__ constexpr int64_t group_offset(int64_t column) {
     return column / kGroup * kGroupHalves + column % kGroup;
 }
@@ -48,7 +48,7 @@ __device__ inline unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory, in the background; zeros if not `valid`.
+// Copies 16 bytes from global to shared memory asynchronously; zeros if not `valid`.
 __device__ inline void copy_async16(unsigned to, const void* from, bool valid) {
     const int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
@@ -57,7 +57,7 @@ __device__ inline void copy_async16(unsigned to, const void* from, bool valid) {
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
-// Until at most `Pending` of the committed groups are still under way.
+// Waits until at most `Pending` of the committed groups are in flight.
 template <int Pending>
 __device__ inline void wait_copies() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
@@ -87,8 +87,8 @@ __device__ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], uns
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The tensor cores cut off what a sum cannot hold, always towards zero. Sums over many rows are kept
-// apart, rounded, and take up those of the tensor cores every so many groups.
+// Tensor cores truncate the bits that a sum cannot hold, always towards zero. Sums over many rows
+// are kept separately, rounded, and absorb the tensor-core sums every few groups.
 constexpr int kFlush = 4;
 
 template <int A, int B>

@@ -1,5 +1,5 @@
-// A parallel loop on threads that are made when first asked for, and kept. OpenMP would bring a second
-// runtime beside torch's own.
+// A parallel loop on threads that are created on first use and kept. OpenMP would load a second
+// runtime alongside torch's.
 #pragma once
 
 #include <atomic>
@@ -10,10 +10,10 @@
 namespace paddle_ext {
 
 // Calls body(context, item, worker) for every item below count, on this thread and on at most
-// threads - 1 others; items are handed out in order, one by one. `worker` is below `threads`, and no
-// two calls at a time have the same. The body does not throw. Any thread may call this at any time:
-// it always works itself, and gets what threads are free. A loop that is given up (`interrupted`)
-// hands out no more items.
+// threads - 1 others; items are handed out in order, one at a time. `worker` is below `threads`,
+// and concurrent calls have different ones. The body must not throw. Any thread may call this at
+// any time: the caller always works too, and uses whatever threads are free. A cancelled loop
+// (`interrupted`) hands out no more items.
 void parallel_run(int64_t count, int threads, void (*body)(void*, int64_t, int), void* context);
 
 template <typename Body>
@@ -24,9 +24,9 @@ void parallel_for(int64_t count, int threads, const Body& body) {
     parallel_run(count, threads, call, const_cast<Body*>(&body));
 }
 
-// For as long as it lives, what this thread and its helpers do is a call that can be given up.
-// `asked` says whether it is to be; it is called about ten times a second, on this thread alone, and
-// may do anything, such as another call.
+// During its lifetime, the work of this thread and its helpers belongs to one call that can be
+// cancelled. `asked` returns whether to cancel; it is called about ten times a second, on this
+// thread only, and may do anything, including another call.
 class Interruptible {
   public:
     Interruptible(bool (*asked)(void*), void* context);
@@ -46,14 +46,14 @@ class Interruptible {
     std::atomic<bool> stopped_{false};
 };
 
-// Whether the call that this thread works for is given up: then its results are worth nothing, and
-// every loop ends as soon as it can. Takes some 30 ns; loops that may last ask it in every round.
+// Whether the call that this thread works for is cancelled: its results are then invalid, and every
+// loop ends as soon as it can. Takes about 30 ns; loops that may run long check it every round.
 bool interrupted();
 
-// Whether this thread is in the midst of a call, so that one that starts now is another one's guest.
+// Whether this thread is inside a call, so that a call starting here is nested.
 bool inside_call();
 
-// How many threads this process has made for parallel_run.
+// Number of threads that this process has created for parallel_run.
 int64_t threads_made();
 
 }  // namespace paddle_ext

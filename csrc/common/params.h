@@ -1,15 +1,15 @@
-// What one call of a solver gets: sizes, pointers, options, and where it runs. Filled by bindings.cpp
-// from keyword arguments of the same names, passed by value.
+// The parameters of one solver call: sizes, pointers, options, and where it runs. Filled by
+// bindings.cpp from keyword arguments of the same names, passed by value.
 //
-// The letters, here and everywhere: B tasks, Q queries, S support rows, K classes, D features,
-// N rows of a feature bank. Sizes are in elements; all arrays are contiguous.
+// Letters used throughout: B tasks, Q queries, S support rows, K classes, D features, N rows of a
+// feature bank. Sizes are in elements; all arrays are contiguous.
 #pragma once
 
 #include <cstdint>
 
 namespace paddle_ext {
 
-// On the CPU with so many threads, or on a stream of a CUDA device.
+// Runs on the CPU with this many threads, or on a stream of a CUDA device.
 struct Target {
     bool cuda;
     int threads;   // CPU
@@ -18,18 +18,18 @@ struct Target {
 };
 
 enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
-// From kAuto on, rows are made unit-norm.
+// From kAuto on, rows are normalised to unit length.
 enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2, kCalibrated = 3 };
 enum class Prior : int { kPaddle = 0, kDirichlet = 1 };  // of the class proportions
 
 struct PaddleSizes {
     int64_t B, Q, S, K, D;
-    int64_t N;            // rows of the bank; 0 when support and query are given as such
+    int64_t N;            // rows of the bank; 0 when support and query are given directly
     bool support_shared;  // one support set for all tasks
 };
 
 constexpr int64_t kTooLarge =
-    -1;  // instead of the bytes of a workspace: a task is not for this code
+    -1;  // returned instead of a workspace size: a task does not fit this code
 
 struct PaddleParams {
     PaddleSizes size;
@@ -49,7 +49,7 @@ struct PaddleParams {
     double temperature;
     double epsilon;
     int max_iter;
-    double tol;  // mean shift of the prototypes or, if they stay, the largest of a count
+    double tol;  // mean shift of the prototypes or, if they are fixed, the largest shift of a count
     Prior prior;
     bool update_prototypes;
 
@@ -115,34 +115,34 @@ struct AdaptParams {
     void* workspace;
     int64_t workspace_bytes;
 
-    const volatile int* stop;  // CUDA, set there: 1 once the call is given up; or null
+    const volatile int* stop;  // CUDA, set there: 1 once the call is cancelled; or null
 };
 
 struct CalibrateParams {
-    int64_t B, R, K;  // R rows to calibrate with
+    int64_t B, R, K;  // R calibration rows
     DType dtype;      // of the distances: float32 or float64
 
     // in
     const void* distances;  // [B, R, K]
     const int64_t* labels;  // [B, R]
-    const int64_t* count;   // [B]: so many of the rows, from the first one on
+    const int64_t* count;   // [B]: number of rows used, from the first on
 
-    // options: where the sharpness is expected, and how far off its logarithm may be
+    // options: the expected sharpness, and the spread of its logarithm
     double centre, spread;
 
     // out
     void* sharpness;  // [B]
     void* objective;  // [B]
-    void* drawn;      // [B, K] what a class draws of the rows of the others
+    void* drawn;      // [B, K] share of other classes' rows that a class attracts
 
     void* workspace;
     int64_t workspace_bytes;
 };
 
-// What the labelled rows of `adaptive` say before anything is calibrated.
+// Statistics of the labelled rows of `adaptive`, before calibration.
 struct LabelledParams {
     int64_t B, S, K, D;
-    int64_t R;    // rows that calibrate; 0 if every class has one row
+    int64_t R;    // calibration rows; 0 if every class has one row
     DType dtype;  // of all arrays: float32 or float64
 
     // in
@@ -151,22 +151,22 @@ struct LabelledParams {
 
     // out
     void* first;       // [B, S]    1 / norm of a row
-    void* second;      // [B, S]    1 / norm of that less the centre
+    void* second;      // [B, S]    1 / norm of the unit row minus the centre
     void* centre;      // [B, D]
     void* means;       // [B, K, D] of the rows in these coordinates
     void* shots;       // [B, K]
-    int64_t* own;      // [B, R]    class of a row that calibrates
-    int64_t* judging;  // [B]       how many rows calibrate; those beyond only fill up
+    int64_t* own;      // [B, R]    class of a calibration row
+    int64_t* judging;  // [B]       number of calibration rows; the rest is padding
     void* x;           // [B, R, D] these rows, in the coordinates
-    void* off;         // [B, R]    their squared distances to their own means, in the feature scale
-    void* scale;       // [B, D]    the feature scale
-    bool* sound;       // [B]       every class has a row, each plainly sound; or null
+    void* off;    // [B, R]    their squared distances to their class means, in the feature scale
+    void* scale;  // [B, D]    the feature scale
+    bool* sound;  // [B]       every class has a row, and every row is plainly sound; or null
 
     void* workspace;
     int64_t workspace_bytes;
 };
 
-// Rows into the coordinates that labelled rows chose: unit norm, less the centre, unit norm.
+// Rows in the coordinates chosen by the labelled rows: unit norm, minus the centre, unit norm.
 struct CoordinatesParams {
     int64_t B, N, D;
     bool shared;  // one centre for all tasks
@@ -177,14 +177,14 @@ struct CoordinatesParams {
 
     // out
     void* x;        // [B, N, D]
-    void* lengths;  // [B, N]    norms before the second division by them
-    bool* sound;    // [B]       made false where a row is not plainly so; or null
+    void* lengths;  // [B, N]    norms before the second normalisation
+    bool* sound;    // [B]       set to false where a row is not plainly sound; or null
 };
 
-// The late step of `adaptive`: prototypes take in the queries, each query judged without itself.
+// The late step of `adaptive`: prototypes absorb the queries, each query classified without itself.
 struct StepParams {
     int64_t B, Q, K;
-    bool shared;    // what belongs to labelled rows is one for all tasks
+    bool shared;    // the statistics of the labelled rows are shared by all tasks
     DType dtype;    // of all arrays: float32 or float64
     double weight;  // of a query in the counts
     double temper;  // factor on the logits
@@ -210,11 +210,11 @@ struct StepParams {
     int64_t workspace_bytes;
 };
 
-// The likelihoods that labelled rows speak for, in the metric of the feature scale: `labelled`, then the
-// sharpness and the hubs.
+// Likelihoods estimated from labelled rows, in the metric of the feature scale: `labelled`, then
+// the sharpness and the bias of hubs.
 struct LikelihoodParams {
     int64_t B, S, K, D;
-    int64_t R;                       // rows that calibrate
+    int64_t R;                       // calibration rows
     DType dtype;                     // of all arrays: float32 or float64
     double prior_sharpness, spread;  // as in CalibrateParams
 
@@ -231,14 +231,14 @@ struct LikelihoodParams {
     void* shots;      // [B, K]
     void* sharpness;  // [B]
     bool* sound;      // [B]       see plainly_sound
-    void* usual;      // [B, R]    squared distances to the own class as of new rows; NaN: no row
+    void* usual;      // [B, R]    squared distances to the own class, as for new rows; NaN: no row
     void* scale;      // [B, D]
 
     void* workspace;
     int64_t workspace_bytes;
 };
 
-// Probabilities of queries under such likelihoods: coordinates, proportions, late step.
+// Probabilities of queries under these likelihoods: coordinates, proportions, late step.
 struct PosteriorParams {
     int64_t B, Q, K, D;
     bool shared;    // one likelihood for all tasks; else [B, ..] below
@@ -256,9 +256,9 @@ struct PosteriorParams {
     const void* bias;       // [K]
     const void* shots;      // [K]
     const void* sharpness;  // one
-    const void* lengths;    // [K] of the rows of one shot, less the centre; null with more
+    const void* lengths;    // [K] norms of one-shot rows minus the centre; null with more shots
 
-    // out, as in AdaptParams; labels and probabilities are those after the late step
+    // out, as in AdaptParams; labels and probabilities are after the late step
     int64_t* labels;
     void* probabilities;
     void* proportions;
@@ -273,69 +273,67 @@ struct PosteriorParams {
     int64_t workspace_bytes;
 };
 
-// Some rows of large tasks: from their products with prototypes to probabilities.
+// A block of rows of large tasks: from their products with prototypes to probabilities.
 //   logit = slope length_q (sum of the pieces) + bias_k
 struct AssignParams {
     int64_t B, N, K;
-    int64_t stride;  // numbers of a row of the products
-    int64_t pieces;  // of which so many times K are pieces of the products, to be added up: 1 or 2
-    int64_t top;     // classes of each row that are told, the most probable ones; may be 0
+    int64_t stride;  // numbers per row of the products
+    int64_t pieces;  // 1 or 2; each is K products, and they are summed
+    int64_t top;     // most probable classes reported per row; may be 0
     DType dtype;     // of the products, and of all reals: float32 or float64
     DType written;   // of `probabilities` and `rest`
-    bool
-        normalise;  // else likelihoods are written, of which the largest of a row is kLikelihoodUnit
-    bool weigh;     // what is written is multiplied by the length of the row
+    bool normalise;  // else write likelihoods, the largest of a row being kLikelihoodUnit
+    bool weigh;      // the output is multiplied by the length of the row
 
     // in
-    void* products;      // [B, N, stride]; lost if `leads` are wanted
+    void* products;      // [B, N, stride]; overwritten if `leads` are wanted
     const void* length;  // [B, N], or null for 1
     const void* slope;   // [B]
     const void* bias;    // [B, K]
-    const void* trust;   // [B, K], or null: (trust u)^2 is written, and held, in the place of u
+    const void* trust;   // [B, K], or null: (trust u)^2 replaces u in the outputs
 
-    // out; null for what is not wanted
+    // out; null if not wanted
     void* probabilities;  // [B, N, K]
-    void* rest;           // [B, N, K] what these lack
-    double* held;         // [B, K]    the sums of the probabilities are added
-    double* log_sums;     // [B]       those of the logarithms of the rows' normalisers are added
+    void* rest;           // [B, N, K] their rounding errors
+    double* held;         // [B, K]    incremented by the sums of the probabilities
+    double* log_sums;     // [B]       incremented by the sums of the log normalisers of the rows
     void* top_probabilities;  // [B, N, top]
     int64_t* top_classes;     // [B, N, top]
-    double* leads;  // [B, 2]    added: of the nearest class over the median one, and of the
-                    //           distance of that one less the row's own square
+    double* leads;  // [B, 2]    incremented by the lead of the nearest class over the median one,
+                    //           and by the distance of the median one minus the row's squared norm
 
     void* workspace;
     int64_t workspace_bytes;
 };
 
-// Sums of rows by class, where most probabilities are too small to count. For the CPU alone.
+// Sums of rows by class, when most probabilities are too small to count. CPU only.
 struct SumsParams {
     int64_t B, N, K, D;
     DType dtype;       // of all arrays: float32 or float64
-    double threshold;  // a probability below is none
-    int64_t most;      // entries that may be above it, over all tasks; with more nothing is done
+    double threshold;  // smaller probabilities are ignored
+    int64_t most;      // limit on entries above it, over all tasks; with more, nothing is done
 
     const void* probabilities;  // [B, N, K]
     const void* rows;           // [B, N, D]
 
-    void* sums;  // [B, K, D] added to
-    int64_t*
-        found;  // [1]       entries above the threshold; more than `most` means at least so many
+    void* sums;      // [B, K, D] added to
+    int64_t* found;  // [1]       entries above the threshold; if more than `most`, a lower bound
 
     void* workspace;
     int64_t workspace_bytes;
 };
 
-// The end of an iteration of large tasks: the dual, and whether a task goes on. One that has stopped
-// keeps all it has.
+// The end of an iteration of large tasks: the dual, and whether a task continues. A stopped task
+// keeps its state.
 struct DualParams {
     int64_t B, K;
     Prior prior;
-    double total;    // queries, times their weight
+    double total;    // number of queries times their weight
     double weight;   // of a query in the counts
     double epsilon;  // of PADDLE's proportions
     double tol;
 
-    const double* held;   // [B, K] what the classes hold of the queries
+    const double* held;   // [B, K] sums of the queries' probabilities
     const double* moved;  // [B]    the criterion, or null: the largest change of a count
 
     // in and out
@@ -350,9 +348,9 @@ struct DualParams {
     int64_t workspace_bytes;
 };
 
-// Rows for the tensor cores, which multiply halves: a row of the task's coordinates,
+// Rows for tensor cores, which multiply halves: a row in the task's coordinates,
 //   x = length_n row scale - centre,
-// as its high halves, or as high, low and once more high halves. For CUDA alone.
+// as high halves, or as high, low and again high halves. CUDA only.
 struct SplitParams {
     int64_t B, N, D;
     int64_t pieces;  // 1 or 3
@@ -369,8 +367,9 @@ struct SplitParams {
     int64_t workspace_bytes;
 };
 
-// The late step of `adaptive` for some rows of one large task; the algebra is in common/step.h. What
-// the class sums s_k need of other rows is known, so that every row is by itself.
+// The late step of `adaptive` for a block of rows of one large task; the algebra is in
+// common/step.h. The contribution of other rows to the class sums s_k is known, so rows are
+// independent.
 struct LateParams {
     int64_t N, K;
     DType dtype;  // of all arrays: float32 or float64
@@ -378,10 +377,10 @@ struct LateParams {
     double slope;    // of the logits before the step
     double sharper;  // factor on distances
     double prior;
-    double plain;  // factor on the logits of the nearest class mean, of one shot; 0: none
+    double plain;  // factor on the one-shot logits of the nearest class mean; 0: none
 
     // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; the new logits
-    // replace the first
+    // overwrite the first
     void* products;
     const void* own;         // [N] products of rows with themselves
     const void* bias;        // [K] of the logits before the step
@@ -397,7 +396,7 @@ struct LateParams {
     int64_t workspace_bytes;
 };
 
-// Likelihoods that are kept, and what the classes hold under weights of the classes.
+// Stored likelihoods, and the sums of probabilities under class weights.
 struct CountParams {
     int64_t B, N, K;
     DType dtype;  // of the likelihoods; float16 or float32, float64 on the CPU
@@ -405,8 +404,8 @@ struct CountParams {
     const void* likelihood;  // [B, N, K]
     const void* weights;     // [B, K] real
 
-    double* held;   // [B, K] the sums of the probabilities are added
-    double* faint;  // [B]    so many rows have lost what they have, added
+    double* held;   // [B, K] incremented by the sums of the probabilities
+    double* faint;  // [B]    incremented by the number of rows that lost precision
 
     void* workspace;
     int64_t workspace_bytes;
@@ -430,11 +429,11 @@ struct TimParams {
 
     // options
     TimSolver solver;
-    bool normalize;  // rows to unit norm first
+    bool normalize;  // normalise rows to unit length first
     double temperature;
     double weight[3];      // of the support's cross-entropy, the marginal, the conditional entropy
     double alpha[3];       // of the same three; 1 is Shannon's
-    double learning_rate;  // of Adam, or the share of the way to the closed form
+    double learning_rate;  // of Adam, or the step fraction towards the closed form
     int max_iter;
 
     // out; "real" is double for float64 features, float otherwise
@@ -453,8 +452,8 @@ struct TaskParams {
     int64_t B, Q;
     int64_t K;                   // classes of the bank
     int64_t M;                   // rows to draw from
-    int64_t num_classes, k_eff;  // candidates of a task, and those with queries among them
-    int64_t shots;               // of a class; 0 when the support is not drawn
+    int64_t num_classes, k_eff;  // candidates of a task, and how many of them have queries
+    int64_t shots;               // per class; 0 when the support is not drawn
     Sampling sampling;
     double alpha;  // of the Dirichlet distribution
     uint64_t seed;
@@ -462,9 +461,10 @@ struct TaskParams {
 
     // in
     const int64_t* labels;                       // [N]
-    const int32_t* rows;                         // [M], rows of the bank; each class in one piece
+    const int32_t* rows;                         // [M], rows of the bank; each class contiguous
     const int32_t *support_begin, *support_end;  // [K], where in `rows`
-    const int32_t *query_begin, *query_end;      // [K]; may be the same but for the first `shots`
+    const int32_t *query_begin,
+        *query_end;  // [K]; may be the same minus the first `shots`
 
     // out
     int64_t* support_index;   // [B, num_classes * shots]

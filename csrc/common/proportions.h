@@ -1,4 +1,4 @@
-// The dual of PADDLE's iteration, from what each class holds of a batch, N_k = sum_q u_qk:
+// The dual of PADDLE's iteration, from the counts of a batch, N_k = sum_q u_qk:
 //   kPaddle      v_k = 1 + ln( N_k / Q + epsilon )
 //   kDirichlet   v_k = digamma(N_k + a) - digamma(Q + K a), with one step of a before (common/adapt.h)
 #pragma once
@@ -9,9 +9,9 @@
 
 namespace paddle_ext {
 
-// What of the probabilities is too small to matter with a learned prior. At the smallest
-// concentration a share of this changes the dual of an empty class by a thousandth. Nobody falls
-// asleep: a prior that grows lifts all empty classes at once.
+// Probabilities too small to matter with a learned prior. At the smallest concentration a share of
+// this size changes the dual of an empty class by a thousandth. No class falls asleep: a growing
+// prior lifts all empty classes at once.
 PADDLE_EXT_HD Thresholds dirichlet_thresholds(bool single_precision, double Q, double weight,
                                               double K) {
     constexpr double kSteepest = 1 / (kMinConcentration * kMinConcentration);  // slope of digamma
@@ -20,7 +20,7 @@ PADDLE_EXT_HD Thresholds dirichlet_thresholds(bool single_precision, double Q, d
     return found;
 }
 
-// The rule of a task, and how far the prior has been learned.
+// The prior of a task, and the state of its learning.
 struct Proportions {
     bool dirichlet;
     double Q, K, epsilon;

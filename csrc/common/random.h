@@ -1,8 +1,8 @@
-// Random numbers that depend on (seed, task, stream) alone: Philox 4x32-10 (Salmon, Moraes, Dror and
+// Random numbers that depend only on (seed, task, stream): Philox 4x32-10 (Salmon, Moraes, Dror and
 // Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
-// The same on every machine: integers, and of floating point only the operations that IEEE 754
-// defines to the last bit. A file that includes this is compiled with -ffp-contract=off.
+// Identical on every machine: only integers, and floating-point operations that IEEE 754 defines to
+// the last bit. A file that includes this is compiled with -ffp-contract=off.
 #pragma once
 
 #include <array>
@@ -66,8 +66,8 @@ class RandomStream {
         return block_[next_++];
     }
 
-    // Uniform in [0, bound), bound >= 1, without bias (Lemire, "Fast random integer generation in an
-    // interval", 2019). A word is refused with a probability of at most bound / 2^32.
+    // Uniform in [0, bound), bound >= 1, unbiased (Lemire, "Fast random integer generation in an
+    // interval", 2019). A word is rejected with probability at most bound / 2^32.
     uint32_t below(uint32_t bound) {
         uint64_t product = uint64_t{word()} * bound;
         if (uint32_t(product) < bound) {
@@ -77,14 +77,13 @@ class RandomStream {
         return uint32_t(product >> 32);
     }
 
-    // Uniform in (0, 1): the middles of 2^52 equal parts.
+    // Uniform in (0, 1): the midpoints of 2^52 equal intervals.
     double unit() {
         const uint64_t high = word(), low = word();
         return (double((high << 20) | (low >> 12)) + 0.5) * 0x1p-52;
     }
 
-    // Marsaglia's polar method. It refuses 21 % of the points; the bound is there for no loop to be
-    // endless.
+    // Marsaglia's polar method. It rejects 21 % of the points; the bound rules out an endless loop.
     double normal() {
         for (int attempt = 0; attempt < kAttempts; ++attempt) {
             const double x = 2 * unit() - 1, y = 2 * unit() - 1;
@@ -96,8 +95,8 @@ class RandomStream {
         return 0;
     }
 
-    // Logarithm of a number of the gamma distribution with this shape > 0: that of shape + 1 (Marsaglia
-    // and Tsang, 2000; under 5 % refused) times u^(1 / shape), which may be below every double.
+    // Logarithm of a gamma variate with this shape > 0: that of shape + 1 (Marsaglia and Tsang,
+    // 2000; under 5 % rejected) times u^(1 / shape), which may underflow a double.
     double log_gamma_variate(double shape) {
         const double d = shape + 2.0 / 3, c = 1 / std::sqrt(9 * d);
         double log_variate = exact_steps_log(d);

@@ -1,4 +1,4 @@
-// Reductions and loads inside a warp. The order of every sum is fixed, so results repeat exactly.
+// Reductions and loads within a warp. The order of every sum is fixed, so results are reproducible.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,10 +32,10 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// Over the block; every thread gets it. `scratch` has a number for each warp.
+// Over the block; every thread gets the result. `scratch` has one number per warp.
 __device__ inline double block_sum(double value, double* scratch) {
     value = warp_sum(value);
-    __syncthreads();  // the sums of the time before have been read
+    __syncthreads();  // the previous sums have been read
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
     double sum = 0;
@@ -54,14 +54,14 @@ __device__ inline float quad_max(float value) {
     return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
 }
 
-// Over the lanes of all quads that have the same place in theirs.
+// Over the lanes that have the same position in their quads.
 __device__ inline float sum_over_quads(float value) {
     value += __shfl_xor_sync(kAllLanes, value, 4);
     value += __shfl_xor_sync(kAllLanes, value, 8);
     return value + __shfl_xor_sync(kAllLanes, value, 16);
 }
 
-// The label of the largest value of the warp; of equal ones the smallest label.
+// The label of the largest value of the warp; of equal values, the smallest label.
 __device__ inline int warp_argmax(float best, int label) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -97,7 +97,7 @@ __device__ inline float4 load4(const __nv_bfloat16* from) {
 }
 
 // Four numbers of a row of D from position d on, zero beyond its end. `aligned`: D and the base
-// allow load4.
+// permit load4.
 template <typename Feature>
 __device__ inline float4 load_row4(const Feature* row, int64_t d, int64_t D, bool aligned) {
     if (aligned) return d < D ? load4(row + d) : make_float4(0, 0, 0, 0);
@@ -110,8 +110,8 @@ __device__ inline float4 load_row4(const Feature* row, int64_t d, int64_t D, boo
 }
 
 // The number of rank `rank` in ascending order among `count` non-negative ones, found by one warp
-// bit by bit: non-negative floats are ordered as their bits are.
-template <int kHeld = 8>  // so many per lane are kept in registers
+// bit by bit: the bits of non-negative floats sort like the floats.
+template <int kHeld = 8>  // this many per lane are kept in registers
 __device__ inline float warp_select_rank(const float* values, int64_t count, int64_t rank) {
     const int lane = threadIdx.x % 32;
     unsigned held[kHeld];

@@ -1,4 +1,4 @@
-// Rows of features of three types on the device, their labels, their places in a bank, their norms.
+// Feature rows of three types on the device: labels, bank indices, norms.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,10 +14,10 @@
 
 namespace paddle_ext {
 
-// The operators do not look at labels and indices, which may lie on a busy device. What is outside
-// its range must not be an address, so kernels load both through these two.
+// The operators do not inspect labels and indices, which may be on a busy device. A value out of
+// range must not become an address, so kernels load both through these two functions.
 
-// The class of a support row; -1, which is no class, for a label outside [0, K).
+// The class of a support row; -1, which matches no class, for a label outside [0, K).
 __device__ inline int load_label(const int64_t* labels, int64_t row, int64_t K) {
     const int64_t label = labels[row];
     return label >= 0 && label < K ? int(label) : -1;
@@ -28,7 +28,7 @@ __device__ inline int64_t load_index(const int64_t* index, int64_t row, int64_t 
     return min(max(index[row], int64_t(0)), N - 1);
 }
 
-// 1 / ||row|| by one warp, and 0 for a zero row, which so stays zero.
+// 1 / ||row|| by one warp; 0 for a zero row, which therefore stays zero.
 template <typename Feature>
 __device__ inline float inverse_norm(const Feature* row, int64_t D, bool aligned, float squared) {
     if (squared > float(Range<float>::kMinSquaredNorm) &&
@@ -66,7 +66,7 @@ __device__ inline float warp_inverse_norm(const Feature* row, int64_t D, bool al
     return inverse_norm(row, D, aligned, warp_sum(sum));
 }
 
-// Rows of D features at these addresses can be read four at a time.
+// Whether rows of D features at these addresses can be read four at a time.
 inline bool rows_aligned(DType dtype, int64_t D, std::initializer_list<const void*> addresses) {
     const uintptr_t bytes = dtype == DType::kFloat32 ? 16 : 8;
     for (const void* at : addresses) {

@@ -1,29 +1,28 @@
-// Sinkhorn's iteration, as the CPU and the CUDA code both do it.
+// Sinkhorn's iteration, shared by CPU and CUDA.
 //
-// Wanted is P = diag(a) exp(-sharpness cost) diag(b) with given row and column sums. In float32 the
-// exponential alone would lose what it needs already for moderate costs, so P is kept as
+// The result is P = diag(a) exp(-sharpness cost) diag(b) with given row and column sums. In float32
+// the exponential alone loses too much already for moderate costs, so P is kept as
 //
 //   P_qk = total a_q M_qk b_k,    M_qk = exp(-sharpness c_qk + f_q + g_k)
 //
-// - Masses are divided by their total; P is multiplied with it in the end.
-// - c is the cost less the minimum of its row, and where needed less the minimum of its column.
+// - Masses are divided by their total; P is multiplied by it at the end.
+// - c is the cost minus the minimum of its row and, if needed, minus the minimum of its column.
 // - f and g are potentials in double, a and b plain factors: an iteration is two products of M with
 //   a vector, no exponential. A row step is a = row mass / (M b), a column step b = column mass /
-//   (M^T a). The row sums of a row step also tell the residual of the iteration before.
-// - A factor is at home at the root of its mass. When one drifts from there by more than
-//   kSinkhornDrift, in nats, all are moved into the potentials, which takes them home, and M is
-//   computed again. As an element of P is never far above the masses of its row and its column, M
-//   then has nothing far above 1, and what of it is flushed to zero (below 1e-38) is nothing to its
-//   row and its column, however small their masses are, until the next move.
-// - At the start f = g = 0, M = exp(-sharpness (cost - minimum of its row)) and b = 1. A column that
-//   is far from all rows may be lost in this M. So if the first column step makes a factor drift,
-//   the minima of the columns are taken off too, over the rows with mass, and the step is done
-//   again: now every row and column has an element of about 1. Differences are taken in double, so
-//   an offset of the cost, of any size, leaves no trace.
-// - A row may lose all it has in M: where its nearest column has no mass, or goes to other rows. Its
-//   sum then tells nothing. As a row step does not depend on the potentials of the rows, these are
-//   chosen anew, such that the largest element of a row is 1, and the step is done again; likewise
-//   those of the columns.
+//   (M^T a). The row sums of a row step also give the residual of the previous iteration.
+// - A factor starts at the square root of its mass. When one drifts from there by more than
+//   kSinkhornDrift, in nats, all are moved into the potentials, which resets them, and M is
+//   recomputed. As an element of P is never far above the masses of its row and its column, M then
+//   has nothing far above 1, and elements flushed to zero (below 1e-38) are negligible for their
+//   row and their column, however small their masses, until the next move.
+// - At the start f = g = 0, M = exp(-sharpness (cost - minimum of its row)) and b = 1. A column
+//   far from all rows may vanish in this M. So if the first column step makes a factor drift,
+//   the column minima are subtracted too, over the rows with mass, and the step is repeated: every
+//   row and column then has an element of about 1. Differences are taken in double, so an offset of
+//   the cost, of any size, has no effect.
+// - A row may vanish in M: where its nearest column has no mass, or goes to other rows. Its sum is
+//   then meaningless. As a row step does not depend on the potentials of the rows, these are reset
+//   so that the largest element of a row is 1, and the step is repeated; likewise for columns.
 // - A row or column without mass has no elements in M: they would only count as drifting.
 #pragma once
 
@@ -31,11 +30,11 @@
 
 namespace paddle_ext {
 
-constexpr double kSinkhornDrift = 20.0;         // two such factors leave room for M in a float
+constexpr double kSinkhornDrift = 20.0;         // M times two such factors fits a float
 constexpr double kSinkhornFar = 2.35385267e17;  // exp(2 kSinkhornDrift)
-constexpr double kSinkhornGone = -1e300;        // potential without mass; two of them have a sum
+constexpr double kSinkhornGone = -1e300;        // potential of zero mass; the sum of two is finite
 
-// Bounds that no sound task reaches; within them nothing overflows, so nothing becomes NaN.
+// Bounds that no valid task reaches; within them nothing overflows, so nothing becomes NaN.
 template <typename Real>
 struct SinkhornBounds;
 template <>

@@ -2,11 +2,11 @@
 //
 // With p the softmax of the logits and e = kTimEpsilon, the entropies of order a are
 //     H_a(p) = -sum_k (p_k + e) ln_a(p_k + e),     ln_a(x) = (x^(a-1) - 1) / (a-1),
-// and Shannon's at a = 1, where ln_1 = ln and the factor is p_k alone. The function that a derivative
-// by the probabilities g = dL/dp makes of the logits is p_k (g_k - sum_j p_j g_j): constants in g
-// cancel, so that slopes of all orders come from ln_a, which is stable near a = 1.
+// and Shannon's at a = 1, where ln_1 = ln and the factor is p_k alone. A derivative g = dL/dp by
+// the probabilities gives p_k (g_k - sum_j p_j g_j) by the logits: constants in g cancel, so slopes
+// of all orders come from ln_a, which is stable near a = 1.
 //
-// V is a number or a vector of numbers; Math brings log, expm1, sqrt, min, max and all (equal) for it.
+// V is a scalar or a vector; Math provides log, expm1, sqrt, min, max and all (equal) for it.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,13 @@
 namespace paddle_ext {
 
 constexpr double kTimEpsilon = 1e-12;
-// The cross-entropy of order a > 1 is a power with a negative exponent. Beyond 1e15, whose logarithm
-// this is, it goes on as its tangent in ln p: no precision could square the slope of the power itself.
+// The cross-entropy of order a > 1 is a power with a negative exponent. Beyond 1e15, whose
+// logarithm this is, it continues as its tangent in ln p: no precision could square the slope of
+// the power itself.
 constexpr double kTimLogMaxPower = 34.538776394910684;
 constexpr double kAdamBeta1 = 0.9, kAdamBeta2 = 0.999, kAdamEpsilon = 1e-8;
 
-// What the squares in Adam stand.
+// The range in which Adam can square a number.
 template <typename Real>
 struct TimRange;
 template <>
@@ -41,7 +42,7 @@ struct TimRange<double> {
     static constexpr double kMaxLog = 1e200;
 };
 
-// For one number.
+// Scalar version.
 struct TimMath {
     PADDLE_EXT_HD static float log(float x) { return ::logf(x); }
     PADDLE_EXT_HD static double log(double x) { return ::log(x); }
@@ -83,7 +84,7 @@ PADDLE_EXT_HD V tim_log(V p, const TimOrder<Real>& order) {
     return Math::expm1(Math::min(log, Math::all(Real(0))) * order.less_one) * order.inverse;
 }
 
-// A class's term of an entropy, from p (or the mean of p) and its tim_log.
+// The term of one class in an entropy, from p (or the mean of p) and its tim_log.
 template <typename V, typename Real>
 PADDLE_EXT_HD V tim_entropy(V p, V log, const TimOrder<Real>& order) {
     return order.shannon ? -(p * log) : -((p + Real(kTimEpsilon)) * log);
@@ -95,9 +96,9 @@ PADDLE_EXT_HD V tim_entropy_slope(V p, V log, const TimOrder<Real>& order) {
     return order.shannon ? -(log + p / (p + Real(kTimEpsilon))) : -(log * order.alpha);
 }
 
-// dL/dlogit of a query and a class, from g_k and sum_j p_j g_j. Adam makes steps even of tiny
-// gradients, so their rounding counts: take from all g of a query that of its most probable class
-// first, and what would be 1 - p is never formed by a subtraction.
+// dL/dlogit of a query and a class, from g_k and sum_j p_j g_j. Adam turns even tiny gradients into
+// full steps, so their rounding matters: first subtract the g of the query's most probable class
+// from all its g, so that 1 - p is never computed by subtraction.
 template <typename V>
 PADDLE_EXT_HD V tim_query_derivative(V p, V slope, V mean_slope) {
     return p * (slope - mean_slope);
@@ -114,8 +115,8 @@ PADDLE_EXT_HD V tim_cross_entropy(V p, const TimOrder<Real>& order) {
     return (power + (power + Real(1)) * (exponent - bounded)) * order.inverse;
 }
 
-// The factor r of a support row's derivatives, dCE/dlogit_k = r (p_k - y_k); p is that of its class.
-// For that class take -r times the sum of the other p: see above.
+// The factor r of a support row's derivatives, dCE/dlogit_k = r (p_k - y_k), where p is the
+// probability of its class. For that class use -r times the sum of the other p: see above.
 template <typename Math = TimMath, typename V, typename Real>
 PADDLE_EXT_HD V tim_support_factor(V p, const TimOrder<Real>& order) {
     const V certain = p + Real(kTimEpsilon);
@@ -126,8 +127,8 @@ PADDLE_EXT_HD V tim_support_factor(V p, const TimOrder<Real>& order) {
     return ratio * (Math::expm1(bounded) + Real(1));
 }
 
-// The power of two above all that a task's coordinates are made of: its largest centred coordinate and,
-// for Adam, its steps. Dividing by it is exact; its inverse is a number too.
+// A power of two above everything that forms a task's coordinates: its largest centred coordinate
+// and, for Adam, its steps. Dividing by it is exact; its inverse is finite too.
 template <typename Real>
 PADDLE_EXT_HD double tim_unit(double largest, double step) {
     const double reach = fmax(largest, step);
@@ -138,16 +139,16 @@ PADDLE_EXT_HD double tim_unit(double largest, double step) {
                    exponent < Range<Real>::kMinExponent ? Range<Real>::kMinExponent : exponent);
 }
 
-// A task in units of its largest centred coordinate. Adam's steps do not change when all gradients are
-// divided by one number, its epsilon with them: the derivatives are taken without the temperature,
-// without the unit and by the largest weight, so that none of them can overflow or vanish.
+// A task in units of its largest centred coordinate. Adam's steps do not change if all gradients
+// and its epsilon are divided by the same number: the derivatives omit the temperature and the unit
+// and are divided by the largest weight, so that none of them can overflow or vanish.
 //     gradient = sum_n A_nk x_n - w_k sum_n A_nk,     A = dL/dlogit / (largest weight).
 template <typename Real>
 struct TimUnits {
     double temperature;  // logit = temperature (x.w - w.w/2 - x.x/2)
     double rate;         // of Adam
     double epsilon;      // of Adam
-    double weight[3];    // over the largest
+    double weight[3];    // divided by the largest
 
     PADDLE_EXT_HD TimUnits(double unit, double temperature_in, double rate_in,
                            const double* weight_in) {
@@ -169,7 +170,7 @@ PADDLE_EXT_HD double tim_bias(double beta, int64_t iteration) {
 // One step of Adam, with the biases of its moments: tim_bias, iterations counted from 1.
 template <typename Real>
 struct TimAdam {
-    Real rate;  // over the bias of the first moment
+    Real rate;  // divided by the bias of the first moment
     Real root;  // 1 / sqrt(bias of the second moment)
     Real epsilon;
 
@@ -177,7 +178,7 @@ struct TimAdam {
         : rate(Real(fmin(rate_in / bias1, TimRange<Real>::kMaxRate))),
           root(Real(1.0 / ::sqrt(bias2))), epsilon(Real(epsilon_in)) {}
 
-    // Moves w; a prototype never leaves the range in which products of features are finite.
+    // Updates w; a prototype never leaves the range in which products of features are finite.
     template <typename Math = TimMath, typename V>
     PADDLE_EXT_HD void step(V gradient, V& first, V& second, V& w) const {
         const V most = Math::all(Real(TimRange<Real>::kMaxGradient));
@@ -192,7 +193,7 @@ struct TimAdam {
 
 // --- TIM-ADM ---------------------------------------------------------------------------------------
 //
-// All of it in logarithms, l = ln P = logit - logsumexp(logits):
+// Everything in logarithms, l = ln P = logit - logsumexp(logits):
 //     b_nk = exponent * l_nk,     c_k = logsumexp_n b_nk,     q_n = softmax_k(b_nk - power * c_k).
 
 template <typename Real>
@@ -200,14 +201,14 @@ struct TimAlternating {
     Real exponent;        // 1 + l2
     Real power;           // l1 / (1 + l1)
     Real support, query;  // c_s, c_q: weights of Y - P_s and q - P_q
-    Real rate;            // share of the way that is gone
+    Real rate;            // step fraction
 
     PADDLE_EXT_HD TimAlternating(const double* weight, double rate_in, double S, double Q)
         : exponent(Real(fmin(1.0 + weight[2], TimRange<Real>::kMaxLog))),
           power(Real(weight[1] / (1.0 + weight[1]))), support(Real(weight[0] / (1.0 + weight[2]))),
           query(Real(S / Q)), rate(Real(fmin(rate_in, TimRange<Real>::kMaxRate))) {}
 
-    // b of a log-probability, kept finite.
+    // b of a log-probability, clamped to be finite.
     template <typename Math = TimMath, typename V>
     PADDLE_EXT_HD V sharpened(V log) const {
         return Math::max(log * exponent, Math::all(Real(-TimRange<Real>::kMaxLog)));
