@@ -1,6 +1,6 @@
 // The dual of PADDLE's iteration, from the counts of a batch, N_k = sum_q u_qk:
 //   kPaddle      v_k = 1 + ln( N_k / Q + epsilon )
-//   kDirichlet   v_k = digamma(N_k + a) - digamma(Q + K a), with one step of a before (common/adapt.h)
+//   kDirichlet   v_k = digamma(N_k + a) - digamma(Q + K a), after one step of a (common/adapt.h)
 #pragma once
 
 #include "common/adapt.h"

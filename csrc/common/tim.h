@@ -191,7 +191,7 @@ struct TimAdam {
     }
 };
 
-// --- TIM-ADM ---------------------------------------------------------------------------------------
+// --- TIM-ADM ------------------------------------------------------------------------------------
 //
 // Everything in logarithms, l = ln P = logit - logsumexp(logits):
 //     b_nk = exponent * l_nk,     c_k = logsumexp_n b_nk,     q_n = softmax_k(b_nk - power * c_k).

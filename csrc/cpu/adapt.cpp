@@ -8,8 +8,8 @@ namespace paddle_ext {
 namespace {
 
 Sharing make_sharing(const AdaptParams& p, int threads) {
-    const double iterations = std::min(p.max_iter, 20);  // what a task takes, in practice
-    // An exponential is worth some 20 multiplications, the digamma functions of a class 100.
+    const double iterations = std::min(p.max_iter, 20);  // typical for a task
+    // Costs in multiplications: about 20 for an exponential, 100 for the digammas of a class.
     const double entries = double(p.Q) * double(p.K);
     const double task = 20.0 * entries + (2.0 * entries + 100.0 * double(p.K)) * iterations;
     return share_threads(p.B, threads, task, 0);

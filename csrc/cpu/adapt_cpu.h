@@ -1,4 +1,4 @@
-// What the per-level kernels of `adapt` give to the level-independent part in adapt.cpp.
+// The kernels of `adapt` at each SIMD level, as called by adapt.cpp.
 #pragma once
 
 #include "common/adapt.h"

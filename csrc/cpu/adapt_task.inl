@@ -1,30 +1,30 @@
 // `adapt` for one SIMD level: one task on one thread. The algebra is in common/adapt.h.
 //
-// The likelihoods A_qk = exp(l_qk - max_k l_qk) are made once, where the probabilities will be. With
+// The likelihoods A_qk = exp(l_qk - max_k l_qk) are computed once, in the output array. With
 // g_k = exp(e_k - max_k e_k) an iteration is two products, s = A g and N_k = w g_k sum_q A_qk / s_q.
 
 template <typename T>
 struct AdaptTask {
-    // Float sums are taken over at most so many rows, or rounding would add up.
+    // Limit on the rows of a float sum, so that rounding does not accumulate.
     static constexpr int64_t kTerms = 256;
-    // What A has lost to underflow is nothing beside a sum of this. A row with less is recomputed from
+    // Underflow in A is negligible for a sum of at least this. A row with less is recomputed from
     // its logits.
     static constexpr T kFaint = sizeof(T) == 4 ? T(1e-28) : T(1e-280);
     static constexpr T kLowest =
-        Range<T>::kMinusInfinity / 2;  // less any offset it is still a number
+        Range<T>::kMinusInfinity / 2;  // still finite after subtracting any offset
 
     int64_t Q, K, Kp;
     const T* logits;  // [Q, K]
-    T* likelihood;    // [Q, K]  A, and at last the probabilities
+    T* likelihood;    // [Q, K]  A, and at the end the probabilities
     T* offset;        // [Q]     largest logit of a row
-    T* e;             // [K]     mean of the logarithms of the proportions, ...
+    T* e;             // [K]     mean log proportions, ...
     T most;           //         ... its largest, ...
     T* g;             // [Kp]    ... and exp(e - most)
     T* row;           // [Kp]    probabilities of a row
-    T* part;          // [Kp]    sum of A / s over some rows
+    T* part;          // [Kp]    sum of A / s over a block of rows
     double* counts;   // [Kp]
-    double* before;   // [Kp]    counts of the iteration before
-    double* x;        // [Kp]    what the digamma function is taken of, then that
+    double* before;   // [Kp]    counts of the previous iteration
+    double* x;        // [Kp]    argument of the digamma function, then its value
 
     AdaptTask(Arena& arena, int64_t Q, int64_t K)
         : Q(Q), K(K), Kp(round_up(K, Simd<float>::kLanes)), logits(nullptr), likelihood(nullptr),
@@ -67,7 +67,7 @@ static T weighted_sum(const AdaptTask<T>& t, const T* __restrict__ a) {
     return dot(a, t.g, t.K);
 }
 
-// The probabilities of a query, in t.row, from its logits; returns ln sum_k exp(l_k + e_k).
+// The probabilities of a query, into t.row, from its logits; returns ln sum_k exp(l_k + e_k).
 template <typename T>
 static double exact_row(const AdaptTask<T>& t, int64_t q) {
     const T* const l = t.logits + q * t.K;
@@ -115,7 +115,7 @@ static void count_queries(AdaptTask<T>& t, double weight) {
     }
 }
 
-// The next concentration from the counts, and the dual. Returns how far a count moved.
+// The next concentration from the counts, and the dual. Returns the largest change of a count.
 template <typename T>
 static double update_prior(AdaptTask<T>& t, double& a, double total) {
     constexpr int64_t kLanes = Simd<double>::kLanes;
@@ -126,7 +126,7 @@ static double update_prior(AdaptTask<T>& t, double& a, double total) {
         slope += term.slope;
         curvature += term.curvature;
     }
-    for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number that has a logarithm
+    for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number with a logarithm
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
         const Vec<double> x = load(t.counts + k) + a;
         const auto found = polygamma<Vec<double>>(x, vlog<double>(x + kShift));
@@ -139,7 +139,7 @@ static double update_prior(AdaptTask<T>& t, double& a, double total) {
         moved = std::max(moved, std::fabs(t.counts[k] - t.before[k]));
         t.before[k] = t.counts[k];
     }
-    // One class has all queries under any prior: its slope is what two logarithms differ by.
+    // One class holds all queries under any prior: the slope is a difference of two logarithms.
     a = t.K == 1 ? a : next_concentration(a, slope, curvature);
     const double all = polygamma(total + K * a).digamma;
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
@@ -150,7 +150,7 @@ static double update_prior(AdaptTask<T>& t, double& a, double total) {
     return moved;
 }
 
-// The place of the largest number, the first of equal ones.
+// The index of the largest number; of equal ones, the first.
 template <typename T>
 static int64_t largest(const T* x, int64_t n) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
@@ -163,7 +163,7 @@ static int64_t largest(const T* x, int64_t n) {
     return at;
 }
 
-// Probabilities and labels; returns the sum of the rows' normalisers.
+// Writes probabilities and labels; returns the sum of the rows' normalisers.
 template <typename T>
 static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
     double normalisers = 0;

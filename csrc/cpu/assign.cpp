@@ -18,7 +18,7 @@ int workers_of(int64_t B, int64_t N, int64_t K, int threads) {
     return std::max(1, int(std::min(most, pays)));
 }
 
-// The memory of a call: the sums of all parts, then a row for each worker.
+// The memory of a call: the sums of all parts, then one row per worker.
 struct Workspace {
     AssignSums* sums;  // [B, parts]
     char* rows;
@@ -38,7 +38,7 @@ struct Workspace {
     static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 };
 
-// Calls work(task, first row, end, worker, sums) for all parts, then adds up what they found.
+// Calls work(task, first row, end, worker, sums) for all parts, then adds up their results.
 template <typename Work, typename Add>
 void over_parts(int64_t B, int64_t N, int workers, const Workspace& all, const Work& work,
                 const Add& add) {
@@ -59,7 +59,8 @@ int64_t assign_cpu_workspace(const AssignParams& p, int threads) {
 
 void assign_cpu(const AssignParams& p, int threads) {
     const int at = precision(p.dtype, "products");
-    require(p.written == p.dtype && p.rest == nullptr, "probabilities must be like the products");
+    require(p.written == p.dtype && p.rest == nullptr,
+            "probabilities must have the dtype of the products");
     const AssignKernels& level = cpu_kernels().assign;
     const int workers = workers_of(p.B, p.N, p.K, threads);
     const Workspace all(p.workspace, p.B, p.N, p.K, workers, level.row_bytes[at](p.K));

@@ -1,6 +1,7 @@
-// Rows of large tasks for one SIMD level: products to probabilities, and what the classes hold of them.
+// Rows of large tasks for one SIMD level: products to probabilities, and their sums by class.
 
-// The largest classes of a row of probabilities, which is lost; of equal ones the smaller first.
+// The largest classes of a row of probabilities, which is overwritten; of equal ones, the smaller
+// first.
 template <typename T>
 static void take_top(T* row, int64_t K, int64_t top, T* probabilities, int64_t* classes) {
     for (int64_t rank = 0; rank < top; ++rank) {
@@ -138,7 +139,7 @@ static void late_rows(const LateParams& p, int64_t first, int64_t end) {
 
 template <typename T>
 static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entries, int64_t count) {
-    constexpr int kTerms = 256;      // of a part, which starts at zero: small shares are not lost
+    constexpr int kTerms = 256;      // per partial sum, which starts at zero to keep small shares
     constexpr int64_t kWidth = 128;  // features at a time
     T* const sums = static_cast<T*>(p.sums) + place * p.D;
     const T* const rows = static_cast<const T*>(p.rows);

@@ -8,7 +8,7 @@ namespace paddle_ext {
 namespace {
 
 Sharing make_sharing(const CalibrateParams& p, int threads) {
-    constexpr double kSteps = 8;  // in practice, of some 20 multiplications for a distance
+    constexpr double kSteps = 8;  // typical; each takes about 20 multiplications per distance
     const double task = 20.0 * kSteps * double(p.R) * double(p.K);
     return share_threads(p.B, threads, task, 0);
 }

@@ -1,4 +1,4 @@
-// What the per-level kernels of `calibrate` give to the level-independent part in calibrate.cpp.
+// The kernels of `calibrate` at each SIMD level, as called by calibrate.cpp.
 #pragma once
 
 #include "common/arena.h"

@@ -1,11 +1,12 @@
 // `calibrate` for one SIMD level: one task on one thread. The algebra is in common/calibrate.h.
 
-// What a row adds to the step.
+// The contribution of a row to the step.
 struct RowMoments {
     double lag, variance;
 };
 
-// The softmax of -f/2 d over the classes of a row: d less its minimum, so that nothing overflows.
+// The softmax of -f/2 d over the classes of a row; the minimum of d is subtracted to avoid
+// overflow.
 template <typename T>
 static RowMoments row_moments(const T* __restrict__ d, int64_t K, T own, T low, T f) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
@@ -32,7 +33,7 @@ static RowMoments row_moments(const T* __restrict__ d, int64_t K, T own, T low, 
     return {behind - mean, std::max(second - mean * mean, 0.0)};
 }
 
-// What the classes draw of a row of another class, added to `drawn`. Returns its cross-entropy.
+// Adds to `drawn` the share of a row that other classes attract. Returns the row's cross-entropy.
 template <typename T>
 static double add_drawn(const T* __restrict__ d, int64_t K, int64_t own, T low, T f,
                         T* __restrict__ row, double* __restrict__ drawn) {

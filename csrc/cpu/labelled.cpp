@@ -27,7 +27,7 @@ int64_t coordinates_cpu_workspace(const CoordinatesParams&, int) { return 0; }
 
 void coordinates_cpu(const CoordinatesParams& p, int threads) {
     const auto coordinates = cpu_kernels().labelled.coordinates[precision(p.dtype, "rows")];
-    constexpr int64_t kRows = 64;  // handed to a thread at a time
+    constexpr int64_t kRows = 64;  // handed to a thread at once
     const int64_t rows = p.B * p.N, parts = (rows + kRows - 1) / kRows;
     const Sharing sharing = share_threads(parts, threads, 4.0 * double(kRows * p.D), 0);
     share_tasks(parts, sharing, [&](int64_t part, int, int) {

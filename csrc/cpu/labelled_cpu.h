@@ -1,5 +1,4 @@
-// What the per-level kernels of `labelled` and `coordinates` give to the level-independent part in
-// labelled.cpp.
+// The kernels of `labelled` and `coordinates` at each SIMD level, as called by labelled.cpp.
 #pragma once
 
 #include "common/arena.h"

@@ -1,6 +1,6 @@
 // `labelled` and `coordinates` for one SIMD level. The algebra is in common/labelled.h.
 
-constexpr int64_t kTogether = 4;  // rows that are added to a sum, which so is loaded less often
+constexpr int64_t kTogether = 4;  // rows added at once, so that the sum is loaded less often
 
 // sum += sum_i factor[i] x[i], i < kTogether
 template <typename T>
@@ -10,7 +10,7 @@ static void add_scaled(T* __restrict__ sum, const T* const* x, const T* factor, 
     for (int64_t d = 0; d < D; ++d) sum[d] += (fa * a[d] + fb * b[d]) + (fc * c[d] + fe * e[d]);
 }
 
-// 1 / norm of x first - centre. The row that comes next is fetched meanwhile.
+// 1 / norm of x first - centre. Prefetches the next row.
 template <typename T>
 static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ centre, int64_t D,
                      const T* next) {
@@ -71,7 +71,7 @@ struct LabelledTask {
     T* row;           // [D]
     double* scatter;  // [D]
     int64_t* order;   // [S] rows by class
-    int64_t* start;   // [K + 1] where a class begins there
+    int64_t* start;   // [K + 1] where each class begins in `order`
 
     LabelledTask(Arena& arena, const LabelledParams& p, int64_t task)
         : S(p.S), K(p.K), D(p.D), R(p.R), support(static_cast<const T*>(p.support) + task * S * D),
@@ -85,11 +85,11 @@ struct LabelledTask {
           scatter(arena.take<double>(D)), order(arena.take<int64_t>(S)),
           start(arena.take<int64_t>(K + 1)) {}
 
-    // The class of a row; -1 for a label that is none, which only comes without validation.
+    // The class of a row; -1 for an invalid label, which occurs only without validation.
     int64_t label(int64_t s) const { return labels[s] >= 0 && labels[s] < K ? labels[s] : -1; }
 };
 
-// The rows of every class, and how many they are.
+// Groups the rows by class and counts them.
 template <typename T>
 static void order_rows(const LabelledTask<T>& t) {
     for (int64_t k = 0; k <= t.K; ++k) t.start[k] = 0;
@@ -123,15 +123,15 @@ static void find_centre(const LabelledTask<T>& t) {
             t.first[row] = inverse_norm(x[i], D);
             factor[i] = s + i < t.S && k >= 0 ? t.first[row] / (T(t.K) * t.shots[k]) : T(0);
         }
-        if (t.K > 1) add_scaled(t.centre, x, factor, D);  // one class is not centred
+        if (t.K > 1) add_scaled(t.centre, x, factor, D);  // a single class is not centred
     }
 }
 
-// The norms of the rows less the centre, and the class means of these.
+// The norms of the rows minus the centre, and the class means of the results.
 template <typename T>
 static void find_means(const LabelledTask<T>& t) {
     const int64_t D = t.D;
-    for (int64_t s = 0; s < t.S; ++s) t.second[s] = 0;  // also of a row of no class
+    for (int64_t s = 0; s < t.S; ++s) t.second[s] = 0;  // also for a row without a class
     for (int64_t k = 0; k < t.K; ++k) {
         T* __restrict__ mean = t.means + k * D;
         for (int64_t d = 0; d < D; ++d) mean[d] = 0;
@@ -156,7 +156,8 @@ static void find_means(const LabelledTask<T>& t) {
     }
 }
 
-// The rows that calibrate: of classes with two rows or more, evenly spread. Returns how many.
+// Selects the calibration rows: from classes with two rows or more, evenly spread. Returns their
+// number.
 template <typename T>
 static int64_t choose_rows(const LabelledTask<T>& t) {
     const auto eligible = [&](int64_t s) { return t.label(s) >= 0 && t.shots[t.label(s)] > 1; };
@@ -202,7 +203,7 @@ static void scale_features(const LabelledTask<T>& t, int64_t count) {
     const int64_t D = t.D;
     double degrees = 0, mean = 0, sum = 0;
     for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0;
-    constexpr int64_t kTerms = 64;  // float sums are of so many rows, or rounding would add up
+    constexpr int64_t kTerms = 64;  // limit on the rows of a float sum: rounding accumulates
     for (int64_t start = 0; start < count; start += kTerms) {
         for (int64_t d = 0; d < D; ++d) t.row[d] = 0;
         for (int64_t i = start; i < std::min(count, start + kTerms); ++i) {

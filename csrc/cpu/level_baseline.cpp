@@ -1,4 +1,4 @@
-// The level every machine of the architecture has: NEON on aarch64, SSE2 on x86-64.
+// The level that every machine of the architecture has: NEON on aarch64, SSE2 on x86-64.
 #define PADDLE_EXT_LEVEL baseline
 #if defined(__aarch64__)
 #define PADDLE_EXT_LEVEL_NAME "neon"

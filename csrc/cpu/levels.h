@@ -28,7 +28,7 @@ struct CpuKernels {
     PosteriorKernels posterior;
 };
 
-// Of the current level. Take it once per call: another thread may switch levels meanwhile.
+// The current level. Read it once per call: another thread may switch levels meanwhile.
 const CpuKernels& cpu_kernels();
 
 const CpuKernels& cpu_kernels_baseline();
@@ -37,7 +37,8 @@ const CpuKernels& cpu_kernels_avx2();
 const CpuKernels& cpu_kernels_avx512();
 #endif
 
-// Where the kernels of a precision stand in their tables: 0 is float, 1 is double. `what` is of it.
+// Index of a precision in the kernel tables: 0 is float, 1 is double. `what` names the array in
+// errors.
 int precision(DType dtype, const char* what);
 
 }  // namespace paddle_ext

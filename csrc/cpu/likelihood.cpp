@@ -9,7 +9,7 @@ namespace {
 
 Sharing make_sharing(const LikelihoodParams& p, int threads) {
     const double K = double(p.K), D = double(p.D), R = double(p.R), products = R * K * D;
-    // The calibration takes some 8 steps of 20 multiplications for a distance.
+    // The calibration takes about 8 steps of 20 multiplications per distance.
     return share_threads(p.B, threads, products + 6.0 * double(p.S) * D + 160.0 * R * K, products);
 }
 

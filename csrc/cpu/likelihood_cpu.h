@@ -1,4 +1,4 @@
-// What the per-level kernels of `likelihood` give to the level-independent part in likelihood.cpp.
+// The kernels of `likelihood` at each SIMD level, as called by likelihood.cpp.
 #pragma once
 
 #include "common/arena.h"

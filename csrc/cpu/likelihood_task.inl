@@ -3,11 +3,11 @@
 
 template <typename T>
 struct LikelihoodScratch {
-    LabelledParams labelled;    // of this task alone
+    LabelledParams labelled;    // for this task only
     CalibrateParams calibrate;  // likewise
     T *means, *scale, *squares, *shots;
     T* panels;     // [K in panels, D] the weights
-    T* cross;      // [R, K]           products of rows that calibrate with them
+    T* cross;      // [R, K]           products of calibration rows with them
     T* distances;  // [R, K]
     T* off;        // [R]
     T* drawn;      // [K]
@@ -57,7 +57,7 @@ LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p,
     calibrate_scratch = arena.take<char>(calibrate_scratch_bytes<T>(calibrate));
 }
 
-// Every row is plainly sound and of a class, every class has a row.
+// Whether every row is plainly sound and has a class, and every class has a row.
 template <typename T>
 static bool has_sound_rows(const LikelihoodScratch<T>& s) {
     const T* const first = static_cast<const T*>(s.labelled.first);
@@ -83,8 +83,8 @@ static void weigh_means(const LikelihoodScratch<T>& s, T* weights) {
     }
 }
 
-// Distances of the rows that calibrate, each left out of its class; writes what is usual. Returns what
-// is taken off the distances to a class of one row, for the noise of its mean.
+// Distances of the calibration rows, each left out of its class mean; also writes `usual`. Returns
+// the correction for the noise of the mean that is subtracted from distances to a class of one row.
 template <typename T>
 static T left_out_distances(const LikelihoodScratch<T>& s, T* __restrict__ usual) {
     const int64_t K = s.labelled.K, R = s.labelled.R, count = *s.judging;

@@ -1,11 +1,11 @@
-// Products of matrices for one SIMD level. The right one lies in panels, [panel][inner][kPanel].
+// Matrix products for one SIMD level. The right factor is stored in panels, [panel][inner][kPanel].
 
 template <typename T>
 static int64_t panels_of(int64_t columns) {
     return (columns + Simd<T>::kPanel - 1) / Simd<T>::kPanel;
 }
 
-// Rows [N, D] as columns, each feature times `scale` unless that is null.
+// Packs rows [N, D] as columns, each feature times `scale` unless that is null.
 template <typename T>
 static void pack_rows(const T* rows, int64_t N, int64_t D, const T* __restrict__ scale,
                       T* __restrict__ panels) {
@@ -30,18 +30,18 @@ struct MatrixRows {
     int64_t step, stride;
 };
 
-// Where products go: row n, panel p at base + n step + p panel.
+// Where products are written: row n, panel p at base + n step + p panel.
 template <typename T>
 struct MatrixOut {
     T* base;
     int64_t step, panel;
 };
 
-// out = a B for N rows of a, on some threads.
+// out = a B for N rows of a, on several threads.
 template <typename T>
 static void multiply(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t inner,
                      int64_t columns, const MatrixOut<T>& out, int threads) {
-    constexpr int64_t kRows = 60;  // at a time: a multiple of every tile of rows
+    constexpr int64_t kRows = 60;  // at once: a multiple of every row tile
     const auto some = [&](int64_t part, int) {
         const T* from[kRows];
         T* to[kRows];
@@ -55,7 +55,7 @@ static void multiply(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t
     parallel_for((N + kRows - 1) / kRows, threads, some);
 }
 
-// Rows of `columns` numbers that lie `step` apart are moved together.
+// Removes the gaps between rows of `columns` numbers that are `step` apart.
 template <typename T>
 static void close_gaps(T* x, int64_t rows, int64_t columns, int64_t step) {
     if (step == columns) return;

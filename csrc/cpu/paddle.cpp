@@ -11,7 +11,7 @@ namespace paddle_ext {
 
 namespace {
 
-// How a call is done, which for a task depends on its shape alone, never on the batch.
+// How a task is solved. Depends on its shape only, never on the batch.
 struct Plan {
     bool fits;
     Sharing sharing;
@@ -23,10 +23,10 @@ struct Plan {
 Plan make_plan(const PaddleParams& p, const PaddleKernels& level, int at, int threads) {
     const auto& n = p.size;
     const double Q = double(n.Q), K = double(n.K), D = double(n.D), S = double(n.S);
-    // An iteration costs Q Q K here, and 2 Q K D with explicit prototypes, which for small tasks takes
-    // longer than it computes.
+    // An iteration costs Q Q K here and 2 Q K D with explicit prototypes, which are slower for
+    // small tasks.
     const bool fits = n.Q <= 512 || (n.Q <= 2 * n.D && n.Q <= 4096);
-    // The products at the start, then some dozens of iterations over all queries and classes.
+    // The products at the start, then a few dozen iterations over all queries and classes.
     const double task = S * D + Q * (Q + K) * D + 50.0 * Q * K;
     const Sharing sharing = share_threads(n.B, threads, task, 0);
     return {fits, sharing, n.support_shared ? level.summary_bytes[at](p) : 0,
@@ -57,7 +57,7 @@ void paddle_cpu(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
     const PaddleKernels& level = cpu_kernels().paddle;
     const Plan plan = make_plan(p, level, at, threads);
-    require(plan.fits, "a task is too large for this code");
+    require(plan.fits, "a task is too large for this solver");
     require_workspace(p.workspace_bytes, plan.workspace_bytes());
     char* const base = static_cast<char*>(p.workspace);
     char* const scratch = base + plan.summary_bytes;

@@ -1,4 +1,4 @@
-// What the per-level kernels get from, and give to, the level-independent part in paddle.cpp.
+// The kernels of PADDLE at each SIMD level, as called by paddle.cpp.
 #pragma once
 
 #include "common/arena.h"
@@ -9,7 +9,7 @@ namespace paddle_ext {
 
 struct PaddleCall {
     const PaddleParams* params;
-    void* support_summary;  // shared support: class sums, made once per call
+    void* support_summary;  // shared support: class sums, computed once per call
 };
 
 // Index 0 is float, 1 is double.
@@ -20,7 +20,7 @@ struct PaddleKernels {
     void (*solve_task[2])(const PaddleCall&, int64_t task, void* scratch);
 };
 
-// The element at `rank` of `values` in ascending order; reorders them. NaN if there is one.
+// The element of rank `rank` of `values` in ascending order; reorders them. NaN if any is NaN.
 float select_rank(float* values, int64_t count, int64_t rank);
 double select_rank(double* values, int64_t count, int64_t rank);
 

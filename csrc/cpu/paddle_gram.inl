@@ -2,19 +2,19 @@
 //
 // Every prototype is a combination of the task's own features, N_k w_k = s_k + sum_q u_qk z_q, so
 //   M_kq = N_k z_q.w_k = C_kq + (U G)_kq     and     P_k = ||N_k w_k||^2
-// are all the iteration needs. Both are kept up to date with the changes du of the probabilities:
+// are all that the iteration needs. Both are updated with the changes du of the probabilities:
 //   M += du G,   P += sum_q du_q (M_before + M_after)_q.
-// All matrices are class-major, [K, Qp]: the softmax over classes then runs across the lanes, and a
-// class is one contiguous row. Two things make most iterations cheap, both exact in the precision
-// at hand (math.h has the bounds): a class whose probabilities did not move keeps its M and P ("quiet"),
-// and a class that holds nothing leaves the softmax ("asleep"), until it could matter again.
-// Where prototypes stay, so do M and P: G is not needed, whatever the number of queries.
+// All matrices are class-major, [K, Qp]: the softmax over classes runs across the lanes, and a
+// class is one contiguous row. Two shortcuts make most iterations cheap, both exact at the given
+// precision (bounds in math.h): a class whose probabilities did not move keeps its M and P
+// ("quiet"), and a class that holds nothing leaves the softmax ("asleep") until it could matter
+// again. If prototypes are fixed, so are M and P: G is not needed, whatever the number of queries.
 
 template <typename T>
 struct GramState {
     int64_t Q, K, Qp;
     bool moving;    // the prototypes
-    T* gram;        // [Qp/P, Q, P], or [Qp], its diagonal, where prototypes stay
+    T* gram;        // [Qp/P, Q, P], or [Qp], its diagonal, if prototypes are fixed
     T* m;           // [K, Qp]
     T* u;           // [K, Qp]  probabilities as applied to m
     T* du;          // [K, Qp]
@@ -29,8 +29,8 @@ struct GramState {
     T* bias;        // [K]
     double* mass;   // [K]      N_k
     double* norm;   // [K]      P_k
-    double* held;   // [K]      sum of the probabilities as applied
-    T* largest;     // [K]      of the probabilities as just computed
+    double* held;   // [K]      sum of the applied probabilities
+    T* largest;     // [K]      of the latest probabilities
     int64_t* live;  // [K]      classes in the softmax
     int64_t live_count;
     int64_t* moved;  // [K]
@@ -115,7 +115,8 @@ static void wake_all(GramState<T>& s) {
     }
 }
 
-// The u-step for the live classes: du = softmax - u. False if a sleeping class might matter.
+// The u-step for the live classes: du = softmax - u. Returns false if a sleeping class might
+// matter.
 template <typename T>
 static bool assign(GramState<T>& s, T wake, T log_wake) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;
@@ -141,7 +142,8 @@ static bool assign(GramState<T>& s, T wake, T log_wake) {
             const Vec<T> drift = load(s.reference + at + v * kLanes) - best[v];
             sum[v] = load(s.asleep + at + v * kLanes) *
                      vexp<T>(vmin<T>(drift, splat(Lanes<T>::kHighest)));
-            // By their sum, and by the largest: where logits are far apart, the sum is all or nothing.
+            // By their sum and by the largest: where logits are far apart, the sum is all or
+            // nothing.
             const Vec<T> above = load(s.asleep_top + at + v * kLanes) - best[v];
             const Vec<T> inside = load(s.inside + at + v * kLanes);
             if (any<T>((inside > splat(T(0))) &
@@ -198,11 +200,11 @@ static double apply_change(GramState<T>& s, int64_t k, double shots) {
     return prototype_shift(change, gdu, along, mass, norm, s.mass[k]);
 }
 
-// The same where prototypes stay. Returns how far the count of the class moved.
+// The same for fixed prototypes. Returns the change of the count of the class.
 template <typename T>
 static double apply_count(GramState<T>& s, int64_t k) {
     constexpr int kLanes = Simd<T>::kLanes;
-    constexpr int64_t kTerms = 64 * kLanes;  // of a sum; the sums are added in double
+    constexpr int64_t kTerms = 64 * kLanes;  // per partial sum; these are added in double
     double held = 0;
     for (int64_t first = 0; first < s.Qp; first += kTerms) {
         Vec<T> sum{};
@@ -255,7 +257,7 @@ static void fall_asleep(GramState<T>& s, int64_t k) {
     }
 }
 
-// At the end: what the classes that left hold, by the last softmax.
+// At the end: the shares of the sleeping classes, by the last softmax.
 template <typename T>
 static void settle_sleepers(GramState<T>& s) {
     constexpr int kLanes = Simd<T>::kLanes;
@@ -273,8 +275,8 @@ static void settle_sleepers(GramState<T>& s) {
     }
 }
 
-// What is not applied yet, what sleeping classes hold, and very many tiny probabilities, which a sum in
-// single precision loses, leave rows a little off the simplex: at the end they are brought onto it.
+// Rows end slightly off the simplex because of deferred changes, sleeping classes, and many tiny
+// probabilities that a single-precision sum loses: renormalises them.
 template <typename T>
 static void normalise_rows(GramState<T>& s) {
     constexpr int kLanes = Simd<T>::kLanes;
@@ -298,10 +300,10 @@ static void normalise_rows(GramState<T>& s) {
 
 struct Outcome {
     int iterations;
-    double criterion;  // of prototypes that move before the factor that the scaling gave the task
+    double criterion;  // for moving prototypes, before the task's scaling factor
 };
 
-// The v-step with a learned prior, of all classes: first the step of the prior.
+// The v-step of all classes with a learned prior; the prior takes its step first.
 static void learn_prior(Proportions& proportions, const double* held) {
     double slope = 0, curvature = 0;
     for (int64_t k = 0; k < int64_t(proportions.K); ++k) {
@@ -312,7 +314,7 @@ static void learn_prior(Proportions& proportions, const double* held) {
     proportions.learn(slope, curvature);
 }
 
-// Applies what moved; returns the mean shift of the prototypes.
+// Applies the changes; returns the mean shift of the prototypes.
 template <typename T>
 static double move_prototypes(GramState<T>& s, int64_t moved, const double* shots) {
     product(s.from, int64_t(1), moved, s.gram, s.Q, s.Qp / Simd<T>::kPanel, s.to,
@@ -322,7 +324,7 @@ static double move_prototypes(GramState<T>& s, int64_t moved, const double* shot
     return sum / double(s.K);
 }
 
-// The same where prototypes stay; returns how far the count that moved most did.
+// The same for fixed prototypes; returns the largest change of a count.
 template <typename T>
 static double move_counts(GramState<T>& s, int64_t moved) {
     double most = 0;
@@ -347,7 +349,7 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
             wake_all(s);
             assign(s, T(limit.wake), T(log_wake));
         }
-        // 2) what moved
+        // 2) find what moved
         int64_t moved = 0;
         for (int64_t i = 0; i < s.live_count; ++i) {
             const int64_t k = s.live[i];
@@ -367,12 +369,12 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
                                     : 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
             set_logit(s, k, temperature, weight * dual);
         }
-        if (tol > 0 && !(outcome.criterion > tol)) {  // NaN, of features that are, stops too
+        if (tol > 0 && !(outcome.criterion > tol)) {  // NaN features stop here too
             outcome.iterations = int(iteration);
             break;
         }
-        // 4) classes that hold nothing leave, unless this was the last softmax: it has told what they
-        //    hold, by logits that are no longer theirs
+        // 4) classes that hold nothing leave, unless this was the last softmax: it computed their
+        //    shares by logits that are out of date
         if (iteration == p.max_iter) break;
         const bool all_live = s.live_count == s.K;
         int64_t kept = 0;
@@ -387,7 +389,7 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
                 s.live[kept++] = k;
             }
         }
-        // Nothing moved and nobody left: every further iteration would repeat this one exactly.
+        // Nothing moved and no class left: every further iteration would repeat this one exactly.
         if (moved == 0 && kept == s.live_count && iteration > 1 && proportions.settled) break;
         s.live_count = kept;
     }

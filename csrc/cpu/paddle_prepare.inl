@@ -2,7 +2,7 @@
 
 using std::int64_t;
 
-// Where the rows of a task lie: in its own block, or scattered in a bank.
+// Where the rows of a task are stored: in its own block, or scattered in a bank.
 template <typename T>
 struct Rows {
     const T* base;
@@ -34,7 +34,7 @@ static Rows<T> support_rows(const PaddleParams& p, int64_t task) {
     return {base + own * n.S * n.D, nullptr, n.D, n.N};
 }
 
-// 1 / ||x||, and 0 for a zero row, which so stays zero; no more than the largest number, so that rows
+// 1 / ||x||; 0 for a zero row, which therefore stays zero; at most the largest number, so that rows
 // of subnormal numbers stay shorter than one.
 template <typename T>
 static T inverse_norm(const T* x, int64_t D) {
@@ -54,7 +54,8 @@ static T inverse_norm(const T* x, int64_t D) {
     return T(__builtin_fmin(inverse, double(Range<T>::kInfinity)));
 }
 
-// sums[k] = sum over the support rows of class k of (row - shift), rows unit-norm first if asked.
+// sums[k] = sum over the support rows of class k of (row - shift); rows are first normalised on
+// request.
 template <typename T>
 static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSizes& n,
                        bool unit_norm, const T* shift, T* sums, double* count) {
@@ -71,8 +72,8 @@ static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSi
     }
 }
 
-// The shared support in its own coordinates: shifted by one of its rows, so that a common offset does
-// not cost precision; every task moves it to its own.
+// The shared support in its own coordinates: shifted by one of its rows, so that a common offset
+// does not cost precision; every task converts it to its own coordinates.
 template <typename T>
 struct SupportSummary {
     T* shift;       // [D]
@@ -110,12 +111,12 @@ static void summarise_support(const PaddleCall& call) {
     class_sums(row, p.support_labels, n, unit_norm, summary.shift, summary.sums, summary.count);
 }
 
-// What scaling="auto" wants of a task: how far the nearest and the median class are, over its queries.
+// The input of scaling="auto" for a task: mean distances to the nearest and the median class.
 template <typename T>
 struct Leads {
     double gap = 0, median = 0;
 
-    // Squared distances of one query to the K classes; reorders them.
+    // Takes the squared distances of one query to the K classes; reorders them.
     void add(T* distance, int64_t K) {
         T nearest = distance[0];
         for (int64_t k = 1; k < K; ++k) nearest = distance[k] < nearest ? distance[k] : nearest;
@@ -133,12 +134,12 @@ struct Leads {
 template <typename T>
 struct Prepared {
     T* mean;        // [D]          in the coordinates of the rows (unit-norm ones for "auto")
-    T* scale;       // [D]          what a centred row is multiplied with
+    T* scale;       // [D]          factor on a centred row
     T* norms;       // [Q]          inverse norms of the queries ("auto" only)
     T* z;           // [Qp/P, D, P] queries
     T* sums;        // [K, D]
     double* count;  // [K]          shots
-    double unit;    // one scaled unit, in the units the criterion is told in
+    double unit;    // one scaled unit, in the units of the reported criterion
 
     Prepared(Arena& arena, const PaddleSizes& n, int64_t Qp)
         : mean(arena.take<T>(n.D)), scale(arena.take<T>(n.D)), norms(arena.take<T>(n.Q)),
@@ -158,7 +159,7 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
     mean_row(row, n.Q, n.D, unit_norm ? out.norms : nullptr, out.mean);
 
     // 1) Per-feature factor, and the largest centred value under it.
-    T* low = out.sums;  // free until the class sums are made
+    T* low = out.sums;  // free until the class sums are computed
     T* high = out.scale;
     for (int64_t d = 0; d < n.D; ++d) low[d] = high[d] = 0;
     for (int64_t q = 0; q < n.Q; ++q) {
@@ -226,8 +227,8 @@ static double nearest_prototype(const PaddleSizes& n, T most, const Prepared<T>&
     return nearest;
 }
 
-// Where prototypes are beyond kFarAway: a larger unit if the task needs it, and bounds for what is
-// still beyond.
+// For prototypes beyond kFarAway: a larger unit if the task needs it, and a clamp for those still
+// beyond.
 template <typename T>
 static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& out) {
     const auto& n = p.size;

@@ -40,14 +40,14 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
     static_cast<T*>(p.criterion)[task] = bounded(T(criterion), Range<T>::kInfinity);
 }
 
-constexpr int64_t kSumWidth = 64;  // features that are summed at a time
+constexpr int64_t kSumWidth = 64;  // features summed at once
 
-// Adds the weighted queries, less their mean, to features [first, first + width) of a class sum. The
-// shares of a class that nobody is in are tiny: added one by one to the sum they would be rounded off.
+// Adds the weighted queries, minus their mean, to features [first, first + width) of a class sum.
+// The shares of an empty class are tiny: added one by one to the sum they would be rounded off.
 template <typename T, typename Rows>
 static void add_queries(const Rows& query, const T* weights, int64_t Q, int64_t first,
                         int64_t width, const T* mean, T* w) {
-    constexpr int kTerms = 256;  // of a part, which starts at zero
+    constexpr int kTerms = 256;  // per partial sum, which starts at zero
     T total[kSumWidth] = {}, part[kSumWidth] = {};
     const auto add_part = [&] {
         for (int64_t d = 0; d < width; ++d) {
@@ -66,8 +66,8 @@ static void add_queries(const Rows& query, const T* weights, int64_t Q, int64_t 
     for (int64_t d = 0; d < width; ++d) w[first + d] += total[d];
 }
 
-// Prototypes in the coordinates of the inputs: means of the rows themselves, under the probabilities
-// if they move.
+// Prototypes in the coordinates of the inputs: means of the rows themselves, weighted by the
+// probabilities if they move.
 template <typename T>
 static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, int64_t Qp, T* mean,
                              double* count) {
@@ -77,7 +77,7 @@ static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, in
     mean_row<T>(query, n.Q, n.D, nullptr, mean);
     const int64_t* labels = p.support_labels + (n.support_shared ? 0 : task * n.S);
     class_sums(support_rows<T>(p, task), labels, n, false, mean, out, count);
-    const int64_t Q = p.update_prototypes ? n.Q : 0;  // that they take in
+    const int64_t Q = p.update_prototypes ? n.Q : 0;  // queries they absorb
     for (int64_t k = 0; k < n.K; ++k) {
         T* const w = out + k * n.D;
         double mass = count[k];

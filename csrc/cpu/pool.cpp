@@ -1,7 +1,7 @@
-// The threads behind parallel_run. A loop is a job that waits for helpers in a queue; threads without
-// work take the first. A job never waits for a helper to come: its caller works, closes the job when
-// nothing is left to hand out, and then waits only for those helpers that are still at an item. So
-// loops of several callers, or one inside another, cannot block each other.
+// The threads behind parallel_run. A loop is a job in a queue; idle threads join the first. A job
+// never waits for a helper to join: its caller works, closes the job when nothing is left to hand
+// out, and then waits only for helpers still busy with an item. So loops of several callers, or
+// nested ones, cannot block each other.
 #include <pthread.h>
 #include <signal.h>
 
@@ -19,26 +19,26 @@ namespace paddle_ext {
 
 namespace {
 
-// How often a thread asks for work, or for the end of it, before it sleeps. An iteration has two loops
-// with little between them, and a sleeping thread would wake too late for the second. Each time it
-// offers its core to others: some 20 us in all where nobody wants it.
+// How often a thread polls for work, or for its end, before it sleeps. An iteration has two loops
+// with little between them, and a sleeping thread would wake too late for the second. Each poll
+// yields the core to others: about 20 us in all if none needs it.
 constexpr int kPatience = 64;
 
-// Between two times that a call asks whether it is given up.
+// The interval at which a call checks whether it is cancelled.
 constexpr std::chrono::milliseconds kAskAfter{100};
 
-thread_local Interruptible* current_call = nullptr;  // that this thread works for
+thread_local Interruptible* current_call = nullptr;  // the call that this thread works for
 
 struct Job {
     void (*body)(void*, int64_t, int);
     void* context;
     int64_t count;
-    int wanted;           // helpers
-    Interruptible* call;  // it belongs to
-    int helpers = 0;      // that have come
+    int wanted;           // helpers wanted
+    Interruptible* call;  // the call it belongs to
+    int helpers = 0;      // helpers that have joined
     Job* next = nullptr;  // in the queue
     std::atomic<int64_t> item{0};
-    std::atomic<int> busy{0};  // helpers that are at work
+    std::atomic<int> busy{0};  // helpers at work
 
     void work(int worker) {
         for (int64_t mine; (mine = item.fetch_add(1, std::memory_order_relaxed)) < count;) {
@@ -48,7 +48,7 @@ struct Job {
     }
 };
 
-// No signal is for a helper: handlers of Python belong to its own threads.
+// Helpers block all signals: Python's handlers run on its own threads.
 class SignalsBlocked {
   public:
     SignalsBlocked() {
@@ -103,7 +103,7 @@ class Pool {
         const auto all_done = [&] { return job.busy.load(std::memory_order_acquire) == 0; };
         while (!done_.wait_for(lock, kAskAfter, all_done)) {
             lock.unlock();
-            interrupted();  // the helpers cannot ask
+            interrupted();  // the helpers cannot check
             lock.lock();
         }
     }
@@ -115,7 +115,7 @@ class Pool {
         waiting_.fetch_sub(1, std::memory_order_relaxed);
     }
 
-    // Where the system gives no more threads, those that are there do the work.
+    // If the system creates no more threads, the existing ones do the work.
     void grow(int wanted) {
         if (size_ >= wanted) return;
         const SignalsBlocked blocked;
@@ -137,7 +137,7 @@ class Pool {
             job.work(worker);
             current_call = nullptr;
             lock.lock();
-            // From here on the job may be gone.
+            // The job may be destroyed from here on.
             if (job.busy.fetch_sub(1, std::memory_order_release) == 1) done_.notify_all();
         }
     }
@@ -160,7 +160,7 @@ class Pool {
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     Job* first_ = nullptr;         // jobs that want more helpers
-    std::atomic<int> waiting_{0};  // their number, for those who look without the lock
+    std::atomic<int> waiting_{0};  // their number, readable without the lock
     int asleep_ = 0;
     int size_ = 0;
 };
@@ -169,7 +169,7 @@ class Pool {
 std::atomic<Pool*> current{nullptr};
 std::atomic<bool> fork_is_handled{false};
 
-// A child of fork has none of the threads, and a lock may be held by one of them: it starts afresh.
+// A forked child has none of the threads, and one of them may have held a lock: start afresh.
 void forget_pool() { current.store(nullptr); }
 
 Pool& pool() {

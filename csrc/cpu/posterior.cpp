@@ -11,7 +11,7 @@ Sharing make_sharing(const PosteriorParams& p, int threads) {
     const double Q = double(p.Q), K = double(p.K), D = double(p.D);
     const double inner = has_gram(Q, D, K) ? Q * Q * (D + K) : 2 * Q * K * D;
     const double products = Q * K * D + inner;
-    // The proportions and the step take some 100 multiplications for a query and a class.
+    // The proportions and the step take about 100 multiplications per query and class.
     return share_threads(p.B, threads, products + 100.0 * Q * K, products);
 }
 

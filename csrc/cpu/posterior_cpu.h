@@ -1,4 +1,4 @@
-// What the per-level kernels of `posterior` give to the level-independent part in posterior.cpp.
+// The kernels of `posterior` at each SIMD level, as called by posterior.cpp.
 #pragma once
 
 #include "common/arena.h"

@@ -4,17 +4,17 @@
 template <typename T>
 struct PosteriorScratch {
     int64_t Q, K, D;
-    CoordinatesParams coordinates;  // of this task alone, as those below
+    CoordinatesParams coordinates;  // for this task only, like those below
     AdaptParams adapt;
     StepParams step;
     T* x;         // [Q, D]           queries in the coordinates
     T* scaled;    // [Q, D]           times the feature scale
     T* lengths;   // [Q]
     T* panels;    // [K or Q in panels, D]
-    T* cross;     // [Q, K]           as the next ones, with room for whole panels
+    T* cross;     // [Q, K]           padded to whole panels, like the next ones
     T* inner;     // [Q, K]
-    T* logits;    // [Q, K]           then what the queries weigh, as [K in panels, Q]
-    T* gram;      // [Q, Q]           if there is one
+    T* logits;    // [Q, K]           then the weights of the queries, as [K in panels, Q]
+    T* gram;      // [Q, Q]           if used
     T* given;     // [Q, K]           probabilities before the step
     T* own;       // [Q]
     T* constant;  // [K]
@@ -75,7 +75,7 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     step_scratch = arena.take<char>(step_scratch_bytes<T>(step));
 }
 
-// What the queries weigh in the classes, in panels.
+// The weights of the queries in the classes, in panels.
 template <typename T>
 static void weigh_queries(const PosteriorScratch<T>& s, T prior) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
@@ -92,7 +92,7 @@ static void weigh_queries(const PosteriorScratch<T>& s, T prior) {
     }
 }
 
-// Products of the queries with the weighed sums of them, and with themselves.
+// Products of the queries with their weighted sums, and with themselves.
 template <typename T>
 static void query_products(const PosteriorScratch<T>& s, const T* __restrict__ scale, int threads) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
@@ -113,7 +113,7 @@ static void query_products(const PosteriorScratch<T>& s, const T* __restrict__ s
     multiply_closed(s.scaled, D, Q, s.panels, D, K, s.inner, threads);
 }
 
-// With one shot: logits of the nearest class mean, over what the weights were.
+// With one shot: logits of the nearest class mean, overwriting the weights.
 template <typename T>
 static void plain_logits(const PosteriorScratch<T>& s, const T* __restrict__ lengths, T share,
                          double usual) {
@@ -145,7 +145,7 @@ static void late_step(PosteriorScratch<T>& s, const PosteriorParams& p, int64_t 
     T share = late_share(a);
     if (p.lengths != nullptr) {
         const T plain = plain_share(a, T(p.weight));
-        // One shot has the sharpness that is expected.
+        // One shot uses the expected sharpness.
         plain_logits(s, static_cast<const T*>(p.lengths) + at * K, plain, double(sharpness));
         s.step.extra = s.logits;
         share = 1 - plain;

@@ -1,4 +1,4 @@
-// How the threads of a call are shared by its tasks.
+// How the tasks of a call share its threads.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace paddle_ext {
 
-// Work is counted in multiplications; 1e6 take some 100 us. A thread that sleeps is at work some 10 us
-// after it is called, so it pays from about this much on, ...
+// Work is counted in multiplications; 1e6 take about 100 us. A sleeping thread starts about 10 us
+// after it is woken, so it pays from about this much work on, ...
 constexpr double kWorkOfThread = 5e5;
-// ... and an iteration, which calls all threads twice, from this much.
+// ... and an iteration, which wakes all threads twice, from this much.
 constexpr double kWorkOfIteration = 2e6;
 
 struct Sharing {
     int64_t singles;  // the first tasks: each on one thread, ...
-    int workers;      // ... so many at a time
+    int workers;      // ... this many at a time
     int inside;       // threads of each of the other tasks, one task after the other
 };
 
@@ -25,7 +25,8 @@ struct Sharing {
 // task must not depend on how it is solved.
 inline Sharing share_threads(int64_t B, int threads, double task, double iteration) {
     threads = std::max(1, threads);
-    // Whole rounds of one task per thread; of the rest threads may make three quarters of a round.
+    // Whole rounds of one task per thread; up to three quarters of a round of leftovers may use
+    // threads inside tasks.
     int64_t rest = iteration > kWorkOfIteration ? B % threads : 0;
     if (4 * rest > 3 * int64_t(threads)) rest = 0;
     const int64_t singles = B - rest;
@@ -43,8 +44,8 @@ void share_tasks(int64_t B, const Sharing& sharing, const Solve& solve) {
     }
 }
 
-// For kernels that solve a task on one thread, with scratch memory of its own; index 0 of their tables
-// is float, 1 is double.
+// For kernels that solve a task on one thread, with their own scratch memory; index 0 of their
+// tables is float, 1 is double.
 template <typename Kernels, typename Params>
 int64_t scratch_of_workers(const Kernels& kernels, int at, const Params& p,
                            const Sharing& sharing) {
@@ -61,7 +62,7 @@ void solve_tasks(const Kernels& kernels, int at, const Params& p, const Sharing&
     });
 }
 
-// The same for kernels whose tasks can use several threads themselves.
+// The same for kernels whose tasks can use several threads.
 template <typename Kernels, typename Params>
 void solve_tasks_inside(const Kernels& kernels, int at, const Params& p, const Sharing& sharing) {
     const int64_t scratch = kernels.scratch_bytes[at](p);

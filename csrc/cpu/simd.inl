@@ -1,5 +1,5 @@
-// Vectors of one SIMD level, by the compiler's vector extensions. Included by the per-level files
-// only, inside their own namespace, after they defined PADDLE_EXT_VECTOR_BYTES and
+// Vectors of one SIMD level, using the compiler's vector extensions. Included only by the per-level
+// files, inside their own namespaces, after they define PADDLE_EXT_VECTOR_BYTES and
 // PADDLE_EXT_ROW_TILE: code compiled for AVX-512 must never be merged with the baseline's.
 //
 // Everything is organised in panels: kPanel consecutive numbers, one cache line of 64 bytes.
@@ -11,8 +11,8 @@ template <>
 struct Lanes<float> {
     using Int = int32_t;
     using Bits = uint32_t;
-    static constexpr float kLowest = -87.0f;  // exp() below is zero
-    static constexpr float kHighest = 80.0f;  // exp() above is not computed
+    static constexpr float kLowest = -87.0f;  // exp() is zero below this
+    static constexpr float kHighest = 80.0f;  // exp() is not computed above this
     static constexpr float kLog2e = 1.44269504f;
     static constexpr float kLn2High = 0.693359375f;
     static constexpr float kLn2Low = -2.12194440e-4f;
@@ -106,7 +106,7 @@ static inline Vec<float> expm1_polynomial(Vec<float> r) {
     return p * (r * r) + r;
 }
 
-// Taylor to degree 13 leaves an error below the rounding of double.
+// A Taylor series of degree 13 has an error below the rounding of double.
 static inline Vec<double> expm1_polynomial(Vec<double> r) {
     Vec<double> p = splat(1.0 / 6227020800.0);
     p = p * r + 1.0 / 479001600.0;
@@ -140,7 +140,7 @@ static inline Vec<T> vexp(Vec<T> x) {
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 
-// Terms of the series of log that are not hidden by rounding.
+// Terms of the log series that exceed rounding.
 template <typename T>
 constexpr int kLogTerms = sizeof(T) == 4 ? 6 : 12;
 
@@ -205,14 +205,14 @@ static inline void product_tile(const T* const* a, int64_t stride, const T* b, i
     }
 }
 
-// Whether to give up, asked in every round of much work and in some of little: `work` is counted in
-// multiplications.
+// Whether the call is cancelled, checked in every round of a lot of work and in some rounds of
+// little work: `work` is counted in multiplications.
 static inline bool given_up(int64_t round, double work) {
     return (work > 1e5 || round % 16 == 0) && interrupted();
 }
 
-// out[r] = a[r] B for all rows and all panels of B, whose layout is [panel][inner][kPanel]. A slice
-// of a panel stays in the first-level cache while all rows pass over it.
+// out[r] = a[r] B for all rows and all panels of B, stored as [panel][inner][kPanel]. A slice of a
+// panel stays in the L1 cache while all rows pass over it.
 template <typename T>
 static void product(const T* const* a, int64_t stride, int64_t rows, const T* b, int64_t inner,
                     int64_t panels, T* const* out, int64_t out_panel_stride) {

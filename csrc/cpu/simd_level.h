@@ -1,4 +1,4 @@
-// The SIMD level that the CPU code uses.
+// The SIMD level used by the CPU code.
 #pragma once
 
 #include <string>

@@ -9,8 +9,8 @@ namespace paddle_ext {
 namespace {
 
 Sharing make_sharing(const SinkhornParams& p, int threads) {
-    const double iterations = std::min(p.max_iter, 20);  // what a task takes at least, in practice
-    // An exponential is worth some 20 multiplications, an iteration two.
+    const double iterations = std::min(p.max_iter, 20);  // typical minimum for a task
+    // Costs in multiplications: about 20 for an exponential, two for an iteration.
     const double task = double(p.Q) * double(p.K) * (20.0 + 2.0 * iterations);
     return share_threads(p.B, threads, task, 0);
 }

@@ -1,5 +1,4 @@
-// What the per-level kernels of Sinkhorn's iteration give to the level-independent part in
-// sinkhorn.cpp.
+// The kernels of Sinkhorn's iteration at each SIMD level, as called by sinkhorn.cpp.
 #pragma once
 
 #include "common/arena.h"

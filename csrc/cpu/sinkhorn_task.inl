@@ -1,28 +1,28 @@
 // Sinkhorn's iteration for one SIMD level: one task on one thread, nothing allocated. The algebra
-// is in common/sinkhorn.h; the same quantities carry the same names.
+// is in common/sinkhorn.h; names are the same.
 //
 // M is row-major and padded with zeros to whole vectors and whole blocks of kRows rows. One pass
-// over it does an iteration: the products of a block of rows with b, their new factors, and at
-// once, while the block is in the first-level cache, their share of the products of the columns
-// with a.
+// over it does an iteration: for each block of rows, the products with b, the new factors and,
+// while the block is in the L1 cache, its share of the products of the columns with a.
 
 template <typename T>
 struct SinkhornTask {
     static constexpr int64_t kRows = Simd<T>::kLanes > 8 ? Simd<T>::kLanes : 8;
-    // Long sums are sums of sums of about so many numbers, or rounding would add up.
+    // Long sums are split into sums of about this many numbers, so that rounding does not
+    // accumulate.
     static constexpr int64_t kTerms = 256;
 
     int64_t Q, K, Qp, Kp;
     T* m;             // [Qp, Kp]
-    T* row_mass;      // [Qp]  as all masses here: of a total of 1
+    T* row_mass;      // [Qp]  normalised to a total of 1, like all masses here
     T* col_mass;      // [Kp]
     T* a;             // [Qp]
     T* a_next;        // [Qp]
     T* b;             // [Kp]
     T* col_sum;       // [Kp]  (M^T a_next)
-    T* col_part;      // [Kp]  the same over a part of the rows
+    T* col_part;      // [Kp]  the same over some of the rows
     double* row_low;  // [Q]   minimum of the cost
-    double* col_low;  // [K]   minimum over the rows with mass of the cost less row_low
+    double* col_low;  // [K]   minimum, over the rows with mass, of the cost minus row_low
     double* f;        // [Q]
     double* g;        // [K]
 
@@ -51,7 +51,7 @@ static double normalise_mass(const T* mass, int64_t count, int64_t padded, T* ou
     return total;
 }
 
-// M from the potentials, zero beyond the end of a row; takes the factors home.
+// M from the potentials, zero beyond the end of a row; resets the factors.
 template <typename T>
 static void fill(SinkhornTask<T>& s, const T* cost, double sharpness) {
     constexpr double kHighest = SinkhornBounds<T>::kHighest, kLowest = Lanes<T>::kLowest - 1;
@@ -88,11 +88,11 @@ static T row_minimum(const T* row, int64_t count) {
     return low;
 }
 
-// M at the start, and the first row step, which finds every b at one.
+// M at the start, and the first row step, with all b equal to one.
 template <typename T>
 static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
-    // A factor that T can hold: beyond, a difference is nothing or everything.
+    // Clamped to the range of T: beyond it, a difference is all or nothing.
     const T steep =
         T(within(sharpness, double(SinkhornBounds<T>::kTiny), double(SinkhornBounds<T>::kFinite)));
     for (int64_t i = 0; i < s.Qp * s.Kp; ++i) s.m[i] = 0;
@@ -119,7 +119,7 @@ static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
     for (int64_t k = 0; k < s.K; ++k) s.g[k] = s.col_mass[k] > 0 ? 0.0 : kSinkhornGone;
 }
 
-// col_part into col_sum; `first` of the parts.
+// Adds col_part to col_sum; `first` if it is the first part.
 template <typename T>
 static void add_part(SinkhornTask<T>& s, bool first) {
     for (int64_t k = 0; k < s.Kp; k += Simd<T>::kLanes) {
@@ -170,11 +170,11 @@ static void reduce_columns(SinkhornTask<T>& s, const T* cost) {
     }
 }
 
-// What became of the factors of one side.
+// The state of the factors of one side.
 template <typename T>
 struct Drift {
     typename Simd<T>::IntVec far = {};   // one is too far from the root of its mass
-    typename Simd<T>::IntVec lost = {};  // one has mass, but nothing in M to make it of
+    typename Simd<T>::IntVec lost = {};  // one has mass but no elements in M
 };
 
 // New factors mass / sum.
@@ -189,7 +189,7 @@ static inline Vec<T> new_factor(Vec<T> sum, Vec<T> mass, Drift<T>& drift) {
 }
 
 struct PassResult {
-    double residual;  // of the factors as they were
+    double residual;  // of the previous factors
     bool drifted, lost;
 };
 
@@ -197,7 +197,7 @@ struct PassResult {
 template <typename T>
 static PassResult pass(SinkhornTask<T>& s) {
     constexpr int kRows = SinkhornTask<T>::kRows, kLanes = Simd<T>::kLanes;
-    constexpr int64_t kTerms = 4 * SinkhornTask<T>::kTerms;  // over four lanes, or more
+    constexpr int64_t kTerms = 4 * SinkhornTask<T>::kTerms;  // over four lanes or more
     const int64_t Kp = s.Kp;
     Vec<T> worst = {};
     Drift<T> drift;
@@ -232,7 +232,7 @@ static PassResult pass(SinkhornTask<T>& s) {
     return {double(horizontal_max<T>(worst)), any<T>(drift.far), any<T>(drift.lost)};
 }
 
-// b from col_sum; whether a factor has drifted, and whether one is lost.
+// b from col_sum; reports whether a factor has drifted and whether one is lost.
 template <typename T>
 static bool column_step(SinkhornTask<T>& s, bool& lost) {
     Drift<T> drift;
@@ -251,14 +251,14 @@ static void absorb(const T* factor, const T* mass, int64_t count, double* potent
     }
 }
 
-// The logarithm of an element of M, but for the potential of its row.
+// The logarithm of an element of M without the potential of its row.
 template <typename T>
 static double log_in_row(const SinkhornTask<T>& s, const T* cost, double sharpness, int64_t q,
                          int64_t k) {
     return s.g[k] - sharpness * (double(cost[q * s.K + k]) - s.row_low[q] - s.col_low[k]);
 }
 
-// Potentials of the rows such that the largest element of each is 1.
+// Potentials of the rows that make the largest element of each row 1.
 template <typename T>
 static void centre_rows(SinkhornTask<T>& s, const T* cost, double sharpness) {
     for (int64_t q = 0; q < s.Q; ++q) {
@@ -272,7 +272,7 @@ static void centre_rows(SinkhornTask<T>& s, const T* cost, double sharpness) {
     }
 }
 
-// The same of the columns.
+// The same for columns.
 template <typename T>
 static void centre_columns(SinkhornTask<T>& s, const T* cost, double sharpness) {
     for (int64_t k = 0; k < s.K; ++k) {

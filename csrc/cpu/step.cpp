@@ -8,7 +8,7 @@ namespace paddle_ext {
 namespace {
 
 Sharing make_sharing(const StepParams& p, int threads) {
-    // An exponential and a logarithm for each.
+    // One exponential and one logarithm each.
     const double task = 60.0 * double(p.Q) * double(p.K);
     return share_threads(p.B, threads, task, 0);
 }

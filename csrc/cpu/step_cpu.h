@@ -1,4 +1,4 @@
-// What the per-level kernels of `step` give to the level-independent part in step.cpp.
+// The kernels of `step` at each SIMD level, as called by step.cpp.
 #pragma once
 
 #include "common/arena.h"

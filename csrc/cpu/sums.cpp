@@ -8,7 +8,7 @@ namespace paddle_ext {
 
 namespace {
 
-// The probabilities that count, of one task after the other; first by row, then by class.
+// The probabilities that count, one task after the other; first by row, then by class.
 struct Entries {
     int32_t *row_class, *row;  // [most]
     double* row_value;         // [most]
@@ -53,7 +53,7 @@ bool collect(const SumsParams& p, const Entries& all) {
     return true;
 }
 
-// Brings them into the order of the classes; `start` is left as the ends of the classes.
+// Sorts them by class; `start` is left pointing to the ends of the classes.
 void sort(const SumsParams& p, const Entries& all) {
     for (int64_t i = 0; i < *p.found; ++i) {
         int64_t& to = all.start[all.row[i] / p.N * p.K + all.row_class[i]];
@@ -67,7 +67,7 @@ int64_t sums_cpu_workspace(const SumsParams& p, int) { return Entries(nullptr, p
 
 void sums_cpu(const SumsParams& p, int threads) {
     const int at = precision(p.dtype, "probabilities");
-    require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows must be fewer than 2^31");
+    require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
     const Entries all(p.workspace, p);
     require_workspace(p.workspace_bytes, all.used);
     if (!(at == 0 ? collect<float>(p, all) : collect<double>(p, all))) return;

@@ -1,9 +1,9 @@
-// A task's draws come from streams of their own: which classes, the support of each class, the
-// queries, their proportions. So the support of a class at 5 shots is part of that at 10, and it does
-// not change with the number of queries.
+// Each part of a task has its own random stream: the classes, the support of each class, the
+// queries, their proportions. So the 5-shot support of a class is part of its 10-shot support, and
+// does not change with the number of queries.
 //
-// Drawing without replacement: the first steps of a Fisher-Yates shuffle on an array of rows that is
-// sorted by class. Each thread has a copy, and puts it in order again after each task.
+// Draws without replacement are the first steps of a Fisher-Yates shuffle on an array of rows
+// sorted by class. Each thread has a copy, and restores it after each task.
 #include "cpu/tasks.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 enum Stream : uint32_t { kClasses = 0, kQueries = 1, kProportions = 2, kSupport = 3 };  // + class
 
 struct Scratch {
-    int32_t* rows;      // [M], those of the parameters but while a task is drawn
+    int32_t* rows;      // [M], as in the parameters except while a task is drawn
     int32_t* classes;   // [K], the effective ones first
     int32_t* ways;      // [num_classes], increasing
     int32_t* label_of;  // [K]
@@ -69,7 +69,7 @@ int64_t scratch_bytes(const TaskParams& p) {
 }
 
 int useful_threads(const TaskParams& p, int threads) {
-    // A draw takes the time of some hundred multiplications.
+    // A draw costs about a hundred multiplications.
     const double task = 100.0 * double(p.num_classes * p.shots + p.Q);
     return share_threads(p.B, threads, task, 0).workers;
 }
@@ -105,7 +105,7 @@ void draw_support(const TaskParams& p, uint64_t task, Scratch& s, int64_t* index
 
 int32_t room(const TaskParams& p, int32_t k) { return p.query_end[k] - p.query_begin[k]; }
 
-// From all samples of the effective classes, one after the other in one long row.
+// From all samples of the effective classes, concatenated.
 void draw_from_pool(const TaskParams& p, RandomStream& random, Scratch& s, int64_t* index) {
     int64_t size = 0;
     for (int64_t e = 0; e < p.k_eff; ++e) s.pool_end[e] = size += room(p, s.classes[e]);
@@ -120,7 +120,7 @@ void draw_from_pool(const TaskParams& p, RandomStream& random, Scratch& s, int64
     }
 }
 
-// s.count of each effective class, then all of them in a random order.
+// s.count of each effective class, then all of them in random order.
 void draw_counted(const TaskParams& p, RandomStream& random, Scratch& s, int64_t* index) {
     int64_t* next = index;
     for (int64_t e = 0; e < p.k_eff; ++e) {
@@ -141,8 +141,8 @@ void count_equally(const TaskParams& p, Scratch& s) {
     }
 }
 
-// Whole numbers that sum to Q, in proportion to e^log_share, none above the room of its class: classes
-// that would get more than their room get their room, and the others share what is left. Each round
+// Integers that sum to Q, in proportion to e^log_share, none above the capacity of its class:
+// classes that would exceed their capacity are filled, and the others share the rest. Each round
 // fills a class or is the last.
 void count_in_proportion(const TaskParams& p, Scratch& s) {
     constexpr int32_t kOpen = -1;
@@ -171,7 +171,7 @@ void count_in_proportion(const TaskParams& p, Scratch& s) {
         }
         left -= taken;
     }
-    // Largest remainders; of a filled class no remainder counts.
+    // Largest remainders; the remainder of a filled class does not count.
     for (int64_t e = 0; e < p.k_eff; ++e) {
         if (s.count[e] != kOpen) {
             s.share[e] = -1;

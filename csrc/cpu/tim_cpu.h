@@ -1,4 +1,4 @@
-// What the per-level kernels of TIM give to the level-independent part in tim.cpp.
+// The kernels of TIM at each SIMD level, as called by tim.cpp.
 #pragma once
 
 #include "common/arena.h"

@@ -1,4 +1,4 @@
-// Functions of vectors that TIM needs beside exp.
+// Vector functions that TIM needs in addition to exp.
 
 // exp(x) - 1 for x <= kHighest, without cancellation near zero; -1 where exp is zero.
 template <typename T>

@@ -1,4 +1,4 @@
-// From the features of a task to its rows, centred and scaled, in the two layouts of the products.
+// From the features of a task to its rows, centred and scaled, in the layouts of the two products.
 
 template <typename T>
 static Rows<T> tim_query_rows(const TimParams& p, int64_t task) {

@@ -1,5 +1,5 @@
 // The steps of an iteration. All matrices of rows and classes are class-major, [K, stride]: the
-// softmax over classes then runs across the lanes, and a class is one contiguous row of a product.
+// softmax over classes runs across the lanes, and a class is one contiguous row of a product.
 
 template <typename T>
 struct TimState {
@@ -13,23 +13,23 @@ struct TimState {
     T* second;            // [K, Dp]
     T* pull;              // [K, Dp]      sum_n A_nk x_n
     T* p;                 // [K, stride]  scores, then probabilities, then A
-    T* slopes;            // [K, Nq]      of panels with queries: dL/dp; ln P of TIM-ADM
+    T* slopes;            // [K, Nq]      for panels with queries: dL/dp, or ln P of TIM-ADM
     Int* own;             // [Np]         label of a support row; -1 for others
-    T* rest;              // [Np]         probability of all classes but the own
+    T* rest;              // [Np]         probability of all classes but the row's own
     T* factor;            // [Np]         of a support row in A; 0 for others
     T* share;             // [Np]         1/Q for a query; 0 for others
     T* half_norm;         // [K]          ||w||^2 / 2
-    T* marginal;      // [K]          in a query's slope: the marginal's part; TIM-ADM: power * c_k
-    T* mass;          // [K]          of TIM-ADM
-    double* shots;    // [K]
-    const T** w_row;  // [K]
-    const T** p_row;  // [K]
-    T** pull_row;     // [K]
+    T* marginal;          // [K]          marginal part of a query's slope; TIM-ADM: power * c_k
+    T* mass;              // [K]          of TIM-ADM
+    double* shots;        // [K]
+    const T** w_row;      // [K]
+    const T** p_row;      // [K]
+    T** pull_row;         // [K]
 
     TimState(Arena& arena, const TimSizes& n)
         : S(n.S), Q(n.Q), N(n.S + n.Q), K(n.K), D(n.D), Np(round_up(N, Simd<T>::kPanel)),
           Dp(round_up(n.D, Simd<T>::kPanel)),
-          // An odd number of cache lines: rows of a panel of p must not share one set of the cache.
+          // An odd number of cache lines: rows of a panel of p must not share a cache set.
           stride(Np / Simd<T>::kPanel % 2 ? Np : Np + Simd<T>::kPanel),
           first_query(S / Simd<T>::kPanel), w(arena.take<T>(K * Dp)), first(arena.take<T>(K * Dp)),
           second(arena.take<T>(K * Dp)), pull(arena.take<T>(K * Dp)), p(arena.take<T>(K * stride)),
@@ -46,7 +46,7 @@ struct TimState {
     }
 };
 
-// Labels of the support rows among a vector of rows; compared with a class they say whose own it is.
+// Labels of the support rows in a vector of rows; comparing them with a class selects its rows.
 template <typename T>
 static inline typename Simd<T>::IntVec tim_own(const TimState<T>& s, int64_t at) {
     typename Simd<T>::IntVec labels;
@@ -54,9 +54,9 @@ static inline typename Simd<T>::IntVec tim_own(const TimState<T>& s, int64_t at)
     return labels;
 }
 
-// Of one panel: scores become exp(logit - largest logit). Their sums over the own class and over the
-// others go to `mine` and `rest`: a difference of the two would lose what small ones hold. `logs`, if
-// given, gets the logits.
+// For one panel: scores become exp(logit - largest logit). Their sums over the own class and over
+// the others go to `mine` and `rest`: a difference of the two would lose small values. `logs`, if
+// given, receives the logits.
 template <typename T>
 static void tim_exponentials(const TimState<T>& s, T temperature, int64_t panel, T* logs,
                              Vec<T>* mine, Vec<T>* rest) {
@@ -79,7 +79,7 @@ static void tim_exponentials(const TimState<T>& s, T temperature, int64_t panel,
         const auto label = typename Lanes<T>::Int(k);
         for (int v = 0; v < kVecs; ++v) {
             T* const cell = s.p + k * s.stride + start + v * kLanes;
-            // The difference comes before the temperature: it cannot overflow.
+            // Subtracting before applying the temperature cannot overflow.
             const Vec<T> logit = (load(cell) - s.half_norm[k] - best[v]) * temperature;
             const Vec<T> e = vexp<T>(logit);
             store<T>(cell, e);
@@ -90,8 +90,8 @@ static void tim_exponentials(const TimState<T>& s, T temperature, int64_t panel,
     }
 }
 
-// Of one panel: scores become probabilities, or A if it has support rows alone. Returns the sum of
-// the cross-entropies of its support rows, if asked for.
+// For one panel: scores become probabilities, or A if it has only support rows. Returns the sum of
+// the cross-entropies of its support rows on request.
 template <typename T>
 static double tim_softmax(const TimState<T>& s, T temperature, int64_t panel, T* logs,
                           const TimOrder<T>& order, T weight, bool fixed_factor, bool want_loss) {
@@ -151,7 +151,7 @@ static inline Vec<T> tim_support_part(const TimState<T>& s, int64_t at, int64_t 
     return (mine ? -load(s.rest + at) : p) * load(s.factor + at);
 }
 
-// A panel with queries: probabilities become A. Returns its part of the mean entropy, if asked for.
+// A panel with queries: probabilities become A. Returns its part of the mean entropy on request.
 template <typename T>
 static double tim_query_derivatives(const TimState<T>& s, int64_t panel, const TimOrder<T>& order,
                                     T weight, bool want_loss) {
@@ -196,7 +196,7 @@ static double tim_query_derivatives(const TimState<T>& s, int64_t panel, const T
     return total;
 }
 
-// The step of one class: its gradient is pull - w sum, with sum that of its A.
+// The step of one class: its gradient is pull - w sum, where sum is that of its A.
 template <typename T>
 static void tim_adam_row(const TimAdam<T> adam, const T* pull, T sum, int64_t Dp, T* first,
                          T* second, T* w) {
@@ -210,7 +210,7 @@ static void tim_adam_row(const TimAdam<T> adam, const T* pull, T sum, int64_t Dp
     }
 }
 
-// --- TIM-ADM ---------------------------------------------------------------------------------------
+// --- TIM-ADM ------------------------------------------------------------------------------------
 
 // A panel's part of the mean entropy of the queries.
 template <typename T>
@@ -229,7 +229,7 @@ static double tim_panel_entropy(const TimState<T>& s, int64_t panel, const TimOr
     return total;
 }
 
-// c_k times the power: logsumexp over the queries of the sharpened logarithms, which are made here.
+// c_k times the power: logsumexp over the queries of the sharpened logarithms, computed here.
 template <typename T>
 static void tim_class_use(const TimState<T>& s, const TimAlternating<T>& step, int64_t k) {
     constexpr int kLanes = Simd<T>::kLanes;
@@ -248,7 +248,7 @@ static void tim_class_use(const TimState<T>& s, const TimAlternating<T>& step, i
     s.marginal[k] = step.power * (top + T(__builtin_log(double(horizontal_sum<T>(sum)))));
 }
 
-// A panel with queries: probabilities become A, of a query weight (p - q); q's mass is added.
+// A panel with queries: probabilities become A, for a query weight (p - q); adds the mass of q.
 template <typename T>
 static void tim_auxiliary(const TimState<T>& s, int64_t panel, T weight_of_query) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes;

@@ -1,15 +1,15 @@
 // TIM for one SIMD level: a task from its features to its results.
 //
 // An iteration is two products with the rows of the task, X [N, D], which never change and are laid
-// out once for each of them: scores = W X^T, then sums = A X with A = dL/dlogit. Softmax and
-// derivatives happen while a panel of rows is in the first-level cache, Adam's step when a class is.
+// out once for each product: scores = W X^T, then sums = A X with A = dL/dlogit. Softmax and
+// derivatives are computed while a panel of rows is in the L1 cache, Adam's step while a class is.
 // Threads inside a task own whole panels or whole classes, so the result does not depend on them.
 
 #include "cpu/tim_math.inl"
 #include "cpu/tim_prepare.inl"
 #include "cpu/tim_steps.inl"
 
-// What a thread takes at once: rows of a product, in whole tiles, and panels.
+// Work unit of a thread: rows of a product, in whole tiles, and panels.
 constexpr int64_t kTimClasses = 8 * PADDLE_EXT_ROW_TILE;
 constexpr int64_t kTimPanels = 4;
 
@@ -90,7 +90,7 @@ static void tim_assign_group(void* context, int64_t group, int) {
     }
 }
 
-// The derivatives of the queries, which need all of them; the loss, if asked for.
+// The derivatives of the queries, which depend on all queries; the loss on request.
 template <typename T>
 static double tim_couple_queries(const TimPass<T>& pass) {
     const TimState<T>& s = pass.s;
