@@ -204,7 +204,7 @@ class WithoutGil {
 // handler inside another call must not share it, so it asks for more than the scratch has.
 constexpr int64_t kBeyondScratch = int64_t(1) << 20;
 
-// The size of that scratch workspace in Python.
+// The keywords of the three functions of a call.
 template <typename Struct>
 struct CallKeywords {
     Keywords<Struct> make, workspace, run;

@@ -1,7 +1,8 @@
 // `adapt` for one SIMD level: one task on one thread. The algebra is in common/adapt.h.
 //
 // The likelihoods A_qk = exp(l_qk - max_k l_qk) are computed once, in the output array. With
-// g_k = exp(e_k - max_k e_k) an iteration is two products, s = A g and N_k = w g_k sum_q A_qk / s_q.
+// g_k = exp(e_k - max_k e_k) an iteration is two products, s = A g and
+// N_k = w g_k sum_q A_qk / s_q.
 
 template <typename T>
 struct AdaptTask {

@@ -1,11 +1,11 @@
-// `adapt` on CUDA: one kernel for the whole loop, one block a task, which stops by itself. The
+// `adapt` on CUDA: one kernel for the whole loop, one block per task, which stops on its own. The
 // algebra is in common/adapt.h.
 //
-// The likelihoods A_qk = exp(l_qk - max_k l_qk) are made once, in shared memory if they fit, else
-// where the probabilities will be. With g_k = exp(e_k - max_k e_k) an iteration is two products,
-// s = A g and N_k = w g_k sum_q A_qk / s_q. A warp takes some queries at a time and holds their
-// classes in registers, as well as its share of the counts. Sums are taken in a fixed order, without
-// atomics. adapt_many.cu is for more classes than registers can hold.
+// The likelihoods A_qk = exp(l_qk - max_k l_qk) are computed once, in shared memory if they fit,
+// else in the output array. With g_k = exp(e_k - max_k e_k) an iteration is two products, s = A g
+// and N_k = w g_k sum_q A_qk / s_q. A warp takes a few queries at a time and keeps their classes,
+// and its share of the counts, in registers. Sums are taken in a fixed order, without atomics.
+// adapt_many.cu handles more classes than registers can hold.
 
 #include "cuda/adapt.h"
 
@@ -17,9 +17,9 @@ namespace paddle_ext {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxHeld = 16;          // classes of a lane; more would spill
-constexpr int kTerms = 256 * kWarps;  // a sum over more queries is a sum of such sums
-// Shared memory of a block at most, such that several fit a multiprocessor.
+constexpr int kMaxHeld = 16;          // classes per lane; more would spill
+constexpr int kTerms = 256 * kWarps;  // longer sums over queries are split
+// Limit on the shared memory of a block, so that several fit on a multiprocessor.
 constexpr int64_t kStaged = 100 * 1024;
 
 struct FewShared {
@@ -28,7 +28,7 @@ struct FewShared {
     Update* scratch;    // [kWarps]
     double* sums;       // [kWarps]
     float* part;        // [kWarps, K]  counts of a warp's queries
-    float* dual;        // [K] less its shift
+    float* dual;        // [K] minus its shift
     float* likelihood;  // [Q, K] if staged
     int64_t bytes;
 
@@ -45,7 +45,7 @@ struct FewShared {
     }
 };
 
-// The task of a block, as a thread sees it.
+// The task of a block, from the view of one thread.
 template <int kHeld>
 struct FewTask {
     const AdaptParams& p;
@@ -64,7 +64,7 @@ struct FewTask {
         for (int i = 0; i < kHeld; ++i) g[i] = column(i) < K ? __expf(s.dual[column(i)]) : 0.0f;
     }
 
-    // z = A g of a row; their sum is not yet that of the warp.
+    // z = A g of a row, and this lane's part of their sum.
     __device__ float weighted(int64_t q, float* z) const {
         float sum = 0;
 #pragma unroll
@@ -75,7 +75,8 @@ struct FewTask {
         return sum;
     }
 
-    // The same from the logits, for a row whose likelihoods are too small, less what is returned.
+    // The same from the logits, for a row whose likelihoods are too small; subtracts the returned
+    // offset.
     __device__ float exact(int64_t q, float* z, float& sum) const {
         const float offset = logits.offset(q);
         float most = Range<float>::kMinusInfinity;
@@ -96,7 +97,7 @@ struct FewTask {
         return most;
     }
 
-    // Counts of the queries of a warp, kRows at a time, which hide each other's latency.
+    // Counts of the queries of a warp, kRows at a time to hide latency.
     template <int kRows>
     __device__ void count_rows(int64_t& q, int64_t end, float* held) const {
         for (; q + (kRows - 1) * kWarps < end; q += kRows * kWarps) {
@@ -143,7 +144,7 @@ struct FewTask {
         for (int i = 0; i < kHeld; ++i) total[i] += held[i];
     }
 
-    // Counts of all classes, from what each warp holds of them.
+    // Counts of all classes, summed over the warps.
     __device__ void sum_counts(const float* held) {
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) {
@@ -158,7 +159,7 @@ struct FewTask {
         }
     }
 
-    // Probabilities and labels, and the counts once more. Returns the sum of the rows' normalisers.
+    // Writes probabilities and labels and recounts. Returns the sum of the rows' normalisers.
     __device__ double write() {
         const int lane = threadIdx.x % 32;
         float total[kHeld] = {}, held[kHeld] = {}, z[kHeld];
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     const Logits logits(p, task);
     float* const out = static_cast<float*>(p.probabilities) + task * p.Q * K;
     float* const likelihood = staged ? s.likelihood : out;
-    // Each warp reads only rows that it has made itself.
+    // Each warp reads only rows that it wrote itself.
     for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
         logits.likelihood(q, likelihood + q * K);
     }
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     do {
         t.count();
         update_prior(loop, p, counts, exchange, set, s.scratch);
-        __syncthreads();  // the new dual is there for all warps
+        __syncthreads();  // the new dual is visible to all warps
     } while (loop.goes_on(p));
     const double normalisers = t.write();
     const auto dual = [&](int64_t k) { return double(s.dual[k]); };
@@ -261,8 +262,8 @@ void launch(const AdaptParams& p, cudaStream_t stream) {
     }
 }
 
-// What a call takes at most, roughly: an iteration of a task some microseconds, and its products at the
-// pace of one multiprocessor.
+// A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
+// products at the speed of one multiprocessor.
 double seconds_at_most(const AdaptParams& p, int device) {
     const double iteration = 1e-5 + double(p.Q) * double(p.K) / 5e9;
     const double rounds = double(p.B) / device_attribute(cudaDevAttrMultiProcessorCount, device);

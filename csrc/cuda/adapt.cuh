@@ -1,4 +1,4 @@
-// What both kernels of `adapt` share: the update of the prior, and what is reported of a task.
+// Shared by both kernels of `adapt`: the update of the prior, and the reported results of a task.
 #pragma once
 
 #include "common/adapt.h"
@@ -9,11 +9,11 @@
 
 namespace paddle_ext {
 
-// What the likelihoods have lost to underflow is nothing beside a sum of this. A row with less is
+// Underflow in the likelihoods is negligible for a sum of at least this. A row with less is
 // recomputed from its logits.
 constexpr float kFaint = 1e-28f;
 
-// --- gamma functions in float, by the fast instructions of a GPU ----------------------------------
+// --- gamma functions in float, with fast GPU instructions ----------------------------------------
 
 __device__ inline float inverse(float x) { return __fdividef(1.0f, x); }
 
@@ -38,8 +38,8 @@ __device__ inline float digamma(float x) {
            p.w * p.sum();
 }
 
-// digamma(a + n) - digamma(a), and the same of trigamma. Written such that nothing cancels: under a
-// strong prior these differences are far smaller than what they are of.
+// digamma(a + n) - digamma(a), and the same for trigamma. Written so that nothing cancels: under a
+// strong prior these differences are far smaller than the values.
 __device__ inline Polygamma<float> polygamma_growth(float n, float a) {
     const float x = a + n;
     const Fractions p(a), q(x);
@@ -57,13 +57,13 @@ __device__ inline Polygamma<float> polygamma_growth(float n, float a) {
                 (q.squares() - p.squares())};
 }
 
-// Over the classes of a task: sums of slope and curvature, and the largest move.
+// Over the classes of a task: sums of slope and curvature, and the largest change.
 struct Update {
     float slope, curvature, moved;
 };
 
-// Over the block, in a fixed order; every thread gets it. Between two of these on the same scratch
-// there must be another barrier.
+// Over the block, in a fixed order; every thread gets the result. Another barrier is needed between
+// two calls that use the same scratch.
 __device__ inline Update block_reduce(Update own, Update* scratch) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -82,10 +82,10 @@ __device__ inline Update block_reduce(Update own, Update* scratch) {
     return all;
 }
 
-// Where the loop of a task stands; the same in all threads of its block.
+// The state of a task's loop; the same in all threads of its block.
 struct Loop {
     float a = float(kFirstConcentration);
-    float moved = 0;  // how far a count moved in the last iteration
+    float moved = 0;  // largest change of a count in the last iteration
     int iterations = 0;
 
     __device__ bool goes_on(const AdaptParams& p) const {
@@ -94,14 +94,14 @@ struct Loop {
     }
 };
 
-// What the kernels take off the dual, which changes no probability: the dual of a class that has all
-// queries, roughly, so that its exponential is near one.
+// A shift that the kernels subtract from the dual, which changes no probability: roughly the dual
+// of a class that holds all queries, so that its exponential is near one.
 __device__ inline float dual_shift(const AdaptParams& p) {
     return logf(float(p.weight) * float(p.Q));
 }
 
-// The next concentration and dual from the counts. counts(k) gives N_k, exchange(k, N) that of the
-// iteration before, and set(k, e) takes the dual less its shift.
+// The next concentration and dual from the counts. counts(k) returns N_k, exchange(k, N) stores it
+// and returns that of the previous iteration, and set(k, e) receives the dual minus its shift.
 template <typename Counts, typename Exchange, typename Set>
 __device__ void update_prior(Loop& loop, const AdaptParams& p, const Counts& counts,
                              const Exchange& exchange, const Set& set, Update* scratch) {
@@ -125,8 +125,8 @@ __device__ void update_prior(Loop& loop, const AdaptParams& p, const Counts& cou
     }
 }
 
-// What is reported of a task, once its probabilities are written. `dual` is less its shift, and so is
-// that in `normalisers`.
+// Writes the reported results of a task, once its probabilities are written. The shift is
+// subtracted from `dual` and from the dual in `normalisers`.
 template <typename Counts, typename Dual>
 __device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop, double normalisers,
                            const Counts& counts, const Dual& dual, double* scratch) {
@@ -148,18 +148,18 @@ __device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop,
     p.iterations[task] = loop.iterations;
 }
 
-// --- rows, by a warp ------------------------------------------------------------------------------
+// --- rows, by a warp -----------------------------------------------------------------------------
 
-// The logits of a task, of any type: they are looked at once, so it need not be known in advance.
+// The logits of a task, of any type: each is read once, so the type can be chosen at run time.
 struct Logits {
     const void* base;
     DType dtype;
-    int64_t first, K;  // where the task begins, and its classes
+    int64_t first, K;  // offset of the task, and its classes
 
     __device__ Logits(const AdaptParams& p, int64_t task)
         : base(p.logits), dtype(p.dtype), first(task * p.Q * p.K), K(p.K) {}
 
-    // -inf becomes a number that is one also less any offset.
+    // -inf becomes a number that stays finite after subtracting any offset.
     __device__ float operator()(int64_t q, int64_t k) const {
         const int64_t at = first + q * K + k;
         const float value = dtype == DType::kFloat32 ? static_cast<const float*>(base)[at]
@@ -169,7 +169,7 @@ struct Logits {
         return fmaxf(value, Range<float>::kMinusInfinity / 4);
     }
 
-    // The largest of a row. It is taken off before the dual is added, or a common offset would
+    // The largest of a row. It is subtracted before the dual is added, or a common offset would
     // swallow the dual.
     __device__ float offset(int64_t q) const {
         float most = Range<float>::kMinusInfinity;
@@ -177,7 +177,7 @@ struct Logits {
         return warp_max(most);
     }
 
-    // The likelihoods of a row: exp(l - max l). Returns that maximum.
+    // The likelihoods of a row: exp(l - max l). Returns the maximum.
     __device__ float likelihood(int64_t q, float* to) const {
         const float most = offset(q);
         for (int64_t k = threadIdx.x % 32; k < K; k += 32) to[k] = expf((*this)(q, k) - most);

@@ -1,6 +1,6 @@
-// `adapt` on CUDA for more classes than the registers of a warp hold; adapt.cu is for fewer. One block
-// a task, two passes over the likelihoods an iteration: a warp for each row, then a thread for each
-// class.
+// `adapt` on CUDA for more classes than the registers of a warp hold; adapt.cu handles fewer. One
+// block per task, two passes over the likelihoods per iteration: one warp per row, then one thread
+// per class.
 
 #include "common/check.h"
 #include "cuda/adapt.cuh"
@@ -10,11 +10,11 @@ namespace paddle_ext {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kTerms = 256;        // a longer float sum is a sum of such sums
-constexpr int64_t kNearby = 8192;  // numbers of a row or a column that shared memory has room for
+constexpr int kTerms = 256;        // longer float sums are split
+constexpr int64_t kNearby = 8192;  // numbers of a row or a column that fit in shared memory
 
-// The likelihoods are kept where the probabilities will be, the counts where the proportions will be,
-// the rest in the workspace.
+// The likelihoods are stored in the probabilities' array, the counts in the proportions' array, the
+// rest in the workspace.
 struct ManyTask {
     const AdaptParams& p;
     Logits logits;
@@ -23,7 +23,7 @@ struct ManyTask {
     float* share;       // [Q] 1 / s; 0 for a row that is recomputed from its logits ...
     float* row_log;     // [Q] ... with this normaliser
     float* offset;      // [Q] largest logit of a row
-    float* dual;        // [K] less its shift, ...
+    float* dual;        // [K] minus its shift, ...
     float* g;           // [K] ... and its exponential
     float* before;      // [K]
 
@@ -33,7 +33,7 @@ struct ManyTask {
           counts(static_cast<float*>(p.proportions) + task * p.K),
           share(static_cast<float*>(p.workspace) + task * 3 * (p.Q + p.K)), row_log(share + p.Q),
           offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K) {
-        extern __shared__ float nearby[];  // what an iteration reads most
+        extern __shared__ float nearby[];  // the most-read data of an iteration
         if (p.Q <= kNearby) share = nearby;
         if (p.K <= kNearby) g = nearby + (p.Q <= kNearby ? p.Q : 0);
     }
@@ -42,7 +42,7 @@ struct ManyTask {
         return logits(q, k) - offset[q] + dual[k];
     }
 
-    // share and row_log of each row; the warp's sum of the rows' normalisers.
+    // Computes share and row_log of each row; returns the warp's sum of the rows' normalisers.
     __device__ double normalise_rows() {
         const int lane = threadIdx.x % 32;
         double total = 0;
@@ -76,7 +76,7 @@ struct ManyTask {
         return expf(shifted(q, k) - row_log[q]);
     }
 
-    // Counts of all classes; with kWrite the probabilities take the place of the likelihoods.
+    // Counts of all classes; with kWrite the probabilities overwrite the likelihoods.
     template <bool kWrite>
     __device__ void count_classes() {
         for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {

@@ -1,7 +1,7 @@
-// Rows of large tasks on CUDA, from products to probabilities and what the classes hold of them. A warp
-// takes a row at a time, a block kRowsOfBlock rows and up to kTile classes, whose sums stay in
-// registers. With more classes than that, a launch before finds each row's largest logit and sum.
-// Sums are taken in a fixed order, without atomics.
+// Rows of large tasks on CUDA, from products to probabilities and their sums by class. A warp takes
+// a row at a time, a block kRowsOfBlock rows and up to kTile classes, whose sums stay in registers.
+// With more classes, an earlier launch finds each row's largest logit and sum. Sums are taken in a
+// fixed order, without atomics.
 
 #include "cuda/assign.h"
 
@@ -18,10 +18,10 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kRowsOfBlock = 32;
-constexpr int kTile = 1024;            // classes of a block
-constexpr float kNothing = -INFINITY;  // logit of a class that there is none of
+constexpr int kTile = 1024;            // classes per block
+constexpr float kNothing = -INFINITY;  // logit of padding
 
-// Some neighbours, read and written at once.
+// Neighbouring numbers, read and written at once.
 template <int kWidth, typename T = float>
 struct alignas(kWidth * sizeof(T)) Some {
     T x[kWidth];
@@ -32,12 +32,13 @@ __device__ Some<kWidth, T> load(const T* from) {
     return *reinterpret_cast<const Some<kWidth, T>*>(from);
 }
 
-// What the largest logit of a row is, and 1 / the sum of the exponentials less that.
+// The largest logit of a row, and 1 / the sum of exponentials relative to it.
 struct RowStats {
     float most, share;
 };
 
-// Where a block is: task, first row and first class. Blocks of a task and tile are neighbours.
+// The position of a block: task, first row and first class. Blocks of a task and tile are
+// neighbours.
 struct Place {
     int64_t task, block, first_row, first_class;
 
@@ -72,7 +73,7 @@ struct Logits {
         return fmaf(factor, product, bias[k]);
     }
 
-    // Those of kWidth classes from k on, which has to be a multiple of it, as K.
+    // The logits of kWidth classes from k on; k and K must be multiples of it.
     template <int kWidth>
     __device__ void read(int64_t row, int64_t k, float factor, float* out) const {
         const float* const at = products + row * stride + k;
@@ -88,7 +89,7 @@ struct Logits {
     }
 };
 
-// One warp per row: the stats of all rows, for tasks of more classes than a block takes.
+// One warp per row: the stats of all rows, for tasks with more classes than a block handles.
 __global__ void __launch_bounds__(kThreads) stats_kernel(AssignParams p, RowStats* stats) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
@@ -121,7 +122,7 @@ __device__ int class_of(int i) {
     return kWidth * (int(threadIdx.x % 32) + 32 * i);
 }
 
-// The sums that the lanes of all warps hold of their classes, to a line of `parts`.
+// Writes the class sums held by the lanes of all warps to a line of `parts`.
 template <int kVectors, int kWidth>
 __device__ void write_sums(const float (&held)[kVectors][kWidth], float* part, int64_t count) {
     __shared__ float sums[kWarps][kVectors * kWidth * 32];
@@ -139,8 +140,8 @@ __device__ void write_sums(const float (&held)[kVectors][kWidth], float* part, i
     }
 }
 
-// The largest classes of a row, one after the other, from what all lanes have of it, which is lost; of
-// equal ones the smaller number first.
+// The largest classes of a row, one after the other, from the values in all lanes, which are
+// overwritten; of equal ones, the smaller number first.
 template <int kVectors, int kWidth>
 __device__ void write_top(const AssignParams& p, int64_t row, float share, int classes,
                           float (&value)[kVectors][kWidth]) {
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
 }
 
-// Adds the parts of all blocks: a block takes 32 classes, each of its warps a share of the parts.
+// Adds the parts of all blocks: a block handles 32 classes, each of its warps some of the parts.
 __global__ void __launch_bounds__(kThreads)
     add_parts_kernel(const float* parts, int64_t blocks, int64_t K, int64_t total, double* held) {
     __shared__ double sums[kWarps][32];
@@ -292,7 +293,7 @@ __global__ void __launch_bounds__(kThreads)
     held[at] += sum;
 }
 
-// A block for each task.
+// One block per task.
 __global__ void __launch_bounds__(kThreads)
     add_logs_kernel(const double* parts, int64_t blocks, double* sums) {
     __shared__ double warps[kWarps];
@@ -306,7 +307,8 @@ __global__ void __launch_bounds__(kThreads)
     sums[blockIdx.x] += sum;
 }
 
-// One warp per row: the largest classes, one after the other; of equal ones the smaller number first.
+// One warp per row: the largest classes, one after the other; of equal ones, the smaller number
+// first.
 __global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
@@ -345,8 +347,8 @@ __global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p) {
     }
 }
 
-// One warp per row: lead of the nearest class over the median one in squared distance, and the
-// distance of that less the square of the row.
+// One warp per row: the lead of the nearest class over the median one in squared distance, and the
+// distance of the median one minus the square of the row.
 __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double* parts) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
@@ -367,7 +369,7 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     }
 }
 
-// What the late step knows of the classes; see LateParams.
+// Class data of the late step; see LateParams.
 struct Late {
     const float *bias, *trust, *square, *mass, *constant, *total, *prototypes;
     float slope, sharper, prior, weight, temper, plain;
@@ -381,7 +383,7 @@ struct Late {
           sharper(float(p.sharper)), prior(float(p.prior)), weight(float(p.weight)),
           temper(float(p.temper)), plain(float(p.plain)) {}
 
-    // The new logit of a class, from its probability u before and the products of the row.
+    // The new logit of a class, from its previous probability u and the products of the row.
     __device__ float operator()(int64_t k, float u, float cross, float all, float own,
                                 float length) const {
         const float w = query_weight(u, trust[k]);
@@ -392,7 +394,7 @@ struct Late {
     }
 };
 
-// The late step, a warp for a row, whose products with the prototypes stay in registers.
+// The late step, one warp per row; its products with the prototypes stay in registers.
 template <int kVectors, int kWidth>
 __global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
@@ -458,7 +460,7 @@ __global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
     }
 }
 
-// --- likelihoods that are kept --------------------------------------------------------------------
+// --- stored likelihoods -------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kThreads) row_sums_kernel(CountParams p, float* shares) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
@@ -525,11 +527,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 int64_t blocks_of(int64_t N) { return ceil_div(N, int64_t(kRowsOfBlock)); }
 
-// The workspace of both.
+// The workspace of both kernels.
 struct Workspace {
     float* parts;       // [B, blocks, K]
     double* log_parts;  // [B, blocks], or [B, 2, N] for leads
-    void* rows;         // [B, N] stats, for more classes than a block takes
+    void* rows;         // [B, N] stats, for more classes than a block handles
 
     Workspace(Arena& arena, int64_t B, int64_t N, int64_t K)
         : parts(arena.take<float>(B * blocks_of(N) * K)), log_parts(arena.take<double>(B * N * 2)),
@@ -549,8 +551,8 @@ struct Shape {
     static constexpr int kVectors = kVectors_, kWidth = kWidth_;
 };
 
-// Calls launch(shape) with the fewest registers that hold the classes of a lane, of which four are
-// read at once if they are aligned.
+// Calls launch(shape) with the fewest registers that hold the classes of a lane; four are read at
+// once if they are aligned.
 template <typename Launch>
 void with_shape(int64_t K, const Launch& launch) {
     if (K % 4 != 0) {

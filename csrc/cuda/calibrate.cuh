@@ -1,8 +1,8 @@
-// `calibrate` on CUDA: one kernel for all steps, one block a task. The algebra is in
-// common/calibrate.h. Eight lanes take a row at a time; the rows stay in shared memory if they fit.
+// `calibrate` on CUDA: one kernel for all steps, one block per task. The algebra is in
+// common/calibrate.h. Eight lanes share a row; the rows stay in shared memory if they fit.
 //
-// Where distances come from is told by Distances: start(task, scratch), which all threads call once
-// and which ends with a barrier, and (task, i, k), the distance of row i to class k.
+// Distances provides start(task, scratch), which all threads call once and which ends with a
+// barrier, and (task, i, k), the distance of row i to class k.
 #pragma once
 
 #include "common/calibrate.h"
@@ -12,7 +12,7 @@
 namespace paddle_ext {
 
 constexpr int kCalibrateThreads = 640, kCalibrateWarps = kCalibrateThreads / 32;
-constexpr int kRowLanes = 8;  // that share a row
+constexpr int kRowLanes = 8;  // lanes that share a row
 constexpr int kRowsTogether = kCalibrateThreads / kRowLanes;
 
 // Over the lanes of a row.
@@ -32,7 +32,7 @@ __device__ inline float row_min(float value) {
     return value;
 }
 
-// What the threads of a block tell each other.
+// Exchange between the threads of a block.
 struct CalibrateShared {
     double lag[kCalibrateWarps], variance[kCalibrateWarps];
     double sums[kCalibrateWarps];
@@ -41,7 +41,7 @@ struct CalibrateShared {
     float drawn[kCalibrateThreads];  // by parts of the rows
 };
 
-// A task, as a thread sees it. Its rows are less their minimum, so that nothing overflows.
+// A task from the view of one thread. The minimum of each row is subtracted to avoid overflow.
 template <typename Distances>
 struct CalibrateTask {
     const CalibrateParams& p;
@@ -53,7 +53,7 @@ struct CalibrateTask {
 
     __device__ int own(int64_t i) const { return int(min(max(labels[i], int64_t(0)), p.K - 1)); }
 
-    // The smallest distance of a row; 0 if that has been taken off. All lanes of a row call it.
+    // The smallest distance of a row; 0 if it has been subtracted. All lanes of a row call this.
     __device__ float low(int64_t i) const {
         if (stride > 0) return 0.0f;
         float least = Range<float>::kInfinity;
@@ -67,7 +67,7 @@ struct CalibrateTask {
         return stride > 0 ? rows[i * stride + k] : source(task, i, k) - low;
     }
 
-    // A warp takes a row, so that memory is read in its order.
+    // One warp per row, so that memory is read in order.
     __device__ void stage(float* to) const {
         const int lane = threadIdx.x % 32;
         for (int64_t i = threadIdx.x / 32; i < count; i += kCalibrateWarps) {
@@ -82,12 +82,12 @@ struct CalibrateTask {
         }
     }
 
-    // Lag and variance of all rows at a sharpness, of which a warp leaves its part in `shared`.
+    // Lag and variance of all rows at a sharpness; each warp writes its part to `shared`.
     __device__ void moments(float f, CalibrateShared& shared) const {
         const float factor = -0.5f * kLog2e<float> * f;
         const int place = threadIdx.x % kRowLanes;
         double lag = 0, variance = 0;
-        // All lanes of a warp stay in the loop, for the sums of its rows.
+        // All lanes of a warp stay in the loop because they take part in its sums.
         for (int64_t first = 0; first < count; first += kRowsTogether) {
             const int64_t i = first + threadIdx.x / kRowLanes;
             const float least = low(i);
@@ -114,7 +114,7 @@ struct CalibrateTask {
         }
     }
 
-    // The normalisers of the rows; returns a thread's part of the cross-entropy.
+    // The normalisers of the rows; returns this thread's part of the cross-entropy.
     __device__ double normalise(float f) const {
         const float half = 0.5f * kLog2e<float> * f;
         const int place = threadIdx.x % kRowLanes;
@@ -135,7 +135,8 @@ struct CalibrateTask {
         return entropy;
     }
 
-    // What the classes draw of rows of other classes: 32 of them and a part of the rows for a warp.
+    // The share of rows that other classes attract: each warp takes 32 classes and some of the
+    // rows.
     __device__ void write_drawn(float f, CalibrateShared& shared) const {
         const float half = 0.5f * kLog2e<float> * f;
         const int64_t tiles = ceil_div(p.K, int64_t(32));
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kCalibrateThreads, 2)
                                      p.labels + task * p.R,
                                      static_cast<float*>(p.workspace) + task * p.R};
     if (stride > 0) t.stage(rows);
-    Bracket bracket(p.centre, p.spread);  // the first thread's is the one that counts
+    Bracket bracket(p.centre, p.spread);  // only the first thread's counts
     if (threadIdx.x == 0) shared.sharpness = float(bracket.sharpness());
     __syncthreads();
     for (int step = 0; step < kMaxCalibrationSteps; ++step) {
@@ -208,8 +209,8 @@ inline int64_t calibrate_workspace_bytes(const CalibrateParams& p) {
 template <typename Distances>
 void launch_calibrate(const CalibrateParams& p, const Distances& source, int device,
                       cudaStream_t stream) {
-    constexpr int64_t kOther = 8192;  // bytes, more than what the kernel has besides
-    // Rows side by side begin in other banks.
+    constexpr int64_t kOther = 8192;  // bytes, more than the kernel's other shared memory
+    // Neighbouring rows begin in different banks.
     const int64_t stride = round_up(p.K, int64_t(32)) + kRowLanes;
     const int64_t bytes = p.R * stride * int64_t(sizeof(float));
     const bool staged =

@@ -1,4 +1,4 @@
-// The end of an iteration of large tasks on CUDA: one block a task.
+// The end of an iteration of large tasks on CUDA: one block per task.
 
 #include "cuda/dual.h"
 
@@ -16,7 +16,7 @@ struct Sums {
     double slope, curvature, moved;
 };
 
-// Over the block, in a fixed order; every thread gets them.
+// Over the block, in a fixed order; every thread gets the results.
 __device__ Sums block_sums(Sums own) {
     __shared__ Sums parts[kWarps];
     own.slope = warp_sum(own.slope);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     const Sums all = block_sums(own);
     if (proportions.dirichlet) proportions.learn(all.slope, all.curvature);
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads) dual[k] = proportions.dual(counts[k]);
-    __syncthreads();  // nobody reads the state of the task any more
+    __syncthreads();  // the state of the task has been read by all
     if (threadIdx.x != 0) return;
     const double moved = p.moved == nullptr ? all.moved : p.moved[task];
     p.concentration[task] = proportions.concentration;

@@ -1,9 +1,9 @@
 // `labelled` and `coordinates` on CUDA; the algebra is in common/labelled.h.
 //
-// order_kernel lists the rows of every class, and which rows calibrate. Then two passes over the
-// support: the first finds the norms and the centre, the second, a warp for each class, the norms
-// after it and the class means. What is left looks only at the rows that calibrate. Sums are taken in
-// a fixed order, without atomics.
+// order_kernel groups the rows by class and selects the calibration rows. Two passes over the
+// support follow: the first computes the norms and the centre; the second, with one warp per class,
+// the norms after centring and the class means. The rest reads only the calibration rows. Sums are
+// taken in a fixed order, without atomics.
 
 #include "cuda/labelled.h"
 
@@ -14,9 +14,9 @@ namespace paddle_ext {
 
 namespace {
 
-// --- which rows -----------------------------------------------------------------------------------
+// --- which rows ----------------------------------------------------------------------------------
 
-// The sum of `value` over the threads before this one; `total` over all. Two barriers.
+// The sum of `value` over the threads before this one; `total` over all. Has two barriers.
 __device__ int block_scan(int value, int* scratch, int& total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int sum = value;
@@ -36,7 +36,7 @@ __device__ int block_scan(int value, int* scratch, int& total) {
     return before + sum - value;
 }
 
-constexpr int kTile = 4096;  // labels in shared memory at a time
+constexpr int kTile = 4096;  // labels in shared memory at once
 
 // Calls body(s) for the rows of class k, in order; all threads of the block take part.
 template <typename Body>
@@ -44,7 +44,7 @@ __device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, i
                              const Body& body) {
     for (int64_t first = 0; first < p.S; first += kTile) {
         const int size = int(min(p.S - first, int64_t(kTile)));
-        __syncthreads();  // the tile before has been read
+        __syncthreads();  // the previous tile has been read
         for (int i = threadIdx.x; i < size; i += kThreads) {
             tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
         }
@@ -56,7 +56,7 @@ __device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, i
     }
 }
 
-// One block a task.
+// One block per task.
 __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, LabelledPlan plan) {
     __shared__ int scratch[kWarps];
     __shared__ int tile[kTile];
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
     int* const start = plan.start + task * (K + 1);
     int* const order = plan.order + task * S;
     int done = 0;
-    bool empty = false;  // a class of this thread
+    bool empty = false;  // whether a class of this thread is empty
     for (int64_t first = 0; first < K; first += kThreads) {
         const int64_t k = first + threadIdx.x;
         int count = 0;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
         if (threadIdx.x == 0) p.judging[task] = 0;
         return;
     }
-    __syncthreads();  // the shots are there
+    __syncthreads();  // the shots are complete
 
     const auto eligible = [&](int64_t s) {
         const int label = s < S ? load_label(labels, s, K) : -1;
@@ -124,8 +124,7 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
 
 // --- the centre --------------------------------------------------------------------------------
 
-// The mean of the class means, from these or from the sums of parts of the rows; a thread for each
-// feature.
+// The mean of the class means, from these or from partial sums of the rows; one thread per feature.
 __global__ void __launch_bounds__(kThreads)
     centre_kernel(LabelledParams p, const float* from, int64_t count, float share) {
     const int64_t tiles = ceil_div(p.D, int64_t(kThreads));
@@ -135,22 +134,22 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 8
     for (int64_t i = 0; i < count; ++i) sum += from[(task * count + i) * p.D + d];
     static_cast<float*>(p.centre)[task * p.D + d] =
-        p.K > 1 ? sum * share : 0.0f;  // one class is not centred
+        p.K > 1 ? sum * share : 0.0f;  // a single class is not centred
 }
 
-// --- rows that calibrate ----------------------------------------------------------------------------
+// --- calibration rows ---------------------------------------------------------------------------
 
 constexpr int kScaleThreads = 512;
 constexpr int kRowsAtATime = 256;
 
-// Where a row that calibrates comes from.
+// The source of a calibration row.
 struct Source {
     int row, own;
     float first, second;
 };
 
-// One block a task: the feature scale. With kRows also its rows in the coordinates, and what they are
-// off their means in that scale. First a thread takes a feature, at last a warp a row.
+// One block per task: the feature scale. With kRows also its rows in the coordinates, and their
+// squared distances to their means in that scale. Threads first own features, then warps own rows.
 template <bool kRows>
 __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, LabelledPlan plan) {
     __shared__ double scratch[kScaleThreads / 32];
@@ -173,7 +172,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) scale[d] = 0;
     for (int64_t start = 0; start < count; start += kRowsAtATime) {
         const int size = int(min(count - start, int64_t(kRowsAtATime)));
-        __syncthreads();  // the rows before have been read
+        __syncthreads();  // the previous rows have been read
         for (int i = threadIdx.x; i < size; i += kScaleThreads) {
             const int row = plan.chosen[task * p.R + start + i];
             sources[i] = {row, int(own[start + i]), firsts[row], seconds[row]};
@@ -225,9 +224,9 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
     }
 }
 
-// --- rows of queries --------------------------------------------------------------------------------
+// --- query rows ---------------------------------------------------------------------------------
 
-// 1 / norm of row times `first` less the centre.
+// 1 / norm of (row times `first` minus the centre).
 __device__ float second_norm(const float* row, float first, const float* centre, int64_t D,
                              bool aligned) {
     float sum = 0;

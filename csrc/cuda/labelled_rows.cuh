@@ -1,4 +1,4 @@
-// The two passes over labelled rows: norms and centre, then norms after it and class means.
+// The two passes over labelled rows: norms and centre, then norms after centring and class means.
 #pragma once
 
 #include "common/device.cuh"
@@ -9,14 +9,14 @@
 namespace paddle_ext {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kPartRows = 128;  // rows of a block of the first pass
+constexpr int kPartRows = 128;  // rows per block of the first pass
 
 // Arrays of all tasks in the workspace.
 struct LabelledPlan {
     int* order;   // [B, S]      rows, by class
     int* start;   // [B, K + 1]  where a class begins in `order`
-    int* chosen;  // [B, R]      rows that calibrate
-    float* sums;  // [B, parts, D] sums of parts of the rows
+    int* chosen;  // [B, R]      calibration rows
+    float* sums;  // [B, parts, D] partial sums of the rows
     int64_t parts;
     bool aligned;  // rows can be read four numbers at a time
     int64_t bytes;
@@ -58,13 +58,13 @@ __device__ inline float squared_norm(float4 v) {
     return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
-// Registers of a lane, of four numbers each, that a row fits; 0 if it is too long for that.
+// Registers per lane, of four numbers each, that hold a row; 0 if it is too long.
 inline int rows_held(int64_t D) { return D <= 128 ? 1 : D <= 512 ? 4 : D <= 1024 ? 8 : 0; }
 
-// --- first pass, of rows that fit registers -------------------------------------------------------
+// --- first pass, for rows that fit in registers --------------------------------------------------
 
-// A block for each part of the rows of a task, a warp for two rows at a time: norms, and the part's
-// share of the mean of the class means.
+// One block per part of the rows of a task, one warp per two rows: norms, and the part's share of
+// the mean of the class means.
 template <int kHeld>
 __global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, LabelledPlan plan) {
     extern __shared__ float warp_sums[];  // [kWarps, 128 kHeld]
@@ -123,9 +123,9 @@ inline void launch_rows(const LabelledParams& p, const LabelledPlan& plan, cudaS
     check_launch("rows_kernel");
 }
 
-// --- rows of a class ------------------------------------------------------------------------------
+// --- rows of a class -----------------------------------------------------------------------------
 
-// One class, seen by its warp: its rows are order[begin .. end).
+// One class from the view of its warp: its rows are order[begin .. end).
 struct ClassRows {
     const float* support;
     const float* centre;
@@ -149,7 +149,7 @@ struct ClassRows {
         end = plan.start[task * (p.K + 1) + k + 1];
     }
 
-    // Four numbers of a row, scaled and less the centre in the second pass.
+    // Four numbers of a row, scaled and, in the second pass, centred.
     template <bool kCentred>
     __device__ float4 load(int64_t s, float first, int64_t d) const {
         const float4 x = load_row4(support + s * D, d, D, aligned);
@@ -164,8 +164,8 @@ struct ClassRows {
     }
 };
 
-// A warp for each class of each task: norms of its rows, and their mean, which are read twice. The
-// first pass has no centre.
+// One warp per class and task: reads the rows twice, for their norms and their mean. The first pass
+// has no centre.
 template <bool kCentred>
 __global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, LabelledPlan plan) {
     const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, 
     }
 }
 
-// The second pass with two rows at a time in registers.
+// The second pass, with two rows in registers at a time.
 template <int kHeld>
 __global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, LabelledPlan plan) {
     const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -255,7 +255,7 @@ void launch_means(const LabelledParams& p, const LabelledPlan& plan, cudaStream_
     check_launch("means_kernel");
 }
 
-// Everything that `labelled` finds; without an x and off where these are null.
+// All outputs of `labelled`; x and off are skipped if null.
 LabelledPlan labelled_plan(const LabelledParams& p);
 void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream);
 

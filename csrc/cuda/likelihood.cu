@@ -1,8 +1,8 @@
 // `likelihood` on CUDA; the algebra is in common/likelihood.h.
 //
-// After `labelled`, which here writes no rows, one product gives those that calibrate with the class
-// means: the rows are made of the support on their way to it, and what passes by tells the weights,
-// and the squares of both. Then distances, calibration and bias.
+// After `labelled`, which writes no rows here, one product multiplies the calibration rows with the
+// class means. The rows are built from the support as they are loaded, and the weights and the
+// squares of both factors are computed on the way. Then distances, calibration and bias.
 
 #include "cuda/likelihood.h"
 
@@ -30,7 +30,7 @@ __device__ inline float inner(float4 a, float4 b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
-// Arrays of all tasks in the workspace, and the calls that are made of them.
+// Arrays of all tasks in the workspace, and the calls that use them.
 struct LikelihoodPlan {
     LabelledParams labelled{};
     CalibrateParams calibrate{};
@@ -75,7 +75,7 @@ struct LikelihoodPlan {
     }
 };
 
-// Rows that calibrate, and class means in the feature scale.
+// Calibration rows, and class means in the feature scale.
 template <bool aligned>
 struct JudgesProduct {
     static constexpr bool kAligned = aligned;
@@ -90,7 +90,7 @@ struct JudgesProduct {
         int task, row0, column0;
         const float *support, *centre, *means, *scale;
         int row_of[kSlots];
-        // A row beyond the last one is scaled to zero; columns beyond the last one are stored nowhere.
+        // A row beyond the last is scaled to zero; columns beyond the last are not stored.
         float first[kSlots], second[kSlots], own[kSlots] = {}, squares[kSlots] = {};
 
         __device__ Reader(const JudgesProduct& of, int64_t task, int64_t row0, int64_t column0)
@@ -162,15 +162,15 @@ struct JudgesProduct {
     }
 };
 
-// Squared distances of the rows that calibrate, from the products, each row left out of its class.
+// Squared distances of the calibration rows, from the products, each row left out of its class.
 struct LeftOutDistances {
     LikelihoodParams p;
     const float *cross, *squares_of_rows;  // [B, R, K], [B, R]
     const int64_t *own, *count;            // [B, R], [B]
-    float* base;                           // [B, K] what a distance is without the product
-    float* added;                          // [B, R] to that of the own class
+    float* base;                           // [B, K] a distance without the product
+    float* added;                          // [B, R] added to the distance to the own class
 
-    // What a row is off its class mean; rounding may make it negative.
+    // Squared distance of a row to its class mean; rounding may make it negative.
     __device__ float off(int64_t task, int64_t i) const {
         const int64_t at = task * p.R + i, k = own[at];
         const float square = static_cast<const float*>(p.squares)[task * p.K + k];
@@ -204,7 +204,7 @@ struct LeftOutDistances {
     }
 };
 
-// A block a task.
+// One block per task.
 __global__ void __launch_bounds__(kThreads) bias_kernel(LikelihoodParams p, LikelihoodPlan plan) {
     __shared__ double scratch[kWarps];
     const int64_t task = blockIdx.x, K = p.K;

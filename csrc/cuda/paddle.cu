@@ -1,4 +1,4 @@
-// Plans a call, cuts it into chunks that fit the workspace, and runs the stages of each chunk.
+// Plans a call, splits it into chunks that fit the workspace, and runs the stages of each chunk.
 
 #include "cuda/paddle.h"
 
@@ -13,13 +13,13 @@ namespace paddle_ext {
 
 namespace {
 
-// Memory that a call may use beyond its results, unless a single task needs more.
+// Memory that a call may use in addition to its results, unless a single task needs more.
 constexpr int64_t kWorkspaceBytes = int64_t(768) << 20;
 
-// Products that one block makes in an iteration: a larger task is not for this code.
+// Products that one block computes per iteration: larger tasks use other code.
 constexpr double kBlockProducts = 3e7;
-constexpr int kBlockWarps = 32;        // that a block may have
-constexpr int kReservedShared = 1024;  // bytes that the system takes for every block
+constexpr int kBlockWarps = 32;        // limit per block
+constexpr int kReservedShared = 1024;  // bytes that the system reserves in every block
 
 CudaPlan make_plan(const PaddleParams& params, int device) {
     const PaddleSizes& n = params.size;
@@ -29,8 +29,8 @@ CudaPlan make_plan(const PaddleParams& params, int device) {
     const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const bool small = n.Q <= kBlockWarps * kRowsPerWarp &&
                        double(n.Q) * double(n.Q) * double(n.K) <= kBlockProducts;
-    // G in shared memory only if it is needed, and if two blocks still fit a multiprocessor, to hide
-    // each other's waits.
+    // G is kept in shared memory only if it is needed and two blocks still fit on a multiprocessor,
+    // to hide each other's latency.
     plan.shared_gram = small && params.update_prototypes &&
                        2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
     plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
@@ -43,8 +43,7 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     const PaddleSizes& n = c.call.size;
     const int64_t T = tasks, U = n.support_shared ? 1 : tasks;
     const int64_t Q = n.Q, K = n.K, D = n.D, Qp = c.plan.Qp, Dp = c.plan.Dp;
-    // What outlives a chunk, because the support is shared, comes first: its place is the same in
-    // every chunk.
+    // A shared support outlives a chunk, so it comes first: its place is the same in every chunk.
     if (n.support_shared) {
         c.shift = arena.take<float>(D);
         c.shared_sums = arena.take<float>(K * Dp);
@@ -81,11 +80,11 @@ int64_t layout_bytes(Chunk c, int64_t tasks, bool prototypes) {
     return arena.used();
 }
 
-// The most tasks of a chunk: what one more of the smallest tasks takes is hidden in the rounding of
-// the arrays' sizes.
+// Limit on the tasks of a chunk: for the smallest tasks, rounding of the array sizes hides the
+// memory of one more.
 constexpr int64_t kMostTasks = int64_t(1) << 20;
 
-// As many tasks as fit; all chunks but the last are of this size.
+// As many tasks as fit; all chunks except the last have this size.
 int64_t chunk_tasks(const Chunk& c, bool prototypes) {
     const int64_t one = layout_bytes(c, 1, prototypes);
     const int64_t each = std::max<int64_t>(layout_bytes(c, 2, prototypes) - one, 1);
@@ -93,8 +92,8 @@ int64_t chunk_tasks(const Chunk& c, bool prototypes) {
     return std::min({fitting, c.call.size.B, kMostTasks});
 }
 
-// What a call takes at most, roughly: an iteration of a task some microseconds, and its products at
-// the pace of one multiprocessor.
+// A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
+// products at the speed of one multiprocessor.
 double seconds_at_most(const PaddleParams& p, const Chunk& c) {
     const PaddleSizes& n = p.size;
     const double iteration = 1e-5 + double(n.Q) * double(n.Q) * double(n.K) / 5e10;
@@ -122,7 +121,7 @@ void paddle_cuda(const PaddleParams& params, int device, void* stream) {
     const DeviceGuard guard(device);
     const bool prototypes = params.prototypes != nullptr;
     Chunk c = make_chunk(params, device);
-    require(c.plan.fits, "a task is too large for this code");
+    require(c.plan.fits, "a task is too large for this solver");
     c.stream = static_cast<cudaStream_t>(stream);
     const int64_t step = chunk_tasks(c, prototypes);
     Arena arena(params.workspace);

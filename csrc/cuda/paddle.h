@@ -1,4 +1,4 @@
-// The solver on CUDA. Everything runs on `stream`; nothing is allocated, nothing waits.
+// The solver on CUDA. Everything runs on `stream`, without allocation or synchronisation.
 #pragma once
 
 #include "common/params.h"

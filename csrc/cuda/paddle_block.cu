@@ -9,9 +9,9 @@ namespace paddle_ext {
 
 namespace {
 
-// What an iteration did: the classes whose prototypes may have moved, none if `count` is 0.
+// The outcome of an iteration: the classes whose prototypes may have moved; none if `count` is 0.
 struct Step {
-    bool woken;  // nothing was done, because a sleeping class might matter
+    bool woken;  // nothing was done because a sleeping class might matter
     const int* classes;
     int count;
 };
@@ -47,7 +47,7 @@ __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int 
     return {false, b.s.live, any != 0 ? tiles * kTile : 0};
 }
 
-// First who moved, then the products of those alone.
+// First finds which classes moved, then computes only their products.
 template <bool Plain>
 __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                            unsigned* full, unsigned* loud) {
@@ -76,7 +76,7 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
             find_changes(b, soft, c);
             place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
             if (tile + 1 < moved_tiles) load_changes(b, b.s.moved + (tile + 1) * kTile, next);
-            __syncthreads();  // as above
+            __syncthreads();  // the list is complete
             apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
         __syncthreads();  // the sums of all warps are complete
@@ -85,8 +85,8 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
     return {false, b.s.moved, count};
 }
 
-// Whether the next step should take all live classes: to ask first who moves costs half as much as the
-// products of those who do. As many are expected to move as did.
+// Whether the next step should apply all live classes: finding out which ones move costs half as
+// much as the products of those that do. Expects as many to move as last time.
 __device__ bool take_all(const Block& b, int tiles, const unsigned* loud) {
     if (tiles <= kFewTiles) return true;
     int moved = 0;
@@ -94,8 +94,8 @@ __device__ bool take_all(const Block& b, int tiles, const unsigned* loud) {
     return 2 * ceil_div(warp_sum(moved), kTile) > tiles;
 }
 
-// Mean shift of the prototypes or, where they stay, the largest of a count; every warp adds up the same
-// numbers in the same order.
+// Mean shift of the prototypes or, if they are fixed, the largest change of a count; every warp
+// adds the same numbers in the same order.
 template <bool Plain>
 __device__ float criterion(const Block& b, const int* classes, int count) {
     float sum = 0.0f, most = 0.0f;
@@ -107,7 +107,7 @@ __device__ float criterion(const Block& b, const int* classes, int count) {
     return b.moving<Plain>() ? warp_sum(sum) / float(b.K) : warp_max(most);
 }
 
-// Lets the classes that hold nothing leave the list, if that saves a tile. All threads agree.
+// Removes classes that hold nothing from the list, if that saves a tile. All threads agree.
 __device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, Sleepers& asleep,
                           const float2& best) {
     int staying = 0;
@@ -137,18 +137,18 @@ __device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, Slee
     __syncthreads();  // the new list is complete
 }
 
-// At the end: what the classes that left hold, by the last softmax.
+// At the end: the shares of the sleeping classes, by the last softmax.
 __device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& soft) {
     const int all_tiles = ceil_div(b.K, kTile);
     unsigned* const awake = b.s.loud;
-    __syncthreads();  // the bits are read no more
+    __syncthreads();  // the bits have been read
     clear_bits(b.s.loud, b.s.full, all_tiles);
     __syncthreads();
     for (int slot = threadIdx.x; slot < tiles * kTile; slot += blockDim.x) {
         const int k = b.s.live[slot];
         if (k >= 0) atomicOr(&awake[k / kTile], 1u << (k % kTile));
     }
-    __syncthreads();  // the list is read no more
+    __syncthreads();  // the list has been read
     wake_all(b);
     __syncthreads();
     for (int tile = 0; tile < all_tiles; ++tile) {
@@ -174,7 +174,7 @@ __device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& sof
             for (int warp = 0; warp < b.warps; ++warp) held += b.s.part[warp * kTile + threadIdx.x];
             b.s.held[k] = held;
         }
-        __syncthreads();  // they are read
+        __syncthreads();  // they have been read
     }
 }
 
@@ -185,7 +185,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
     asleep.reference = make_float2(0, 0);
     asleep.clear();
     int tiles = all_tiles;
-    bool all = true;  // at the start nearly all move
+    bool all = true;  // nearly all move at the start
     RowSoftmax soft;
     Outcome outcome{max_iter, 0.0f};
     for (int iteration = 1; iteration <= max_iter;) {
@@ -196,7 +196,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full, loud)
                               : step_moved<Plain>(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
-            __syncthreads();  // all have seen the flag
+            __syncthreads();  // all have read the flag
             wake_all(b);
             clear_bits(loud, full, all_tiles);
             if (threadIdx.x == 0) b.s.state[kWake] = 0;
@@ -207,11 +207,11 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
             continue;
         }
         all = take_all(b, tiles, loud);
-        // Those of the iteration before were last read before the barriers above.
+        // The previous iteration's were last read before the barriers above.
         clear_bits(b.s.loud + (iteration + 1) % 2 * all_tiles,
                    b.s.full + (iteration + 1) % 2 * all_tiles, all_tiles);
         if (b.dirichlet<Plain>()) {
-            __syncthreads();  // held of the moved classes is in place, the sums of the warps are read
+            __syncthreads();  // held of the moved classes is in place, warp sums are read
             learn_prior(b, proportions);
         } else if (iteration == 1) {
             __syncthreads();  // held of the moved classes is in place
@@ -223,11 +223,11 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
             outcome.iterations = iteration;
             break;
         }
-        // The last softmax has told what classes hold, by logits that are theirs no longer.
+        // The last softmax computed the shares of sleeping classes by logits that are out of date.
         if (iteration == max_iter || given_up(b.c.stop, iteration)) break;
         const int before = tiles;
         let_sleep(b, full, tiles, asleep, soft.best);
-        // Nothing moved and nobody left: every further iteration would repeat this one exactly.
+        // Nothing moved and no class left: every further iteration would repeat this one exactly.
         const bool settled = !b.dirichlet<Plain>() || proportions.settled;
         if (step.count == 0 && tiles == before && iteration > 1 && settled) break;
         ++iteration;
@@ -236,7 +236,8 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
     return outcome;
 }
 
-// Labels and probabilities, row-major, from the class-major u: four rows at a time, lanes over classes.
+// Labels and probabilities, row-major, from the class-major u: four rows at a time, lanes over
+// classes.
 __device__ void write_rows(const Block& b, int64_t task) {
     const PaddleParams& p = b.c.call;
     for (int first = b.warp * kRowsPerWarp; first < min((b.warp + 1) * kRowsPerWarp, b.Q);
@@ -244,8 +245,7 @@ __device__ void write_rows(const Block& b, int64_t task) {
         float best[4] = {-1.0f, -1.0f, -1.0f, -1.0f};
         int label[4] = {};
         float* const out = static_cast<float*>(p.probabilities) + (task * b.Q + first) * b.K;
-        // What is not applied yet, and what sleeping classes hold, leaves rows a little off the
-        // simplex: here they are brought onto it.
+        // Deferred changes and sleeping classes leave rows slightly off the simplex: renormalise.
         double total[4] = {};
         for (int k = b.lane; k < b.K; k += 32) {
             const float4 four = *reinterpret_cast<const float4*>(b.u + int64_t(k) * b.Qp + first);

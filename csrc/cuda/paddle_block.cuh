@@ -1,19 +1,19 @@
 // All iterations of a small task in one thread block, in Gram form (the algebra is in
-// cpu/paddle_gram.inl; the same quantities carry the same names).
+// cpu/paddle_gram.inl; names are the same).
 //
-//   G            [Qp, Qp]  shared memory (or cache, where it does not fit), in halves: paddle_gram.cuh
-//   M, U         [K, Qp]   global memory, class-major, in practice cache: each cell belongs to one thread
+//   G            [Qp, Qp]  shared memory (or cache, if it does not fit), in halves: paddle_gram.cuh
+//   M, U         [K, Qp]   global memory (in practice cache), class-major; each cell has one thread
 //   du           [Qp, 16]  shared memory, in halves: the changes of one tile of 16 classes
 //   N_k, P_k, .. [K]       shared memory
 //
-// A warp owns 16 queries: lane = 4 * pair + quarter has the queries 2 pair and 2 pair + 1 and, of
-// each tile, the classes 4 quarter .. 4 quarter + 3. A row of the softmax is thus spread over four
-// lanes only, a tile's product over the whole block. Classes are listed in shared memory: the live
-// ones take part in the softmax, the moved ones among them, gathered into tiles of their own, in the
-// products. After a few iterations one tile is left of each (thresholds: common/math.h).
-// Blocks take tasks from a common counter until none is left, so early stops cost nothing.
-// `Plain` is PADDLE itself: its kernels carry nothing of the learned prior (common/proportions.h), nor
-// of prototypes that stay, whose M and P stay as well.
+// A warp owns 16 queries: lane = 4 * pair + quarter has the queries 2 pair and 2 pair + 1 and, in
+// each tile, the classes 4 quarter .. 4 quarter + 3. A row of the softmax is thus spread over only
+// four lanes, a tile's product over the whole block. Classes are listed in shared memory: the live
+// ones take part in the softmax; those of them that moved, gathered into tiles of their own, in the
+// products. After a few iterations one tile of each is left (thresholds: common/math.h). Blocks
+// take tasks from a common counter until none is left, so tasks that stop early cost nothing.
+// `Plain` is PADDLE itself: its kernels contain no code for the learned prior
+// (common/proportions.h) or for fixed prototypes, whose M and P are fixed too.
 #pragma once
 
 #include "common/proportions.h"
@@ -27,10 +27,10 @@ constexpr int kTile = 16;                                  // classes
 constexpr int kTileColumns = kTile / kColumns;             // n-tiles of a tile
 constexpr int kTilePieces = kTileColumns * kColumnPieces;  // of 16 bytes: changes, of each warp
 constexpr int kBatch = 4;                                  // tiles between two updates of classes
-constexpr int kFewTiles = 2;  // so many live tiles are applied without asking who moved
+constexpr int kFewTiles = 2;  // up to this many live tiles are applied without asking which moved
 constexpr float kHighestExponent = 115.0f;  // two to this, times any share, is finite
 
-// What the threads of a block tell each other.
+// Exchange between the threads of a block.
 enum State { kTask, kWake, kMovedCount, kStates };
 
 // Shared memory of a block.
@@ -72,7 +72,7 @@ struct Shared {
     }
 };
 
-// What of the probabilities is too small to matter, the same for all tasks of a call.
+// Probabilities too small to matter, the same for all tasks of a call.
 struct Limits {
     float weight, epsilon;
     float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
@@ -129,14 +129,14 @@ struct Block {
     }
 };
 
-// 2^x to about two units in the last place; results too small for a normal number are zero.
+// 2^x to about two units in the last place; results below the normal range are zero.
 __device__ inline float power_of_two(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-// 1 / x to about one unit in the last place, of numbers that are neither tiny nor huge.
+// 1 / x to about one unit in the last place, for numbers that are neither tiny nor huge.
 __device__ inline float reciprocal(float x) {
     float result;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -155,7 +155,7 @@ __device__ inline void set_logit(const Block& b, int k, float dual_term) {
     b.s.line[k] = logit_line(b, b.s.mass[k], b.s.norm[k], dual_term);
 }
 
-// What the dual of PADDLE itself adds to the logits of a class.
+// The contribution of PADDLE's own dual to the logits of a class.
 __device__ inline float dual_term(const Block& b, float held) {
     return b.limit.weight * (1.0f + logf(held / float(b.Q) + b.limit.epsilon));
 }
@@ -185,7 +185,8 @@ struct Cell {
     float2 m;
 };
 
-// Beyond the end of the list the first class is read, which costs less than to ask; it has no logit there.
+// Beyond the end of the list the first class is read, which is cheaper than a test; it gets no
+// logit there.
 __device__ inline Cell load_cell(const Block& b, int k) {
     return {k, *reinterpret_cast<const float2*>(b.m + max(k, 0) * b.Qp + b.row)};
 }
@@ -194,13 +195,13 @@ __device__ inline float2 logits(const Block& b, const Cell& cell) {
     const float2 line = b.s.line[max(cell.k, 0)];
     const float bias = cell.k < 0 ? Range<float>::kMinusInfinity : line.y;
     const float slope = cell.k < 0 ? 0.0f : line.x;
-    // Fused by name: rounded twice in one place and once in another, a row of large logits would not
-    // add up to one.
+    // An explicit fma: with different rounding in different places, a row of large logits would not
+    // sum to one.
     return make_float2(fmaf(cell.m.x, slope, bias), fmaf(cell.m.y, slope, bias));
 }
 
-// What the sleeping classes hold of this thread's two rows: the sum of 2^(logit - reference), and the
-// largest logit.
+// The share of the sleeping classes in this thread's two rows: the sum of 2^(logit - reference),
+// and the largest logit.
 struct Sleepers {
     float2 sum, reference, top;
 
@@ -247,7 +248,7 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, const Sleepe
     const float extra_x = asleep.sum.x * power_of_two(fminf(drift.x, kHighestExponent));
     const float extra_y = asleep.sum.y * power_of_two(fminf(drift.y, kHighestExponent));
     const float log2_wake = __log2f(b.limit.wake);
-    // By their sum, and by the largest: where logits are far apart, the sum is all or nothing.
+    // By their sum and by the largest: where logits are far apart, the sum is all or nothing.
     const bool wake_x = extra_x > b.limit.wake || asleep.top.x - top.x > log2_wake;
     const bool wake_y = extra_y > b.limit.wake || asleep.top.y - top.y > log2_wake;
     const bool wake = (b.row < b.Q && wake_x) || (b.row + 1 < b.Q && wake_y);
@@ -263,7 +264,7 @@ struct Changes {
     float2 before[4], change[4];
 };
 
-// What is in memory; asked for long before it is needed, for it comes from far.
+// Loaded long before it is needed because global memory is slow.
 __device__ inline void load_changes(const Block& b, const int* classes, Changes& c) {
     const FourClasses four(classes, b.quarter);
 #pragma unroll
@@ -287,11 +288,11 @@ __device__ inline void find_changes(const Block& b, const RowSoftmax& soft, Chan
 __device__ inline bool has_moved(const Block& b, const float2& before, const float2& change) {
     const bool first = fabsf(change.x) > b.limit.quiet + b.limit.quiet_share * before.x;
     const bool second = fabsf(change.y) > b.limit.quiet + b.limit.quiet_share * before.y;
-    return first | second;  // both at once: to ask for one first takes longer
+    return first | second;  // both at once: branching on one takes longer
 }
 
-// Marks which classes of a live tile hold anything and, if asked, which moved. Returns whether any
-// of this thread's moved.
+// Marks which classes of a live tile hold anything and, on request, which moved. Returns whether
+// any of this thread's moved.
 __device__ inline bool mark_classes(const Block& b, const Changes& c, unsigned* full,
                                     unsigned* loud) {
     unsigned holding = 0, moving = 0;
@@ -310,7 +311,7 @@ __device__ inline bool mark_classes(const Block& b, const Changes& c, unsigned* 
     return moving != 0;
 }
 
-// Gathers the live classes whose bit is set into `out`; by one warp. `out` may be `live` itself.
+// Gathers the live classes whose bit is set into `out`, using one warp. `out` may be `live` itself.
 __device__ inline int gather_classes(const Block& b, int tiles, const unsigned* bits, int* out) {
     int count = 0;
     for (int base = 0; base < tiles * kTile; base += 32) {
@@ -319,7 +320,7 @@ __device__ inline int gather_classes(const Block& b, int tiles, const unsigned* 
         const int k = inside ? b.s.live[slot] : -1;
         const bool chosen = k >= 0 && (bits[slot / kTile] >> (slot % kTile) & 1u) != 0;
         const unsigned mask = __ballot_sync(kAllLanes, chosen);
-        __syncwarp();  // the slots are read before any of them is written
+        __syncwarp();  // the slots are read before any is written
         if (chosen) out[count + __popc(mask & ((1u << b.lane) - 1))] = k;
         count += __popc(mask);
     }
@@ -329,7 +330,7 @@ __device__ inline int gather_classes(const Block& b, int tiles, const unsigned* 
     return count;
 }
 
-// Product of one tile's changes with G; M and U of this thread's cells; the sums over its warp.
+// Product of one tile's changes with G; updates M and U of this thread's cells; sums over its warp.
 template <bool Plain>
 __device__ inline void apply_changes(const Block& b, const uint4* delta, const Changes& c,
                                      float* part) {

@@ -1,4 +1,4 @@
-// The v-step and the w-step of the block solver: from sums over the queries to the lines of the logits.
+// The v-step and the w-step of the block solver: from sums over the queries to slopes and biases.
 #pragma once
 
 #include "cuda/paddle_block.cuh"
@@ -19,8 +19,8 @@ __device__ inline void update_class(const Block& b, int k, const float (&total)[
     b.s.norm[k] = norm + 2.0 * double(total[3]) + double(total[2]);
 }
 
-// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i. A
-// learned prior has its v-step later, when all classes are counted.
+// v-step and w-step of the classes of a batch of tiles, one thread each. Bit i of `moved`: tile i.
+// With a learned prior the v-step follows once all classes are counted.
 template <bool Plain>
 __device__ inline void update_classes(const Block& b, const int* classes, int tiles,
                                       unsigned moved) {
@@ -50,8 +50,8 @@ __device__ inline void update_classes(const Block& b, const int* classes, int ti
     }
 }
 
-// The v-step with a learned prior, of all classes: first the step of the prior, whose sums every thread
-// adds up in the same order. The sums of the warps are in the memory of those of the u-step.
+// The v-step of all classes with a learned prior. The prior takes its step first; every thread adds
+// its sums in the same order. The sums of the warps reuse the memory of those of the u-step.
 __device__ inline void learn_prior(const Block& b, Proportions& proportions) {
     double slope = 0.0, curvature = 0.0;
     for (int k = threadIdx.x; k < b.K; k += blockDim.x) {

@@ -1,8 +1,8 @@
-// The iteration of a task of at most 32 classes, which then takes part in every step as a whole: M and
-// U stay in registers, nobody falls asleep.
+// The iteration of a task of at most 32 classes. All classes take part in every step: M and U stay
+// in registers, and no class falls asleep.
 //
-// A thread has two queries, as everywhere, and the classes 2 Columns quarter and following. The v-step
-// and the w-step are those of the first warp, lane k those of class k.
+// A thread has two queries, as everywhere, and the classes from 2 Columns quarter on. The first
+// warp does the v-step and the w-step, lane k for class k.
 
 #include "cuda/paddle_start.cuh"
 
@@ -45,7 +45,7 @@ __device__ inline bool softmax_few(const Block& b, const float2* lines,
     return moved;
 }
 
-// Applies the changes to M and U, and tells the sums over this warp's queries.
+// Applies the changes to M and U, and writes the sums over this warp's queries.
 template <int Columns>
 __device__ inline void apply_few(const Block& b, const float2 (&change)[2 * Columns],
                                  float2 (&m)[2 * Columns], float2 (&u)[2 * Columns]) {
@@ -70,7 +70,8 @@ __device__ inline void apply_few(const Block& b, const float2 (&change)[2 * Colu
     for (int i = 0; i < Columns; ++i) to[i] = sums[i];
 }
 
-// The v-step and the w-step, by the first warp. `lines` are where the u-step reads them, for 32 classes.
+// The v-step and the w-step, by the first warp. `lines` is where the u-step reads them, for 32
+// classes.
 __device__ inline void update_few(const Block& b, float2* lines) {
     float total[4] = {};
     for (int warp = 0; warp < b.warps; ++warp) {
@@ -123,7 +124,7 @@ __device__ inline void write_few(const Block& b, int64_t task, const float2 (&u)
     }
 }
 
-// All of a task; the logits' lines of the start are in shared memory.
+// A whole task; the initial slopes and biases of the logits are in shared memory.
 template <int Columns>
 __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_iter) {
     float2 m[2 * Columns], u[2 * Columns], change[2 * Columns];
@@ -133,7 +134,7 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
         u[i] = make_float2(0, 0);
     }
     float2* const lines = reinterpret_cast<float2*>(b.s.part + 4 * b.warps * kFewClasses);
-    if (b.warp == 0) {  // beside the sums; what is no class has no logit
+    if (b.warp == 0) {  // while others sum; padding classes get no logit
         lines[b.lane] =
             b.lane < b.K ? b.s.line[b.lane] : make_float2(0, Range<float>::kMinusInfinity);
     }
@@ -148,7 +149,7 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
             break;
         }
         apply_few<Columns>(b, change, m, u);
-        __syncthreads();  // the sums of all warps are complete, the changes are read
+        __syncthreads();  // the sums of all warps are complete, the changes have been read
         if (b.warp == 0) update_few(b, lines);
         __syncthreads();  // the classes are up to date
         if (given_up(b.c.stop, iteration)) break;
@@ -164,7 +165,7 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
     return outcome;
 }
 
-// As many blocks to a multiprocessor as leave them enough registers.
+// The number of blocks per multiprocessor that leaves them enough registers.
 template <int MaxThreads, int Columns>
 __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1
                                               : Columns > 3    ? 3

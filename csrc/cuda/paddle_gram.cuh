@@ -1,14 +1,14 @@
-// G du on the tensor cores, for the block solver: every number is two halves (common/mma.cuh), so that
-// the product is that of float.
+// G du on the tensor cores, for the block solver: every number is two halves (common/mma.cuh), so
+// the product has float precision.
 //
-// A warp makes the products of its own 16 queries with n-tiles of 8 classes, in steps of 16 queries:
-// C[16, 8] += A[16, 16] B[16, 8]. Rows and columns are ordered so that a thread holds what it holds
-// elsewhere: row r of C is query 2 r of the warp, row r + 8 query 2 r + 1; the columns 2 t and 2 t + 1
-// of the n-tiles are classes of quarter t. A step takes its queries in the order in which a thread
-// loads them: 4 t and 4 t + 1, then 4 t + 2 and 4 t + 3.
+// A warp computes the products of its own 16 queries with n-tiles of 8 classes, in steps of 16
+// queries: C[16, 8] += A[16, 16] B[16, 8]. Rows and columns are ordered so that a thread holds the
+// same cells as elsewhere: row r of C is query 2 r of the warp, row r + 8 query 2 r + 1; the
+// columns 2 t and 2 t + 1 of the n-tiles are classes of quarter t. A step takes its queries in the
+// order in which a thread loads them: 4 t and 4 t + 1, then 4 t + 2 and 4 t + 3.
 //
-// Halves of G lie as the lanes read them, so each lane reads what it wrote. Each row is scaled by a
-// power of two: entries small against those of a far query keep their digits.
+// Halves of G are stored in the order of the lanes, so each lane reads what it wrote. Each row is
+// scaled by a power of two: entries much smaller than those of a far query keep their precision.
 #pragma once
 
 #include "common/mma.cuh"
@@ -32,8 +32,8 @@ __device__ inline uint2 split_pair(float first, float second) {
                       *reinterpret_cast<const unsigned*>(&low));
 }
 
-// Splits this thread's two rows of G; returns what the products of each are to be multiplied with.
-// `rows` of them are inside the matrix.
+// Splits this thread's two rows of G; returns the factor for the products of each. `rows` of them
+// are inside the matrix.
 __device__ inline float2 split_gram(const float* gram, int rows, int Qp, int quarter, int lane,
                                     uint4* halves) {
     const int steps = Qp / 16;
@@ -72,8 +72,8 @@ __device__ inline float2 split_gram(const float* gram, int rows, int Qp, int qua
     return make_float2(unscale[0], unscale[1]);
 }
 
-// Where the changes of an n-tile lie. A class has 64 bytes, of every four queries the high parts and then
-// the low parts; classes and queries are permuted so that reading meets no bank twice.
+// Where the changes of an n-tile are stored. A class has 64 bytes: for every four queries the high
+// parts, then the low parts; classes and queries are permuted so that reads have no bank conflicts.
 struct ChangePlaces {
     int write[2];  // of this thread's two classes, in units of 4 bytes; the low parts two further
     int read;      // in units of 16 bytes
@@ -88,7 +88,7 @@ struct ChangePlaces {
     }
 };
 
-// Puts the changes of this thread's two queries and 2 * Columns classes where all warps read them.
+// Stores the changes of this thread's two queries and 2 * Columns classes for all warps to read.
 template <int Columns>
 __device__ inline void place_changes(uint4* changes, int warp, const ChangePlaces& at,
                                      const float2 (&change)[2 * Columns]) {
@@ -102,7 +102,7 @@ __device__ inline void place_changes(uint4* changes, int warp, const ChangePlace
     }
 }
 
-// G du of this thread's two queries and 2 * Columns classes; `halves` are those of its warp.
+// G du of this thread's two queries and 2 * Columns classes; `halves` belongs to its warp.
 template <int Columns>
 __device__ inline void multiply_changes(const uint4* halves, const uint4* changes, int steps,
                                         int lane, const ChangePlaces& at, float2 unscale,
@@ -117,7 +117,7 @@ __device__ inline void multiply_changes(const uint4* halves, const uint4* change
         for (int n = 0; n < Columns; ++n) {
             d[n] = changes[(step * Columns + n) * kColumnPieces + at.read];
         }
-        // In turns over the n-tiles, so that no product waits for the one before it.
+        // Alternates between n-tiles, so that no product waits for the previous one.
 #pragma unroll
         for (int n = 0; n < Columns; ++n) multiply_add(mixed[n], large, d[n].z, d[n].w);
 #pragma unroll
@@ -135,8 +135,8 @@ __device__ inline void multiply_changes(const uint4* halves, const uint4* change
     }
 }
 
-// Adds the halves of 2 * Half values of two lanes: the lower lane gets the first half, the upper one
-// the second.
+// Adds halves of 2 * Half values across two lanes: the lower lane gets the first half, the upper
+// lane the second.
 template <int Half>
 __device__ inline void share_sums(float* value, bool upper, int distance) {
 #pragma unroll
@@ -147,8 +147,8 @@ __device__ inline void share_sums(float* value, bool upper, int distance) {
     }
 }
 
-// Sums of 8 * Count values over the eight lanes that have the same place in their quads: lane `pair` of
-// them gets those of the values Count * pair and following, in value[0] and following.
+// Sums 8 * Count values over the eight lanes that have the same position in their quads: lane
+// `pair` of them gets the sums of the values from Count * pair on, in value[0] and following.
 template <int Count>
 __device__ inline void sum_over_pairs(float (&value)[8 * Count], int pair) {
     share_sums<4 * Count>(value, (pair & 4) != 0, 16);

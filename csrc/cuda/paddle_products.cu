@@ -1,10 +1,10 @@
-// The two products of the Gram form: after them nothing depends on the number of features.
+// The two products of the Gram form: nothing after them depends on the number of features.
 //
-// G = Z Z^T and M = S Z^T of one task in one product on the tensor cores, with the precision of float
-// (common/mma.cuh): rows are the K class sums and then the Q queries, columns the queries. A block makes
-// kTileRows x kTileColumns of it, a group of 32 features at a time. Queries are of size one; class sums
-// may be of any, so each row has a power of two of its own in each group, and the sums of a group are
-// brought to the same units as they are added up.
+// G = Z Z^T and M = S Z^T of one task as one product on the tensor cores, with float precision
+// (common/mma.cuh): the rows are the K class sums followed by the Q queries, the columns the
+// queries. A block computes a tile of kTileRows x kTileColumns, one group of 32 features at a time.
+// Queries have size one; class sums may have any size, so each row has its own power of two in each
+// group, and the sums of a group are rescaled as they are added.
 
 #include "common/mma.cuh"
 #include "common/reduce.cuh"
@@ -15,15 +15,15 @@ namespace paddle_ext {
 namespace {
 
 constexpr int kTileRows = 64;
-constexpr int kTileColumns = 80;  // 75 queries, the habit of the field, fit one tile
+constexpr int kTileColumns = 80;  // 75 queries, common in the field, fit in one tile
 constexpr int kThreads = 128;     // a warp has 16 rows and all columns
 constexpr int kBlocks = kTileColumns / 8;
-constexpr int kRowStep = kThreads / 8;  // eight threads have a row's group of features
+constexpr int kRowStep = kThreads / 8;  // eight threads load a row's group of features
 constexpr int kRowLoads = kTileRows / kRowStep, kColumnLoads = kTileColumns / kRowStep;
 constexpr int kRowBytes = kGroupHalves * int(sizeof(__half));
 constexpr int kLeastExponent = -100;  // two to minus this, times kHalfRange, is a number
 
-// Which rows and columns of which task a block has.
+// The rows, columns and task of a block.
 struct Place {
     int64_t at, row0, column0;
 
@@ -37,7 +37,7 @@ struct Place {
     }
 };
 
-// Halves of four numbers, the high parts and a group further the low parts.
+// Halves of four numbers: the high parts; the low parts are one group further.
 __device__ inline void place_four(unsigned char* row_start, int row, int slot, float4 v) {
     const __half2 high0 = __floats2half2_rn(v.x, v.y), high1 = __floats2half2_rn(v.z, v.w);
     const float2 r0 = __half22float2(high0), r1 = __half22float2(high1);
@@ -57,7 +57,7 @@ struct Stage {
     float unscale[kTileRows];  // of the sums of a row
 };
 
-// What a thread has loaded of the next group: numbers 4 slot and following of some rows and columns.
+// The data a thread has loaded of the next group: numbers from 4 slot on of some rows and columns.
 struct Loads {
     float4 row[kRowLoads], column[kColumnLoads];
 
@@ -114,8 +114,8 @@ struct Loads {
     }
 };
 
-// The products of one group, added to `total`, in which a lane has of every 8 columns 2 (lane % 4) and
-// the next, of the rows lane / 4 and lane / 4 + 8 of its warp.
+// Adds the products of one group to `total`. In every 8 columns a lane holds columns 2 (lane % 4)
+// and the next, of rows lane / 4 and lane / 4 + 8 of its warp.
 __device__ inline void multiply_group(const Stage& stage, float (&total)[kBlocks][4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int block8 = lane / 8, within8 = lane % 8;  // which 8 x 8 matrix a lane addresses

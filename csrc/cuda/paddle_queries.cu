@@ -1,4 +1,5 @@
-// Scaled and centred queries: one block per task, the features from cache after the first pass.
+// Scaled and centred queries: one block per task; the features come from cache after the first
+// pass.
 
 #include "cuda/paddle_rows.cuh"
 
@@ -9,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// As load_row4, of numbers that this kernel has written: not through the cache of constants.
+// Like load_row4, for numbers that this kernel has written: bypasses the read-only cache.
 __device__ inline float4 load_written4(const float* row, int64_t d, int64_t D, bool aligned) {
     if (aligned && d < D) return *reinterpret_cast<const float4*>(row + d);
     return make_float4(d < D ? row[d] : 0.0f, d + 1 < D ? row[d + 1] : 0.0f,
@@ -17,7 +18,7 @@ __device__ inline float4 load_written4(const float* row, int64_t d, int64_t D, b
 }
 
 // Mean and range of Width neighbouring features, relative to the first row: a common offset costs
-// nothing. Returns how large the scaled, centred features are.
+// no precision. Returns the size of the scaled, centred features.
 template <int Width, typename Feature>
 __device__ inline float measure_features(const Chunk& c, int64_t at, const DeviceRows<Feature>& row,
                                          int64_t d, bool unit_norm) {
@@ -58,7 +59,7 @@ __device__ inline float measure_features(const Chunk& c, int64_t at, const Devic
     return largest;
 }
 
-// One block per task, and all blocks of a thousand tasks at once on a large device.
+// One block per task, 8 per multiprocessor: a large device runs a thousand tasks at once.
 template <typename Feature>
 __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, bool aligned) {
     __shared__ float warp_largest[kWarps];
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
             const float norm = warp_inverse_norm(row(q), D, aligned);
             if (lane == 0) norms[q] = norm;
         }
-        __syncthreads();  // below every thread reads all norms
+        __syncthreads();  // every thread reads all norms below
     }
 
     // 2) Mean and range of every feature.
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
     for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = ldexpf(scale[d], -exponent);
     __syncthreads();  // the scale of all features is final
 
-    // 4) The scaled queries, a warp for each row; rows end in zeros.
+    // 4) The scaled queries, one warp per row; rows are padded with zeros.
     for (int64_t q = warp; q < Q; q += kWarps) {
         const float norm = unit_norm ? norms[q] : 1.0f;
         for (int64_t d = 4 * lane; d < c.plan.Dp; d += 128) {

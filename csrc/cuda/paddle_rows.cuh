@@ -1,4 +1,4 @@
-// Rows of features of a call: dense or out of a bank.
+// Feature rows of a call: dense or from a bank.
 #pragma once
 
 #include "common/rows.cuh"
@@ -6,7 +6,7 @@
 
 namespace paddle_ext {
 
-// Where the rows of a task lie: in its own block, or scattered in a bank.
+// Where the rows of a task are stored: in its own block, or scattered in a bank.
 template <typename Feature>
 struct DeviceRows {
     const Feature* base;

@@ -1,5 +1,5 @@
-// How a task of the block solver begins and ends: which one is next, its way into shared memory, its
-// scale, its outcome, the launch.
+// How a task of the block solver begins and ends: choosing the next task, loading it into shared
+// memory, its scale, its results, the launch.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ struct Outcome {
     float criterion;
 };
 
-// The next task of the chunk, from a common counter: one that ends early costs nothing. None if the
-// call is given up.
+// The next task of the chunk, from a common counter: a task that ends early costs nothing. None if
+// the call is cancelled.
 __device__ inline int64_t next_task(const Chunk& c, const Shared& s) {
     if (threadIdx.x == 0) {
         const bool stop = c.stop != nullptr && *c.stop != 0;
@@ -30,7 +30,7 @@ __device__ inline int64_t next_task(const Chunk& c, const Shared& s) {
 // Squared factor of scaling="auto"; u serves as scratch for the distances.
 __device__ inline double auto_factor(const Block& b) {
     float2* const leads =
-        reinterpret_cast<float2*>(b.s.delta);  // of the nearest class, and medians
+        reinterpret_cast<float2*>(b.s.delta);  // distances of the nearest class, and medians
     for (int q = b.warp; q < b.Q; q += b.warps) {
         float* const distance = b.u + int64_t(q) * b.K;
         const float own = b.gram[int64_t(q) * b.Qp + q];
@@ -55,8 +55,8 @@ __device__ inline double auto_factor(const Block& b) {
     return auto_factor_squared(gap / double(b.Q), median / double(b.Q));
 }
 
-// The task into shared memory, its scale into the temperature. Returns a unit of it in those of the
-// criterion.
+// Loads the task into shared memory and folds its scale into the temperature. Returns one of its
+// units in the units of the criterion.
 template <bool Plain>
 __device__ inline double load_task(Block& b, int64_t at) {
     const PaddleParams& p = b.c.call;
@@ -75,7 +75,7 @@ __device__ inline double load_task(Block& b, int64_t at) {
     double squared = ldexp(1.0, 2 * b.c.exponent[at]);
     if (p.scaling >= Scaling::kAuto) {
         squared = auto_factor(b);
-        __syncthreads();  // u and du are scratch no more
+        __syncthreads();  // u and du are no longer scratch
     }
     if (p.scaling == Scaling::kCalibrated) {
         const float sharpness = static_cast<const float*>(p.sharpness)[b.c.first + at];
@@ -98,7 +98,7 @@ __device__ inline void write_outcome(const PaddleParams& p, int64_t task, const 
         float(fmin(outcome.criterion * unit, double(Range<float>::kInfinity)));
 }
 
-// As many blocks as the device holds at a time.
+// As many blocks as the device can run at once.
 template <typename Kernel>
 void launch_resident(Kernel* kernel, const Chunk& c) {
     const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;

@@ -1,4 +1,4 @@
-// Class sums of the support: the pass over memory that bounds the whole solve, each row read once.
+// Class sums of the support: the memory pass that dominates the solve; each row is read once.
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// The first row of the support (shared by all tasks) or of each task's query, as shift of sums.
+// The first row of the support (shared by all tasks) or of each task's query, used to shift sums.
 template <typename Feature>
 __global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool aligned,
                                  float* out) {
@@ -22,8 +22,8 @@ __global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool 
     for (int64_t d = threadIdx.x; d < D; d += 32) out[at * D + d] = to_float(row[d]) * norm;
 }
 
-// Groups the support rows of a task by class, in their order: a counting sort by one block. Every
-// warp counts and places a stretch of its own.
+// Groups the support rows of a task by class, in order: a counting sort by one block. Every warp
+// counts and places its own stretch.
 __global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool shared_histogram) {
     extern __shared__ int shared_counts[];
     const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool s
     const auto each_row = [&](const auto& body) {
         for (int64_t s = begin; s < end; s += 32) {
             const int label = s + lane < end ? load_label(labels, s + lane, K) : -1;
-            const bool valid = label >= 0;  // else the row is in no group
+            const bool valid = label >= 0;  // otherwise the row is in no group
             const unsigned peers = __match_any_sync(kAllLanes, label);
             if (valid) body(s + lane, label, __popc(peers & ((1u << lane) - 1)));
             __syncwarp();  // all have read the count
@@ -85,13 +85,13 @@ __global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool s
 struct SumsOut {
     const float* shift;    // [D] or [T, D]
     int64_t shift_stride;  // 0 or D
-    const float* scale;    // [T, D], or null for sums as they are
+    const float* scale;    // [T, D], or null for unscaled sums
     float* sums;           // [U, K, Dp]
     float* count;          // [U, K]
     bool unit_norm;
 };
 
-// A number, and a note if it is beyond kFarAway.
+// Returns the number, and sets a flag if it is beyond kFarAway.
 __device__ float keep_finite(float sum, float shots, int* far) {
     if (fabsf(sum) > float(Range<float>::kFarAway) * fmaxf(shots, 1.0f)) *far = 1;
     return fminf(fmaxf(sum, Range<float>::kMinusInfinity), Range<float>::kInfinity);
@@ -199,15 +199,15 @@ __global__ void move_sums_kernel(Chunk c) {
 __device__ float block_largest(float value) {
     __shared__ float of_warp[kWarps];
     value = warp_max(value);
-    __syncthreads();  // what was there is read
+    __syncthreads();  // the previous contents have been read
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     for (int i = 0; i < kWarps; ++i) value = fmaxf(value, of_warp[i]);
     return value;
 }
 
-// Where prototypes are beyond kFarAway: a larger unit if the task needs it, and bounds for what is
-// still beyond (common/math.h). One block per task, which mostly has nothing to do.
+// For prototypes beyond kFarAway: a larger unit if the task needs it, and a clamp for those still
+// beyond (common/math.h). One block per task, which usually has nothing to do.
 __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
     const PaddleSizes& n = c.call.size;
     const int64_t at = blockIdx.x, Dp = c.plan.Dp;
@@ -259,15 +259,16 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     const float* const shift = c.raw_shift + own * n.D;
     const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
     float* const out = static_cast<float*>(c.call.prototypes) + (task * n.K + k) * n.D;
-    const int64_t Q = c.call.update_prototypes ? n.Q : 0;  // that they take in
+    const int64_t Q = c.call.update_prototypes ? n.Q : 0;  // queries they absorb
     for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
         const int64_t d = d0 + threadIdx.x;
         const float from = d < n.D ? shift[d] : 0.0f;
-        // Thousands of queries may hold next to nothing each, and together something. Added to the
-        // support one by one they would be lost in rounding: sums of sums, and the support last.
+        // Thousands of queries may each hold next to nothing but together something. Added to the
+        // support one by one they would be lost in rounding: so partial sums first, and the support
+        // last.
         float sum = 0.0f, mass = 0.0f;
         for (int64_t q0 = 0; q0 < Q; q0 += kThreads) {
-            __syncthreads();  // the weights of the last round are used up
+            __syncthreads();  // the weights of the last round have been read
             weight[threadIdx.x] = q0 + threadIdx.x < n.Q ? u[(q0 + threadIdx.x) * n.K] : 0.0f;
             __syncthreads();
             const int count = int(min(n.Q - q0, int64_t(kThreads)));
@@ -324,8 +325,8 @@ void launch_sums(const Chunk& c, const SumsOut& out) {
 }  // namespace
 
 GroupPlan group_plan(const PaddleSizes& size) {
-    // Each warp counts all classes; what does not fit the memory every block has goes to the
-    // workspace.
+    // Each warp counts all classes; a histogram too large for the shared memory of every block goes
+    // to the workspace.
     const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
     return {int(std::min<int64_t>(std::max<int64_t>(fitting, 1), kWarps)), fitting >= 1};
 }

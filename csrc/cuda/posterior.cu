@@ -1,7 +1,7 @@
 // `posterior` on CUDA; the algebra is in common/likelihood.h.
 //
-// Queries into the coordinates; one product of them with the weights and with one another; `adapt`;
-// products with weighed sums of queries, out of those of queries with queries; the late step.
+// Queries into the coordinates; one product with the weights and with one another; `adapt`;
+// products with weighted sums of queries, from the query-query products; the late step.
 
 #include "cuda/posterior.h"
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// Arrays of all tasks in the workspace, and the calls that are made of them.
+// Arrays of all tasks in the workspace, and the calls that use them.
 struct PosteriorPlan {
     CoordinatesParams coordinates{};
     AdaptParams adapt{};
@@ -84,7 +84,7 @@ __global__ void sound_kernel(bool* sound, int64_t B) {
     if (task < B) sound[task] = true;
 }
 
-// Queries with the weights, then with the queries in the feature scale.
+// Queries times the weights, then times the queries in the feature scale.
 template <bool aligned>
 struct QueriesProduct {
     static constexpr bool kAligned = aligned;
@@ -111,8 +111,8 @@ struct QueriesProduct {
             return start + int(threadIdx.x) / 8 + slot * kRowsOfSlot;
         }
 
-        // Queries, weights or queries, the feature scale. What is read for rows and columns beyond the
-        // last one is stored nowhere.
+        // Queries, weights or queries, the feature scale. Values read for rows and columns beyond
+        // the last are not stored.
         __device__ const float* source(int i) const {
             if (i == 2 * kSlots) return scale;
             if (i < kSlots) return queries + min(place(row0, i), int(of.rows) - 1) * of.depth;
@@ -149,7 +149,7 @@ struct QueriesProduct {
     }
 };
 
-// What the late step needs of a task, from its proportions; a block a task.
+// Inputs of the late step of a task, from its proportions; one block per task.
 __global__ void __launch_bounds__(kThreads) late_kernel(PosteriorParams p, PosteriorPlan plan) {
     const int64_t task = blockIdx.x, K = p.K, Q = p.Q, at = p.shared ? 0 : task;
     const float a = static_cast<const float*>(p.concentration)[task];
@@ -182,12 +182,12 @@ __global__ void __launch_bounds__(kThreads) late_kernel(PosteriorParams p, Poste
     }
 }
 
-constexpr int kInnerRows = 80;     // queries of a block, ...
+constexpr int kInnerRows = 80;     // queries per block, ...
 constexpr int kInnerDepth = 32;    // ... others at a time, ...
 constexpr int kInnerClasses = 64;  // ... and classes, two for each lane
 constexpr int kInnerHeld = kInnerRows / kWarps;
 
-// inner = gram W, with W what the queries weigh in the classes.
+// inner = gram W, where W holds the weights of the queries in the classes.
 __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, PosteriorPlan plan) {
     __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
     __shared__ float weights[kInnerDepth][kInnerClasses];
@@ -199,11 +199,11 @@ __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, Post
     const int64_t class0 = blockIdx.x % tiles * kInnerClasses;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float prior = static_cast<const float*>(p.concentration)[task];
-    const int64_t weighed = class0 + threadIdx.x % kInnerClasses;  // by this thread
+    const int64_t weighed = class0 + threadIdx.x % kInnerClasses;  // for this thread
     const float trust = weighed < K ? trust_of(plan.total[task * K + weighed], prior) : 0.0f;
     float sum[kInnerHeld][2] = {};
     for (int64_t first = 0; first < Q; first += kInnerDepth) {
-        __syncthreads();  // the tiles before have been read
+        __syncthreads();  // the previous tiles have been read
 #pragma unroll
         for (int i = 0; i < kInnerHeld; ++i) {
             const int64_t q = row0 + warp + i * kWarps, other = first + lane;

@@ -1,5 +1,5 @@
-// Chooses the kernel for a call of Sinkhorn's iteration, by the shape of a task alone, so that the
-// result of a task does not depend on the batch it comes in.
+// Chooses the kernel for a call of Sinkhorn's iteration, by the shape of a task only, so that its
+// result does not depend on the batch.
 
 #include "cuda/sinkhorn.h"
 
@@ -28,7 +28,7 @@ template <int kTiles, int kHeld>
 constexpr TileKernel cols_across = {false, kTiles, kHeld,
                                     sinkhorn_tile_kernel<false, kTiles, kHeld>};
 
-// At most 100 elements of M in a thread: with what else it needs, no more than two numbers spill.
+// At most 100 elements of M per thread: with the rest of its state, at most two numbers spill.
 constexpr TileKernel kTileKernels[] = {
     rows_across<1, 32>, rows_across<2, 32>, rows_across<3, 20>, rows_across<3, 32>,
     rows_across<4, 24>, rows_across<5, 20>, rows_across<8, 12>, cols_across<1, 32>,
@@ -43,7 +43,7 @@ struct LaunchPlan {
     int64_t bytes;           // of shared memory, or of workspace for each block
 };
 
-// The tile with the fewest registers, all warps together.
+// The tile with the fewest registers over all warps.
 LaunchPlan make_plan(const SinkhornParams& p, int device) {
     LaunchPlan plan{};
     int64_t fewest = INT64_MAX;
@@ -63,22 +63,22 @@ LaunchPlan make_plan(const SinkhornParams& p, int device) {
         return plan;
     }
     LargeTask(nullptr, p.Q, p.K, true, &plan.bytes);
-    constexpr int64_t kOther = 1024;  // bytes, more than what the kernel has besides
+    constexpr int64_t kOther = 1024;  // bytes, more than the kernel's other shared memory
     plan.shared =
         plan.bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (!plan.shared) LargeTask(nullptr, p.Q, p.K, false, &plan.bytes);
     return plan;
 }
 
-// What the tasks of a call take at most, roughly: an iteration of a block some microseconds, and its
-// products at the pace of one multiprocessor.
+// A rough upper bound on the time of a call's tasks: a few microseconds per iteration of a block,
+// plus its products at the speed of one multiprocessor.
 double seconds_at_most(const SinkhornParams& p, int device) {
     const double iteration = 5e-6 + double(p.Q) * double(p.K) / 2e10;
     const double multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     return iteration * double(p.max_iter) * std::ceil(double(p.B) / multiprocessors);
 }
 
-// Of a large task that does not fit the shared memory.
+// For a large task that does not fit in shared memory.
 int64_t large_blocks(const SinkhornParams& p, int device) {
     return std::min<int64_t>(p.B, device_attribute(cudaDevAttrMultiProcessorCount, device));
 }

@@ -1,4 +1,4 @@
-// Sinkhorn's iteration on CUDA. Everything runs on `stream`; nothing is allocated, nothing waits.
+// Sinkhorn's iteration on CUDA. Everything runs on `stream`, without allocation or synchronisation.
 #pragma once
 
 #include "common/params.h"

@@ -1,4 +1,4 @@
-// All iterations of a large task in one block: M in shared memory, or where it does not fit in the
+// All iterations of a large task in one block: M in shared memory or, if it does not fit, in the
 // plan itself, which is global memory and in practice cache. Every sum is taken in a fixed order.
 #pragma once
 
@@ -7,9 +7,9 @@
 namespace paddle_ext::sinkhorn {
 
 constexpr int kLargeThreads = 512;
-constexpr int64_t kTerms = 128;  // a long sum is one of sums of so many, or rounding would add up
+constexpr int64_t kTerms = 128;  // long sums are split into sums of this many: rounding accumulates
 
-// The vectors of a task, in shared memory beside M or in the workspace.
+// The vectors of a task, in shared memory alongside M or in the workspace.
 struct LargeTask {
     Potentials potentials;
     float* row_mass;  // [Q]  of a total of 1
@@ -54,7 +54,7 @@ __device__ inline void sum_rows(const Task& t, const LargeTask& s) {
     __syncthreads();
 }
 
-// The residual of the factors as they are, from row_sum.
+// The residual of the current factors, from row_sum.
 __device__ inline float row_residual(const Task& t, const LargeTask& s) {
     __shared__ unsigned worst_of[kLargeThreads / 32];
     float worst = 0.0f;
@@ -69,7 +69,7 @@ __device__ inline float row_residual(const Task& t, const LargeTask& s) {
     return t.row_total * __uint_as_float(most);
 }
 
-// a from row_sum; whether one of this thread's has drifted.
+// a from row_sum; returns whether one of this thread's has drifted.
 __device__ inline bool row_step(const Task& t, const LargeTask& s) {
     bool far = false;
     for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
@@ -80,8 +80,8 @@ __device__ inline bool row_step(const Task& t, const LargeTask& s) {
     return far;
 }
 
-// b from M^T a; whether one of this thread's has drifted, or is lost. With few columns several threads
-// share one, each with every parts-th row.
+// b from M^T a; reports whether one of this thread's has drifted or is lost. With few columns
+// several threads share one, each with every parts-th row.
 __device__ inline void column_factors(const Task& t, const LargeTask& s, bool& far, bool& lost) {
     const int parts = max(1, int(blockDim.x) / t.K), step = parts > 1 ? parts * t.K : blockDim.x;
     for (int i = threadIdx.x; i < parts * t.K; i += step) {
@@ -150,8 +150,9 @@ __device__ inline void find_rows(const Task& t, const LargeTask& s) {
     sum_rows(t, s);
 }
 
-// b from M^T a; whether a factor of the block has drifted, `far` telling about this thread's rows. The
-// step is done again if a column is lost, but for the first one, which has its own way.
+// b from M^T a; returns whether a factor of the block has drifted, `far` covering this thread's
+// rows. The step is repeated if a column is lost, except the first step, which is handled
+// separately.
 __device__ inline bool column_step(const Task& t, const LargeTask& s, bool far,
                                    bool first = false) {
     bool lost = false;

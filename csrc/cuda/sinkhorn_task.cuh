@@ -1,5 +1,5 @@
-// One task of Sinkhorn's iteration and what every kernel for it needs; the algebra is in
-// common/sinkhorn.h, and the same quantities carry the same names. Logarithms are in base 2 here.
+// One task of Sinkhorn's iteration, shared by its kernels; the algebra is in common/sinkhorn.h,
+// with the same names. Logarithms are base 2 here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -52,7 +52,7 @@ __device__ inline Task make_task(const SinkhornParams& p, int64_t task) {
 
 // Potentials of a task, in shared memory or in the workspace.
 struct Potentials {
-    double* col_low;  // [K]  minimum over the rows with mass of the cost less row_low, or 0
+    double* col_low;  // [K]  minimum, over the rows with mass, of the cost minus row_low; or 0
     double* row_log;  // [Q]  f
     double* col_log;  // [K]  g
     float* row_low;   // [Q]  minimum of the cost
@@ -65,13 +65,13 @@ struct Potentials {
     }
 };
 
-// How many lanes look at one row: few for short rows, so that a warp has several.
+// Lanes per row: few for short rows, so that a warp handles several.
 __device__ inline int lanes_per_row(int K) {
     return K > 64 ? 32 : K > 32 ? 16 : K > 16 ? 8 : K > 8 ? 4 : 1;
 }
 
-// Calls body(row, lane within the row's group) for all rows, in all lanes of a warp as often, so
-// that body may call group_sum and group_min: beyond the last row with -1.
+// Calls body(row, lane within the row's group) for all rows, equally often in all lanes of a warp,
+// so that body may call group_sum and group_min; with -1 beyond the last row.
 template <typename Body>
 __device__ inline void for_rows(int Q, int width, const Body& body) {
     const int at_once = blockDim.x / width, group = threadIdx.x / width;
@@ -114,7 +114,7 @@ __device__ inline void start_potentials(const Task& t, const Potentials& s) {
     for (int k = threadIdx.x; k < t.K; k += blockDim.x) s.col_log[k] = s.col_low[k] = 0.0;
 }
 
-// The minima of the columns, over the rows with mass; columns without mass go.
+// The minima of the columns, over the rows with mass; columns without mass are dropped.
 __device__ inline void reduce_columns(const Task& t, const Potentials& s) {
     for (int k = threadIdx.x; k < t.K; k += blockDim.x) {
         double low = SinkhornBounds<double>::kFinite;
@@ -139,7 +139,8 @@ __device__ inline float element(const Task& t, const Potentials& s, int q, int k
     return exp2f(float(fmax(fmin(log_element(t, s, q, k, cost), kHighest), kLowest)));
 }
 
-// Potentials of the rows such that the largest element of each is 1; those of the columns are in place.
+// Potentials of the rows that make the largest element of each row 1; those of the columns are
+// given.
 __device__ inline void centre_rows(const Task& t, const Potentials& s) {
     for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
         if (!(t.row_mass[q] > 0)) continue;
@@ -151,7 +152,7 @@ __device__ inline void centre_rows(const Task& t, const Potentials& s) {
     }
 }
 
-// The same of the columns.
+// The same for columns.
 __device__ inline void centre_columns(const Task& t, const Potentials& s) {
     for (int k = threadIdx.x; k < t.K; k += blockDim.x) {
         if (!(t.col_mass[k] > 0)) continue;
@@ -170,7 +171,7 @@ __device__ inline bool drifted(float sum, float mass) {
     return square > mass * kFar || square * kFar < mass;
 }
 
-// Whether there is nothing in M to make the factor of.
+// Whether M has no elements to compute the factor from.
 __device__ inline bool is_lost(float sum, float mass) {
     return sum < SinkhornBounds<float>::kLeast && mass > 0.0f;
 }
@@ -184,7 +185,7 @@ __device__ inline float new_factor(float sum, float mass) {
     return fmaf(fmaf(-sum, quotient, mass), inverse, quotient);
 }
 
-// What a factor adds to its potential when it goes home.
+// Added to a potential when its factor is reset.
 __device__ inline double absorbed(float factor, float mass) {
     return mass > 0 && factor > 0 ? double(log2f(factor) - 0.5f * log2f(mass)) : 0.0;
 }

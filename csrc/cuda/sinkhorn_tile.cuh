@@ -1,30 +1,29 @@
 // All iterations of a small task in the registers of one block.
 //
-// One side of the task, its rows or its columns, lies across the lanes: lane l of every warp has
-// the items l, l + 32, ..., kTiles of them. The other side is divided among the warps, kHeld items
-// each. So a thread has kTiles x kHeld elements of M in registers. Sums over the divided side are
-// made by each thread for itself, then added over the warps through shared memory; sums over the
-// side across the lanes stay inside a warp. An iteration has one barrier, or none where one warp is
-// enough.
+// One side of the task, its rows or its columns, is spread across the lanes: lane l of every warp
+// has the items l, l + 32, ..., kTiles of them. The other side is divided among the warps, kHeld
+// items each. So a thread has kTiles x kHeld elements of M in registers. Each thread sums over its
+// items of the divided side, and the warps are added through shared memory; sums over the side
+// across the lanes stay within a warp. An iteration has one barrier, or none if one warp is enough.
 //
-// kRowsAcross tells which side is which. The factors of the side across the lanes (x) are held by
-// every warp alike; those of the divided side (y) by one lane each, and the other lanes of the warp
-// read them from shared memory.
+// kRowsAcross says which side is which. Every warp holds all factors of the side across the lanes
+// (x); each factor of the divided side (y) is held by one lane, and the other lanes of the warp
+// read it from shared memory.
 #pragma once
 
 #include "cuda/sinkhorn_task.cuh"
 
 namespace paddle_ext::sinkhorn {
 
-constexpr int kMaxTileWarps = 12;  // of 168 registers a thread: all that a multiprocessor has
+constexpr int kMaxTileWarps = 12;  // at 168 registers per thread: all that a multiprocessor has
 
-// Bounds the registers of a thread: 168 for many elements of M, 128 for few, so that more tasks
-// are on a multiprocessor at a time.
+// Bounds the registers of a thread: 168 for many elements of M, 128 for few, so that a
+// multiprocessor runs more tasks at once.
 constexpr int tile_threads(int elements) { return elements > 64 ? 32 * kMaxTileWarps : 512; }
 
-// Adds `value` over the lanes of a warp, for kCount items at once. Each step halves the items that
-// a lane cares for, so there are fewer than kCount + 5 shuffles. A lane ends with the sum of the
-// item that reduced_item tells.
+// Adds `value` over the lanes of a warp, for kCount items at once. Each step halves the items of a
+// lane, so there are fewer than kCount + 5 shuffles. A lane ends with the sum of the item given by
+// reduced_item.
 template <int kCount, int kStep, int kSize>
 __device__ __forceinline__ float reduce_items(float (&value)[kSize], int lane) {
     if constexpr (kStep == 0) {
@@ -45,7 +44,7 @@ __device__ __forceinline__ float reduce_items(float (&value)[kSize], int lane) {
     }
 }
 
-// Several lanes may end with the same item; `first` is left true for one of them.
+// Several lanes may end with the same item; `first` stays true for one of them.
 template <int kCount, int kStep>
 __device__ __forceinline__ int reduced_item(int lane, bool& first) {
     if constexpr (kStep == 0) {
@@ -65,7 +64,7 @@ struct TileShared {
     Potentials potentials;
     float* part;  // [2, warps, 32 kTiles]  sums of a warp, by parity of the iteration
     float* y;     // [warps, kHeld]
-    uint2* note;  // [2, warps]  residual and news of a warp, by parity of the iteration
+    uint2* note;  // [2, warps]  residual and flags of a warp, by parity of the iteration
 
     __host__ __device__ TileShared(void* base, int Q, int K, int warps, int tiles, int held,
                                    int64_t* bytes) {
@@ -78,7 +77,7 @@ struct TileShared {
     }
 };
 
-// What a warp has to tell the others.
+// Flags that a warp passes to the others.
 enum News : unsigned { kDrifted = 1, kLost = 2 };
 
 template <bool kRowsAcross, int kTiles, int kHeld>
@@ -92,7 +91,7 @@ struct Tile {
     const int lane, warp, warps;
     const int across_count, held_count;
     int own;     // item of the divided side whose factor this lane has; may be beyond the end
-    bool first;  // of the lanes that have it
+    bool first;  // of the lanes that hold it
     float m[kTiles][kHeld];
     float x[kTiles], x_mass[kTiles];
     float y, y_mass;
@@ -113,9 +112,9 @@ struct Tile {
         y = y_before = 1.0f;
     }
 
-    // Calls body(offset, q, k, i, j, inside) for the elements of this thread, `inside` the task or
-    // not. To save registers loads go a few at a time, and the empty assembly keeps the compiler
-    // from computing all offsets ahead of the iteration.
+    // Calls body(offset, q, k, i, j, inside) for the elements of this thread; `inside` says whether
+    // it is inside the task. Loads are grouped to save registers, and the empty assembly keeps the
+    // compiler from computing all offsets before the iteration.
     template <typename Body>
     __device__ __forceinline__ void each(const Body& body) {
         int first_across = lane, first_held = warp * kHeld;
@@ -135,13 +134,13 @@ struct Tile {
 
     // The lanes of this warp read y from shared memory.
     __device__ __forceinline__ void publish() {
-        __syncwarp();  // they have read what was there
+        __syncwarp();  // they have read the previous contents
         if (first) s.y[own] = y;
         __syncwarp();
     }
 
-    // Sums over the divided side for the items across the lanes; and of all warps the worst
-    // residual, and their news.
+    // Sums over the divided side for the items across the lanes; also the worst residual of all
+    // warps, and their flags.
     __device__ __forceinline__ void across_sums(int parity, float (&sum)[kTiles], unsigned& worst,
                                                 unsigned& news) {
         const float4* const held = reinterpret_cast<const float4*>(s.y + warp * kHeld);
@@ -195,7 +194,7 @@ struct Tile {
         return __any_sync(kAllLanes, far);
     }
 
-    // Residual of the rows across the lanes, as bits: floats above zero are ordered as theirs are.
+    // Residual of the rows across the lanes, as bits: bits of positive floats sort like the floats.
     __device__ __forceinline__ unsigned across_residual(const float (&sum)[kTiles]) const {
         float worst = 0.0f;
 #pragma unroll
@@ -203,7 +202,7 @@ struct Tile {
         return __reduce_max_sync(kAllLanes, __float_as_uint(worst));
     }
 
-    // Sums over the side across the lanes for the items of this warp, and their factors; the news.
+    // Sums over the side across the lanes for the items of this warp, their factors, and the flags.
     __device__ __forceinline__ unsigned held_step(unsigned& worst) {
         float value[kHeld];
 #pragma unroll
@@ -252,10 +251,10 @@ struct Tile {
     }
 };
 
-// What M has to be computed for. The last two do a step of the lost items of one side again.
+// Reasons to recompute M. The last two repeat a step for the lost items of one side.
 enum class Refill { kNone, kStart, kReduce, kAbsorb, kCentreHeld, kCentreAcross };
 
-// M for its purpose, the factors at home.
+// Recomputes M for that reason and resets the factors.
 template <bool kRowsAcross, typename Tile>
 __device__ __forceinline__ void fill_for(Refill refill, const Task& t, const TileShared& s,
                                          Tile& tile) {
@@ -293,8 +292,8 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
 
     // Rows across the lanes: across_step is the row step of an iteration, held_step its column
     // step. Columns across the lanes: held_step is its row step, across_step its column step, and
-    // `done` counts from the next row step on. Either way across_sums tells the residual of what is
-    // done.
+    // `done` counts from the next row step on. Either way across_sums gives the residual of the
+    // finished iterations.
     Tile<kRowsAcross, kTiles, kHeld> tile(t, s);
     Refill refill = Refill::kStart, last = Refill::kNone;
     unsigned worst = 0, news = 0;
@@ -302,14 +301,14 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
     int done = 0;
     for (;;) {
         if (refill != Refill::kNone) fill_for<kRowsAcross>(refill, t, s, tile);
-        // The row step that the refill is for is not to be done again, nor one before the first.
+        // Skips the row step that the refill was made for, and any before the first.
         if (refill != (kRowsAcross ? Refill::kStart : Refill::kReduce) &&
             refill != Refill::kCentreAcross) {
             const unsigned before = worst;
             news |= tile.held_step(worst);
-            if (refill == Refill::kCentreHeld) worst = before;  // that of the plan
+            if (refill == Refill::kCentreHeld) worst = before;  // the residual of the plan
         }
-        // Of a step that is done again the residual is known.
+        // The residual of a repeated step is known.
         const bool known =
             refill == Refill::kCentreAcross || (refill == Refill::kCentreHeld && !kRowsAcross);
         last = refill;
@@ -355,7 +354,7 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
         ++done;
     }
 
-    if (!kRowsAcross) {  // the last row step is one too many
+    if (!kRowsAcross) {  // undoes the last row step, which is one too many
         tile.y = tile.y_before;
         tile.publish();
     }

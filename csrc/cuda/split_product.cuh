@@ -1,15 +1,15 @@
-// Products of many rows with many columns, task by task, on the tensor cores with the precision of
-// float; see common/mma.cuh. A block makes kProductTile x kProductTile results, a warp 16 rows of
-// them. Rows and columns are read as floats and split on their way to shared memory, so that a
-// Problem may make them of anything. It has the sizes `rows`, `columns` and `depth` of a task, whether
-// rows are kAligned, the function store(task, r, c, value), and a struct Reader that each thread makes
-// for its tile, from (problem, task, row0, column0), with
+// Products of many rows with many columns, task by task, on the tensor cores with float precision;
+// see common/mma.cuh. A block computes kProductTile x kProductTile results, a warp 16 rows of them.
+// Rows and columns are read as floats and split on their way to shared memory, so that a Problem
+// may compute them from anything. It has the sizes `rows`, `columns` and `depth` of a task, whether
+// rows are kAligned, the function store(task, r, c, value), and a struct Reader that each thread
+// creates for its tile, from (problem, task, row0, column0), with
 //   kLoads, source(i)                 rows of numbers of which it needs four at a time
-//   row(slot, d, in), column(..)      four numbers from d on, made of those at in(i); slot i of a
-//                                     thread is always the same row, shared with the seven threads
-//                                     beside it
-//   finish()                          once all numbers have been made
-// What is read comes two groups ahead, into memory that only the thread itself looks at.
+//   row(slot, d, in), column(..)      four numbers from d on, computed from those at in(i); slot i
+//                                     of a thread is always the same row, shared with the seven
+//                                     neighbouring threads
+//   finish()                          called once all numbers have been computed
+// Data is read two groups ahead, into memory that only the thread itself uses.
 #pragma once
 
 #include "common/device.cuh"
@@ -18,19 +18,19 @@
 
 namespace paddle_ext {
 
-constexpr int kProductTile = 80;  // 75 queries, the habit of the field, fit one tile
+constexpr int kProductTile = 80;  // 75 queries, common in the field, fit in one tile
 constexpr int kProductWarps = kProductTile / 16, kProductThreads = 32 * kProductWarps;
-constexpr int kProductSlots = kProductTile * kGroup / 4 / kProductThreads;  // rows of a thread
+constexpr int kProductSlots = kProductTile * kGroup / 4 / kProductThreads;  // rows per thread
 constexpr int kRowsOfSlot = kProductThreads / 8;
 constexpr int kProductStage = 2 * kProductTile * 128;  // bytes
 
-// Numbers are near one; made larger, their low halves keep their bits.
+// Numbers are near one; scaled up, their low halves keep their bits.
 constexpr float kRowFactor = 256.0f, kColumnFactor = 8.0f;
 constexpr float kProductFactor = 1.0f / (kRowFactor * kColumnFactor);
 
 using ProductSums = float[1][kProductTile / 8][4];
 
-// Four numbers into the group of a row.
+// Stores four numbers in the group of a row.
 __device__ inline void store_split4(char* stage, int row, int quad, float4 v, float factor) {
     const auto scaled = [&](float x) {
         return fminf(fmaxf(x * factor, -4.0f * kHalfRange), 4.0f * kHalfRange);
@@ -50,14 +50,15 @@ __device__ inline void store_split4(char* stage, int row, int quad, float4 v, fl
         *reinterpret_cast<const uint2*>(low);
 }
 
-// One group of features; `a_at` and `b_at` are where a lane's row of the first 8 x 8 matrix lies.
+// One group of features; `a_at` and `b_at` are the addresses of a lane's row of the first 8 x 8
+// matrix.
 __device__ inline void multiply_split(ProductSums& sum, unsigned a_at, unsigned b_at) {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
         unsigned a[2][4];  // high, low
 #pragma unroll
         for (int part = 0; part < 2; ++part) load_matrices(a[part], a_at ^ (part * 64 + step * 32));
-        // Two pairs of 8 columns at a time, so that four sums are under way.
+        // Two pairs of 8 columns at a time, so that four sums are in flight.
         constexpr int kPairs = kProductTile / 16;
 #pragma unroll
         for (int first = 0; first < kPairs; first += 2) {
@@ -83,7 +84,7 @@ __device__ inline void multiply_split(ProductSums& sum, unsigned a_at, unsigned 
     }
 }
 
-// What a thread has read of two groups, in shared memory.
+// The data a thread has read of two groups, in shared memory.
 template <int kLoads, bool kAligned>
 struct ProductRing {
     float4 (*slots)[kLoads][kProductThreads];  // [2]
@@ -102,7 +103,7 @@ struct ProductRing {
                 *to = load_row4(from, d, depth, false);
             }
         }
-        commit_copies();  // also of none, so that the number of those under way is known
+        commit_copies();  // even if empty, so that the number in flight is known
     }
 };
 
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) split_product_kernel(Probl
     const ProductRing<Reader::kLoads, Problem::kAligned> ring{
         reinterpret_cast<float4(*)[Reader::kLoads][kProductThreads]>(stages + 2 * kProductStage)};
 
-    // A group that has been read into its stage; then the group after the next is asked for.
+    // Moves a group that has been read into its stage, then requests the group after the next.
     const auto place = [&](int64_t group) {
         wait_copies<1>();
         char* const stage = stages + group % 2 * kProductStage;

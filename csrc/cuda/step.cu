@@ -1,5 +1,5 @@
-// The late step of `adaptive` on CUDA: one block a task. First sums over the queries, then a warp takes
-// a query at a time. The algebra is in common/step.h.
+// The late step of `adaptive` on CUDA: one block per task. First sums over the queries, then one
+// warp per query. The algebra is in common/step.h.
 
 #include "cuda/step.h"
 
@@ -41,7 +41,7 @@ struct Step {
     }
 };
 
-// A class, as the rows of all queries need it.
+// A class, as needed by the rows of all queries.
 struct StepClass {
     float shots, trust, square, mass, constant, total;
 
@@ -59,8 +59,8 @@ struct StepClass {
     }
 };
 
-// Probabilities and labels of the queries of a warp. Their classes are held in kHeld registers of a
-// lane; with 0 of them rows go through memory.
+// Probabilities and labels of the queries of a warp. Their classes are held in kHeld registers per
+// lane; with 0, rows go through memory.
 template <int kHeld>
 __device__ void write_queries(const Step& s, const StepParams& p, float* out, int64_t* labels) {
     constexpr int kKept = kHeld > 0 ? kHeld : 1;
@@ -75,7 +75,7 @@ __device__ void write_queries(const Step& s, const StepParams& p, float* out, in
         float kept[kKept], most = Range<float>::kMinusInfinity, sum = 0, best = -1.0f;
         int label = 0;
         const float own = s.own[q];
-        // Calls body(k, value, i) for the classes of the lane; the value stays between calls.
+        // Calls body(k, value, i) for the classes of the lane; the value persists between calls.
         const auto each = [&](const auto& body) {
 #pragma unroll
             for (int i = 0; i < kHeld; ++i) {
@@ -107,7 +107,7 @@ __device__ void write_queries(const Step& s, const StepParams& p, float* out, in
     }
 }
 
-// Sums over the queries: kTiles tiles of 32 classes at a time, a share of the queries for each warp.
+// Sums over the queries: kTiles tiles of 32 classes at a time, some of the queries for each warp.
 template <int kTiles>
 __device__ void sum_queries(const Step& s, const StepParams& p) {
     __shared__ float parts[2][kWarps][32 * kTiles];
@@ -117,7 +117,7 @@ __device__ void sum_queries(const Step& s, const StepParams& p) {
         float trust[kTiles], shots[kTiles], square[kTiles] = {}, mass[kTiles] = {};
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
-            const int64_t k = min(first + 32 * i + lane, K - 1);  // those beyond count for nothing
+            const int64_t k = min(first + 32 * i + lane, K - 1);  // those beyond K are ignored
             trust[i] = trust_of(s.total[k], s.prior);
             shots[i] = s.shots[k];
         }

@@ -1,4 +1,4 @@
-// Cuts a call into chunks of tasks that fit the workspace, and runs the iterations of each chunk.
+// Splits a call into chunks of tasks that fit the workspace, and runs the iterations of each chunk.
 
 #include "cuda/tim.h"
 
@@ -14,13 +14,13 @@ namespace paddle_ext {
 
 namespace {
 
-// Memory that a call may use beyond its results, unless a single task needs more: enough for
-// chunks that fill a large device.
+// Memory that a call may use in addition to its results, unless a single task needs more: enough
+// for chunks that fill a large device.
 constexpr int64_t kWorkspaceBytes = int64_t(1408) << 20;
-constexpr int64_t kMostTasks = int64_t(1) << 14;  // of a chunk; bounds the search for its size
+constexpr int64_t kMostTasks = int64_t(1) << 14;  // per chunk; bounds the search for its size
 
-// What p (slope - its mean) is at most, for an entropy of this order with weight 1: a probability
-// is at most Q times its mean, and small ones have the large slopes.
+// Upper bound of p (slope - its mean) for an entropy of this order with weight 1: a probability is
+// at most Q times its mean, and small ones have the large slopes.
 double largest_slope(double alpha, double Q, double K) {
     const double shannon = 1.0 + std::log(Q) + std::log(K);
     if (alpha == 1.0) return 2.0 * shannon;
@@ -62,14 +62,14 @@ int64_t layout_bytes(TimChunk c, int64_t tasks) {
     return arena.used();
 }
 
-// As many tasks as fit into so many bytes, or fewer where the last blocks of the prototype step would
-// else have most of the device for themselves. All chunks but the last are of this size.
+// As many tasks as fit into the given bytes, or fewer if the last blocks of the prototype step
+// would leave most of the device idle. All chunks except the last have this size.
 int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
     const int64_t one = layout_bytes(c, 1);
     const int64_t each = std::max<int64_t>(layout_bytes(c, 2) - one, 1);
     const int64_t fitting = 1 + std::max<int64_t>(bytes - one, 0) / each;
     int64_t most = std::min(fitting, kMostTasks);
-    while (most > 1 && layout_bytes(c, most) > bytes) --most;  // what rounding up to lines takes
+    while (most > 1 && layout_bytes(c, most) > bytes) --most;  // rounding up to lines takes more
     if (c.call.size.B <= most) return std::max<int64_t>(c.call.size.B, 1);
     const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int64_t blocks = c.plan.chunks * ceil_div(c.call.size.K, int64_t(c.plan.class_tile));
@@ -99,13 +99,13 @@ TimChunk make_chunk(const TimParams& params) {
     c.plan.chunks = ceil_div(n.D, int64_t(kTimFeatures));
     c.plan.row_blocks = ceil_div(n.S, int64_t(kTimRows));
     c.plan.class_tile = choose_class_tile(n.K);
-    // With another order than Shannon's the cross-entropy's derivatives are not bounded: the rows
-    // must be measured before they are weighed.
+    // For orders other than Shannon's the derivatives of the cross-entropy are unbounded: the rows
+    // must be measured before they are weighted.
     c.plan.fused = n.K <= c.plan.class_tile && !measures(params);
     return c;
 }
 
-// The weights of the terms, for the solver of the call.
+// The weights of the terms for this solver.
 void set_weights(TimChunk& c) {
     const TimParams& p = c.call;
     const double Q = double(p.size.Q), K = double(p.size.K), S = double(p.size.S);
@@ -124,18 +124,18 @@ void set_weights(TimChunk& c) {
     c.slope_weight[1] = float(units.weight[2]);
     const double range = units.weight[1] * largest_slope(p.alpha[1], Q, K) +
                          units.weight[2] * largest_slope(p.alpha[2], Q, K);
-    // Weights are divided by it: not by zero, and not by what is no float.
+    // Weights are divided by it: it must be a nonzero float.
     c.query_range = float(std::min(std::max(range, 1e-6), Range<float>::kMaxWeight));
     c.plan.query_counts = range > 0.0;
 }
 
-// What an iteration of so many tasks takes at most, roughly.
+// A rough upper bound on the time of one iteration of this many tasks.
 double iteration_seconds(const TimSizes& n, int64_t tasks) {
     return 5e-5 + double(tasks) * double(n.S + n.Q) * double(n.K) * double(n.D) / 1e13;
 }
 
 void iterate(const TimChunk& c, Watch& watch) {
-    // Of a long call so many iterations are on their way at a time.
+    // Iterations of a long call that are queued at a time.
     const int ahead = int(std::max(1.0, 0.25 / iteration_seconds(c.call.size, c.tasks)));
     const bool measure = measures(c.call);
     const auto clear_largest = [&] {
@@ -172,7 +172,7 @@ void iterate(const TimChunk& c, Watch& watch) {
 
 }  // namespace
 
-// Does not know the orders of the entropies yet: enough for either layout.
+// The orders of the entropies are not known yet: enough for either layout.
 int64_t tim_cuda_workspace(const TimParams& params, int) {
     const TimChunk c = make_chunk(params);
     const int64_t all = layout_bytes(c, std::max<int64_t>(params.size.B, 1));

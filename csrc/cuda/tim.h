@@ -1,4 +1,4 @@
-// TIM on CUDA. Everything runs on `stream`; nothing is allocated, nothing waits.
+// TIM on CUDA. Everything runs on `stream`, without allocation or synchronisation.
 #pragma once
 
 #include "common/params.h"

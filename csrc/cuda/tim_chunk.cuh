@@ -1,12 +1,12 @@
-// TIM on CUDA: what its stages share. Tasks are solved in chunks; an iteration of a chunk is three
+// TIM on CUDA: shared by its stages. Tasks are solved in chunks; an iteration of a chunk is three
 // launches:
 //
 //   logits      x.w of all rows and classes                                  [N, K] = X W^T
 //   weights     softmax, and from it the weight of every row in every class  [N, K]
 //   prototypes  sums of the rows by these weights, then the step of w        [K, D] = A^T X
 //
-// The two products run on the tensor cores, with the precision of float (common/mma.cuh). Distances,
-// and so gradients, do not change when all rows move alike: a task is centred at the mean of its
+// The two products run on the tensor cores, with float precision (common/mma.cuh). Distances, and
+// so gradients, do not change when all rows shift equally: a task is centred at the mean of its
 // support, and measured in units of its support's largest coordinate.
 #pragma once
 
@@ -20,16 +20,16 @@ namespace paddle_ext {
 
 enum class TimStage : int {
     kStart,    // prototypes are class means
-    kMeasure,  // the largest weight of the support's rows, where it is not at most 1
+    kMeasure,  // the largest weight of the support's rows, if it may exceed 1
     kStep,     // one iteration
     kFinish,   // probabilities and labels of the queries
 };
 
-// Of one task.
+// Scales of one task.
 struct TimScale {
     float unit;                        // of the coordinates, a power of two
-    float query;                       // a query is stored times this
-    float prototype;                   // a prototype is stored times this
+    float query;                       // factor on stored queries
+    float prototype;                   // factor on stored prototypes
     float temperature, rate, epsilon;  // as in TimUnits
 };
 
@@ -38,14 +38,14 @@ struct TimPlan {
     int64_t classes;     // K rounded up to groups of 32
     int64_t chunks;      // of kTimFeatures features
     int64_t row_blocks;  // of kTimRows support rows
-    int class_tile;      // classes that one block of a product handles
-    bool fused;          // one block has all classes of its rows, and can take the softmax itself
-    bool query_counts;   // the queries have weights at all
+    int class_tile;      // classes per block of a product
+    bool fused;          // one block has all classes of its rows, and computes the softmax itself
+    bool query_counts;   // the queries have weights
 };
 
-constexpr int kTimFeatures = 128;    // features that one block of the prototype step handles
+constexpr int kTimFeatures = 128;    // features per block of the prototype step
 constexpr int kPrototypeBlocks = 2;  // of the prototype step, on a multiprocessor at once
-constexpr int kTimRows = 64;  // rows that one block of the logits, or of the weights, handles
+constexpr int kTimRows = 64;         // rows per block of the logits, or of the weights
 
 struct TimChunk {
     TimParams call;
@@ -73,7 +73,7 @@ struct TimChunk {
     float* norm_parts;          // [T, chunks, K]: of ||w||^2
     float* count;               // [T, K]: shots
     float* mass;                // [T, K]: of the alternating solver
-    float* column;              // [T, K]: what the weights of a class share
+    float* column;              // [T, K]: common to the weights of a class
     float* products;            // [T, S + Q, classes], or [T, Q, classes] when fused
     __half* weights;            // [T, S + Q, classes / 32, 64]
     float* weight_parts;        // [T, 1 + row blocks, K]: sums of the weights, the queries' first
@@ -93,7 +93,7 @@ void launch_tim_weights(const TimChunk& c, const TimIteration& it);
 void launch_tim_prototypes(const TimChunk& c, const TimIteration& it);
 void launch_tim_output(const TimChunk& c);
 
-// What belongs to the support of a task.
+// The index of a task's support.
 template <typename T>
 __device__ inline T* of_support(T* base, const TimSizes& n, int64_t task, int64_t each) {
     return base + (n.support_shared ? 0 : task * each);
@@ -112,10 +112,10 @@ __device__ inline __half* weights_of(const TimChunk& c, int64_t task, int64_t nu
     return c.weights + row * c.plan.classes / kGroup * kGroupHalves;
 }
 
-// exp(-infinity) is zero, so that a temperature beyond all bounds is a hard choice.
+// exp(-infinity) is zero, so an unbounded temperature is a hard choice.
 __device__ inline float tim_exp(float exponent) { return exp2f(exponent * kLog2e<float>); }
 
-// The support's weights are stored as parts of this.
+// The support's weights are stored as fractions of this.
 __device__ inline float support_range(const TimChunk& c, int64_t task) {
     const float largest = __uint_as_float(c.largest_weight[task]);
     return largest > 0.0f ? largest : 1.0f;

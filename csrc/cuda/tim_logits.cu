@@ -1,6 +1,6 @@
-// x.w of all rows and classes: [N, K] = X W^T, a tile of 64 rows by up to 160 classes per block. Where
-// that is all classes, the block goes on to the softmax and the weights of the support's rows; the
-// queries' wait for each other.
+// x.w of all rows and classes: [N, K] = X W^T, a tile of 64 rows by up to 160 classes per block. If
+// that covers all classes, the block continues with the softmax and the weights of the support's
+// rows; those of the queries depend on each other.
 
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
@@ -16,7 +16,7 @@ constexpr int kStages = 3;
 constexpr int kWarpsDown = 2, kWarpsAcross = 2;  // a warp has 32 rows and half of the classes
 constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
 constexpr int kRowTiles = kRows / kWarpsDown / 16;
-constexpr int kMostClasses = 160;  // of a tile
+constexpr int kMostClasses = 160;  // per tile
 
 struct Tiling {
     int64_t class_tiles, support_tiles, query_tiles;
@@ -25,7 +25,7 @@ struct Tiling {
 template <int Classes>
 constexpr int kStageBytes = (kRows + Classes) * kGroupHalves * int(sizeof(__half));
 
-// Rows that a block copies to shared memory, one group of features at a time: eight threads have a
+// Rows that a block copies to shared memory, one group of features at a time: eight threads copy a
 // row's group, and a thread has several rows.
 template <int Rows>
 struct RowCopies {
@@ -54,13 +54,13 @@ struct RowCopies {
     }
 };
 
-// The sums of one warp: rows in tiles of 16, classes in blocks of 8. A lane has of every block the
+// The sums of one warp: rows in tiles of 16, classes in blocks of 8. In every block a lane has the
 // classes 2 (lane % 4) and the next, of the rows lane / 4 and lane / 4 + 8.
 template <int Classes>
 using WarpSums = float[kRowTiles][Classes / kWarpsAcross / 8][4];
 
-// 1) One group of features of the products. `x_at` and `w_at` are where a lane's row of the first
-// 8 x 8 matrix lies; the other pieces of that row differ in three bits of the address.
+// 1) The products of one group of features. `x_at` and `w_at` are the addresses of a lane's row of
+// the first 8 x 8 matrix; the other pieces of that row differ in three bits of the address.
 template <int Classes>
 __device__ inline void multiply_group(WarpSums<Classes>& sum, unsigned x_at, unsigned w_at) {
     constexpr int kPairs = Classes / kWarpsAcross / 16;  // of 8 classes each
@@ -107,14 +107,14 @@ __device__ inline void multiply_group(WarpSums<Classes>& sum, unsigned x_at, uns
     }
 }
 
-// What the warps of a block tell each other about their rows.
+// Exchange between the warps of a block about their rows.
 struct Exchange {
     float best[kWarpsAcross][kRows], own[kWarpsAcross][kRows], others[kWarpsAcross][kRows];
     float loss[kRows];
     float column[kWarpsDown][kMostClasses];
 };
 
-// What is known about the support rows of a lane: side by side, two of every tile.
+// The support rows of a lane: two neighbours of every tile.
 struct OwnRows {
     int label[kRowTiles][2];  // -1 beyond the last row
     int across;               // which half of the classes
@@ -124,8 +124,8 @@ __device__ inline int row_of_lane(int row0, int tile, int side) {
     return row0 + tile * 16 + side * 8 + int(threadIdx.x % 32) / 4;
 }
 
-// 2) From scores to exponentials, and their sums for the class of a row and for the others: apart,
-// because 1 - p would round what p has in common with 1.
+// 2) From scores to exponentials, and their sums over the class of a row and over the others:
+// separate, because 1 - p would cancel.
 template <int Classes>
 __device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float temperature, int row0,
                                              int class0, const OwnRows& own_rows,
@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, i
     }
 }
 
-// From scores to the weights of support rows; as support_row of tim_weights.cu, on a tile.
+// From scores to the weights of support rows; like support_row of tim_weights.cu, on a tile.
 template <int Classes>
 __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
                               WarpSums<Classes>& score, Exchange& exchange) {
@@ -236,7 +236,7 @@ __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, in
     float column[Classes / kWarpsAcross / 8][2] = {};
     write_weights<Classes>(c, task, first, score, row0, class0, own_rows, exchange, column);
 
-    // Sums over the rows: of those of a lane, of a warp, of the block.
+    // Sums over the rows of a lane, then of a warp, then of the block.
 #pragma unroll
     for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
 #pragma unroll
@@ -246,7 +246,7 @@ __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, in
             if (lane < 4) exchange.column[row0 * kWarpsDown / kRows][k] = sum;
         }
     }
-    __syncthreads();  // the sums of all warps are there, and the losses of all rows
+    __syncthreads();  // the sums of all warps and the losses of all rows are complete
     const int64_t part = task * (1 + c.plan.row_blocks) + 1 + first / kRows;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
         float sum = 0.0f;
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
     WarpSums<Classes> total = {}, sum = {};
     for (int group = 0; group < groups; ++group) {
         wait_copies<kStages - 2>();
-        __syncthreads();  // this group is there for all, and the one before is read by all
+        __syncthreads();  // this group is complete, and the previous one has been read by all
         load(group + kStages - 1);
         const unsigned at = base + unsigned(group % kStages) * kStageBytes<Classes>;
         multiply_group<Classes>(sum, at + x_lane, at + w_lane);
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
     }
 
     wait_copies<0>();
-    __syncthreads();  // the stages are read by all; their memory now holds other things
+    __syncthreads();  // the stages have been read by all; their memory is reused
     float* const half_norm = reinterpret_cast<float*>(memory);  // [Classes]
     Exchange& exchange = *reinterpret_cast<Exchange*>(memory + Classes * sizeof(float));
     for (int k = threadIdx.x; k < Classes; k += kThreads) {
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
         for (int64_t part = 0; k < n.K && part < c.plan.chunks; ++part) {
             norm += c.norm_parts[(task * c.plan.chunks + part) * n.K + k];
         }
-        half_norm[k] = k < n.K ? 0.5f * norm : Range<float>::kInfinity;  // no class
+        half_norm[k] = k < n.K ? 0.5f * norm : Range<float>::kInfinity;  // padding
     }
     __syncthreads();
 #pragma unroll
@@ -370,7 +370,7 @@ void launch_tim_logits(const TimChunk& c, const TimIteration& it) {
                             ceil_div(n.Q, int64_t(kRows))};
         const int64_t support_tiles = it.stage == TimStage::kFinish ? 0 : tiling.support_tiles;
         constexpr int kBytes = kStages * kStageBytes<kClasses>;
-        static_assert(kBytes >= kClasses * 4 + int(sizeof(Exchange)), "the exchange fits");
+        static_assert(kBytes >= kClasses * 4 + int(sizeof(Exchange)), "the exchange must fit");
         allow_shared(logits_kernel<kClasses>, kBytes);
         const unsigned blocks =
             grid_size(c.tasks * (tiling.query_tiles + support_tiles) * tiling.class_tiles);

@@ -1,5 +1,5 @@
-// The sums of the rows by their weights, [K, D] = A^T X, and with them the step of the prototypes: a
-// tile of up to 160 classes by 128 features per block, over all rows of a task.
+// The sums of the rows by their weights, [K, D] = A^T X, and the step of the prototypes: a tile of
+// up to 160 classes by 128 features per block, over all rows of a task.
 
 #include "common/reduce.cuh"
 #include "cuda/tim_chunk.cuh"
@@ -10,7 +10,7 @@ namespace paddle_ext {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 32;  // of a stage
+constexpr int kRows = 32;  // per stage
 constexpr int kStages = 3;
 constexpr int kWarpsDown = 2, kWarpsAcross = 4;  // a warp has half of the classes, 32 features
 constexpr int kFeatureGroups = kTimFeatures / kGroup;
@@ -22,8 +22,8 @@ template <int Classes>
 constexpr int kStageBytes =
     kRows * (Classes / kGroup + kFeatureGroups) * kGroupHalves * int(sizeof(__half));
 
-// Copies `Groups` groups of 32 rows to shared memory: eight threads have a row. Beyond the last of the
-// `width` groups of a row, and beyond the last row, there are zeros.
+// Copies `Groups` groups of 32 rows to shared memory: eight threads per row. Zeros beyond the last
+// of the `width` groups of a row, and beyond the last row.
 template <int Groups>
 __device__ inline void copy_rows(unsigned to, const __half* from, int left, bool valid) {
     const int row = threadIdx.x / kGroupPieces, piece = threadIdx.x % kGroupPieces;
@@ -35,7 +35,8 @@ __device__ inline void copy_rows(unsigned to, const __half* from, int left, bool
     }
 }
 
-// What happens to a prototype's coordinate, from the weighted sum of its rows and of their weights.
+// The update of a prototype's coordinate, from the weighted sum of its rows and the sum of their
+// weights.
 struct Step {
     TimStage stage;
     bool alternating;
@@ -59,7 +60,7 @@ struct Step {
 
 constexpr int kAhead = 8;  // steps before the end
 
-// Calls w and its moments into the second-level cache, before the step needs them.
+// Prefetches w and its moments into the L2 cache before the step needs them.
 template <int Classes>
 __device__ inline void prefetch_prototypes(const TimChunk& c, int64_t task, int64_t first_class,
                                            int64_t chunk) {
@@ -81,18 +82,18 @@ struct Tile {
     int64_t task, first_class, chunk;
 };
 
-// Where a warp works in the tile of its block.
+// The position of a warp in the tile of its block.
 struct WarpPlace {
     int lane, class0, across;
 };
 
-// The sums of a warp: classes in tiles of 16, features in blocks of 8. A lane has of every block
+// The sums of a warp: classes in tiles of 16, features in blocks of 8. In every block a lane has
 // the features 2 (lane % 4) and the next, of the classes lane / 4 and lane / 4 + 8.
 template <int Classes>
 using WarpSums = float[Classes / kWarpsDown / 16][4][4];
 
-// Where a lane's row of the first 8 x 8 matrix of each operand lies in a stage; the other pieces of
-// that row differ in the bits of the address that number the pieces.
+// Where a lane's row of the first 8 x 8 matrix of each operand is stored in a stage; the other
+// pieces of that row differ in the address bits that number the pieces.
 template <int Classes>
 struct LaneOffsets {
     unsigned weights[Classes / kWarpsDown / 16], rows;
@@ -161,7 +162,7 @@ __device__ __forceinline__ void scale_sums(WarpSums<Classes>& sum, float factor)
     }
 }
 
-// 2) The step of the prototypes, and the squares of what comes out.
+// 2) The step of the prototypes, and their new squared norms.
 template <int Classes>
 __device__ __forceinline__ void step_prototypes(const TimChunk& c, const TimIteration& it,
                                                 const Tile& tile, const WarpPlace& place,
@@ -181,7 +182,7 @@ __device__ __forceinline__ void step_prototypes(const TimChunk& c, const TimIter
             const int64_t first = row * kGroup + place.lane % 4 * 2;
             float squares = 0.0f;
             if (k < K && group < groups) {
-                // All is asked for before any of it is used: the memory is slow to answer.
+                // All loads are issued before any result is used, because memory is slow.
                 float2 w[4] = {}, moment1[4] = {}, moment2[4] = {};
 #pragma unroll
                 for (int i = 0; i < 4 && !starts; ++i) {
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     for (int stage = 0; stage < kStages - 1; ++stage) load(stage);
 
     // Support and queries are stored in different units: between them, and at the end, the sums are
-    // brought to those of the task.
+    // converted to those of the task.
     const TimScale scale = c.scale[task];
     const float support_unit =
         c.support_weight * support_range(c, task) / (kHalfRange * kHalfRange);
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     WarpSums<Classes> sum = {};
     for (int step = 0; step < steps; ++step) {
         wait_copies<kStages - 2>();
-        __syncthreads();  // these rows are there for all, and those before are read by all
+        __syncthreads();  // these rows are complete, and the previous ones have been read by all
         load(step + kStages - 1);
         if (step == steps - kAhead && it.stage == TimStage::kStep) {
             prefetch_prototypes<Classes>(c, task, first_class, chunk);
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     const float unit = steps > support_steps ? query_unit : support_unit;
 
     wait_copies<0>();
-    __syncthreads();  // the stages are read by all; their memory now holds sums
+    __syncthreads();  // the stages have been read by all; their memory is reused for sums
     float* const weight_sums = reinterpret_cast<float*>(memory);  // [Classes]
     float* const norms = weight_sums + Classes;                   // [kWarpsAcross][Classes]
     for (int at = threadIdx.x; at < Classes && first_class + at < n.K; at += kThreads) {
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     __syncthreads();
     step_prototypes<Classes>(c, it, {task, first_class, chunk}, place, scale, sum, unit,
                              weight_sums, norms);
-    __syncthreads();  // the squares of all warps are there
+    __syncthreads();  // the squares of all warps are complete
     for (int at = threadIdx.x; at < Classes && first_class + at < n.K; at += kThreads) {
         float norm = 0.0f;
         for (int i = 0; i < kWarpsAcross; ++i) norm += norms[i * Classes + at];

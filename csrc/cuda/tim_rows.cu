@@ -1,5 +1,5 @@
-// The rows of a chunk as the products want them: normalised, centred, in the task's units, in halves.
-// And the way back: prototypes in the coordinates of the features.
+// Prepares the rows of a chunk for the products: normalised, centred, in the task's units, in
+// halves. Also the way back: prototypes in the coordinates of the features.
 
 #include "common/rows.cuh"
 #include "cuda/tim_chunk.cuh"
@@ -27,7 +27,7 @@ struct Rows {
     }
 };
 
-// 1) what normalises a row
+// 1) the factor that normalises a row
 template <typename Feature>
 __global__ void factor_kernel(Rows<Feature> r) {
     const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -37,8 +37,8 @@ __global__ void factor_kernel(Rows<Feature> r) {
     if (threadIdx.x % 32 == 0) r.factor[row] = factor;
 }
 
-// 2) the mean of the support; any point near the rows would do. A block has 128 features, each of its
-// warps every eighth row.
+// 2) the mean of the support; any point near the rows would do. A block has 128 features, each of
+// its warps every eighth row.
 template <typename Feature>
 __global__ void centre_kernel(Rows<Feature> r, float* centre) {
     __shared__ float4 sums[kWarps][32];
@@ -56,7 +56,7 @@ __global__ void centre_kernel(Rows<Feature> r, float* centre) {
         sum.w += x.w * factor;
     }
     sums[warp][lane] = sum;
-    __syncthreads();  // the sums of all warps are there
+    __syncthreads();  // the sums of all warps are complete
     const int64_t own = blockIdx.x % parts * 128 + threadIdx.x;
     if (threadIdx.x >= 128 || own >= r.D) return;
     float mean = 0.0f;
@@ -84,7 +84,7 @@ __global__ void scale_kernel(TimChunk c) {
     const TimParams& p = c.call;
     const int64_t own = p.size.support_shared ? 0 : task;
     const float largest = __uint_as_float(c.largest_support[own]);
-    // A step may be many coordinates long, but halves resolve no more than so many.
+    // A step may be many coordinates long, but halves resolve no more than this.
     const double rate = p.solver == TimSolver::kGradient ? p.learning_rate : 0.0;
     const double step = fmin(rate, Range<float>::kMaxWeight) / 1024;
     const double unit = tim_unit<float>(largest, step);
@@ -95,7 +95,7 @@ __global__ void scale_kernel(TimChunk c) {
     if (p.solver == TimSolver::kGradient) {
         reach = fmin(reach, 1.0 + 8.0 * units.rate * double(p.max_iter));
     } else {
-        // Means of rows, at most `rate` too far on either side, and room to spare.
+        // Means of rows, at most `rate` too far on either side, with room to spare.
         reach = fmin(reach, fmax(1.0, query) * (1.0 + 2.0 * p.learning_rate) * 4.0);
     }
     TimScale scale;
@@ -108,7 +108,7 @@ __global__ void scale_kernel(TimChunk c) {
     c.scale[task] = scale;
 }
 
-// 5) the rows in halves; `is_query` says by which scale
+// 5) the rows in halves; `is_query` selects the scale
 template <typename Feature>
 __global__ void split_kernel(Rows<Feature> r, const TimScale* scale, bool is_query, int64_t groups,
                              __half* out) {

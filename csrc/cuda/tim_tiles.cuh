@@ -1,4 +1,4 @@
-// Launching the two products of TIM: their tiles are as wide as the classes allow.
+// Launches the two products of TIM: their tiles are as wide as the classes allow.
 #pragma once
 
 #include <type_traits>
@@ -19,8 +19,8 @@ void with_class_tile(int tile, const Body& body) {
     }
 }
 
-// Few columns beyond K, but not by narrow tiles, which read the rows again and again: that costs
-// about as much as 32 more columns.
+// Few padding columns, but not with narrow tiles, which read the rows repeatedly: that costs about
+// as much as 32 more columns.
 inline int choose_class_tile(int64_t K) {
     const auto cost = [&](int tile) { return ceil_div(K, int64_t(tile)) * (tile + 32); };
     int best = 32;

@@ -1,6 +1,6 @@
 // From the products x.w to the softmax, and from it to the weight of every row in every class: the
-// derivative of the loss by the logits, or what the alternating solver pulls the prototypes with.
-// One warp has a row; one block has all queries of a task, for their classes' means couple them.
+// derivative of the loss by the logits, or the pull of the alternating solver on the prototypes.
+// One warp per row; one block has all queries of a task, because their class means couple them.
 
 #include "common/reduce.cuh"
 #include "cuda/tim_chunk.cuh"
@@ -17,12 +17,12 @@ constexpr int kMostShared = 96 * 1024;  // bytes; two blocks fit a multiprocesso
 // One row of a task, by one warp.
 struct Row {
     const float* products;  // x.w
-    float* scores;          // x.w - ||w||^2 / 2, then what a stage needs; may be the same place
+    float* scores;          // x.w - ||w||^2 / 2, then the data of a stage; may be the same array
     __half* weights;
     int64_t K, classes;
     int lane;
 
-    // 1) How far every class is behind; returns the best score.
+    // 1) The score of every class relative to the best; returns the best score.
     __device__ float subtract_norms(const float* norm_parts, int64_t chunks) const {
         float best = Range<float>::kMinusInfinity;
         for (int64_t k = lane; k < K; k += 32) {
@@ -89,7 +89,7 @@ __device__ float support_row(const Task& t, const Row& row, int64_t label) {
         return 0.0f;
     }
     const float best = row.subtract_norms(t.norm_parts, t.measured ? 0 : t.chunks);
-    float own = 0.0f, others = 0.0f;  // apart: 1 - p would round what p has in common with 1
+    float own = 0.0f, others = 0.0f;  // separate, because 1 - p would cancel
     for (int64_t k = row.lane; k < row.K; k += 32) {
         const float value = tim_exp(t.temperature * (row.scores[k] - best));
         (k == label ? own : others) += value;
@@ -114,7 +114,7 @@ __device__ float support_row(const Task& t, const Row& row, int64_t label) {
 
 // --- queries ------------------------------------------------------------------------------------
 
-// The probabilities of a query in the place of its scores, or their logarithms.
+// Replaces the scores of a query by its probabilities or their logarithms.
 __device__ void query_softmax(const Task& t, const Row& row, bool logarithms) {
     const float best = row.subtract_norms(t.norm_parts, t.chunks);
     float sum = 0.0f;
@@ -165,7 +165,8 @@ __device__ float query_row(const Task& t, const Row& row, const float* column) {
     return warp_sum(entropy);
 }
 
-// Where the alternating solver wants a query, less where it is; scores become the former.
+// The alternating solver's target for a query minus its current probabilities; scores become the
+// target.
 __device__ void alternating_row(const Row& row, const TimAlternating<float>& adm,
                                 const float* column) {
     float best = Range<float>::kMinusInfinity;
@@ -187,7 +188,7 @@ __device__ void alternating_row(const Row& row, const TimAlternating<float>& adm
     row.write_padding();
 }
 
-// Sums up the parts of the norms once for all rows, into shared memory behind the scores.
+// Sums the parts of the norms once for all rows, into shared memory behind the scores.
 __device__ void share_norms(Task& t) {
     const TimSizes& n = t.c.call.size;
     float* const norms = t.query_scores + n.Q * t.c.plan.classes;
@@ -201,8 +202,8 @@ __device__ void share_norms(Task& t) {
     t.chunks = 1;
 }
 
-// What the rows of a class share, from the queries' probabilities (or their logarithms) `all`, [Q,
-// classes]; returns the thread's share of the marginal entropy.
+// Terms common to the rows of a class, from the queries' probabilities (or their logarithms) `all`,
+// [Q, classes]; returns this thread's share of the marginal entropy.
 __device__ float couple_queries(const Task& t, const TimAlternating<float>& adm, const float* all,
                                 float* column, float* weight_sum) {
     const TimSizes& n = t.c.call.size;
@@ -242,7 +243,7 @@ __device__ void step_queries(Task t, float* warp_loss) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t classes = t.c.plan.classes;
     float* const column = t.c.column + t.number * n.K;
-    // [Q, classes], in shared memory if that holds it
+    // [Q, classes], in shared memory if it fits
     float* const all = t.query_scores != nullptr ? t.query_scores : products_of(t.c, t.number, n.S);
     const auto query = [&](int64_t q) {
         Row row = row_of(t.c, t.number, n.S + q);
@@ -255,9 +256,9 @@ __device__ void step_queries(Task t, float* warp_loss) {
     for (int64_t q = warp; q < n.Q; q += kWarps) {
         query_softmax(t, query(q), t.alternating);
     }
-    __syncthreads();  // all rows are there for the columns
+    __syncthreads();  // all rows are complete for the columns
     float marginal_entropy = couple_queries(t, adm, all, column, weight_sum);
-    __syncthreads();  // the columns are there for the rows
+    __syncthreads();  // the columns are complete for the rows
 
     float entropy = 0.0f;
     for (int64_t q = warp; q < n.Q; q += kWarps) {
@@ -276,7 +277,7 @@ __device__ void step_queries(Task t, float* warp_loss) {
         }
         alternating_row(row, adm, column);
     }
-    __syncthreads();  // the rows are there for their sums
+    __syncthreads();  // the rows are complete for their sums
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
         float sum = 0.0f;
         for (int64_t q = 0; q < n.Q; ++q) sum += all[q * classes + k];
@@ -295,7 +296,7 @@ __device__ void step_queries(Task t, float* warp_loss) {
     }
 }
 
-// Probabilities and labels, by the final prototypes.
+// Probabilities and labels, from the final prototypes.
 __device__ void finish_queries(const Task& t) {
     const TimSizes& n = t.c.call.size;
     const int64_t task = t.c.first + t.number;
@@ -323,7 +324,7 @@ __device__ void finish_queries(const Task& t) {
 __device__ void step_support(const Task& t, int64_t part, float* warp_loss) {
     const TimSizes& n = t.c.call.size;
     const int64_t first = part * kTimRows, last = min(first + kTimRows, n.S);
-    // Only compared with classes, so that a label outside their range is in none (load_label).
+    // Only compared with classes, so a label out of range matches none (load_label).
     const int64_t* const labels = of_support(t.c.call.support_labels, n, t.c.first + t.number, n.S);
     float loss = 0.0f;
     for (int64_t s = first + threadIdx.x / 32; s < last; s += kWarps) {
@@ -333,7 +334,7 @@ __device__ void step_support(const Task& t, int64_t part, float* warp_loss) {
         warp_loss[threadIdx.x / 32] = float(t.c.call.weight[0]) / float(n.S) * loss;
     }
     if (t.stage == TimStage::kMeasure) return;
-    __syncthreads();  // the rows are there for their sums
+    __syncthreads();  // the rows are complete for their sums
     float* const weight_sum =
         t.c.weight_parts + (t.number * (1 + t.c.plan.row_blocks) + 1 + part) * n.K;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
@@ -362,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         step_support(t, part, warp_loss);
     }
     if (!t.losses) return;
-    __syncthreads();  // the losses of all warps are there
+    __syncthreads();  // the losses of all warps are complete
     if (threadIdx.x == 0) {
         float loss = 0.0f;
         for (int i = 0; i < kWarps; ++i) loss += warp_loss[i];
@@ -384,7 +385,7 @@ __global__ void sum_losses_kernel(TimChunk c, int iteration) {
 void launch_tim_weights(const TimChunk& c, const TimIteration& it) {
     const bool step = it.stage == TimStage::kStep, finish = it.stage == TimStage::kFinish;
     const bool losses = c.call.losses != nullptr && step;
-    // The loss has the entropies of the queries even where they have no weight.
+    // The loss includes the entropies of the queries even if they have no weight.
     const int64_t query_parts = finish || losses || (step && c.plan.query_counts) ? 1 : 0;
     const int64_t support_parts = finish || (step && c.plan.fused) ? 0 : c.plan.row_blocks;
     const int64_t blocks = c.tasks * (support_parts + query_parts);

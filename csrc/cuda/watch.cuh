@@ -1,5 +1,5 @@
-// For a call that may keep the device busy for long: the host waits for it, looks for signals now and
-// then, and tells the kernels to stop when the call is given up. Other calls wait for nothing.
+// For a call that may keep the device busy for long: the host waits for it, checks for signals now
+// and then, and makes the kernels stop if the call is cancelled. Other calls do not wait.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ constexpr double kLongCall = 0.5;
 
 class Watch {
   public:
-    // `seconds` is what the call takes at most, roughly. A captured call is not running yet.
+    // `seconds` is a rough upper bound on the call's time. A captured call is not running yet.
     Watch(cudaStream_t stream, double seconds) : stream_(stream) {
         if (!(seconds > kLongCall)) return;
         cudaStreamCaptureStatus capturing;
@@ -26,7 +26,7 @@ class Watch {
         check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
     }
 
-    // By now nothing runs that reads the flag, unless an error is on its way.
+    // Nothing that reads the flag is running at this point, unless an error is pending.
     ~Watch() {
         if (stop_ == nullptr) return;
         cudaStreamSynchronize(stream_);
@@ -37,12 +37,12 @@ class Watch {
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
 
-    // What kernels look at, or null; memory of the host has one address for both.
+    // The flag that kernels read, or null; host memory has the same address on both sides.
     const volatile int* stop() const { return stop_; }
 
     bool active() const { return stop_ != nullptr; }
 
-    // Waits for what is on the stream, if the call is long. Returns whether it is given up.
+    // Waits for the stream if the call is long. Returns whether the call is cancelled.
     bool wait() {
         if (!active()) return interrupted();
         check_cuda(cudaEventRecord(event_, stream_), "cudaEventRecord");
@@ -60,7 +60,8 @@ class Watch {
     cudaEvent_t event_ = nullptr;
 };
 
-// Whether the call is given up, asked by a whole block in some rounds only: the answer comes from afar.
+// Whether the call is cancelled; checked by a whole block in some rounds only, because the read is
+// slow.
 __device__ inline bool given_up(const volatile int* stop, int round) {
     if (stop == nullptr || round % 64 != 0) return false;
     return __syncthreads_or(threadIdx.x == 0 && *stop != 0);
