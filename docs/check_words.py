@@ -43,7 +43,7 @@ AVOID = {
     r"utili[sz]es?|leverages?": "use",
     r"therewith|whereby|therein|hereby|thereof|hitherto": "a usual word",
 }
-# Not next to what makes a name of it: answers.csv, docs/pictures, --beside, picture_files.
+# Not next to what makes a name of it: answers.csv, --beside, picture_files.
 WORDS = [
     (re.compile(rf"(?<![\w./\\`\"'=\-])(?:{words})(?![\w/\\`\"'=(\-]|\.\w)", re.IGNORECASE), advice)
     for words, advice in AVOID.items()

@@ -1,64 +1,64 @@
-"""Draw the picture of docs/architecture.md: ``python docs/make_architecture.py``.
+"""Draw the figure of docs/architecture.md: ``python docs/make_architecture.py``.
 
-The same table of floors is what the tests hold the imports against.
+The tests check the imports against the same table of layers.
 """
 
 from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PICTURE = HERE / "pictures" / "architecture.svg"
+FIGURE = HERE / "figures" / "architecture.svg"
 
-# From top to bottom. Imports go down, or inside a floor to the right.
-FLOORS = (
+# From top to bottom. Imports go down, or to the right within a layer.
+LAYERS = (
     (
         ("app/cli", "the command paddle-ext"),
-        ("app/classify", "files, folders, tables → answers, a page"),
+        ("app/classify", "files, folders, tables → predictions, a page"),
     ),
     (
-        ("research/demo.py", "all steps, on drawn characters"),
+        ("research/demo.py", "every step, on drawn characters"),
         ("research/evaluation", "evaluate, tune, tables, figures, experiments"),
         ("research/tasks", "numbered tasks"),
         ("research/backbones", "networks and their features"),
         ("research/data", "banks, images"),
     ),
     (
-        ("research/progress.py", "how far it is"),
+        ("research/progress.py", "progress bars"),
         ("research/ranks.py", "processes"),
-        ("research/files.py", "whole or not at all"),
-        ("research/libraries.py", "optional ones"),
+        ("research/files.py", "atomic writes"),
+        ("research/libraries.py", "optional imports"),
         ("research/printable.py", "safe to show"),
     ),
     (
         ("integrations", "for scikit-learn and easyfsl"),
-        ("presence.py", "samples of no class"),
+        ("presence.py", "samples of unknown classes"),
         ("methods", "every method, one protocol"),
     ),
-    (("ops", "① check   ② operator: results and workspace, made by torch"),),
+    (("ops", "① check   ② operator: torch allocates results and workspace"),),
     (
         ("reference", "the methods in plain torch: the specification"),
         ("solution.py", "results"),
         ("scaling.py", "coordinates"),
         ("rows.py", "arithmetic of rows"),
         ("check.py", "arguments"),
-        ("version.py", "its number"),
+        ("version.py", "version number"),
     ),
-    (("csrc/bindings.cpp", "③ crossing: named parameters and a stream in; exceptions out"),),
+    (("csrc/bindings.cpp", "③ bindings: named parameters and a stream in, exceptions out"),),
 )
 NATIVE = (
-    ("csrc/cpu", "④ launcher  ⑤ kernel: one task a thread, per SIMD level"),
-    ("csrc/cuda", "④ launcher  ⑤ kernel: one task a block, or tiles"),
+    ("csrc/cpu", "④ launcher  ⑤ kernel: one task per thread, for each SIMD level"),
+    ("csrc/cuda", "④ launcher  ⑤ kernel: one task per block, or tiles"),
     ("csrc/common", "sizes, mathematics, random numbers"),
 )
 TITLES = ("app", "research", "", "core", "", "", "native")
 FILLS = ("#fde9c9", "#fdf3d6", "#fdf3d6", "#dff1ea", "#dff1ea", "#dff1ea", "#e9e6f4")
 
 WIDTH, MARGIN, LEFT, GAP = 1000, 14, 92, 10
-HEIGHT, STEP = 74, 92  # of a box, and from floor to floor
+HEIGHT, STEP = 74, 92  # of a box, and between layers
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, name: str, text: str) -> str:
-    """A box with a name, and below it what it is."""
+    """A box with a name and a description below it."""
     lines = wrapped(text, int((width - 16) / 6.7))
     middle = x + width / 2
     first = y + height / 2 - 8.5 * len(lines) + 4
@@ -99,30 +99,30 @@ def row(
     return found
 
 
-def picture() -> str:
-    """The whole picture, as SVG."""
-    last = MARGIN + STEP * len(FLOORS)
+def figure() -> str:
+    """The whole figure, as SVG."""
+    last = MARGIN + STEP * len(LAYERS)
     height = last + HEIGHT + MARGIN
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
             'font-family="DejaVu Sans, Verdana, sans-serif" text-anchor="middle" role="img">'
         ),
-        "<title>The floors of paddle_ext, from the command to the kernels</title>",
+        "<title>The layers of paddle_ext, from the command to the kernels</title>",
         (
             "<style>.name{font-size:15px;font-weight:bold;fill:#222}.about{font-size:12.5px;fill:#333}"
-            ".floor{font-size:14px;fill:#6b6b6b;text-anchor:start}</style>"
+            ".layer{font-size:14px;fill:#6b6b6b;text-anchor:start}</style>"
         ),
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
     ]
-    for number, (floor, title, fill) in enumerate(zip(FLOORS, TITLES, FILLS, strict=True)):
+    for number, (layer, title, fill) in enumerate(zip(LAYERS, TITLES, FILLS, strict=True)):
         y = MARGIN + STEP * number
-        parts.append(f'<text x="{MARGIN}" y="{y + HEIGHT / 2 + 5:g}" class="floor">{title}</text>')
-        shares = tuple(8.0 + len(name) for name, _ in floor)
-        parts += row(floor, LEFT, y, fill, shares)
+        parts.append(f'<text x="{MARGIN}" y="{y + HEIGHT / 2 + 5:g}" class="layer">{title}</text>')
+        shares = tuple(8.0 + len(name) for name, _ in layer)
+        parts += row(layer, LEFT, y, fill, shares)
     parts += row(NATIVE, LEFT, last, FILLS[-1], (1.0, 1.0, 0.8))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(picture())
+    FIGURE.write_text(figure())

@@ -1,4 +1,4 @@
-"""How the package hangs together: three storeys, imports that go down, nothing loaded too early."""
+"""The structure of the package: three layers, imports that go down, lazy loading."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ import paddle_ext
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "paddle_ext"
-STOREYS = ("core", "research", "app")
+LAYERS = ("core", "research", "app")
 
 
 def module_name(path: Path) -> str:
@@ -43,32 +43,32 @@ def imports(name: str) -> set[str]:
     return {one for one in found if one in SOURCES} - {name, "paddle_ext"}
 
 
-# The package itself loads its public names when they are asked for, from wherever they are.
+# The package itself loads public names from anywhere, on first use.
 GRAPH = {name: imports(name) for name in SOURCES if name != "paddle_ext"}
 
 
-def storey(name: str) -> int:
+def layer(name: str) -> int:
     first = name.split(".")[1:2]
-    return STOREYS.index(first[0]) if first and first[0] in STOREYS else 0
+    return LAYERS.index(first[0]) if first and first[0] in LAYERS else 0
 
 
-def test_storeys_import_downwards() -> None:
+def test_layers_import_downwards() -> None:
     for name, others in GRAPH.items():
         if name == "paddle_ext.__main__":  # the command itself
             continue
         for other in others:
-            assert storey(name) >= storey(other), f"{name} imports {other}"
+            assert layer(name) >= layer(other), f"{name} imports {other}"
 
 
-def test_no_circles() -> None:
+def test_no_import_cycles() -> None:
     try:
         TopologicalSorter(GRAPH).prepare()
     except CycleError as error:
-        pytest.fail(f"circle of imports: {' <- '.join(error.args[1])}")
+        pytest.fail(f"import cycle: {' <- '.join(error.args[1])}")
 
 
 def test_the_reference_is_an_oracle() -> None:
-    """Only backend="reference" reaches it, and it shares no arithmetic with what it judges."""
+    """Only backend="reference" reaches it, and it shares no arithmetic with the code it checks."""
     inside = {name for name in SOURCES if name.startswith("paddle_ext.reference")}
     users = {name for name, others in GRAPH.items() if others & inside} - inside
     solvers = ("adapt", "calibrate", "labelled", "paddle", "sinkhorn", "step", "tim")
@@ -88,18 +88,18 @@ def drawing() -> ModuleType:
     return module
 
 
-def test_floors_of_the_picture() -> None:
-    """Imports go down, or inside a floor to the right; every part of the package is drawn."""
+def test_layers_of_the_figure() -> None:
+    """Imports go down, or to the right within a layer; the figure shows every part."""
     places = {
         name.removesuffix(".py").replace("/", "."): (number, place)
-        for number, floor in enumerate(drawing().FLOORS)
-        for place, (name, _) in enumerate(floor)
+        for number, row in enumerate(drawing().LAYERS)
+        for place, (name, _) in enumerate(row)
         if not name.startswith("csrc")
     }
 
     def part(name: str) -> str:
         words = name.split(".")[1:]
-        return ".".join(words[:2] if words[0] in STOREYS else words[:1])
+        return ".".join(words[:2] if words[0] in LAYERS else words[:1])
 
     drawn = {part(name) for name in GRAPH} - {"research", "app", "__main__"}
     assert drawn == set(places)
@@ -141,16 +141,16 @@ assert "torch" not in sys.modules
 
 
 def test_public_names() -> None:
-    """All are there and listed, and come from where type checkers are told they do."""
+    """All are there and listed, and type checkers see the right modules."""
     for name in (*paddle_ext.__all__, "PaddleClassifier", "research", "integrations"):
         assert name in dir(paddle_ext)
         if name != "PaddleClassifier":
             assert getattr(paddle_ext, name) is not None
-    told = {}
+    declared = {}
     for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom):
-            told |= {alias.name: node.module or "" for alias in node.names}
+            declared |= {alias.name: node.module or "" for alias in node.names}
     for name, module in paddle_ext._MODULES.items():
-        assert module == told[name], name
+        assert module == declared[name], name
     with pytest.raises(AttributeError, match="has no attribute 'slove'"):
         paddle_ext.slove  # noqa: B018

@@ -197,7 +197,7 @@ def test_scripts_exist() -> None:
             assert target in targets, f"{named(page)}: make {target}"
 
 
-# --- tables, pages and pictures that follow the code ----------------------------------------------
+# --- tables, pages and figures that follow the code -----------------------------------------------
 
 
 @pytest.mark.parametrize("name", methods.available())
@@ -247,11 +247,11 @@ def test_api_pages_have_everything() -> None:
         assert f"\n## {name}\n" in page
 
 
-def test_picture_of_the_architecture() -> None:
+def test_figure_of_the_architecture() -> None:
     drawing = script("make_architecture")
     stale = "stale; run: python docs/make_architecture.py"
-    assert drawing.PICTURE.read_text() == drawing.picture(), stale
-    for name, _ in [*drawing.FLOORS[-1], *drawing.NATIVE]:
+    assert drawing.FIGURE.read_text() == drawing.figure(), stale
+    for name, _ in [*drawing.LAYERS[-1], *drawing.NATIVE]:
         assert (ROOT / name).exists(), name
 
 

@@ -1,14 +1,13 @@
-"""Draw the picture of docs/method.md: ``python docs/make_pictures.py``.
+"""Draw the figure of docs/method.md: ``python docs/make_figures.py``.
 
-One real batch of drawn characters, iteration after iteration. The network and the features are
-those of the demo, from its cache or made on the spot.
+It shows one real batch of drawn characters after several iterations. The network and the features
+are those of the demo, from its cache or computed here.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from paddle_ext.coordinates import class_sums, coordinates, counts, prototypes
 from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, solve
@@ -25,6 +24,7 @@ from paddle_ext.research.evaluation.drawing import (
     name_panel,
 )
 from paddle_ext.research.files import user_cache
+from paddle_ext.scaling import coordinates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 CLASSES, PRESENT, SHOTS, QUERIES = 60, 4, 5, 75
 TASK = 4
-SHOWN = (0, 1, 3, 10, 100)  # iterations; by the last one the task has stopped
-# Hues and markers that colour-blind people tell apart.
+SHOWN = (0, 1, 3, 10, 100)  # iterations; the task has converged by the last
+# Colours and markers that are distinct for colour-blind readers.
 STYLES = (("#0072b2", "o"), ("#e69f00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
 ABSENT = "#4d4d4d"
 
 
 class Step(NamedTuple):
-    """One moment of the iteration."""
+    """The state after some iterations."""
 
     number: int
     prototypes: Tensor  # [K, D] in scaled coordinates
     probabilities: Tensor | None  # [Q, K]; None before the first iteration
 
 
-class Story(NamedTuple):
-    """A batch, and what the iteration does to it."""
+class Run(NamedTuple):
+    """A batch and the iterations on it."""
 
     support: Tensor  # [K, H, W] uint8: one labelled image of each class
     images: Tensor  # [Q, H, W] uint8
@@ -60,38 +60,38 @@ class Story(NamedTuple):
         return self.truth.unique().tolist()
 
 
-def tell(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int, ...]) -> Story:
-    """Solve one task, stopped after each number of iterations that is to be seen."""
+def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int, ...]) -> Run:
+    """Solve one task once for each number of iterations in `shown`."""
     sampler = TaskSampler(
         bank.labels, shots=SHOTS, n_query=QUERIES, k_eff=PRESENT, num_classes=CLASSES, seed=0
     )
     rows, labels, query_rows, truth = (x.squeeze(0) for x in sampler.batch(task, 1))
     support, query = bank.features[rows], bank.features[query_rows]
     where = coordinates(support, labels, query, CLASSES, "auto")
-    means = class_sums(where.of(support), labels, CLASSES) / counts(labels, CLASSES).unsqueeze(-1)
+    means = where.prototypes(support, labels, query[:0], query.new_zeros(0, CLASSES))
     steps = [Step(0, means, None)]
     for most in shown[1:]:
         solution = solve(support, labels, query, max_iter=most)
         u = solution.probabilities
-        w = prototypes(where, support, labels, query, u)
+        w = where.prototypes(support, labels, query, u)
         steps.append(Step(int(solution.iterations), w, u))
     first = torch.stack([rows[labels == k][0] for k in range(CLASSES)])
     pixels = (images.read(chosen).squeeze(-1) for chosen in (first, query_rows))
-    return Story(*pixels, where.of(query), truth, steps)
+    return Run(*pixels, where.of(query), truth, steps)
 
 
-def plane(story: Story) -> Tensor:
+def plane(run: Run) -> Tensor:
     """The two directions in which the classes present lie furthest apart, [D, 2].
 
-    Only the picture knows the truth: the method does not.
+    Only the figure uses the true labels; the method does not.
     """
-    means = torch.stack([story.query[story.truth == k].mean(0) for k in story.present])
+    means = torch.stack([run.query[run.truth == k].mean(0) for k in run.present])
     return torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh[:2].mT
 
 
-def colour_of(story: Story, k: int) -> tuple[str, str]:
-    """Colour and marker of a class; one for all that are not present."""
-    return STYLES[story.present.index(k)] if k in story.present else (ABSENT, "x")
+def colour_of(run: Run, k: int) -> tuple[str, str]:
+    """Colour and marker of a class; all absent classes share one."""
+    return STYLES[run.present.index(k)] if k in run.present else (ABSENT, "x")
 
 
 def draw_images(axes: "Axes", images: Tensor, colours: list[str], columns: int) -> None:
@@ -111,24 +111,24 @@ def draw_images(axes: "Axes", images: Tensor, colours: list[str], columns: int) 
     axes.set_anchor("NW")
 
 
-def draw_batch(axes: "Axes", story: Story, step: Step, flat: Tensor) -> None:
-    """The queries as they are assigned, and the prototypes with the way they came."""
-    start, w, z = (x @ flat for x in (story.steps[0].prototypes, step.prototypes, story.query))
-    others = [k for k in range(CLASSES) if k not in story.present]
+def draw_batch(axes: "Axes", run: Run, step: Step, flat: Tensor) -> None:
+    """The queries by predicted class, and the prototypes with their paths."""
+    start, w, z = (x @ flat for x in (run.steps[0].prototypes, step.prototypes, run.query))
+    others = [k for k in range(CLASSES) if k not in run.present]
     axes.plot(*w[others].mT, "+", color="#9a9a9a", ms=6, mew=1.1, zorder=2)
     if step.probabilities is None:
         axes.plot(*z.mT, "o", color="#c9c9c9", ms=4.5, mew=0, zorder=1)
     else:
         labels = step.probabilities.argmax(-1)
         for k in labels.unique().tolist():
-            colour, marker = colour_of(story, k)
+            colour, marker = colour_of(run, k)
             own = z[labels == k]
             axes.plot(*own.mT, marker, color=colour, ms=5, mew=1.3 if marker == "x" else 0)
-    for k in story.present:
-        colour, _ = colour_of(story, k)
+    for k in run.present:
+        colour, _ = colour_of(run, k)
         axes.plot(*torch.stack([start[k], w[k]]).mT, color=INK, lw=1.4, zorder=4)
         axes.plot(*w[k], "*", color=colour, ms=15, mec=INK, mew=1.0, zorder=5)
-    wide = torch.cat([z, start[story.present]])
+    wide = torch.cat([z, start[run.present]])
     low, high = wide.amin(0), wide.amax(0)
     margin = 0.07 * (high - low)
     axes.set_xlim(*(low - margin)[[0]].tolist(), *(high + margin)[[0]].tolist())
@@ -138,45 +138,45 @@ def draw_batch(axes: "Axes", story: Story, step: Step, flat: Tensor) -> None:
     axes.spines[:].set_color("#b5b5b5")
 
 
-def draw_proportions(axes: "Axes", story: Story, step: Step) -> str:
-    """A bar for each candidate class; returns what is to be read from them."""
-    true = torch.bincount(story.truth, minlength=CLASSES) / len(story.truth)
+def draw_proportions(axes: "Axes", run: Run, step: Step) -> str:
+    """A bar for each candidate class; returns a summary."""
+    true = torch.bincount(run.truth, minlength=CLASSES) / len(run.truth)
     found = true if step.probabilities is None else step.probabilities.mean(0)
     axes.set_ylim(0, 1.6 * float(true.max()))
     for k, share in enumerate(found.tolist()):
-        axes.bar(k, share, width=1.6 if k in story.present else 1.0, color=colour_of(story, k)[0])
-    for k in story.present:
+        axes.bar(k, share, width=1.6 if k in run.present else 1.0, color=colour_of(run, k)[0])
+    for k in run.present:
         axes.plot([k - 1, k + 1], [float(true[k])] * 2, color=INK, lw=1.4)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#b5b5b5")
     if step.probabilities is None:
-        return "the truth, unknown"
+        return "the truth (unknown)"
     labels = step.probabilities.argmax(-1)
-    right = 100 * (labels == story.truth).float().mean()
+    right = 100 * (labels == run.truth).float().mean()
     return f"{len(labels.unique())} classes\n{right:.0f} % right"
 
 
-def draw(story: Story, path: Path) -> None:
-    """The whole picture."""
+def draw(run: Run, path: Path) -> None:
+    """The whole figure."""
     figure = figure_class()(figsize=(10, 7.2), dpi=160, layout="constrained")
     figure.get_layout_engine().set(h_pad=0.06, w_pad=0.04)
     top, middle = figure.subfigures(2, 1, height_ratios=[1, 2])
     candidates, batch = top.subplots(1, 2)
-    found = [colour_of(story, k)[0] if k in story.present else INK for k in range(CLASSES)]
-    draw_images(candidates, story.support, found, columns=15)
+    found = [colour_of(run, k)[0] if k in run.present else INK for k in range(CLASSES)]
+    draw_images(candidates, run.support, found, columns=15)
     name_panel(candidates, f"{CLASSES} candidate classes, {SHOTS} labelled images of each")
-    draw_images(batch, story.images, [INK] * len(story.images), columns=15)
+    draw_images(batch, run.images, [INK] * len(run.images), columns=15)
     name_panel(batch, f"{QUERIES} unlabelled images: of which classes?")
-    panels = middle.subplots(2, len(story.steps), height_ratios=[1.7, 1])
-    flat = plane(story)
-    for (above, below), step in zip(panels.T, story.steps, strict=True):
-        last = step is story.steps[-1]
+    panels = middle.subplots(2, len(run.steps), height_ratios=[1.7, 1])
+    flat = plane(run)
+    for (above, below), step in zip(panels.T, run.steps, strict=True):
+        last = step is run.steps[-1]
         title = "start" if step.number == 0 else f"iteration {step.number}" + ", end" * last
-        draw_batch(above, story, step, flat)
+        draw_batch(above, run, step, flat)
         name_panel(above, title)
-        text = draw_proportions(below, story, step)
+        text = draw_proportions(below, run, step)
         below.text(0.98, 0.98, text, ha="right", va="top", transform=below.transAxes,
                    fontsize=SMALL, color=INK)  # fmt: skip
     panels[0, 0].set_ylabel("images (points),\nprototypes (stars)", fontsize=SMALL, color=INK)
@@ -184,26 +184,26 @@ def draw(story: Story, path: Path) -> None:
     head(
         figure,
         "What the iteration does to one batch",
-        "colours: the four classes present; black crosses: images given to a class that is not; "
-        "grey plus signs: prototypes of classes that are not; lines below: true shares",
+        "colours: the four classes present; black crosses: images assigned to an absent class; "
+        "grey plus signs: prototypes of absent classes; lines below: true shares",
     )
     finish(figure, path)
     reduce_colours(path)
 
 
 def reduce_colours(path: Path) -> None:
-    """Keep fewer colours: the noise of the images would make the file more than twice as large."""
+    """Keep fewer colours: image noise would more than double the file size."""
     from PIL import Image
 
-    with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    with Image.open(path) as image:
+        few = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
     bank = features(novel, FULL, user_cache("demo"), False, RunSettings(), lambda text: None)
-    draw(tell(bank, novel, TASK, SHOWN), HERE / "pictures" / "method.png")
+    draw(run_task(bank, novel, TASK, SHOWN), HERE / "figures" / "method.png")
 
 
 if __name__ == "__main__":
