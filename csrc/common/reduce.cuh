@@ -110,7 +110,7 @@ __device__ inline float4 load_row4(const Feature* row, int64_t d, int64_t D, boo
 }
 
 // The number of rank `rank` in ascending order among `count` non-negative ones, found by one warp
-// bit by bit: the bits of non-negative floats sort like the floats.
+// one bit at a time: the bits of non-negative floats sort like the floats.
 template <int kHeld = 8>  // this many per lane are kept in registers
 __device__ inline float warp_select_rank(const float* values, int64_t count, int64_t rank) {
     const int lane = threadIdx.x % 32;

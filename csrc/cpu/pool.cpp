@@ -169,7 +169,7 @@ class Pool {
 std::atomic<Pool*> current{nullptr};
 std::atomic<bool> fork_is_handled{false};
 
-// A forked child has none of the threads, and one of them may have held a lock: start afresh.
+// A forked child has none of the threads, and one of them may have held a lock: start over.
 void forget_pool() { current.store(nullptr); }
 
 Pool& pool() {
