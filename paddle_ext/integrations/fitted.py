@@ -18,7 +18,7 @@ from .. import check, presence
 from ..methods.calibration import Likelihood
 from ..methods.names_rows import RowLogits
 from ..methods.shared_rows import SharedRows
-from ..ops import native
+from ..ops import devices
 from ..rows import class_sums, parts, unit_rows
 from ..scaling import Coordinates
 
@@ -30,8 +30,7 @@ LARGEST = 1e150  # coordinates are cut off here: products of them stay finite
 def chosen_device(device: str | torch.device) -> torch.device:
     """What "auto" is in this process, or the device itself."""
     if isinstance(device, str) and device == "auto":
-        usable = torch.cuda.is_available() and native.has_cuda()
-        return torch.device("cuda" if usable else "cpu")
+        return torch.device("cuda" if devices.usable_gpu() else "cpu")
     return check.device(device)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from . import native
+from . import devices
 
 BACKENDS = ("auto", "native", "reference")
 
@@ -31,12 +31,14 @@ def takes_reference(backend: str, x: Tensor) -> bool:
             "backend must be 'auto' or 'reference' for float64 features on CUDA (or make the "
             "features float32, or move them to the CPU), got 'native'"
         )
-    # A compiled call gets the answer from the native code when it runs.
-    if not torch.compiler.is_compiling() and not native.has_cuda():
-        raise ValueError(
-            "the features must be on the CPU, for this build of paddle_ext has no CUDA code "
-            f"(rebuild it with PADDLE_EXT_CUDA=ON, or pass backend='reference'), got {x.device}"
-        )
+    # A GPU without code: the operators compute on the CPU, unless that is ruled out. A compiled
+    # call learns of it when it runs.
+    if (
+        backend == "native"
+        and not torch.compiler.is_compiling()
+        and not devices.has_code_for(x.get_device())
+    ):
+        raise devices.no_code(x.get_device())
     return False
 
 

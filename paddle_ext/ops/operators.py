@@ -12,15 +12,16 @@ the native code, which for a number that is not a class or a row takes none or t
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .. import check
-from . import native
+from . import devices, native
 
 if TYPE_CHECKING:
     from .._native import Target
@@ -32,10 +33,35 @@ def register(schema: str, kernel: Callable[..., object], fake: Callable[..., obj
     """Add an operator; there is nothing to record for gradients, as results are detached."""
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
     name = schema.partition("(")[0]
-    for key in ("CPU", "CUDA"):
-        library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+    library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
+    library.impl(name, or_on_the_cpu(kernel), "CUDA")  # type: ignore[no-untyped-call]
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"paddle_ext::{name}", fake, lib=library)
+
+
+def or_on_the_cpu(kernel: Callable[..., object]) -> Callable[..., object]:
+    """Compute on the CPU for a GPU without code; the results are on the GPU again."""
+
+    @wraps(kernel)
+    def run(*arguments: object) -> object:
+        try:
+            return kernel(*arguments)
+        except devices.NoCodeError as error:
+            warn_of_the_cpu(str(error))
+        device = next(x.device for x in arguments if isinstance(x, Tensor))
+        found = kernel(*(x.cpu() if isinstance(x, Tensor) else x for x in arguments))
+        if isinstance(found, Tensor):
+            return found.to(device)
+        assert isinstance(found, tuple)
+        return tuple(x.to(device) for x in found)
+
+    return run
+
+
+@cache
+def warn_of_the_cpu(why: str) -> None:
+    """Warn once for a process and a GPU."""
+    warnings.warn(f"computing on the CPU, which is slower: {why}", UserWarning, stacklevel=4)
 
 
 # --- tensors ------------------------------------------------------------------------------------
@@ -92,6 +118,8 @@ def target(x: Tensor) -> Target:
 
 @lru_cache(maxsize=64)
 def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
+    if cuda and not devices.has_code_for(device):
+        raise devices.no_code(device)
     return native.module.Target(cuda=cuda, threads=threads, device=device, stream=stream)
 
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import paddle_ext
 from paddle_ext import check
 from paddle_ext.ops import backend as choice
-from paddle_ext.ops import native
+from paddle_ext.ops import devices, native
 
 B, Q, S, K, D, N = 2, 5, 6, 3, 4, 11
 
@@ -437,18 +437,20 @@ def fake_cuda(dtype: torch.dtype) -> torch.Tensor:
 
 
 def test_cuda_tensor_and_a_build_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "has_code_for", lambda _: False)
     monkeypatch.setattr(native, "has_cuda", lambda: False)
-    for backend in ("auto", "native"):
-        with pytest.raises(ValueError, match=re.escape("PADDLE_EXT_CUDA=ON")) as caught:
-            choice.takes_reference(backend, fake_cuda(torch.float32))
-        assert "got cuda:0" in str(caught.value)
+    with pytest.raises(ValueError, match=re.escape("PADDLE_EXT_CUDA=ON")) as caught:
+        choice.takes_reference("native", fake_cuda(torch.float32))
+    assert "got cuda:0" in str(caught.value)
+    assert not choice.takes_reference("auto", fake_cuda(torch.float32))
     assert choice.takes_reference("reference", fake_cuda(torch.float32))
     assert choice.takes_reference("auto", fake_cuda(torch.float64))
 
 
 def test_double_precision_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "has_cuda", lambda: True)
-    assert not choice.takes_reference("auto", fake_cuda(torch.float32))
+    monkeypatch.setattr(devices, "has_code_for", lambda _: True)
+    for backend in ("auto", "native"):
+        assert not choice.takes_reference(backend, fake_cuda(torch.float32))
     assert choice.takes_reference("auto", fake_cuda(torch.float64))
     with pytest.raises(ValueError, match="float64") as caught:
         choice.takes_reference("native", fake_cuda(torch.float64))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ... import check
-from ...ops import native
+from ...ops import devices
 from ..data.bank import FeatureBank
 from ..tasks.sampler import natural
 
@@ -74,11 +74,7 @@ class RunSettings:
         elif bank.features.is_cuda:
             found = bank.features.device
         else:
-            found = torch.device("cuda" if usable_gpu() else "cpu")
+            found = torch.device("cuda" if devices.usable_gpu() else "cpu")
         if found == torch.device("cuda"):  # without a number
             found = torch.device("cuda", local_rank % torch.cuda.device_count())
         return found
-
-
-def usable_gpu() -> bool:
-    return torch.cuda.is_available() and native.has_cuda()
