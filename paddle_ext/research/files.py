@@ -38,18 +38,23 @@ class UnmappableError(RefusedError):
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file that has an end: a pipe or a device could block, or give bytes for ever."""
+    return open(path, "rb", opener=regular_descriptor)
+
+
+def regular_descriptor(path: str, flags: int) -> int:
+    """As `os.open`, of regular files; closed here or by who gets it, never by both."""
     # Without O_NONBLOCK the mere opening of a pipe waits for somebody to write.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = os.open(path, flags | os.O_NONBLOCK)
     try:
         kind = os.fstat(file).st_mode
         if stat.S_ISDIR(kind):
             raise RefusedError(f"{path} must be a file, got a folder")
         if not stat.S_ISREG(kind):
             raise RefusedError(f"{path} must be a regular file, got a pipe, a socket or a device")
-        return os.fdopen(file, "rb")
     except BaseException:
         os.close(file)
         raise
+    return file
 
 
 def check_regular(path: Path) -> None:

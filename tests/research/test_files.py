@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -129,3 +131,30 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"abc"
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file that nobody could close
+def test_an_interrupt_never_closes_a_file_twice(tmp_path: Path) -> None:
+    """Wherever it comes: a second close would hit whatever file has the number by then."""
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    for last in range(1000):
+        events = iter(range(last))
+
+        def trace(frame: FrameType, event: str, got: object, events: Any = events) -> Any:
+            del got  # or the traceback would keep the file open
+            if next(events, None) is None:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            open_regular(path).close()
+            return
+        except KeyboardInterrupt:
+            continue  # an OSError would be that of the second close
+        finally:
+            sys.settrace(before)
+    raise AssertionError("it never came to an end")
