@@ -1,12 +1,12 @@
-"""Folders of images: labelled ones, one folder for each class, and a heap of others.
+"""Folders of images: labelled ones, one folder per class, and a folder of unlabelled ones.
 
-    python examples/images.py                        characters, drawn on the spot
+    python examples/images.py                        characters, rendered on the spot
     python examples/images.py labelled/ new/         your own, with an ImageNet network
     python examples/images.py labelled/ new/ --backbone runs/mini/best.safetensors
 
-Without folders a small network first learns other characters, which takes some seconds the first
-time. ``answers.html`` in the output folder shows what was found; ``paddle-ext classify`` does the
-same on the command line.
+Without folders a small network first learns other characters, which takes a few seconds.
+``answers.html`` in the output folder shows the result; ``paddle-ext classify`` does the same on the
+command line.
 """
 
 import argparse
@@ -20,11 +20,12 @@ from paddle_ext.app.classify import Columns, Report, Settings, classify
 from paddle_ext.research.backbones import recipe, train
 from paddle_ext.research.data import ImageSet, glyph_images
 
-CANDIDATES, SHOTS, PRESENT, NEW = 20, 5, 3, 20  # classes, labelled of each; present, images of each
+CANDIDATES, SHOTS = 20, 5  # classes, labelled images of each
+PRESENT, NEW = 3, 20  # classes in the batch, new images of each
 
 
 def draw(folder: Path, samples: int) -> Path:
-    """Write the two folders and a network that has learnt other characters; returns the latter."""
+    """Write the two folders and a network trained on other characters; returns the network."""
     base = glyph_images("base", samples=samples)
     network = folder / f"network-{samples}"
     brief = replace(recipe("small"), epochs=2)
@@ -36,7 +37,7 @@ def draw(folder: Path, samples: int) -> Path:
         name = novel.class_names[k]
         write(novel, rows[:SHOTS], folder / "labelled" / name)
         if place < PRESENT:
-            write(novel, rows[SHOTS:], folder / "new" / name)  # the folder's name: only to check
+            write(novel, rows[SHOTS:], folder / "new" / name)  # folder name: the truth
     return network / "last.safetensors"
 
 
@@ -47,14 +48,14 @@ def write(images: ImageSet, rows: torch.Tensor, folder: Path) -> None:
 
 
 def show(report: Report) -> None:
-    answers = report.answers
-    counts = answers.counts()
-    for k in (answers.present & (counts > 0)).nonzero().view(-1).tolist():
-        print(f"{counts[k]:4} x {answers.class_names[k]}")
-    doubtful = int(answers.doubt.argmax())
-    label = answers.class_names[answers.labels[doubtful]]
-    print(f"the most doubtful: {answers.names[doubtful]}, called {label}")
-    accuracy = answers.accuracy()
+    found = report.answers
+    counts = found.counts()
+    for k in (found.present & (counts > 0)).nonzero().view(-1).tolist():
+        print(f"{counts[k]:4} x {found.class_names[k]}")
+    doubtful = int(found.doubt.argmax())
+    label = found.class_names[found.labels[doubtful]]
+    print(f"the most doubtful: {found.names[doubtful]}, labelled {label}")
+    accuracy = found.accuracy()
     if accuracy is not None:
         print(f"{100 * accuracy[0]:.0f} % of {accuracy[1]} right")
     print(f"look at {report.page}")
@@ -62,14 +63,14 @@ def show(report: Report) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("labelled", nargs="?", type=Path, help="a folder with one for each class")
+    parser.add_argument("labelled", nargs="?", type=Path, help="a folder with one folder per class")
     parser.add_argument("new", nargs="?", type=Path, help="a folder of images to classify")
     parser.add_argument("--backbone", default="efficientnet_lite0", help="or a checkpoint")
     parser.add_argument("--output", type=Path, default=Path("runs/images"))
-    parser.add_argument("--samples", type=int, default=20, help="drawings to learn from, of each")
+    parser.add_argument("--samples", type=int, default=20, help="training images per character")
     chosen = parser.parse_args(arguments)
     if chosen.labelled is not None and chosen.new is None:
-        parser.error("two folders are needed, labelled images and others, got one")
+        parser.error("two folders are needed, labelled and new images, got one")
     torch.manual_seed(0)
     labelled, new, backbone = chosen.labelled, chosen.new, chosen.backbone
     columns = Columns()

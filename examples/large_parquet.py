@@ -1,10 +1,10 @@
-"""Parquet in, Parquet out: batch after batch in a plain loop, with one batch in memory.
+"""Parquet in, Parquet out: a plain loop with one batch in memory at a time.
 
     python examples/large_parquet.py labelled.parquet new.parquet answers.parquet
     python examples/large_parquet.py --made-up labelled.parquet new.parquet answers.parquet
 
-The labelled file has the columns `embedding` and `label`, the new one `embedding` and any others,
-which are in the answers too, such as `id`. With --made-up both are written first.
+The labelled file has the columns `embedding` and `label`. The new one has `embedding` and any other
+columns, such as `id`, which are kept in the output. With --made-up both are written first.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from paddle_ext import BatchClassifier
 
 
 def write_made_up(labelled: str, new: str, classes: int = 50, features: int = 64) -> None:
-    """5 labelled rows of each class; a stream of 6000 in which classes come and go."""
+    """5 labelled rows per class; a stream of 6000 rows in which classes come and go."""
     random = np.random.default_rng(0)
     centres = random.normal(size=(classes, features))
 
@@ -46,14 +46,14 @@ def run(labelled: str, new: str, output: str, size: int) -> None:
     print(classifier)
     writer, rows, right = None, 0, 0
     for batch in pq.ParquetFile(new).iter_batches(batch_size=size):
-        answer = classifier(columns_of(batch))
-        found = pa.table(answer)
+        result = classifier(columns_of(batch))
+        found = pa.table(result)
         if writer is None:
             writer = pq.ParquetWriter(output, found.schema)
         writer.write_table(found)
         rows += len(found)
-        if "truth" in answer:
-            right += int((answer["label"] == answer["truth"]).sum())
+        if "truth" in result:
+            right += int((result["label"] == result["truth"]).sum())
     if writer is not None:
         writer.close()
     print(f"{rows} rows in {output}" + (f", {100 * right / rows:.0f} % right" if right else ""))

@@ -1,10 +1,10 @@
-"""The same as large_parquet.py with Ray Data, on all the cores of a machine or of a cluster.
+"""Ray Data: the same as large_parquet.py, on all cores of a machine or a cluster.
 
-    python examples/large_ray.py labelled.parquet new.parquet answers
+    python examples/large_ray.py labelled.parquet new.parquet labels
 
-The labelled file has the columns `embedding` and `label`, the new one, or a folder of them,
-`embedding` and any others; `answers` is a folder. Ray gives each task one core and says so by
-OMP_NUM_THREADS, so that torch starts no more threads than there are cores.
+The labelled file has the columns `embedding` and `label`. The new one, or a folder of such files,
+has `embedding` and any other columns. `labels` is a folder. Ray gives each task one core and sets
+OMP_NUM_THREADS accordingly, so torch starts no more threads than there are cores.
 """
 
 import argparse
@@ -24,10 +24,10 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     table = pq.read_table(chosen.labelled, columns=["embedding", "label"])
     classifier = BatchClassifier(table["embedding"].to_numpy(), table["label"].to_numpy())
-    answers = ray.data.read_parquet(chosen.new).map_batches(
+    labels = ray.data.read_parquet(chosen.new).map_batches(
         classifier, batch_size=chosen.size, batch_format="numpy"
     )
-    answers.write_parquet(chosen.output)
+    labels.write_parquet(chosen.output)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A stream of batches: the labelled samples stay, the classes present come and go.
+"""A stream of batches: the labelled samples stay, the classes in a batch change.
 
     python examples/stream.py                       made-up features
-    python examples/stream.py --bank features.npz   a feature bank of yours
+    python examples/stream.py --bank features.npz   your own feature bank
 
 Each batch is one call of the method `adaptive`, and nothing is carried over from batch to batch.
-Batches that are there at once may go in one call, with a batch dimension:
+Several batches can go into one call, with a batch dimension:
 ``predict(support, labels, torch.stack(batches))``.
 """
 
@@ -18,7 +18,7 @@ from paddle_ext import FeatureBank, methods
 
 
 def made_up_bank(classes: int = 50, rows: int = 120, features: int = 64) -> FeatureBank:
-    """Classes around random centres, near enough to each other to be mixed up."""
+    """Classes around random centres that overlap."""
     labels = torch.arange(classes).repeat_interleave(rows)
     noise = torch.randn(len(labels), features)
     return FeatureBank(torch.randn(classes, features)[labels] + 2.2 * noise, labels)
@@ -27,7 +27,7 @@ def made_up_bank(classes: int = 50, rows: int = 120, features: int = 64) -> Feat
 def stream(
     labels: Tensor, rows: Tensor, batches: int, size: int, present: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a batch, and the classes in it; from one batch to the next a class is replaced."""
+    """Rows of a batch, and the classes in it; one class changes from batch to batch."""
     order = torch.randperm(int(labels.max()) + 1)
     for number in range(batches):
         window = order.roll(-number)[:present]
@@ -64,10 +64,10 @@ def run(bank: FeatureBank, shots: int, batches: int, size: int, present: int) ->
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bank", help="features with labels: .npz, .safetensors, .pt")
-    parser.add_argument("--shots", type=int, default=5, help="labelled samples of each class")
+    parser.add_argument("--shots", type=int, default=5, help="labelled samples per class")
     parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--size", type=int, default=75, help="samples of a batch")
-    parser.add_argument("--present", type=int, default=4, help="classes of a batch")
+    parser.add_argument("--size", type=int, default=75, help="samples per batch")
+    parser.add_argument("--present", type=int, default=4, help="classes per batch")
     chosen = parser.parse_args(arguments)
     torch.manual_seed(0)
     bank = FeatureBank.load(chosen.bank).take_classes() if chosen.bank else made_up_bank()

@@ -1,9 +1,9 @@
-"""Sentences: a few labelled ones of each of twelve intents, and a batch of only three of them.
+"""Sentences: a few labelled ones for each of twelve intents, and a batch with only three of them.
 
-    python examples/text.py             with sentence-transformers and the model of a package
-    python examples/text.py --hashing   without a model: words and pieces of words are counted
+    python examples/text.py             with sentence-transformers and a packaged model
+    python examples/text.py --hashing   without a model, by counts of words and word pieces
 
-For texts of your own, in a table: ``paddle-ext classify table.csv --label intent --text sentence``.
+For your own texts, in a table: ``paddle-ext classify table.csv --label intent --text sentence``.
 """
 
 import argparse
@@ -51,7 +51,7 @@ BATCH = [
 
 
 def hashed(texts: list[str], features: int = 1024) -> Tensor:
-    """Counts of words and of their pieces of four letters, at places that a checksum tells."""
+    """Counts of words and of their pieces of four letters, hashed by a checksum."""
     rows = torch.zeros(len(texts), features)
     for row, text in zip(rows, texts, strict=True):
         for word in re.findall(r"\w+", text.lower()):
