@@ -1,1 +1,1 @@
-"""For people with files: `classify`, and the command ``paddle-ext``."""
+"""The application: `classify`, and the command ``paddle-ext``."""

@@ -1,8 +1,8 @@
-"""From labelled and unlabelled data to answers: what ``paddle-ext classify`` does.
+"""Classify unlabelled data from labelled data: the code behind ``paddle-ext classify``.
 
-`classify` takes two files of embeddings, two folders of pictures, or one table with gaps in its
-column of labels; it writes a table and a page. `stream` goes through a Parquet file of any size,
-and `answer` does the same on tensors.
+`classify` takes two files of embeddings, two folders of images, or one table with missing labels;
+it writes a table and a page. `stream` handles a Parquet file of any size, and `answer` does the
+same on tensors.
 """
 
 from .answering import Answers, answer

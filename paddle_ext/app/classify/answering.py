@@ -1,4 +1,4 @@
-"""From features to answers, batch by batch."""
+"""From features to predictions, batch by batch."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ...solution import Solution
 from .samples import Batch, Labelled, alike, check_finite, rebatched
 
 BATCH = 300
-BATCHES = 8  # in one call
-MOST_ENTRIES = 50_000_000  # of the probabilities of a batch
+BATCHES = 8  # per call
+MOST_ENTRIES = 50_000_000  # limit on the probabilities of a batch
 BINS = 10  # of the calibration error
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The classes found for N samples.
+    """Predicted classes of N samples.
 
     Parameters
     ----------
     class_names : tuple of str
     names, texts : list of N str
-        What the samples are called, and what a person sees of them.
+        Names of the samples, and the texts shown to the user.
     labels, second : Tensor [N] int64
         The most and the second most probable class.
     probability, second_probability : Tensor [N]
     doubt : Tensor [N]
         In [0, 1], see `paddle_ext.Solution.doubt`.
     present : Tensor [K] bool
-        Classes that are there by the rule of `paddle_ext.Solution.present`, in any batch; another
-        one may have a sample or two all the same.
+        Classes present in any batch by the rule of `paddle_ext.Solution.present`; a class that is
+        not may still have a sample or two.
     truth : list of N str or None
-        Names of the true classes, where they are known.
+        Names of the true classes, if known.
     novelty : Tensor [N] or None
         In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has no labelled sample.
         None if no class has two.
@@ -70,7 +70,7 @@ class Answers:
         return torch.bincount(self.labels, minlength=len(self.class_names))
 
     def accuracy(self) -> tuple[float, int, int] | None:
-        """Share of right answers, how many have a truth, and how many of those no known class."""
+        """Share of correct labels, and numbers of samples with a true and with an unknown class."""
         if self.truth is None:
             return None
         known = [(row, name) for row, name in enumerate(self.truth) if name]
@@ -79,7 +79,7 @@ class Answers:
         return right / max(1, len(known)), len(known), foreign
 
     def calibration_error(self) -> float | None:
-        """How far probabilities are from the share of right answers, on average over ten bins."""
+        """Mean gap between probability and share of correct labels, over ten bins."""
         if self.truth is None:
             return None
         known = torch.tensor([bool(name) for name in self.truth])
@@ -108,20 +108,20 @@ def answer(
     total: int = 0,
     progress: bool = False,
 ) -> Answers:
-    """Classify samples, a batch at a time, by `paddle_ext.methods.Adaptive`.
+    """Classify samples, one batch at a time, with `paddle_ext.methods.Adaptive`.
 
     Parameters
     ----------
     labelled : Labelled
     batches : iterable of Batch
-        Of any sizes; they are put together anew.
+        Of any sizes; they are regrouped.
     batch : int or None
-        Samples that are classified together; None: 300, fewer with more than 160,000 classes.
+        Samples classified together; None: 300, fewer with more than 160,000 classes.
     device : device
     source : str
-        Where the batches come from, for messages.
+        The origin of the batches, for messages.
     total : int
-        Number of samples, to show how far it is; 0: unknown.
+        Number of samples, for the progress bar; 0: unknown.
     progress : bool
 
     Returns
@@ -184,19 +184,20 @@ def answer(
 
 
 def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
-    """How many samples are classified together, and how many such batches in one call."""
+    """How many samples are classified together, and how many such batches per call."""
     K = len(labelled.class_names)
     size = check.integer("batch", BATCH if batch is None else batch)
     if batch is None:
         size = max(1, min(size, MOST_ENTRIES // K))
-    # With names what the labelled samples say is computed in each call, so for many batches.
+    # With names, the likelihoods of the labelled samples are recomputed in each call, so calls have
+    # many batches.
     if labelled.prototypes is None or not len(labelled.labels):
         return size, 1
     return size, max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
 
 
 def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
-    """What classifies batches [B, n, D] by all that is known of the classes."""
+    """The function that classifies batches [B, n, D], from everything known about the classes."""
     K = len(labelled.class_names)
     support = labelled.features.to(place, torch.float32)
     labels = labelled.labels.to(place)
@@ -213,13 +214,13 @@ def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Soluti
 
 @dataclass(frozen=True)
 class FamiliarClasses:
-    """What samples look like of the classes that have labelled ones."""
+    """Novelty of samples, relative to the labelled samples of the classes that have some."""
 
     known: Familiar
-    place: Tensor  # [K] int64: of each class among these; -1: it has no labelled sample
+    place: Tensor  # [K] int64: index of each class among these; -1: no labelled sample
 
     def novelty(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Of rows [n, D] with these labels; NaN for classes without a labelled sample."""
+        """Novelty of rows [n, D] with these labels; NaN for classes without a labelled sample."""
         place = self.place[labels]
         found = self.known.novelty(rows, place.clamp(min=0))
         return found.masked_fill(place < 0, math.nan)

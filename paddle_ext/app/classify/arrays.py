@@ -23,17 +23,17 @@ READ_AT_ONCE = 4096  # rows
 def labelled_arrays(
     path: Path, labels: Path | None, label: str | None, class_names: tuple[str, ...] = ()
 ) -> Examples:
-    """Labelled embeddings; those labelled -1 belong to no class and are left out.
+    """Labelled embeddings; rows labelled -1 have no class and are left out.
 
     Parameters
     ----------
     path : Path
     labels : Path or None
-        A file of labels, for one that has none: `.npy`, or one label in each line.
+        A file of labels, for a file without any: `.npy`, or one label per line.
     label : str or None
         The array of labels; None: ``labels``.
     class_names : tuple of str
-        What integer labels mean, if the file does not say it.
+        Meaning of integer labels, if the file does not give it.
     """
     contents = read(path, label)
     if labels is None and path.suffix == ".npy":
@@ -45,12 +45,12 @@ def labelled_arrays(
 
 
 def labelled_rows(path: Path, values: list[str], rows: list[int]) -> Examples:
-    """Some rows of a file, with their labels."""
+    """Selected rows of a file, with their labels."""
     return examples(features_of(read(path, None), path), values, rows, path)
 
 
 def examples(features: Tensor, values: list[str], rows: list[int], path: Path) -> Examples:
-    """Some rows of a file, with their labels."""
+    """Selected rows of a file, with their labels."""
     return Examples(
         features[torch.tensor(rows, dtype=torch.int64)].float(),
         [values[row] for row in rows],
@@ -66,7 +66,7 @@ def labels_of(
     label: str | None,
     class_names: tuple[str, ...],
 ) -> list[str]:
-    """A label for each row, empty where there is none; the arguments are `labelled_arrays`'."""
+    """A label for each row, empty if missing; the arguments are those of `labelled_arrays`."""
     if labels is not None:
         values = read_labels(labels)
     else:
@@ -89,7 +89,7 @@ def labels_if_any(
     truth: str | None,
     class_names: tuple[str, ...],
 ) -> list[str]:
-    """As `labels_of`, for a file that need not have any; the truth is no label."""
+    """Like `labels_of`, for a file that may have no labels; `truth` does not count as labels."""
     contents = read(path, label)
     known = any(name in contents and name != truth for name in bank_files.LABELS)
     if labels is None and label is None and not known:
@@ -98,7 +98,7 @@ def labels_if_any(
 
 
 class UnlabelledArrays:
-    """Embeddings to classify; rows are read when they are needed, if the file allows that.
+    """Embeddings to classify; rows are read on demand if the file format allows it.
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ class UnlabelledArrays:
     truth : str or None
         The array of true labels.
     class_names : tuple of str
-        What integer labels mean, if the file does not say it.
+        Meaning of integer labels, if the file does not give it.
     rows : sequence of int or None
-        Which ones; None: all.
+        Which rows; None: all.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class UnlabelledArrays:
 
 
 def read(path: Path, other: str | None) -> dict[str, Any]:
-    """Named contents, mapped where that is possible; `other` is to be read beside the known."""
+    """Named arrays, memory-mapped if possible; `other` is read in addition to the known names."""
     if path.suffix == ".npy":
         return {"features": archives.read_npy(path, mmap=True)}
     if path.suffix == ".safetensors":
@@ -174,9 +174,9 @@ def features_of(contents: dict[str, Any], path: Path) -> Tensor:
 
 
 def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
-    """Labels as text, empty where there is none: names as they are, numbers by the classes' names.
+    """Labels as text, empty if missing: names as they are, numbers by the names of the classes.
 
-    The rule is that of `research.data.labels`, as everywhere.
+    The rule is that of `research.data.labels`.
     """
     shape = getattr(values, "shape", None)
     if shape is not None and len(shape) != 1:
@@ -202,10 +202,10 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
 
 
 def read_labels(path: Path) -> list[str]:
-    """Labels from `.npy`, or one in each line of a text file; an empty line is no label."""
+    """Labels from `.npy`, or one per line of a text file; an empty line is a missing label."""
     if path.suffix == ".npy":
         return label_names(archives.read_npy(path), {}, path)
-    with readable(path, "a text file with one label in each line"), open_regular(path) as file:
+    with readable(path, "a text file with one label per line"), open_regular(path) as file:
         lines = decoded(file.read()).split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -1,4 +1,4 @@
-"""Features that were computed before, found again by what they were computed from."""
+"""A cache of features, indexed by the content they were computed from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...research.files import open_regular
 
-DIGESTS_OF_A_QUERY = 500  # the database limits how many there may be
+DIGESTS_OF_A_QUERY = 500  # the database limits the number
 
 
 def digest(content: bytes) -> bytes:
@@ -23,7 +23,7 @@ def digest(content: bytes) -> bytes:
 
 
 def digest_of_files(paths: Sequence[Path]) -> str:
-    """Of what is in some files, and of how they are called."""
+    """Digest of the contents and names of some files."""
     found = hashlib.blake2b(digest_size=20)
     for path in paths:
         with open_regular(path) as file:
@@ -36,23 +36,23 @@ def digest_of_files(paths: Sequence[Path]) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """All files of a folder, and of those in it."""
+    """All files in a folder and its subfolders."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
 
-    A folder that cannot be written is no error: then nothing is kept.
+    A folder that cannot be written to is not an error: features are then not stored.
 
     Parameters
     ----------
     folder : Path or None
-        None: nothing is kept.
+        None: nothing is stored.
     key : str
-        Everything else that the features depend on: the network and how it is fed.
+        Everything else the features depend on: the network and its preprocessing.
     notes : list of str or None
-        Gets a sentence if features cannot be kept.
+        Receives a sentence if features cannot be stored.
     """
 
     def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:
@@ -78,13 +78,13 @@ class FeatureCache:
         self.writable = False
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if self.notes is not None:
-            self.notes.append(f"features are not kept for the next run: {place}: {why}")
+            self.notes.append(f"features are not cached: {place}: {why}")
 
     def connect(self) -> sqlite3.Connection:
         return sqlite3.connect(str(self.path), timeout=60)
 
     def get(self, digests: Sequence[bytes]) -> dict[bytes, Tensor]:
-        """Those of the features that are there, [D] float32 each."""
+        """The features found in the cache, [D] float32 each."""
         found: dict[bytes, Tensor] = {}
         if self.path is None:
             return found
@@ -110,12 +110,10 @@ class FeatureCache:
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """One sentence for a damaged cache; what cannot be opened or written is no damage."""
+    """One-sentence error for a damaged cache; a file that cannot be opened is not damaged."""
     try:
         yield
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
-        raise ValueError(
-            f"{path} must be a whole file of the cache (delete it), got: {error}"
-        ) from error
+        raise ValueError(f"{path} is a damaged cache file (delete it), got: {error}") from error

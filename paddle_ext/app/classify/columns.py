@@ -1,4 +1,4 @@
-"""Which columns of a table are features, and why the others are not."""
+"""Choose the feature columns of a table, and explain why others are left out."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Names that columns of row numbers and keys go by; pandas writes an index without a name.
+# Names of columns of row numbers and keys; pandas writes an index without a name.
 ID_NAMES = re.compile(
     r"(.*[_\s-])?(id|ids|idx|index|key|uuid|row|rowid|nr|number)|unnamed.*|", re.IGNORECASE
 )
 ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
 GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
-COUNTED = 5  # rows from which numbers that count up are told from chance
-WIDE = 100.0  # times the spread of other columns, from which one of them decides alone
+COUNTED = 5  # rows needed to recognise a column that counts up
+WIDE = 100.0  # ratio to the spread of other columns from which one dominates
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+([eE][+-]?\d+)?\s*")
 
 
 class Chosen(NamedTuple):
-    """Columns that are features, and why others are not."""
+    """Feature columns, and why others are left out."""
 
     names: list[str]
-    left_out: dict[str, str]  # a reason for each
+    left_out: dict[str, str]  # reason for each
     warnings: list[str]
 
 
 def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chosen:
-    """Choose the features among columns of numbers, by the first rows of a table.
+    """Choose the features among numeric columns, by the first rows of a table.
 
     Parameters
     ----------
     rows : mapping of str to sequence
         The first cells of each column.
     numeric : sequence of str
-        Those that have numbers, in their order.
+        Names of numeric columns, in order.
 
     Examples
     --------
     >>> choose({"id": ["7", "9"], "x": ["0.1", "0.3"]}, ["id", "x"]).left_out
-    {'id': 'its name is that of a column of ids'}
+    {'id': 'its name is typical of an id column'}
     """
     values = {name: numbers_of(rows[name]) for name in numeric}
     left_out = {}
@@ -54,24 +54,23 @@ def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chos
 
 
 def numbers_of(cells: Sequence[object]) -> npt.NDArray[np.float64]:
-    """The numbers among some cells; gaps are left out."""
+    """The numbers among some cells; missing values are skipped."""
     found = [as_number(cell) for cell in cells if not is_gap(cell)]
     return np.array([number for number in found if number is not None], np.float64)
 
 
 def as_number(cell: object) -> float | None:
-    """A cell as a number; None if it is none."""
+    """A cell as a number; None if it is not one."""
     try:
-        return float(cell)  # type: ignore[arg-type]  # what it is not is told by an error
+        return float(cell)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
 
 
 def plain_number(cell: Any) -> Any:
-    """A cell with a point where programs of some languages write a comma.
+    """Replace a decimal comma by a point.
 
-    Only for tables whose cells are separated by another sign: in those with commas, "1,234" is a
-    thousand and more.
+    Only for tables with another separator: in those with commas, "1,234" is more than a thousand.
     """
     if isinstance(cell, str) and "," in cell and DECIMAL_COMMA.fullmatch(cell):
         return cell.replace(",", ".")
@@ -79,30 +78,30 @@ def plain_number(cell: Any) -> Any:
 
 
 def is_gap(cell: object) -> bool:
-    """Whether there is nothing in a cell where a number should be."""
+    """Whether a cell is a missing number."""
     return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)
 
 
 def is_numeric(cells: Sequence[object]) -> bool:
-    """Whether there are numbers, and nothing else but gaps."""
+    """Whether all cells are numbers or missing, with at least one number."""
     there = [cell for cell in cells if not is_gap(cell)]
     return bool(there) and all(as_number(cell) is not None for cell in there)
 
 
 def why_an_id(name: str, values: npt.NDArray[np.float64]) -> str:
-    """Why a column of numbers names the rows; empty if it does not."""
+    """Why a numeric column is an identifier of rows; empty if it is not."""
     if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
         return ""
     if ID_NAMES.fullmatch(name.strip()) or ID_SUFFIX.fullmatch(name.strip()):
-        return "its name is that of a column of ids"
+        return "its name is typical of an id column"
     steps = np.diff(values)
     if len(values) >= COUNTED and (steps == steps[0]).all() and abs(steps[0]) == 1:
-        return "it counts the rows"
+        return "it numbers the rows"
     return ""
 
 
 def widest(values: Mapping[str, npt.NDArray[np.float64]]) -> list[str]:
-    """A word of warning if one column is so much wider than all others that it decides alone."""
+    """A warning if one column has a much larger spread than all others."""
     spreads = {
         name: float(x.std()) for name, x in values.items() if len(x) and np.isfinite(x).all()
     }
@@ -111,7 +110,7 @@ def widest(values: Mapping[str, npt.NDArray[np.float64]]) -> list[str]:
         return []
     times = spreads[ordered[0]] / spreads[ordered[1]]
     sentence = (
-        f"the column {ordered[0]!r} spreads {times:.0f} times wider than any other, so it decides "
-        "nearly alone: leave it out or scale it, if it is no feature like the others"
+        f"the column {ordered[0]!r} varies {times:.0f} times as much as any other, so it "
+        "dominates the distances: leave it out or rescale it unless that is intended"
     )
     return [sentence]

@@ -1,4 +1,4 @@
-"""Labels that a person has corrected: they serve as labelled samples of the next round."""
+"""Labels corrected by the user, which become labelled samples of the next round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .samples import Batch, Labelled, Source, concatenated, named_labels
 
 
 def read_corrections(path: Path) -> dict[str, str]:
-    """Label by the name of a sample: a CSV whose first column has names, with a column ``label``.
+    """Label of each sample name: a CSV with names in its first column and a column ``label``.
 
-    That is what the page exports; ``answers.csv`` itself, edited, is one too.
+    The page exports such a file; an edited ``answers.csv`` also works.
     """
     if not path.is_file():
         raise check.ArgumentValueError(
-            "corrected", f"must be a CSV file with the column label, got {path}, which is no file"
+            "corrected", f"must be a CSV file with a column label, got {path}, which is not a file"
         )
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.reader(file))
@@ -56,7 +56,7 @@ def read_corrections(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Others:
-    """The samples that are left when those with these names are taken out."""
+    """The remaining samples, without those of these names."""
 
     batches: Iterable[Batch]
     taken: Mapping[str, str]
@@ -71,7 +71,7 @@ class Others:
 
 
 def with_corrections(source: Source, corrections: Mapping[str, str], path: Path) -> Source:
-    """The same with samples that have a corrected label among the labelled ones."""
+    """The source with the corrected samples moved to the labelled ones."""
     parts = []
     for batch in source.unlabelled:
         rows = [row for row, name in enumerate(batch.names) if name in corrections]
@@ -89,13 +89,13 @@ def with_corrections(source: Source, corrections: Mapping[str, str], path: Path)
     assert found is not None
     known = joined(source.labelled, found, [corrections[name] for name in names], path)
     total = max(0, source.total - len(names))
-    notes = [*source.notes, f"{len(names):,} corrected labels are among the labelled samples"]
+    notes = [*source.notes, f"{len(names):,} corrected labels were added to the labelled samples"]
     others = Others(source.unlabelled, corrections)
     return replace(source, labelled=known, unlabelled=others, total=total, notes=notes)
 
 
 def joined(known: Labelled, new: Batch, labels: list[str], path: Path) -> Labelled:
-    """Labelled samples, old and new; labels may be of new classes, unless these have names."""
+    """Labelled samples, old and new; labels may name new classes unless the classes are named."""
     old = [known.class_names[label] for label in known.labels.tolist()]
     if known.prototypes is not None:
         for label in labels:

@@ -1,4 +1,4 @@
-"""Labelled samples whose label looks wrong."""
+"""Find labelled samples whose label looks wrong."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ...methods.shared_rows import MOST_ENTRIES
 from ...presence import doubt_of_labels
 from .samples import Labelled
 
-SUSPECT = 0.9  # doubt from which a label is called likely to be wrong
+SUSPECT = 0.9  # a label of at least this doubt is likely wrong
 
 
 @dataclass(frozen=True)
 class LabelledCheck:
-    """What the other labelled samples say about each of them.
+    """Doubts about the labels of labelled samples, based on the other labelled samples.
 
     Parameters
     ----------
     class_names : tuple of str
     names : list of S str
-        What the samples are called: a path, a text, or the number of a row.
+        Names of the samples: a path, a text, or a row number.
     labels, suggestion : Tensor [S] int64
-        The class that each has, and the most probable one.
+        The given and the most probable class.
     doubt : Tensor [S]
         The probability of all other classes; see `paddle_ext.presence.label_doubt`.
     """
@@ -36,12 +36,12 @@ class LabelledCheck:
     doubt: Tensor
 
     def order(self) -> list[int]:
-        """The most doubtful first."""
+        """Rows, most doubtful first."""
         rows: list[int] = self.doubt.argsort(descending=True, stable=True).tolist()
         return rows
 
     def suspects(self) -> list[int]:
-        """Those whose label is likely to be wrong."""
+        """Rows whose label is likely wrong."""
         wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labels)
         return [row for row in self.order() if wrong[row]]
 

@@ -1,8 +1,8 @@
-"""What is known of the classes in one file, so that the next data need no labelled ones.
+"""Everything known about the classes in one file, so that new data needs no labelled samples.
 
-The file is a ``.npz`` without pickles: the features and labels of the labelled samples, names of
-classes and embeddings of them, and what made the features. As a file of embeddings with labels it
-is also a labelled file like any other.
+The file is a ``.npz`` without pickles: the features and labels of the labelled samples, the names
+of the classes and their embeddings, and what computed the features. Like any file of embeddings
+with labels, it also works as a labelled file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of the classes, and what made the features.
+    """Everything known about the classes, and how the features were computed.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def model_of(source: Source, settings: Settings) -> Model:
 
 
 def save_model(path: Path, model: Model) -> None:
-    """Write it; an older one is replaced only when the new one is whole."""
+    """Write the file; an older one is replaced only when the new one is complete."""
     known = model.labelled
     contents: dict[str, Any] = {
         "features": known.features.float().cpu().numpy(),
@@ -84,7 +84,7 @@ def save_model(path: Path, model: Model) -> None:
 
 
 def check_model_path(path: Path) -> None:
-    """Refuse what could not be read again, before the work."""
+    """Reject a path that could not be read back, before any work."""
     if path.suffix != ".npz":
         raise check.ArgumentValueError("save", f"must end in .npz, got {path}")
     if path.is_dir():
@@ -102,13 +102,13 @@ def load_model(path: Path) -> Model:
         made_by = {name: str(contents[name]) for name in MADE_BY}
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
-            "model", f"must be a file that classify has saved with --save, got {path}"
+            "model", f"must be a file written by classify --save, got {path}"
         ) from None
     K, S = len(class_names), len(features)
     if features.dim() != 2 or labels.shape != (S,) or (S and int(labels.min()) < 0):
-        raise check.ArgumentValueError("model", f"must be whole, got {path} with other shapes")
+        raise check.ArgumentValueError("model", f"must be intact, got {path} with wrong shapes")
     if S and int(labels.max()) >= K:
-        raise check.ArgumentValueError("model", f"must be whole, got {path} with other labels")
+        raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
     text, scale = contents.get("text"), float(contents.get("logit_scale", LOGIT_SCALE))
     prototypes = None if text is None else torch.from_numpy(text)
     known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
@@ -116,13 +116,13 @@ def load_model(path: Path) -> Model:
 
 
 def open_by_model(path: Path, model: Model, settings: Settings, device: torch.device) -> Source:
-    """Samples to classify, all of them, by what is known already."""
+    """All samples of some data, to classify with a saved model."""
     settings = settings_of(model, settings)
     known = model.labelled
     if path.is_dir() != (model.kind == "pictures"):
-        what = "a folder of pictures" if model.kind == "pictures" else "a file"
+        what = "a folder of images" if model.kind == "pictures" else "a file"
         raise check.ArgumentValueError(
-            "model", f"must fit what is to be classified, {what} for {known.source}, got {path}"
+            "model", f"must match the data to classify, {what} for {known.source}, got {path}"
         )
     if path.is_dir():
         means = known.prototypes
@@ -135,7 +135,7 @@ def open_by_model(path: Path, model: Model, settings: Settings, device: torch.de
         return open_table_by_model(path, known, settings, device)
     if path.suffix not in arrays.SUFFIXES:
         listed = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
-        raise ValueError(f"{path} must end in one of {listed}, or be a folder of pictures")
+        raise ValueError(f"{path} must end in one of {listed}, or be a folder of images")
     new = arrays.UnlabelledArrays(path, settings.columns.truth, known.class_names)
     return Source(known, new, str(path), "rows", total=len(new))
 
@@ -154,18 +154,18 @@ def open_table_by_model(
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:
-    """Settings under which features are made as those of the model were."""
+    """Settings that compute features in the same way as for the model."""
     given = {"encoder": settings.encoder or "", "backbone": settings.backbone}
     saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT}
     for name, value in given.items():
         if value not in ("", DEFAULT, saved[name]):
             made = saved[name] or "none"
             raise check.ArgumentValueError(
-                name, f"must be left out or that of the model, {made}, got {value}"
+                name, f"must be omitted or equal to the model's, {made}, got {value}"
             )
     if settings.names is not None:
         raise check.ArgumentValueError(
-            "names", f"must be left out beside a model, which has its own, got {settings.names}"
+            "names", f"must be omitted with a model, which has its own, got {settings.names}"
         )
     columns = replace(
         settings.columns,

@@ -1,4 +1,4 @@
-"""Classes known by their names: files of names, what an encoder is given of them, and labels."""
+"""Classes known by name: files of names, prompts for an encoder, and labels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .text_files import decoded
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
-EMBEDDINGS = ("text", "prototypes")  # what files call the embeddings of the classes
-STORED = (".npz", ".safetensors")  # files that have them
+EMBEDDINGS = ("text", "prototypes")  # keys of class embeddings in files
+STORED = (".npz", ".safetensors")  # formats of such files
 
 TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] float32
 
@@ -33,14 +33,14 @@ class Names:
     ----------
     class_names : tuple of K str
     prompts : tuple of K tuples of str
-        What an encoder is given instead of the name in the templates; empty: nothing else.
+        Phrases for an encoder instead of the name in the templates; empty: use the templates.
     """
 
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
 
     def phrases(self, templates: Sequence[str]) -> list[list[str]]:
-        """What an encoder is given for each class.
+        """The phrases of each class for an encoder.
 
         Examples
         --------
@@ -56,16 +56,16 @@ class Names:
 
 @dataclass(frozen=True)
 class NamedClasses:
-    """Embeddings of the names of classes.
+    """Embeddings of class names.
 
     Parameters
     ----------
     class_names : tuple of K str
     prototypes : Tensor [K, D]
     source : str
-        Where they come from, for messages.
+        Their origin, for messages.
     logit_scale : float
-        Factor that makes logits of cosines with them.
+        Factor from cosines with them to logits.
     """
 
     class_names: tuple[str, ...]
@@ -77,7 +77,7 @@ class NamedClasses:
         check_finite(self.prototypes, self.source, self.class_names)
 
     def labelled(self, examples: Examples | None) -> Labelled:
-        """Classes in the order of the names, with the samples that there are."""
+        """Classes in the order of the names, with the labelled samples, if any."""
         D = self.prototypes.shape[1]
         if examples is None or not examples.labels:
             labels = torch.empty(0, dtype=torch.int64)
@@ -103,12 +103,12 @@ class NamedClasses:
 
 
 def spoken(name: str) -> str:
-    """A name as one would say it."""
+    """A name in readable form."""
     return " ".join(name.replace("_", " ").split())
 
 
 def check_labels(examples: Examples, named: NamedClasses) -> None:
-    """Every label must be one of the names; the nearest name often tells what is meant."""
+    """Every label must be one of the names; the error suggests the closest name."""
     known = set(named.class_names)
     odd = [label for label in dict.fromkeys(examples.labels) if label not in known]
     if not odd:
@@ -116,7 +116,7 @@ def check_labels(examples: Examples, named: NamedClasses) -> None:
     shown = []
     for label in odd[:3]:
         near = difflib.get_close_matches(label, named.class_names, 1, cutoff=0)
-        shown.append(f"{label!r} (nearest: {near[0]!r})")
+        shown.append(f"{label!r} (closest: {near[0]!r})")
     more = f" and {len(odd) - 3} others" if len(odd) > 3 else ""
     raise ValueError(
         f"{examples.source} must have labels among the {len(known)} names of {named.source}, "
@@ -128,11 +128,11 @@ def check_labels(examples: Examples, named: NamedClasses) -> None:
 
 
 def read_names(path: Path) -> Names:
-    """One name in each line; prompts may follow it, after tabs.
+    """One name per line; prompts may follow it, separated by tabs.
 
-    Empty lines at the end are no names.
+    Empty lines at the end are ignored.
     """
-    with readable(path, "a text file with one name in each line"), open_regular(path) as file:
+    with readable(path, "a text file with one name per line"), open_regular(path) as file:
         text = decoded(file.read())
     lines = text.rstrip().split("\n") if text.strip() else []
     class_names: list[str] = []
@@ -142,13 +142,12 @@ def read_names(path: Path) -> Names:
         name, *own = (cell.strip() for cell in line.split("\t"))
         if not name:
             raise check.ArgumentValueError(
-                "names", f"must have a name in each line, got none in line {number} of {path}"
+                "names", f"must have a name on each line, got none in line {number} of {path}"
             )
         if name in first:
             raise check.ArgumentValueError(
                 "names",
-                f"must be different from one another, got {name!r} in lines {first[name]} and "
-                f"{number} of {path}",
+                f"must be unique, got {name!r} in lines {first[name]} and {number} of {path}",
             )
         first[name] = number
         class_names.append(name)
@@ -179,7 +178,7 @@ def embedded(
     source: str,
     logit_scale: float,
 ) -> NamedClasses:
-    """The names through an encoder: of each class the mean of its phrases, unit-norm each."""
+    """Encode names: for each class the mean of its unit-norm phrase embeddings."""
     phrases = names.phrases(templates)
     rows = unit(encode([phrase for own in phrases for phrase in own]))
     parts = torch.split(rows, [len(own) for own in phrases])
@@ -195,7 +194,7 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def stored_names(path: Path) -> NamedClasses:
-    """Embeddings of names that were computed elsewhere."""
+    """Embeddings of names computed elsewhere."""
     contents = stored(path)
     key = next((name for name in EMBEDDINGS if name in contents), None)
     if key is None or "class_names" not in contents:
@@ -208,7 +207,7 @@ def stored_names(path: Path) -> NamedClasses:
 
 
 def names_beside_features(path: Path) -> NamedClasses | None:
-    """The same for a file of features that may have them."""
+    """The same for a file of features that may contain them."""
     if path.suffix not in STORED:
         return None
     contents = stored(path)
@@ -219,7 +218,7 @@ def names_beside_features(path: Path) -> NamedClasses | None:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """What a file says of its classes."""
+    """The class embeddings in a file."""
     if path.suffix == ".safetensors":
         return bank_files.read_safetensors(path, mmap=True)
     wanted = (*EMBEDDINGS, "class_names", "logit_scale")
@@ -244,9 +243,7 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasse
     seen: set[str] = set()
     for name in class_names:
         if name in seen:
-            raise check.ArgumentValueError(
-                "names", f"must be different from one another, got {name!r} twice in {path}"
-            )
+            raise check.ArgumentValueError("names", f"must be unique, got {name!r} twice in {path}")
         seen.add(name)
     scale = LOGIT_SCALE
     if contents.get("logit_scale") is not None:

@@ -1,4 +1,4 @@
-"""From the names that the user gave to embeddings of them, by what makes the features."""
+"""Embed the class names given by the user with the encoder of the features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Given: TypeAlias = Names | NamedClasses | None
 
 
 def given_names(settings: Settings) -> Given:
-    """What the user says of names, read and checked before any work."""
+    """The user's input about names, read and checked before any work."""
     checked_templates(settings.templates)
     if settings.logit_scale is not None:
         check.real("logit_scale", settings.logit_scale, positive=True)
@@ -39,17 +39,17 @@ def given_names(settings: Settings) -> Given:
     if settings.templates and (path is None or path.suffix in STORED):
         raise check.ArgumentValueError(
             "templates",
-            f"must be left out unless names are a text file, got {settings.templates[0]!r}",
+            f"must be omitted unless names are a text file, got {settings.templates[0]!r}",
         )
     if path is None:
         return None
     if not path.is_file():
-        raise check.ArgumentValueError("names", f"must be a file, got {path}, which is none")
+        raise check.ArgumentValueError("names", f"must be a file, got {path}, which is not one")
     return stored_names(path) if path.suffix in STORED else read_names(path)
 
 
 def names_of_texts(given: Given, embedder: TextEmbedder, settings: Settings) -> NamedClasses | None:
-    """Names go through the encoder of the texts."""
+    """Names for texts: embedded by the encoder of the texts."""
     if isinstance(given, Names):
         templates = settings.templates or FOR_TEXTS
         given = embedded(given, templates, embedder, str(settings.names), LOGIT_SCALE)
@@ -59,11 +59,11 @@ def names_of_texts(given: Given, embedder: TextEmbedder, settings: Settings) -> 
 def names_of_pictures(
     given: Given, encoder: Encoder | None, settings: Settings
 ) -> NamedClasses | None:
-    """Names go through the text tower of the encoder whose image tower sees the pictures."""
+    """Names for images: embedded by the text tower of the encoder that sees the images."""
     if isinstance(given, Names):
         if encoder is None:
             raise without_encoder(settings)
-        encoder.text_tower()  # or say that there is none
+        encoder.text_tower()  # raises an error if there is none
         check_widths(encoder)
         given = through(encoder, given, settings)
     elif given is not None and encoder is not None and encoder.images is not None:
@@ -71,7 +71,7 @@ def names_of_pictures(
         if width != D:
             raise check.ArgumentValueError(
                 "encoder",
-                f"must make as many features of a picture as {given.source} has, {D}, got {width} "
+                f"must compute as many features per image as {given.source} has, {D}, got {width} "
                 f"by {encoder.name}",
             )
     return scaled(given, settings)
@@ -80,7 +80,7 @@ def names_of_pictures(
 def names_of_embeddings(
     given: Given, files: Sequence[Path], settings: Settings, device: torch.device
 ) -> NamedClasses | None:
-    """Embeddings come with those of the names, or with the encoder that made them."""
+    """Names for embeddings: from a file, or with the encoder that made the embeddings."""
     if isinstance(given, Names):
         if settings.encoder is None:
             raise check.ArgumentValueError(
@@ -100,8 +100,8 @@ def names_of_embeddings(
 def without_encoder(settings: Settings) -> check.ArgumentValueError:
     return check.ArgumentValueError(
         "encoder",
-        "must be an image-text model on disk for names of pictures, for the backbone "
-        f"{settings.backbone} has no text tower, got none",
+        "must be an image-text model on disk to classify images by names, because the "
+        f"backbone {settings.backbone} has no text tower, got none",
     )
 
 
@@ -118,5 +118,5 @@ def scaled(named: NamedClasses | None, settings: Settings) -> NamedClasses | Non
 
 
 def known_classes(examples: Examples, named: NamedClasses | None) -> Labelled:
-    """What is known of the classes: by their samples, by their names, or by both."""
+    """Everything known about the classes: their samples, their names, or both."""
     return examples.labelled() if named is None else named.labelled(examples)

@@ -1,4 +1,4 @@
-"""Networks that make features of pictures: ours, EfficientNet-Lite0, and those of timm."""
+"""Networks that compute image features: ours, EfficientNet-Lite0, and those of timm."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DEFAULT = "efficientnet_lite0"
 
 
 class Network(Protocol):
-    """Makes features of pictures that are all of one size."""
+    """Computes features of images that all have one size."""
 
-    key: str  # everything that the features depend on, beside the pictures
+    key: str  # everything the features depend on, apart from the images
     channels: int  # 1 or 3
 
     def square(self, picture: Image) -> Image:
-        """A picture as the network wants it."""
+        """An image preprocessed for the network."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 [n, H, W, C] -> float32 [n, D] on the CPU."""
@@ -52,7 +52,7 @@ class OwnNetwork:
 
 
 class ForeignNetwork:
-    """A network of another package: the central square of a picture, scaled and normalised."""
+    """A network of another package: the central square of an image, scaled and normalised."""
 
     channels = 3
 
@@ -91,7 +91,7 @@ class ForeignNetwork:
 
 
 class PooledFeatures(nn.Module):
-    """The mean over space of what the last convolution gives."""
+    """The spatial mean of the last convolution's output."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class PooledFeatures(nn.Module):
 
 
 def open_network(name: str, device: torch.device) -> Network:
-    """A network by what the user calls it.
+    """Open a network by name.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def timm_network(name: str, device: torch.device) -> Network:
     timm = library("timm", f"the backbone timm:{name}", "timm")
     try:
         network = timm.create_model(name, pretrained=True, num_classes=0)
-    except Exception as error:  # unknown names, no hub, no weights: timm raises what it likes
+    except Exception as error:  # unknown names, no hub, no weights: timm raises anything
         raise check.ArgumentValueError(
             "backbone",
             f"must be a pretrained model of timm that can be loaded, got {name!r}: "

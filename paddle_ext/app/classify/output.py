@@ -1,4 +1,4 @@
-"""The answers as tables for other programs."""
+"""The predictions as tables for other programs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HEADER = ("label", "probability", "second", "second_probability", "doubt", "nove
 
 
 def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool = False) -> None:
-    """Write a CSV file, one row for each sample, in their order.
+    """Write a CSV file with one row per sample, in order.
 
-    No cell is a formula for a spreadsheet, whatever names and texts begin with.
+    Cells are escaped so that no name or text becomes a spreadsheet formula.
 
     Parameters
     ----------
     path : Path
     answers : Answers
     name_column : str
-        The head of the first column, which has what the samples are called.
+        Name of the first column, which identifies the samples.
     texts : bool
-        Also a column with the texts.
+        Whether to add a column with the texts.
     """
     text, truth = ("text",) if texts else (), ("truth",) if answers.truth else ()
     rows = (
@@ -42,7 +42,7 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
 
 
 def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[str]]:
-    """Some rows of the table; of all of them the numbers alone would take much memory."""
+    """Some rows of the table; the numbers of all rows at once would take much memory."""
     classes, names = answers.class_names, answers.names[part]
     columns: list[Iterable[str]] = [names]
     if texts:
@@ -62,7 +62,7 @@ def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[
 
 
 def write_labelled(path: Path, check: LabelledCheck, name_column: str) -> None:
-    """Write what is thought of the labels of labelled samples, the most doubtful first."""
+    """Write the check of the labelled samples, most doubtful first."""
     doubt = decimals(check.doubt)
     write(
         path,
@@ -82,5 +82,5 @@ def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def decimals(x: Tensor) -> list[str]:
-    """Four digits; nothing for NaN."""
+    """Four digits; empty for NaN."""
     return ["" if math.isnan(value) else f"{value:.4f}" for value in x.tolist()]

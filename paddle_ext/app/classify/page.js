@@ -1,6 +1,6 @@
 "use strict";
-// Everything is in the page already: this hides what was not asked for, shows one sample large, and
-// keeps the labels that a person corrects until they are exported.
+// The page already contains everything: this filters the samples, enlarges one, and keeps corrected
+// labels until they are exported.
 const search = document.getElementById("search");
 const onlyDoubtful = document.getElementById("doubtful");
 const nothing = document.getElementById("nothing");
@@ -67,7 +67,7 @@ function open(index) {
   }
   document.getElementById("look-text").textContent = sample.querySelector(".who").textContent;
   const sure = sample.querySelector(".sure").textContent;
-  document.getElementById("look-said").textContent = `found: ${sample.dataset.label}, ${sure}`;
+  document.getElementById("look-said").textContent = `predicted: ${sample.dataset.label}, ${sure}`;
   chosen.value = corrected.get(sample.dataset.name) ?? sample.dataset.label;
   undo.disabled = !corrected.has(sample.dataset.name);
   if (!look.open) look.showModal();
@@ -92,7 +92,7 @@ function keep(label) {
     if (!label) continue;
     const mine = document.createElement("span");
     mine.className = "mine";
-    mine.textContent = label === sample.dataset.label ? `right: ${label}` : `now ${label}`;
+    mine.textContent = label === sample.dataset.label ? `correct: ${label}` : `changed to ${label}`;
     sample.lastElementChild.append(mine);
   }
   exporting.disabled = corrected.size === 0;

@@ -1,4 +1,4 @@
-"""The answers as one page for a browser, which needs nothing but the file itself."""
+"""The predictions as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .pictures import thumbnails
 from .samples import Labelled, Source
 
 HERE = Path(__file__).parent
-NOVEL = 0.98  # novelty from which a sample may be of no known class; one in fifty known ones is
-MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # in all classes together
+NOVEL = 0.98  # samples above may be of an unknown class; so is one in fifty known ones
+MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # over all classes
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
-KNOWN_SHOWN = {"pictures": 3, "texts": 2, "rows": 0}  # labelled examples of a class
+KNOWN_SHOWN = {"pictures": 3, "texts": 2, "rows": 0}  # labelled examples per class
 MOST_KNOWN = 600
-MOST_CLASSES = 500  # that have a bar and a section
-SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of a picture; and how many may be large ones
-MOST_OFFERED = 2000  # classes that a correction is offered
+MOST_CLASSES = 500  # with a bar and a section
+SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of an image; most large ones
+MOST_OFFERED = 2000  # classes suggested for a correction
 MOST_UNREADABLE = 200
 
 
@@ -45,7 +45,7 @@ def write_page(
     title: str,
     seconds: float,
 ) -> None:
-    """Write the page; an older one is replaced only when the new one is whole."""
+    """Write the page; an older one is replaced only when the new one is complete."""
     with replacing(path) as new:
         text = page(answers, source, title, seconds, checked)
         new.write_text(encodable(text), encoding="utf-8")
@@ -92,7 +92,7 @@ def page(
 
 
 def strangers(answers: Answers) -> list[int]:
-    """Samples that may be of no known class, the strangest first."""
+    """Samples that may be of an unknown class, strangest first."""
     if answers.novelty is None:
         return []
     order = torch.argsort(answers.novelty.nan_to_num(-1.0), descending=True, stable=True)
@@ -103,7 +103,7 @@ def strangers(answers: Answers) -> list[int]:
 def most_doubtful(
     answers: Answers, order: Sequence[int], kind: str, elsewhere: Sequence[int] = ()
 ) -> dict[int, list[int]]:
-    """The rows shown of each class, the most doubtful first; none that is shown elsewhere."""
+    """The rows shown for each class, most doubtful first, without those shown elsewhere."""
     most = MOST_SHOWN[kind] // max(1, len(order))
     most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
     doubt = answers.doubt.clone()
@@ -115,7 +115,7 @@ def most_doubtful(
 
 
 def examples(source: Source, order: Sequence[int]) -> dict[int, list[int]]:
-    """A few labelled samples of the classes."""
+    """A few labelled samples of each class."""
     most = KNOWN_SHOWN[source.kind]
     rows: dict[int, list[int]] = {k: [] for k in list(order)[: MOST_KNOWN // max(1, most)]}
     for row, k in enumerate(source.labelled.labels.tolist()):
@@ -137,41 +137,42 @@ def head(
         f'<meta http-equiv="Content-Security-Policy" content="{policy(style)}">'
         f'<title>{title}</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
         f"<header><h1>{title}</h1><p>Classified by {what_is_known(source.labelled)}. "
-        "In each class the most doubtful come first.</p>"
+        "The most doubtful samples of each class come first.</p>"
         f'<ul class="figures">{listed}</ul></header><main>'
         '<div class="tools"><input type="search" id="search" aria-label="Search" '
-        'placeholder="Search a class, a file, a text"> '
-        '<label><input type="checkbox" id="doubtful"> only doubtful ones</label> '
+        'placeholder="Search for a class, file or text"> '
+        '<label><input type="checkbox" id="doubtful"> only doubtful samples</label> '
         '<button type="button" id="export" disabled>Export corrected labels</button>'
-        '<p id="how" class="note" hidden>Saved as <code>corrected.csv</code>. The next round: the '
-        "same command with <code>--corrected corrected.csv</code>.</p></div>"
+        '<p id="how" class="note" hidden>Saved as <code>corrected.csv</code>. For the next '
+        "round, run the same command with <code>--corrected corrected.csv</code>.</p></div>"
     )
 
 
 def headline_figures(
     answers: Answers, source: Source, present: int, checked: LabelledCheck | None
 ) -> list[tuple[str, str]]:
-    """What a person wants to know first: a number, and what it counts."""
+    """The key figures: a number and its caption."""
     N, doubtful = len(answers), int((answers.doubt >= DOUBTFUL).sum())
     figures = [
         (f"{N:,}", f"sample{'s' * (N != 1)} classified"),
         (f"{present:,}", f"of {len(answers.class_names):,} classes found{unsure_note(answers)}"),
-        (f"{doubtful:,}", "doubtful: look at " + ("this" if doubtful == 1 else "these")),
+        (f"{doubtful:,}", "doubtful: check " + ("this" if doubtful == 1 else "these")),
     ]
     if answers.novelty is not None:
         strange = int((answers.novelty >= NOVEL).sum())
-        figures.append((f"{strange:,}", "perhaps of no known class"))
+        figures.append((f"{strange:,}", "possibly of an unknown class"))
     suspects = 0 if checked is None else len(checked.suspects())
     if suspects:
-        figures.append((f"{suspects:,}", "labelled ones that look wrong"))
+        figures.append((f"{suspects:,}", "labels that look wrong"))
     accuracy = answers.accuracy()
     if accuracy is not None:
-        figures.append((f"{100 * accuracy[0]:.1f} %", f"right, of {accuracy[1]:,} with a truth"))
+        known = f"correct, of {accuracy[1]:,} with a true label"
+        figures.append((f"{100 * accuracy[0]:.1f} %", known))
         error = answers.calibration_error()
         if error is not None:
             figures.append((f"{100 * error:.1f} %", "calibration error of the probabilities"))
     if source.unreadable:
-        figures.append((f"{len(source.unreadable):,}", "not readable: listed below"))
+        figures.append((f"{len(source.unreadable):,}", "unreadable: listed below"))
     return figures
 
 
@@ -180,10 +181,10 @@ def part_of_page(name: str) -> str:
 
 
 def policy(style: str) -> str:
-    """What the browser may do with the page: run our script, and no other.
+    """The Content-Security-Policy of the page: our script may run, nothing else.
 
-    The script is known by its digest, so even a name that came through the escaping would run
-    nothing, and nothing may be loaded, so it could reach no network either.
+    The script is identified by its digest, so even a name that escaped the escaping could not run
+    code; and nothing may be loaded, so nothing can be sent.
     """
     return (
         f"default-src 'none'; img-src data:; script-src {digest_source(part_of_page('page.js'))}; "
@@ -193,7 +194,7 @@ def policy(style: str) -> str:
 
 
 def digest_source(text: str) -> str:
-    """What a policy calls a script or a style in the page itself."""
+    """How a policy refers to an inline script or style."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -206,17 +207,17 @@ def what_is_known(labelled: Labelled) -> str:
 
 
 def unsure_note(answers: Answers) -> str:
-    """How many of the classes found may not be there after all."""
+    """How many of the classes found are uncertain."""
     count = int(((answers.counts() > 0) & ~answers.present).sum())
     return f", {count:,} of them unsure" if count else ""
 
 
-UNSURE_ATTRIBUTES = ' class="unsure" title="too little to be sure that this class is there"'
-NO_MATCH = '<p id="nothing" class="note" hidden>Nothing here fits the search.</p>'
+UNSURE_ATTRIBUTES = ' class="unsure" title="too few samples to be sure that this class is present"'
+NO_MATCH = '<p id="nothing" class="note" hidden>No matches.</p>'
 
 
 def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
-    """How many samples each class has."""
+    """The number of samples of each class."""
     longest = max(counts)
     items = ""
     for number, k in enumerate(order[:MOST_CLASSES]):
@@ -238,7 +239,7 @@ def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
         rest = (
             f"<details><summary>{len(absent):,} not found</summary><p>{names}{more}</p></details>"
         )
-    digits = len(f"{longest:,}")  # as wide a column for all, so that bars can be compared
+    digits = len(f"{longest:,}")  # equal widths make bars comparable
     return f'<h2>Classes found</h2><ul class="bars" style="--digits:{digits}ch">{items}</ul>{rest}'
 
 
@@ -251,7 +252,7 @@ def section(
     known: Sequence[int],
     small: dict[str, str],
 ) -> str:
-    """One class: what it looks like, then its samples."""
+    """One class: labelled examples, then its samples."""
     name = escape(answers.class_names[k])
     total = int((answers.labels == k).sum())
     samples = "".join(sample(answers, source, row, small) for row in rows)
@@ -269,7 +270,7 @@ def section(
 def strangers_section(
     answers: Answers, source: Source, rows: Sequence[int], small: dict[str, str]
 ) -> str:
-    """Samples that may be of no known class."""
+    """Samples that may be of an unknown class."""
     if not rows:
         return ""
     assert answers.novelty is not None
@@ -277,11 +278,11 @@ def strangers_section(
     samples = "".join(sample(answers, source, row, small) for row in rows)
     more = f" {total - len(rows):,} more in answers.csv." if total > len(rows) else ""
     return (
-        '<h2>Of no known class?</h2><section class="class" id="strangers" '
-        f'data-name="of no known class"><h2>Unlike any labelled sample'
+        '<h2>Unknown classes?</h2><section class="class" id="strangers" '
+        f'data-name="unknown class"><h2>Unlike any labelled sample'
         f"<small>{plural(total, 'sample')}</small></h2>"
-        '<p class="note">The strangest first, with the class that each would be of. About '
-        f"{percent(1 - NOVEL)} of samples of known classes are here by chance.{more}</p>"
+        '<p class="note">The strangest come first, with their most likely class. About '
+        f"{percent(1 - NOVEL)} of the samples of known classes appear here by chance.{more}</p>"
         f'<ul class="samples {source.kind}">{samples}</ul></section>'
     )
 
@@ -299,20 +300,20 @@ def suspects_section(
         who = escape(shortened(checked.names[row]))
         items += (
             f'<li class="suspect">{image}<span class="who" title="{who}">{who}</span>'
-            f"<span>labelled <b>{escape(checked.label(row))}</b>, rather "
+            f"<span>labelled <b>{escape(checked.label(row))}</b>, probably "
             f"<b>{escape(checked.suggested(row))}</b></span></li>"
         )
     total = len(checked.suspects())
     return (
         "<h2>Labelled samples that look wrong</h2>"
         f'<section class="class" id="suspects"><h2>{plural(total, "label")} to check</h2>'
-        f'<p class="note">By what the other labelled samples say; all are in labelled.csv.</p>'
+        f'<p class="note">Compared with the other labelled samples; all are in labelled.csv.</p>'
         f'<ul class="samples {source.kind}">{items}</ul></section>'
     )
 
 
 def look_dialog(class_names: Sequence[str]) -> str:
-    """What shows one sample large, and takes a correction."""
+    """The dialog that enlarges one sample and takes a correction."""
     offered = "".join(
         f'<option value="{escape(name)}"></option>' for name in class_names[:MOST_OFFERED]
     )
@@ -343,7 +344,7 @@ def foot(source: Source, seconds: float) -> str:
     parts += [f'<p class="note">{escape(note)}</p>' for note in source.notes]
     script = part_of_page("page.js")
     return (
-        f"<footer>{''.join(parts)}<p>All answers are in answers.csv. "
+        f"<footer>{''.join(parts)}<p>All predictions are in answers.csv. "
         f"Made by paddle-ext classify in {seconds:.1f} s.</p></footer>"
         f"<script>{script}</script></body></html>\n"
     )

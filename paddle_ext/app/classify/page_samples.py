@@ -1,4 +1,4 @@
-"""Samples as the page shows them."""
+"""How the page shows samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from .answering import Answers
 from .samples import Source
 
-DOUBTFUL = 0.5  # doubt from which a sample is marked
+DOUBTFUL = 0.5  # samples of at least this doubt are marked
 LONGEST_TEXT = 300  # characters
 
 
@@ -27,7 +27,7 @@ def labelled_examples(source: Source, rows: Sequence[int], small: dict[str, str]
 
 
 def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) -> str:
-    """One sample: what it is, how sure the answer is, what else it may be."""
+    """One sample: its image or text, its probability, and the second class."""
     name, text = answers.names[row], answers.texts[row]
     label = answers.class_names[int(answers.labels[row])]
     sure, doubt = float(answers.probability[row]), float(answers.doubt[row])
@@ -44,7 +44,7 @@ def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) ->
         other = f'<span class="other">or {second}, {percent(share)}</span>'
     wrong = ""
     if answers.truth is not None and answers.truth[row] != label:
-        wrong = f'<span class="wrong">truly {escape(answers.truth[row] or "unknown")}</span>'
+        wrong = f'<span class="wrong">true class: {escape(answers.truth[row] or "unknown")}</span>'
     marked = " doubtful" if doubt >= DOUBTFUL else ""
     return (
         f'<li class="sample{marked}" tabindex="0" data-name="{escape(name)}" '
@@ -62,7 +62,7 @@ def novelty_title(answers: Answers, row: int) -> str:
 
 
 def plural(count: int, thing: str) -> str:
-    """A number and what it counts.
+    """A number and its noun.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Samples of a Parquet file as Arrow has them: what is only passed on is never looked at."""
+"""Samples of a Parquet file as Arrow data: columns that are only copied are never decoded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ_AT_ONCE = 2048  # rows
 
 @dataclass(frozen=True)
 class Streamed:
-    """A Parquet file to be classified, and what is known of the classes.
+    """A Parquet file to classify, and what is known about the classes.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Streamed:
     samples : TableSamples
         Which rows of which columns.
     total : int
-        How many rows.
+        Number of rows.
     notes : list of str
     """
 
@@ -53,13 +53,13 @@ class Streamed:
 
 
 class Part(NamedTuple):
-    """Rows that follow one another."""
+    """Consecutive rows."""
 
-    kept: Any  # pyarrow.Table [n] of the columns that the answers keep
+    kept: Any  # pyarrow.Table [n] of the columns copied to the output
     rows: npt.NDArray[np.int64]  # [n] their numbers in the file
-    features: Tensor | None  # [n, D] float32; None: they are made of the texts
+    features: Tensor | None  # [n, D] float32; None: computed from the texts
     texts: list[str]
-    truth: list[str]  # of the classes, if the user wants to know the accuracy
+    truth: list[str]  # true classes, if the user wants the accuracy
 
     def cut(self, start: int, stop: int) -> Part:
         features = None if self.features is None else self.features[start:stop]
@@ -91,15 +91,15 @@ def joined(parts: Sequence[Part]) -> Part:
 def open_streamed(
     labelled: Path, unlabelled: Path | None, settings: Settings, device: torch.device
 ) -> Streamed:
-    """Open a Parquet file: `unlabelled`, or the rows of `labelled` that have no label.
+    """Open a Parquet file: `unlabelled`, or the rows of `labelled` without a label.
 
-    With a model the only file is the one to be classified.
+    With a model, the only file is the one to classify.
     """
     path = labelled if unlabelled is None else unlabelled
     with opened(path) as table:
         schema, count = table.schema_arrow, int(table.metadata.num_rows)
     if len(set(schema.names)) < len(schema.names):
-        raise ValueError(f"{path} must have different column names, got one twice")
+        raise ValueError(f"{path} must have unique column names, got one twice")
     if unlabelled is None and settings.model is None:
         return open_alone(path, count, settings, device)
     source = opened_source(labelled, unlabelled, settings, device)
@@ -108,13 +108,13 @@ def open_streamed(
 
 
 def open_alone(path: Path, count: int, settings: Settings, device: torch.device) -> Streamed:
-    """A table with gaps in its column of labels; with names there may be no such column."""
+    """A table with missing labels; with names the column of labels may be missing."""
     given = given_names(settings)
     table = opened_table(path, settings)
     asked, notes = settings.columns, list[str]()
     label = table.label_column_if_any(asked.label, asked.truth)
     if label is None and given is None:
-        label = table.label_column(None)  # or say that there is none
+        label = table.label_column(None)  # raises an error if there is none
     columns = replace(asked, label=label)
     embedder, features, _ = feature_source(table, columns, settings, device, notes)
     named = names_of_rows(given, embedder, [], settings, device)
@@ -132,7 +132,7 @@ def open_alone(path: Path, count: int, settings: Settings, device: torch.device)
 
 
 def labelled_examples(samples: TableSamples, label: str) -> Examples:
-    """All rows with a label; features of groups of rows without any are not read."""
+    """All rows with a label; features of row groups without any are not read."""
     path = samples.table.path
     features: list[Tensor] = []
     labels: list[str] = []
@@ -159,7 +159,7 @@ def labelled_examples(samples: TableSamples, label: str) -> Examples:
 
 
 def read_parts(source: Streamed, kept: Sequence[str]) -> Iterator[Part]:
-    """The rows to classify, in order, with the columns that the answers keep."""
+    """The rows to classify, in order, with the columns copied to the output."""
     with opened(source.path) as table:
         yield from parts_of(source.samples, table, kept)
 
@@ -179,9 +179,9 @@ def parts_of(
     samples : TableSamples
     table : pyarrow.parquet.ParquetFile
     kept : sequence of str
-        Columns to pass on.
+        Columns to copy.
     wanted : sequence or None
-        Which rows; None: those that `samples` tell.
+        Which rows; None: those of `samples`.
     groups, begin
         Groups of rows, and the number of their first row.
     """
@@ -238,7 +238,7 @@ def as_float(values: Any, name: str, path: Path) -> npt.NDArray[np.float32]:
         return np.array(values, np.float32)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{path} must have numbers, or lists of them, in column {name!r}, got others"
+            f"{path} must have numbers or lists of numbers in column {name!r}, got something else"
         ) from None
 
 
@@ -250,7 +250,7 @@ class SampleRows:
     source : Streamed
     device : torch.device
     progress : bool
-        Of each pass.
+        Whether to show a progress bar for each pass.
     """
 
     def __init__(self, source: Streamed, device: torch.device, *, progress: bool) -> None:
@@ -273,7 +273,7 @@ class SampleRows:
 
 
 def checked_features(part: Part, source: Streamed) -> Tensor:
-    """[n, D], as many as the labelled samples have, and finite."""
+    """[n, D], with as many features as the labelled samples, all finite."""
     features = features_of(part, source.samples)
     D, width = source.labelled.features.shape[1], features.shape[1]
     if width != D:
@@ -286,7 +286,7 @@ def checked_features(part: Part, source: Streamed) -> Tensor:
 
 
 def features_of(part: Part, samples: TableSamples) -> Tensor:
-    """[n, D], made of the texts if they are not there."""
+    """[n, D], computed from the texts if missing."""
     if part.features is not None:
         return part.features
     assert samples.embedder is not None
@@ -304,7 +304,7 @@ def column_labels(batch: Any, name: str | None) -> list[str]:
 
 
 def regrouped(parts: Iterable[Part], sizes: Iterable[int]) -> Iterator[Part]:
-    """The same rows in parts of these sizes, which must be as many together."""
+    """The same rows in parts of these sizes, which must sum to the number of rows."""
     waiting: list[Part] = []
     count = 0
     more = iter(parts)

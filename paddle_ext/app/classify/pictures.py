@@ -1,4 +1,4 @@
-"""Folders of pictures: finding, decoding and embedding them; those that are not read are listed."""
+"""Folders of images: find, decode and embed them; unreadable files are listed."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 Pixels: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
-READ_AT_ONCE = 64  # pictures
+READ_AT_ONCE = 64  # images
 THUMBNAIL = 112  # pixels
 GREY_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
 class PictureReader:
-    """Makes features of picture files.
+    """Computes features of image files.
 
     Parameters
     ----------
     network : Network
     cache : Path or None
-        A folder to keep features in.
+        A folder for cached features.
     unreadable : dict of str to str
-        Gets the files that are not read, and why.
+        Receives the files that cannot be read, and why.
     notes : list of str or None
-        Gets a sentence if features cannot be kept.
+        Receives a sentence if features cannot be cached.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PictureReader:
     def batches(
         self, paths: Sequence[Path], title: str, progress: bool
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """The numbers of the readable ones among some paths, and their features [n, D]."""
+        """Indices of the readable files, and their features [n, D]."""
         with Progress(title, len(paths), show=progress) as shown:
             for start in range(0, len(paths), READ_AT_ONCE):
                 part = paths[start : start + READ_AT_ONCE]
@@ -69,10 +69,10 @@ class PictureReader:
                     yield [start + number for number in numbers], features
 
     def batch(self, paths: Sequence[Path]) -> tuple[list[int], Tensor]:
-        """Features are kept by the digest of the bytes that they were made from.
+        """Features are stored by the digest of the bytes they were computed from.
 
-        A file may change after its digest was taken; so the bytes that are decoded are digested
-        again, and no feature is ever kept under another picture's name.
+        A file may change after its digest was taken, so the decoded bytes are digested again, and
+        no feature is ever stored under the digest of another image.
         """
         digests = list(in_threads(file_digest, paths))
         known = self.cache.get([one for one in digests if isinstance(one, bytes)])
@@ -103,7 +103,7 @@ class PictureReader:
         return numbers, torch.stack(features) if features else torch.empty(0, 0)
 
     def decode(self, path: Path) -> tuple[bytes, Pixels] | str:
-        """The digest of a file and its pixels [H, W, C], or why there are none."""
+        """The digest of a file and its pixels [H, W, C], or the reason why it cannot be read."""
         try:
             content = read_picture_file(path)
             picture = self.network.square(upright(content))
@@ -114,7 +114,7 @@ class PictureReader:
 
 
 def file_digest(path: Path) -> bytes | str:
-    """Of the bytes of a file, or why it cannot be read."""
+    """The digest of a file, or the reason why it cannot be read."""
     try:
         return digest(read_picture_file(path))
     except (OSError, ValueError) as error:
@@ -122,18 +122,18 @@ def file_digest(path: Path) -> bytes | str:
 
 
 def load_picture(path: Path) -> Image:
-    """The picture of a file, as `upright`."""
+    """The image in a file, as `upright`."""
     return upright(read_picture_file(path))
 
 
 def upright(content: bytes) -> Image:
-    """A picture in RGB, upright, on white where it is transparent."""
+    """An image in RGB, upright, on white where it is transparent."""
     with opened(content) as file:
         return upright_rgb(file)
 
 
 def upright_rgb(picture: Image) -> Image:
-    """The same picture where its mode allows it: a large one in several copies is a GiB."""
+    """The same image if its mode allows: several copies of a large one take a GiB."""
     from PIL import Image, ImageOps
 
     picture.load()
@@ -158,10 +158,10 @@ def upright_rgb(picture: Image) -> Image:
 
 
 def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
-    """All files that may be pictures, in the order of their paths, whatever they are called.
+    """All files that may be images, in the order of their paths, with any suffix.
 
-    Left out are names that begin with a point, which other programs leave behind. Folders that
-    cannot be looked into, and links to folders, which could lead back, are told in `unreadable`.
+    Names that begin with a dot are skipped. Folders that cannot be read, and links to folders,
+    which could form a cycle, are added to `unreadable`.
     """
     found: list[Path] = []
 
@@ -181,47 +181,47 @@ def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
 def labelled_folder(
     root: Path, reader: PictureReader, notes: list[str], *, progress: bool
 ) -> Examples:
-    """One folder for each class; what is in further folders below belongs to it."""
+    """One folder per class, including its subfolders."""
     paths: list[Path] = []
     classes: list[str] = []
     for entry in sorted(root.iterdir()):
         if entry.name.startswith("."):
             continue
         if not entry.is_dir():
-            reader.unreadable[encodable(str(entry))] = "it lies in no folder of a class"
+            reader.unreadable[encodable(str(entry))] = "it is not in the folder of a class"
             continue
         own, name = files_below(entry, reader.unreadable), encodable(entry.name)
         paths += own
         classes += [name] * len(own)
         if not own:
-            notes.append(f"the folder {name!r} has no pictures, so it is no class")
+            notes.append(f"the folder {name!r} has no images, so it is not a class")
     if not paths:
         raise ValueError(
-            f"{root} must have one folder of pictures for each class, got no picture in a folder"
+            f"{root} must have one folder of images per class, got no image in a folder"
         )
     parts = list(reader.batches(paths, "labelled pictures", progress))
     rows = [row for numbers, _ in parts for row in numbers]
     if not rows:
         raise ValueError(
-            f"{root} must have pictures that can be read, got {len(paths)} files that cannot, "
-            f"the first one: {next(iter(reader.unreadable.values()), 'damaged')}"
+            f"{root} must have readable images, got {len(paths)} unreadable files, "
+            f"first one: {next(iter(reader.unreadable.values()), 'damaged')}"
         )
     for name in sorted(set(classes) - {classes[row] for row in rows}):
-        notes.append(f"no picture of {name!r} could be read, so it is no class")
+        notes.append(f"no image of {name!r} could be read, so it is not a class")
     features = torch.cat([features for _, features in parts])
     texts = tuple(str(paths[row]) for row in rows)
     return Examples(features, [classes[row] for row in rows], texts, str(root))
 
 
 class UnlabelledFolder:
-    """Any tree of pictures.
+    """Any tree of images.
 
     Parameters
     ----------
     root : Path
     reader : PictureReader
     truth : bool
-        The name of the folder that a picture lies in is its true class.
+        The name of the folder of an image is its true class.
     progress : bool
     """
 
@@ -230,7 +230,7 @@ class UnlabelledFolder:
         self.paths = files_below(root, reader.unreadable)
         if not self.paths:
             raise ValueError(
-                f"{root} must have at least one picture (JPEG, PNG, WebP, HEIC, ...) to classify, "
+                f"{root} must have at least one image (JPEG, PNG, WebP, HEIC, ...) to classify, "
                 "got no file"
             )
 
@@ -238,7 +238,7 @@ class UnlabelledFolder:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Batch]:
-        title = "pictures to classify"
+        title = "images to classify"
         for rows, features in self.reader.batches(self.paths, title, self.progress):
             paths = [self.paths[row] for row in rows]
             yield Batch(
@@ -250,7 +250,7 @@ class UnlabelledFolder:
 
 
 def thumbnails(paths: Sequence[str], side: int = THUMBNAIL) -> list[str]:
-    """Small pictures as data URIs, at most `side` pixels wide; empty where a file has gone."""
+    """Thumbnails as data URIs, at most `side` pixels wide; empty if a file is gone."""
     return list(in_threads(partial(thumbnail, side=side), paths))
 
 

@@ -1,4 +1,4 @@
-"""From files, folders or one table to answers."""
+"""From files, folders or one table to predictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .sources import open_source
 
 @dataclass(frozen=True)
 class Report:
-    """What came out.
+    """The result of `classify`.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ class Report:
     table, page : Path
         The files written.
     notes : list of str
-        What the user should know.
+        Messages for the user.
     unreadable : dict of str to str
         Files that could not be read, and why.
     seconds : float
     checked : LabelledCheck or None
-        What the labelled samples say about each other's labels; None if no class has two of them.
+        Doubts about the labels of labelled samples; None if no class has two of them.
     labelled, model : Path or None
-        The files with that check and with what is known of the classes.
+        The files with that check and with the saved model.
     """
 
     answers: Answers
@@ -63,15 +63,15 @@ def classify(
     Parameters
     ----------
     labelled : path
-        Embeddings (`.npz`, `.npy`, `.safetensors`, `.csv`, `.tsv`, `.parquet`), or a folder that
-        has one folder of pictures for each class.
+        Embeddings (`.npz`, `.npy`, `.safetensors`, `.csv`, `.tsv`, `.parquet`), or a folder with
+        one folder of images per class.
     unlabelled : path or None
-        The same for the samples to classify; any tree of pictures. None: `labelled` has them, which
-        are the rows without a label of a table; with names (`Settings.names`, or embeddings of them
-        in the file), also those of a file of embeddings, or a tree of pictures. With
-        `Settings.model` the only data are those to classify.
+        The same for the samples to classify; any tree of images. None: they are in `labelled`, as
+        table rows without a label; with names (`Settings.names`, or embeddings of them in the
+        file), also as rows of an embeddings file, or a tree of images. With `Settings.model` the
+        only data is what to classify.
     output : path
-        The folder for the files.
+        The output folder.
     settings : Settings or None
 
     Returns
@@ -81,7 +81,7 @@ def classify(
     Raises
     ------
     ValueError, OSError, ImportError
-        In one sentence that says what to change.
+        A one-sentence error that says what to change.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def opened(known: Path, new: Path | None, settings: Settings, device: torch.devi
         return open_source(known, new, settings, device)
     if new is not None:
         raise check.ArgumentValueError(
-            "model", f"must stand instead of labelled samples, got {known} and {new} beside it"
+            "model", f"must replace the labelled samples, got {known} and {new} too"
         )
     return open_by_model(known, load_model(Path(settings.model)), settings, device)
 
@@ -135,7 +135,7 @@ def write_all(
     title: str,
     began: float,
 ) -> Report:
-    """The tables, the page and the model."""
+    """Write the tables, the page and the model."""
     folder.mkdir(parents=True, exist_ok=True)
     table, page, labelled = (
         folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
@@ -164,28 +164,28 @@ def write_all(
 
 
 def trust_notes(labelled: Labelled) -> list[str]:
-    """What the user should know about the probabilities."""
+    """Warnings about the probabilities."""
     counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
     if labelled.prototypes is not None or int(counts.max()) > 1:
         return []
     note = (
-        "one labelled sample of each class: nothing tells how sure an answer may be, so do not "
-        "trust the probabilities; two of some classes would"
+        "one labelled sample per class: calibration is impossible, so do not trust the "
+        "probabilities; two samples of some classes would fix that"
     )
     return [note]
 
 
 def page_title(path: Path, answers: Answers, kind: str) -> str:
-    """What was classified, and what came out.
+    """Title of the page: what was classified, and the result.
 
     Examples
     --------
     >>> page_title(Path("photos/june"), Answers(("a", "b"), ["x"], [""], torch.tensor([0]),
     ...     torch.tensor([1]), torch.ones(1), torch.zeros(1), torch.zeros(1),
     ...     torch.tensor([True, False])), "pictures")
-    'june: 1 picture, 1 class'
+    'june: 1 image, 1 class'
     """
-    thing = {"pictures": "picture", "texts": "text", "rows": "sample"}[kind]
+    thing = {"pictures": "image", "texts": "text", "rows": "sample"}[kind]
     found = int((answers.counts() > 0).sum())
     name = path.resolve().name if path.is_dir() else path.stem
     return f"{name}: {plural(len(answers), thing)}, {plural(found, 'class')}"
@@ -194,5 +194,5 @@ def page_title(path: Path, answers: Answers, kind: str) -> str:
 def existing(path: str | Path) -> Path:
     found = Path(path)
     if not found.exists():
-        raise ValueError(f"{found} must be a file or a folder, got nothing there")
+        raise ValueError(f"{found} must be a file or a folder, but does not exist")
     return found

@@ -1,4 +1,4 @@
-"""What is classified: labelled samples in memory, the others one batch after the other."""
+"""The data to classify: labelled samples in memory, the others in batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...research.data.labels import numbered, sorted_names
 
-LOGIT_SCALE = 100.0  # of CLIP and of most models trained as it was
+LOGIT_SCALE = 100.0  # of CLIP and most similar models
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples whose classes are known, or classes known by their names, or both.
+    """Samples with known classes, classes known by name, or both.
 
     Parameters
     ----------
@@ -26,13 +26,13 @@ class Labelled:
         `prototypes`.
     class_names : tuple of str
     texts : tuple of str
-        What a person sees of each sample: a text, the path of a picture, or nothing.
+        What the user sees of each sample: a text, the path of an image, or nothing.
     source : str
-        Where they come from, for messages.
+        Their origin, for messages.
     prototypes : Tensor [K, D] or None
-        Embeddings of the classes' names, by the encoder that made the features.
+        Embeddings of the class names, by the encoder that computed the features.
     logit_scale : float
-        Factor that makes logits of cosines with the prototypes.
+        Factor from cosines with the prototypes to logits.
     """
 
     features: Tensor
@@ -53,44 +53,44 @@ class Labelled:
 
 
 class Examples(NamedTuple):
-    """Labelled samples as they were read."""
+    """Labelled samples as read."""
 
     features: Tensor  # [S, D]
     labels: list[str]
-    texts: tuple[str, ...]  # as those of `Labelled`
+    texts: tuple[str, ...]  # as in `Labelled`
     source: str
 
     def labelled(self) -> Labelled:
-        """The same with numbers for labels; their classes are those that have a sample."""
+        """The same with integer labels; the classes are those with a sample."""
         numbers, class_names = named_labels(self.labels)
         return Labelled(self.features, numbers, class_names, self.texts, self.source)
 
 
 class Batch(NamedTuple):
-    """Samples to be classified."""
+    """Samples to classify."""
 
-    names: list[str]  # row numbers, files, or what the user calls them
+    names: list[str]  # row numbers, files, or the user's names
     features: Tensor  # [n, D] float32
-    texts: list[str]  # as those of `Labelled`
-    truth: list[str] | None  # names of the true classes, if the user wants to know the accuracy
+    texts: list[str]  # as in `Labelled`
+    truth: list[str] | None  # names of the true classes, if the user wants the accuracy
 
 
 @dataclass(frozen=True)
 class Source:
-    """Data to be classified, and what the user should know about them.
+    """Data to classify, with messages for the user.
 
     Parameters
     ----------
     labelled : Labelled
     unlabelled : iterable of Batch
     name : str
-        What messages call the unlabelled data.
+        Name of the unlabelled data in messages.
     kind : {"pictures", "texts", "rows"}
     total : int
         Number of unlabelled samples; 0: unknown.
     notes : list of str
     unreadable : dict of str to str
-        Files that could not be read, and why; complete when all batches have been read.
+        Files that could not be read, and why; complete once all batches have been read.
     """
 
     labelled: Labelled
@@ -103,7 +103,7 @@ class Source:
 
 
 def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Numbers [S] and names of the classes; names that are whole numbers are sorted as numbers.
+    """Numbers [S] and names of the classes; names that are integers are sorted as numbers.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:
-    """Name the first sample that has a NaN or an infinity, or numbers too large to be summed."""
+    """Raise an error at the first sample with NaN, infinity or numbers too large to sum."""
     bad = ~(features.abs() <= 1e30)
     if bad.any():
         row, column = bad.nonzero()[0].tolist()
@@ -127,9 +127,9 @@ def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None
 
 
 def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """The same samples in batches of `size`; the last two are about equally large.
+    """The same samples in batches of `size`; the last two have about equal sizes.
 
-    A batch is classified as a whole, so a last one of a few samples would be a pity.
+    A batch is classified as a whole, so a last one of a few samples would be classified poorly.
     """
     waiting: list[Batch] = []
     count = 0
@@ -149,7 +149,7 @@ def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 
 def alike(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
-    """Groups of at most `most` batches that follow one another and have one shape."""
+    """Groups of at most `most` consecutive batches of one shape."""
     group: list[Batch] = []
     for batch in batches:
         if group and batch.features.shape != group[0].features.shape:

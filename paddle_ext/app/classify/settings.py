@@ -1,4 +1,4 @@
-"""What the user may choose."""
+"""The options of `classify`."""
 
 from __future__ import annotations
 
@@ -12,46 +12,45 @@ from .tables import Columns
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user may choose beside the data.
+    """Options in addition to the data.
 
     Parameters
     ----------
     columns : Columns
-        Of tables; of arrays only `label` and `truth`. Pictures: any `truth` means that the folder a
-        picture lies in is its true class.
+        Of tables; arrays use only `label` and `truth`. Images: any `truth` means that the folder of
+        an image is its true class.
     labels : Path or None
         A file of labels, for a `.npy` file of features.
     names : Path or None
-        The names of the classes, which then need no labelled samples: a text file with one in each
+        The names of the classes, which then need no labelled samples: a text file with one per
         line, prompts after tabs; or a `.npz` or `.safetensors` with their embeddings, ``text`` or
         ``prototypes``, and ``class_names``.
     templates : tuple of str
-        What an encoder is given of a name, which takes the place of ``{}``; the embeddings of
-        several are averaged. Empty: ``"a photo of a {}."`` for pictures, ``"{}"`` for texts.
+        Prompts for an encoder, with ``{}`` for the name; the embeddings of several are averaged.
+        Empty: ``"a photo of a {}."`` for images, ``"{}"`` for texts.
     logit_scale : float or None
-        Factor that makes logits of cosines with embeddings of names. None: that of the encoder or
-        of the file, or 100.
+        Factor from cosines with embeddings of names to logits. None: that of the encoder or of the
+        file, or 100.
     backbone : str
-        The network for pictures: ``"efficientnet_lite0"``, ``"timm:NAME"`` or a checkpoint.
+        The network for images: ``"efficientnet_lite0"``, ``"timm:NAME"`` or a checkpoint.
     encoder : str or None
-        The model for texts, as sentence-transformers knows it; for pictures or embeddings and
-        `names` an image-text model on disk, as `encoders.open_encoder` knows it.
+        The model for texts, as sentence-transformers knows it; for images or embeddings with
+        `names`, an image-text model on disk, see `encoders.open_encoder`.
     separator, encoding : str or None
-        Of CSV files: one character, or the word tab; what Python calls the encoding. None: as the
-        file tells.
+        Of CSV files: one character, or the word tab; Python's name of the encoding. None: detected.
     model : Path or None
-        What `save` has written, instead of labelled samples.
+        A file written by `save`, instead of labelled samples.
     save : Path or None
-        A ``.npz`` file for what is known of the classes.
+        A ``.npz`` file to write what is known about the classes to.
     corrected : Path or None
-        A CSV of names of samples and their labels, as the page exports it: these samples are
-        labelled ones then.
+        A CSV of sample names and their labels, as exported by the page: these samples become
+        labelled.
     batch
         As in `answer`.
     device : str or None
         None: a GPU if there is one.
     cache : Path or None
-        A folder for features of pictures and texts; None: nothing is kept.
+        A folder to cache features of images and texts; None: no cache.
     progress : bool
     """
 

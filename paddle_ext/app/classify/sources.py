@@ -1,4 +1,4 @@
-"""Opening the data, whatever they are: files, folders, one table, with names or without."""
+"""Open data of any kind: files, folders, one table, with or without names."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ MOST_LISTED = 8  # columns in a note
 def open_source(
     labelled: Path, unlabelled: Path | None, settings: Settings, device: torch.device
 ) -> Source:
-    """Open the data, whatever it is."""
+    """Open data of any kind."""
     given = given_names(settings)
     if unlabelled is None:
         return open_alone(labelled, given, settings, device)
     if labelled.is_dir() != unlabelled.is_dir():
         raise ValueError(
-            f"both must be folders of pictures, or both files, got {labelled}, {unlabelled}"
+            f"both must be folders of images, or both files, got {labelled}, {unlabelled}"
         )
     if labelled.is_dir():
         return open_folders(labelled, unlabelled, given, settings, device)
     for path in (labelled, unlabelled):
         if path.suffix not in (*arrays.SUFFIXES, *tables.SUFFIXES):
             known = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
-            raise ValueError(f"{path} must end in one of {known}, or be a folder of pictures")
+            raise ValueError(f"{path} must end in one of {known}, or be a folder of images")
     return open_files(labelled, unlabelled, given, settings, device)
 
 
 def open_alone(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
-    """Data with gaps in their labels, or known by names."""
+    """Data with missing labels, or with class names."""
     if path.suffix in tables.SUFFIXES:
         return open_table(path, given, settings, device)
     if path.is_dir() and given is not None:
@@ -65,13 +65,13 @@ def open_alone(path: Path, given: Given, settings: Settings, device: torch.devic
             return open_arrays(path, named, settings)
     raise check.ArgumentValueError(
         "labelled",
-        f"must be a table ({', '.join(tables.SUFFIXES)}) with gaps in its column of labels if "
-        f"nothing else is given, got {path}",
+        f"must be a table ({', '.join(tables.SUFFIXES)}) with missing labels if nothing else is "
+        f"given, got {path}",
         or_pass="names",
     )
 
 
-# --- pictures -----------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------------
 
 
 def open_folders(
@@ -84,14 +84,14 @@ def open_folders(
     require_pillow()
     if labelled is not None and unlabelled.resolve().is_relative_to(labelled.resolve()):
         raise ValueError(
-            f"the pictures to classify must not lie in the labelled folder {labelled}, "
+            f"the images to classify must not be in the labelled folder {labelled}, "
             f"got {unlabelled}"
         )
     if settings.encoder is None and isinstance(given, Names):
         raise without_encoder(settings)
     if settings.encoder is not None and settings.backbone != DEFAULT:
         raise check.ArgumentValueError(
-            "backbone", f"must be left out beside an encoder, got {settings.backbone}"
+            "backbone", f"must be omitted with an encoder, got {settings.backbone}"
         )
     unreadable: dict[str, str] = {}
     notes: list[str] = []
@@ -105,7 +105,7 @@ def open_folders(
         assert named is not None
         known = named.labelled(None)
     else:
-        # A class without pictures is one all the same if it has a name.
+        # A class without images still counts if it has a name.
         own = notes if named is None else []
         examples = labelled_folder(labelled, reader, own, progress=settings.progress)
         known = known_classes(examples, named)
@@ -118,7 +118,7 @@ def open_folders(
 def open_files(
     labelled: Path, unlabelled: Path, given: Given, settings: Settings, device: torch.device
 ) -> Source:
-    """Two files of embeddings, or of texts; they may be of different formats."""
+    """Two files of embeddings or of texts, possibly in different formats."""
     columns, embedder, kind = settings.columns, None, "rows"
     features: list[str] = []
     notes: list[str] = []
@@ -153,7 +153,7 @@ def open_files(
 
 
 def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
-    """One file of embeddings: rows without a label are classified, or all if all have one."""
+    """One file of embeddings: rows without a label are classified, or all if every row has one."""
     columns, notes = settings.columns, list[str]()
     values = arrays.labels_if_any(
         path, settings.labels, columns.label, columns.truth, named.class_names
@@ -162,7 +162,7 @@ def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
     if len(rows) == len(values):
         rows = []
         notes.append(
-            "every row has a label, so no label was used: all rows were classified by the names"
+            "every row has a label, so labels were ignored and all rows classified by the names"
         )
     known = named.labelled(arrays.labelled_rows(path, values, rows))
     there = set(rows)
@@ -173,12 +173,12 @@ def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
 
 
 def open_table(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
-    """One table with gaps in its column of labels; with names there may be no such column."""
+    """One table with missing labels; with names the column of labels may be missing."""
     table = opened_table(path, settings)
     asked = settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     if label is None and given is None:
-        label = table.label_column(None)  # or say that there is none
+        label = table.label_column(None)  # raises an error if there is none
     columns, notes = replace(asked, label=label), list[str]()
     embedder, features, kind = feature_source(table, columns, settings, device, notes)
     named = names_of_rows(given, embedder, [], settings, device)
@@ -213,10 +213,10 @@ def opened_table(path: Path, settings: Settings) -> Table:
 def feature_source(
     table: Table, columns: Columns, settings: Settings, device: torch.device, notes: list[str]
 ) -> tuple[TextEmbedder | None, list[str], str]:
-    """What makes the features of a table: a model for its texts, or columns; and their kind.
+    """How to compute the features of a table: a model for its texts, or columns; and the kind.
 
-    With both given the columns are the features, and the texts are only shown. `notes` gets which
-    columns were taken, which were not, and why; a user sees it before the run.
+    If both are given, the columns are the features and the texts are only displayed. `notes`
+    receives the columns used and why others are not; the user sees it before the run.
     """
     kind = "rows" if columns.text is None else "texts"
     if columns.text is not None:
@@ -233,7 +233,7 @@ def feature_source(
 
 
 def column_notes(chosen: Chosen) -> list[str]:
-    """Which columns were taken: a number that is no feature could be among them."""
+    """Which columns are used: some of them may not be features."""
     names, said = chosen.names, list[str]()
     if len(names) > 1:
         said.append(f"features: {len(names)} columns, {names[0]} to {names[-1]}")
@@ -247,8 +247,8 @@ def column_notes(chosen: Chosen) -> list[str]:
 
 
 def gap_notes(samples: TableSamples) -> list[str]:
-    """Words that were read as no label: a class could be called so."""
+    """Words that count as missing labels: a class could have such a name."""
     return [
-        f"{word!r} in column {samples.columns.label!r} is no label: {count:,} rows"
+        f"{word!r} in column {samples.columns.label!r} counts as a missing label: {count:,} rows"
         for word, count in samples.gap_words.items()
     ]

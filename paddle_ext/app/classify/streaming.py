@@ -1,4 +1,4 @@
-"""From one Parquet file to another: any number of rows, of which few are in memory."""
+"""From one Parquet file to another: any number of rows, few of them in memory."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from .settings import Settings
 
 SUFFIXES = (".parquet", ".csv")
 ANSWERS = ("label", "probability", "doubt")
-READ_AHEAD = 2**25  # bytes of features that are read while others are classified
+READ_AHEAD = 2**25  # bytes of features read while others are classified
 
 Write: TypeAlias = Callable[[Any], None]  # a pyarrow.Table
 
 
 @dataclass(frozen=True)
 class StreamReport:
-    """What came out.
+    """The result of `stream`.
 
     Parameters
     ----------
@@ -56,10 +56,10 @@ class StreamReport:
     probability : Tensor [K]
         The mean probability of these samples; 0 where there are none.
     right, known : int
-        Samples whose class is the true one, and samples with a true class; 0 if none is known.
+        Correctly labelled samples, and samples with a true class; 0 if unknown.
     output : Path
     notes : list of str
-        What the user should know.
+        Messages for the user.
     seconds : float
     """
 
@@ -74,7 +74,7 @@ class StreamReport:
 
 
 def streams(output: str | Path) -> bool:
-    """Whether answers go into one file, and not into a folder."""
+    """Whether the output is one file instead of a folder."""
     path = Path(output)
     return path.suffix in SUFFIXES and not path.is_dir()
 
@@ -87,21 +87,21 @@ def stream(
     *,
     one_batch: bool = False,
 ) -> StreamReport:
-    """Classify the rows of a Parquet file into another one, or into a CSV file.
+    """Classify the rows of a Parquet file into another Parquet file or a CSV file.
 
-    The answers have the columns of the file but for its features, and then ``label``,
-    ``probability`` and ``doubt``. They take their name when all are written.
+    The output has the columns of the input except the features, followed by ``label``,
+    ``probability`` and ``doubt``. It gets its final name once it is complete.
 
     Parameters
     ----------
     labelled, unlabelled
-        As in `classify`; what is to be classified is a ``.parquet`` file.
+        As in `classify`; the data to classify is a ``.parquet`` file.
     output : path
         Ends in ``.parquet`` or ``.csv``.
     settings : Settings or None
     one_batch : bool
-        Whether all rows are one batch, whose class frequencies are those of the whole file; it is
-        then read a few times.
+        Whether all rows are one batch, with the class frequencies of the whole file, which is then
+        read a few times.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def stream(
     Raises
     ------
     ValueError, OSError, ImportError
-        In one sentence that says what to change.
+        A one-sentence error that says what to change.
 
     Examples
     --------
@@ -140,9 +140,9 @@ def stream(
 def write_answers(
     source: Streamed, classifier: Classifier, kept: dict[str, str], output: Path, *, progress: bool
 ) -> None:
-    """Classify a few batches at a time, while the next ones are read.
+    """Classify a few batches at a time while the next ones are read.
 
-    What is left at the end is taken with the last ones, if it is less than a batch.
+    A remainder smaller than a batch is added to the last batches.
     """
     D = source.labelled.features.shape[1]
     at_once = max(1, READ_AHEAD // (4 * D * classifier.size)) * classifier.size
@@ -164,11 +164,11 @@ def check_settings(settings: Settings, one_batch: bool) -> None:
     for name, given in (("save", settings.save), ("corrected", settings.corrected)):
         if given is not None:
             raise check.ArgumentValueError(
-                name, f"must be left out unless the output is a folder, got {given}"
+                name, f"must be omitted unless the output is a folder, got {given}"
             )
     if one_batch and settings.batch is not None:
         raise check.ArgumentValueError(
-            "batch", f"must be left out if all rows are one batch, got {settings.batch}"
+            "batch", f"must be omitted if all rows are one batch, got {settings.batch}"
         )
 
 
@@ -177,19 +177,17 @@ def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
     if path.suffix != ".parquet" or path.is_dir():
         raise check.ArgumentValueError(
             "output",
-            "must be a folder, unless what is to be classified is a .parquet file, "
+            "must be a folder unless the data to classify is a .parquet file, "
             f"got {output} for {path}",
         )
     for given in (labelled, unlabelled):
         if given is not None and output.exists() and output.samefile(given):
-            raise check.ArgumentValueError(
-                "output", f"must be another file than those that are read, got {output}"
-            )
+            raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
     check_regular(path)
 
 
 def kept_columns(source: Streamed) -> tuple[dict[str, str], list[str]]:
-    """What the answers call the columns that they keep, and what the user should know."""
+    """Output names of the copied columns, and messages for the user."""
     samples, notes = source.samples, list[str]()
     left_out = {*samples.features, *([samples.columns.label] if samples.columns.label else [])}
     kept: dict[str, str] = {}
@@ -202,14 +200,14 @@ def kept_columns(source: Streamed) -> tuple[dict[str, str], list[str]]:
             kept[name] = "truth"
         else:
             notes.append(
-                f"the column {name!r} of {source.path} is not in the answers: they have "
-                "one of that name"
+                f"the column {name!r} of {source.path} is not copied: the output has its own "
+                "column of that name"
             )
     return kept, notes
 
 
 def part_sizes(total: int, at_once: int, least: int) -> Iterator[int]:
-    """Sizes of parts; none of them is smaller than `least`, unless all is."""
+    """Sizes of parts; none is smaller than `least`, unless the total is."""
     left = total
     while left:
         size = left if left < at_once + least else at_once
@@ -218,7 +216,7 @@ def part_sizes(total: int, at_once: int, least: int) -> Iterator[int]:
 
 
 class Classifier:
-    """Classifies parts, and counts what it finds.
+    """Classifies parts and counts the predictions.
 
     Parameters
     ----------
@@ -239,7 +237,7 @@ class Classifier:
         self.right = self.known = 0
 
     def __call__(self, part: Part, shown: Progress) -> tuple[Any, Tensor, Tensor]:
-        """Names of the classes, their probability and the doubt, each [n]."""
+        """Class names, probability and doubt, each [n]."""
         labels, probability, doubt = self.answers(part, shown)
         self.counts += torch.bincount(labels, minlength=len(self.counts))
         self.sums.index_add_(0, labels, probability.double())
@@ -280,7 +278,7 @@ class Classifier:
 
 
 class WholeClassifier(Classifier):
-    """Classifies all rows as one batch, when it is made.
+    """Classifies all rows as one batch, on construction.
 
     Parameters
     ----------
@@ -294,7 +292,7 @@ class WholeClassifier(Classifier):
         known = source.labelled
         if known.prototypes is not None:
             raise check.ArgumentValueError(
-                "one_batch", "must be left out beside names of the classes, got True"
+                "one_batch", "must be omitted with class names, got True"
             )
         support = known.features.to(device, torch.float32)
         rows = SampleRows(source, device, progress=progress)
@@ -311,7 +309,7 @@ class WholeClassifier(Classifier):
         self.row = 0
 
     def answers(self, part: Part, shown: Progress) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the next rows."""
+        """Labels, probability and doubt of the next rows."""
         own = slice(self.row, self.row + len(part.rows))
         self.row = own.stop
         shown.advance(len(part.rows))
@@ -329,11 +327,11 @@ def grouped(features: Tensor, size: int, together: int) -> Iterator[Tensor]:
     yield from (part.unsqueeze(0) for part in parts)
 
 
-# --- answers ------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 def answer_table(kept: Any, part: Part, found: tuple[Any, Tensor, Tensor]) -> Any:
-    """A pyarrow.Table; rows that have nothing else are told apart by their number."""
+    """A pyarrow.Table; rows without other columns are identified by their number."""
     arrow = libraries()[0]
     names, probability, doubt = found
     columns = dict(zip(kept.column_names, kept.columns, strict=True))
@@ -349,7 +347,7 @@ def answer_table(kept: Any, part: Part, found: tuple[Any, Tensor, Tensor]) -> An
 
 @contextmanager
 def written(path: Path) -> Iterator[Write]:
-    """A file that tables are written into, one after the other."""
+    """A file that tables are appended to."""
     if path.suffix == ".parquet":
         with closing(ParquetAnswers(path)) as answers:
             yield answers.write
@@ -370,7 +368,7 @@ def written(path: Path) -> Iterator[Write]:
 
 
 class ParquetAnswers:
-    """Tables of one schema, each a group of rows of a file."""
+    """Tables of one schema, each a row group of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

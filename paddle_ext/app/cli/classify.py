@@ -1,4 +1,4 @@
-"""``paddle-ext classify``: the user's own data, from a few labels to all of them."""
+"""``paddle-ext classify``: classify the user's data from a few labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
 
 paddle-ext classify labelled.npz unlabelled.npz
 
-paddle-ext classify photos/labelled photos/new --output answers
+paddle-ext classify photos/labelled photos/new --output results
 
 paddle-ext classify table.csv --label intent --text sentence
 
@@ -53,57 +53,57 @@ def classify(
         Path,
         typer.Argument(
             help="Embeddings (.npz, .npy, .safetensors, .pt, .csv, .tsv, .parquet), a folder with "
-            "one folder of pictures for each class, or a table with gaps in its labels. With "
-            "names: what to classify, if nothing is labelled."
+            "one folder of images per class, or a table with missing labels. With "
+            "names: the data to classify, if nothing is labelled."
         ),
     ],
     unlabelled: Annotated[
-        Path | None, typer.Argument(help="Embeddings or pictures to classify.")
+        Path | None, typer.Argument(help="Embeddings or images to classify.")
     ] = None,
     output: Annotated[
         Path,
         typer.Option(
-            help="Folder for answers.csv and answers.html; or a .parquet or .csv file, for a "
-            ".parquet file of any size."
+            help="Folder for answers.csv and answers.html; or a .parquet or .csv file, to "
+            "classify a .parquet file of any size."
         ),
     ] = Path(),
     label: Annotated[
         str | None, typer.Option(help="Column, or array, of classes; default: label.")
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="File of labels for a .npy: .npy, or one in each line.")
+        Path | None, typer.Option(help="File of labels for a .npy: .npy, or one per line.")
     ] = None,
     embedding: Annotated[
         str | None,
         typer.Option(
             "--embedding",
             "--features",
-            help="Columns of numbers: FIRST:LAST, A,B,C, the beginning of their names, or one "
-            "with lists; default: all.",
+            help="Numeric columns: FIRST:LAST, A,B,C, a common prefix, or one column "
+            "of lists; default: all.",
         ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Column of texts to embed.")] = None,
     row_names: Annotated[
-        str | None, typer.Option("--id", help="Column that names the rows; default: numbers.")
+        str | None, typer.Option("--id", help="Column of row names; default: row numbers.")
     ] = None,
     truth: Annotated[
         str | None,
         typer.Option(
-            help="Column or array of true classes, to tell the accuracy; for pictures: folder."
+            help="Column or array of true classes, to report the accuracy; for images: folder."
         ),
     ] = None,
     names: Annotated[
         Path | None,
         typer.Option(
-            help="Names of the classes, which then need no labels: a text file with one in each "
+            help="Names of the classes, which then need no labels: a text file with one per "
             "line (and prompts after tabs), or a .npz with text and class_names."
         ),
     ] = None,
     template: Annotated[
         list[str] | None,
         typer.Option(
-            help="What the encoder is given of a name, in place of {}; several are averaged. "
-            "Default: 'a photo of a {}.' for pictures, the name alone for texts."
+            help="Prompt for the encoder, with {} for the name; several are averaged. "
+            "Default: 'a photo of a {}.' for images, the name alone for texts."
         ),
     ] = None,
     logit_scale: Annotated[
@@ -111,49 +111,51 @@ def classify(
         typer.Option(help="Factor on cosines with names; default: the encoder's, or 100."),
     ] = None,
     backbone: Annotated[
-        str, typer.Option(help="For pictures: efficientnet_lite0, timm:NAME, or a checkpoint.")
+        str, typer.Option(help="For images: efficientnet_lite0, timm:NAME, or a checkpoint.")
     ] = "efficientnet_lite0",
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="For texts: a model of sentence-transformers. For pictures with names: an "
-            "image-text model on disk, which is a folder of transformers, open_clip or ONNX, "
+            help="For texts: a sentence-transformers model. For images with names: an "
+            "image-text model on disk, as a transformers, open_clip or ONNX folder, "
             "open_clip:NAME:WEIGHTS, or IMAGES.onnx,TEXTS.onnx."
         ),
     ] = None,
     sep: Annotated[
         str | None,
-        typer.Option(help="Between the cells of a CSV: a character, or tab; default: it tells."),
+        typer.Option(help="CSV separator: a character, or tab; default: detected."),
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Of a CSV, such as latin-1; default: it tells.")
+        str | None, typer.Option(help="CSV encoding, such as latin-1; default: detected.")
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(help="Keep what is known of the classes in this .npz, for --model."),
+        typer.Option(help="Save the classes in this .npz, for --model."),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="What --save kept, instead of labelled data: classify --model M NEW."),
+        typer.Option(help="A file from --save instead of labelled data: classify --model M NEW."),
     ] = None,
     corrected: Annotated[
         Path | None,
-        typer.Option(help="Corrected labels, as the page exports them: these are labelled then."),
+        typer.Option(help="Corrected labels, as exported by the page, used as labelled samples."),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
     one_batch: Annotated[
         bool,
-        typer.Option("--one-batch", help="All rows of a .parquet file together; see --output."),
+        typer.Option(
+            "--one-batch", help="Treat all rows of a .parquet file as one batch; see --output."
+        ),
     ] = False,
     device: Device = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder to keep features in; default: the user's.")
+        Path | None, typer.Option(help="Folder of cached features; default: the user's.")
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no features.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not cache features.")] = False,
 ) -> None:
-    """Classify your own data from a few labels, or from names: a table and a page to look at."""
+    """Classify your own data from a few labels, or from class names: writes a table and a page."""
     from ...check import ArgumentValueError
     from ...research.files import user_cache
     from ..classify import Columns, Settings, stream, streams
@@ -182,7 +184,7 @@ def classify(
         return
     if one_batch:
         raise ArgumentValueError(
-            "one_batch", "must be left out unless the output is a .parquet or .csv file, got it"
+            "one_batch", "must be omitted unless the output is a .parquet or .csv file, got True"
         )
     report = run(labelled, unlabelled, output, settings)
     show_report(report)
@@ -213,21 +215,23 @@ def show_report(report: Report) -> None:
     for note in report.notes:
         show.say(f"note: {note}")
     for path, why in list(report.unreadable.items())[:5]:
-        show.say(f"not read: {path}: {why}")
+        show.say(f"unreadable: {path}: {why}")
     if len(report.unreadable) > 5:
-        show.say(f"not read: {len(report.unreadable) - 5} others, listed in the page")
+        show.say(f"unreadable: {len(report.unreadable) - 5} others, listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
         right, known, foreign = accuracy
-        more = f", {foreign} of them of no known class" if foreign else ""
-        show.say(f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a truth{more}")
+        more = f", {foreign} of them of an unknown class" if foreign else ""
+        show.say(
+            f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a true label{more}"
+        )
     show_trust(report)
     written = (report.table, report.page, report.labelled, report.model)
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 
 def show_trust(report: Report) -> None:
-    """How far the answers may be trusted, and the labels that they rest on."""
+    """How reliable the predictions and the labels are."""
     from ..classify.page import NOVEL
     from ..classify.page_samples import plural
 
@@ -242,7 +246,7 @@ def show_trust(report: Report) -> None:
     if answers.novelty is not None:
         strange = int((answers.novelty >= NOVEL).sum())
         if strange:
-            show.say(f"perhaps of no known class: {plural(strange, 'sample')}, see the page")
+            show.say(f"possibly of an unknown class: {plural(strange, 'sample')}, see the page")
     suspects = [] if report.checked is None else report.checked.suspects()
     if suspects:
-        show.say(f"labelled samples that look wrong: {len(suspects)}, see {report.labelled}")
+        show.say(f"labels that look wrong: {len(suspects)}, see {report.labelled}")

@@ -1,4 +1,4 @@
-"""``paddle-ext demo``: everything at once, on characters drawn on the spot."""
+"""``paddle-ext demo``: all steps on characters drawn on the fly."""
 
 from __future__ import annotations
 
@@ -31,33 +31,31 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     n_tasks: Annotated[
-        int, typer.Option(min=1, help="Tasks of the fast methods; slow ones get fewer.")
+        int, typer.Option(min=1, help="Tasks for fast methods; slow ones get fewer.")
     ] = 300,
-    num_classes: Annotated[
-        int, typer.Option(help="Candidate classes of a task, at most 240.")
-    ] = 60,
-    k_eff: Annotated[int, typer.Option(help="Classes present in a task.")] = 5,
-    shots: Annotated[int, typer.Option(help="Labelled images of each class.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of drawings, network and tasks.")] = 0,
-    output: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path(
+    num_classes: Annotated[int, typer.Option(help="Candidate classes per task, at most 240.")] = 60,
+    k_eff: Annotated[int, typer.Option(help="Classes present per task.")] = 5,
+    shots: Annotated[int, typer.Option(help="Labelled images per class.")] = 5,
+    seed: Annotated[int, typer.Option(help="Random seed of drawings, network and tasks.")] = 0,
+    output: Annotated[Path, typer.Option(help="The figure: .png, .svg or .pdf.")] = Path(
         "demo.png"
     ),
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of the network and features; default: the user's.")
+        Path | None, typer.Option(help="Cache of the network and features; default: the user's.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Draw, learn and iterate little, to see that all works.")
+        bool, typer.Option("--quick", help="A short run, to check that everything works.")
     ] = False,
     device: Device = None,
 ) -> None:
-    """Draw characters, train a small network, compare all methods: a table and a picture."""
+    """Draw characters, train a small network, compare all methods: a table and a figure."""
     from ...research.demo import draw, run
     from .evaluating import check_figure
 
     check_figure("--output", output)
     began = time.perf_counter()
-    with show.on_interrupt("interrupted: the same command goes on after the last whole epoch"):
+    with show.on_interrupt("interrupted: the same command resumes after the last complete epoch"):
         found = run(
             n_tasks=n_tasks,
             num_classes=num_classes,

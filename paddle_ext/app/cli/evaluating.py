@@ -52,26 +52,28 @@ paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
 Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt, .plk.")]
 Methods = Annotated[
     list[str],
-    typer.Option(help="Names, as in paddle,tim; or all. Your own: my_module:MyMethod."),
+    typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod."),
 ]
-Tasks = Annotated[int, typer.Option(help="Tasks of each setting.")]
-Queries = Annotated[int, typer.Option(help="Queries of a task.")]
-Classes = Annotated[str, typer.Option(help="Candidate classes of a task: a number, or full.")]
+Tasks = Annotated[int, typer.Option(help="Tasks per setting.")]
+Queries = Annotated[int, typer.Option(help="Queries per task.")]
+Classes = Annotated[str, typer.Option(help="Candidate classes per task: a number, or full.")]
 Sampling = Annotated[str, typer.Option(help="uniform, balanced or dirichlet.")]
-Alpha = Annotated[float, typer.Option(help="Of the Dirichlet distribution.")]
-Seed = Annotated[int, typer.Option(help="Of the tasks.")]
-Preset = Annotated[str | None, typer.Option(help="As published: paper, mini, tiered or inat.")]
+Alpha = Annotated[float, typer.Option(help="Parameter of the Dirichlet distribution.")]
+Seed = Annotated[int, typer.Option(help="Random seed of the tasks.")]
+Preset = Annotated[
+    str | None, typer.Option(help="Published settings: paper, mini, tiered or inat.")
+]
 Split = Annotated[str | None, typer.Option(help="Use only these rows of the bank.")]
 MethodOptions = Annotated[
     list[str], typer.Option("--option", help="METHOD.NAME=VALUE; may be repeated.")
 ]
-Output = Annotated[Path | None, typer.Option(help="Folder of results, to go on from.")]
+Output = Annotated[Path | None, typer.Option(help="Folder of results, used to resume.")]
 
-# Defaults of options that may be repeated.
+# Defaults of repeatable options.
 ALL, SHOTS, K_EFF = ["all"], ["5,10,20"], ["5"]
 NONE: list[str] = []
-RESUMABLE = "interrupted: the same command goes on from {}"
-LOST = "interrupted: nothing was kept; with --output FOLDER the same command can go on"
+RESUMABLE = "interrupted: the same command resumes from {}"
+LOST = "interrupted: nothing was saved; with --output FOLDER the same command can resume"
 
 
 def register(app: typer.Typer) -> None:
@@ -87,10 +89,10 @@ def evaluate(
     bank: Bank,
     methods: Methods = ALL,
     shots: Annotated[
-        list[str], typer.Option(help="As in 5,10,20; all: every row of --support, in all tasks.")
+        list[str], typer.Option(help="Such as 5,10,20; all: every row of --support, in all tasks.")
     ] = SHOTS,
     k_eff: Annotated[
-        list[str], typer.Option(help="Classes present in a task, as in 2,5,10.")
+        list[str], typer.Option(help="Classes present per task, such as 2,5,10.")
     ] = K_EFF,
     n_tasks: Tasks = 10_000,
     n_query: Queries = 75,
@@ -108,8 +110,10 @@ def evaluate(
     memory: Memory = None,
     output: Output = None,
     fresh: Fresh = False,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table there too.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Picture: .png, .svg or .pdf.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also write the table to this file.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Figure: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task."""
     from ...research.evaluation import evaluate as run
@@ -149,7 +153,7 @@ def evaluate(
 def fitted(
     chosen: dict[str, Method], bank: FeatureBank, option: list[str], tuned: Path | None
 ) -> dict[str, Method]:
-    """The methods as they can take the features; says so if one of them had to change."""
+    """The methods adapted to the features; prints a note if one of them had to change."""
     from ...research.evaluation.signs import chosen_by_nobody, fitted_to_signs
 
     free = set() if tuned is not None else chosen_by_nobody(chosen, method_options(option))
@@ -167,7 +171,7 @@ def load_bank(path: Path, split: str | None) -> FeatureBank:
 
 
 def check_figure(option: str, path: Path | None) -> None:
-    """Refuse what could not be drawn, before the work."""
+    """Reject an output that could not be drawn, before any work."""
     if path is None:
         return
     from ...research.evaluation.drawing import SUFFIXES, figure_class
@@ -180,7 +184,7 @@ def check_figure(option: str, path: Path | None) -> None:
 def chosen_methods(
     given: list[str], preset: str | None, option: list[str], tuned: Path | None
 ) -> dict[str, Method]:
-    """The methods; --option wins over --tuned, and that over --preset."""
+    """The methods; --option overrides --tuned, which overrides --preset."""
     from ...research.evaluation.arguments import chosen_methods as by_name
 
     names = comma_separated(given)
@@ -193,20 +197,20 @@ def chosen_methods(
     for name, options in method_options(option).items():
         if name not in chosen:
             raise typer.BadParameter(
-                f"--option must be of one of the chosen methods, {', '.join(chosen)}, got {name!r}"
+                f"--option must belong to a chosen method, {', '.join(chosen)}, got {name!r}"
             )
         chosen[name] = dataclasses.replace(chosen[name], **options)  # type: ignore[type-var]
     return chosen
 
 
 def own_method(name: str) -> str | Method:
-    """MODULE:CLASS makes a method of the user known by its name; other names are as they are."""
+    """Register a method given as MODULE:CLASS and return its name; other names are unchanged."""
     if ":" not in name:
         return name
     from ...methods.registry import available, load, register
 
     folder = str(Path.cwd())
-    if folder not in sys.path:  # where a script would look first
+    if folder not in sys.path:  # as for a script
         sys.path.insert(0, folder)
     found = load(name)
     if not isinstance(found, type):
@@ -224,7 +228,7 @@ def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | Non
     header, cells = tables.rows(found)
     strong = [number for number, name in enumerate(found.methods) if emphasised(name)]
     show.table(header, cells, title=settings_line(found, found.bank), emphasised=strong)
-    show.say(f"accuracy in per cent, ± 95 % confidence interval; {found.machine}")
+    show.say(f"accuracy in percent, ± 95 % confidence interval; {found.machine}")
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)
         with replacing(markdown) as new:
@@ -236,7 +240,7 @@ def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | Non
 
 
 def draw(found: Evaluation, path: Path) -> None:
-    """Bars, or curves where there are several numbers of effective classes."""
+    """Bars, or curves if there are several numbers of effective classes."""
     from ...research.evaluation import figures
 
     if len({result.k_eff for result in found}) > 1:
@@ -251,8 +255,8 @@ def draw(found: Evaluation, path: Path) -> None:
 def tune(
     bank: Bank,
     methods: Methods = ALL,
-    shots: Annotated[int, typer.Option(help="Support rows of each class.")] = 5,
-    k_eff: Annotated[int, typer.Option(help="Classes present in a task.")] = 5,
+    shots: Annotated[int, typer.Option(help="Support rows per class.")] = 5,
+    k_eff: Annotated[int, typer.Option(help="Classes present per task.")] = 5,
     n_tasks: Tasks = 1000,
     n_query: Queries = 75,
     num_classes: Classes = "5",
@@ -267,7 +271,7 @@ def tune(
     output: Annotated[Path, typer.Option(help="Folder for tuning.json.")] = Path("tuning"),
     fresh: Fresh = False,
 ) -> None:
-    """Choose the options of methods on a bank of validation classes, as the paper does."""
+    """Choose the options of methods on a bank of validation classes, as in the paper."""
     from ...research.evaluation.tuning import FILE
     from ...research.evaluation.tuning import tune as run
 

@@ -1,4 +1,4 @@
-"""``paddle-ext info``: what is installed, what a bank holds, what the options of a method are."""
+"""``paddle-ext info``: the installation, a feature bank, or the options of a method."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ paddle-ext info bank.npz
 paddle-ext info --method tim
 """
 
-# What each library is for, and the extra that brings it.
+# The purpose of each library, and the extra that installs it.
 LIBRARIES = {
     "rich": ("progress bars and tables", "cli"),
-    "matplotlib": ("pictures, and the characters of the demo", "cli"),
-    "PIL": ("decoding and drawing of images", "images"),
+    "matplotlib": ("figures, and the characters of the demo", "cli"),
+    "PIL": ("decoding and drawing images", "images"),
     "safetensors": ("networks, and banks in .safetensors", "data"),
     "sklearn": ("PaddleClassifier", "sklearn"),
     "easyfsl": ("the adapter to easyfsl", "easyfsl"),
     "pyarrow": ("tables in .parquet", "classify"),
     "pillow_heif": ("photos in HEIC", "heic"),
-    "sentence_transformers": ("embedding of texts", "text"),
+    "sentence_transformers": ("text embeddings", "text"),
     "efficientnet_lite_pytorch": ("the default network of paddle-ext classify", "classify"),
 }
 
@@ -48,7 +48,7 @@ def info(
     bank: Annotated[Path | None, typer.Argument(help="Describe this feature bank.")] = None,
     method: Annotated[str | None, typer.Option(help="List the options of this method.")] = None,
 ) -> None:
-    """What is installed; what a feature bank holds; what the options of a method are."""
+    """Show the installation, describe a feature bank, or list the options of a method."""
     if bank is not None:
         describe_bank(bank)
     if method is not None:
@@ -88,7 +88,7 @@ def describe_installation() -> None:
 
 
 def summary(method: str) -> str:
-    """The first sentence of what a method says of itself."""
+    """The first sentence of a method's documentation."""
     from ...methods import create
 
     return (inspect.getdoc(type(create(method))) or "").partition("\n\n")[0].replace("\n", " ")
@@ -118,10 +118,10 @@ def describe_bank(path: Path) -> None:
     norms = bank.features.double().norm(dim=1)
     of_no_class = int((bank.labels < 0).sum())
     rows = [
-        ("rows", f"{N}" + (f", {of_no_class} of no class" if of_no_class else "")),
+        ("rows", f"{N}" + (f", {of_no_class} without a class" if of_no_class else "")),
         ("features", f"{D}, {str(bank.features.dtype).removeprefix('torch.')}"),
         ("classes", f"{len(there)} with rows, of {bank.num_classes}"),
-        ("rows of a class", range_text(there.double(), "{:.0f}")),
+        ("rows per class", range_text(there.double(), "{:.0f}")),
         ("norm of a row", range_text(norms, "{:.4g}")),
         ("base mean", "none" if bank.base_mean is None else f"norm {bank.base_mean.norm():.4g}"),
     ]

@@ -1,4 +1,4 @@
-"""``paddle-ext train`` and ``paddle-ext extract``: from pictures to a feature bank."""
+"""``paddle-ext train`` and ``paddle-ext extract``: from images to a feature bank."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ paddle-ext extract runs/mini/best.safetensors data/mini --layout mini --base-spl
 paddle-ext extract model_best.pth.tar data/inat --layout inatural --split repr,query
 """
 
-Root = Annotated[Path | None, typer.Argument(help="The images; glyphs have none.")]
+Root = Annotated[Path | None, typer.Argument(help="The images; omit for glyphs.")]
 Layout = Annotated[
-    str, typer.Option(help="mini, tiered, inatural, folder, npz or glyphs (drawn on the spot).")
+    str, typer.Option(help="mini, tiered, inatural, folder, npz or glyphs (drawn on the fly).")
 ]
-Size = Annotated[int | None, typer.Option(help="Bring images to so many pixels squared.")]
-Samples = Annotated[int, typer.Option(help="Images of each class, for the layout glyphs.")]
+Size = Annotated[int | None, typer.Option(help="Resize images to this many pixels squared.")]
+Samples = Annotated[int, typer.Option(help="Images per class, for the layout glyphs.")]
 Architecture = Annotated[str, typer.Option(help="resnet18, wrn28_10 or small.")]
 RecipeName = Annotated[
     str | None,
-    typer.Option(help="paper, strong or small; default: paper, or small for the small one."),
+    typer.Option(help="paper, strong or small; default: paper, or small for the small network."),
 ]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/ARCH.")]
-InPlaceOfRecipe = Annotated[int | None, typer.Option(help="In place of the recipe's.")]
+InPlaceOfRecipe = Annotated[int | None, typer.Option(help="Overrides the recipe.")]
 Deterministic = Annotated[
-    bool, typer.Option(help="On CUDA: the same result each time, somewhat slower.")
+    bool, typer.Option(help="On CUDA: reproducible results, somewhat slower.")
 ]
 Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 
@@ -72,11 +72,13 @@ def train(
     output: RunFolder = None,
     epochs: InPlaceOfRecipe = None,
     batch_size: InPlaceOfRecipe = None,
-    base_split: Annotated[str, typer.Option(help="What it learns from.")] = "base",
-    val_split: Annotated[str, typer.Option(help="What decides on the best epoch.")] = "val",
-    validation: Annotated[bool, typer.Option(help="Keep the best epoch, or the last.")] = True,
+    base_split: Annotated[str, typer.Option(help="Split to train on.")] = "base",
+    val_split: Annotated[str, typer.Option(help="Split that selects the best epoch.")] = "val",
+    validation: Annotated[
+        bool, typer.Option(help="Keep the best epoch instead of the last.")
+    ] = True,
     validate_every: Annotated[int, typer.Option(help="Epochs between validations.")] = 1,
-    start: Annotated[Path | None, typer.Option(help="Checkpoint to begin with.")] = None,
+    start: Annotated[Path | None, typer.Option(help="Checkpoint to start from.")] = None,
     teacher: Annotated[Path | None, typer.Option(help="Checkpoint to distil.")] = None,
     size: Size = None,
     samples: Samples = 40,
@@ -84,10 +86,10 @@ def train(
     deterministic: Deterministic = True,
     precision: Precision = "auto",
     device: Device = None,
-    seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of weights, order and augmentation.")] = 0,
     fresh: Fresh = False,
 ) -> None:
-    """Train a network on the base classes; the same command goes on after an interruption."""
+    """Train a network on the base classes; after an interruption the same command resumes."""
     from ...research.backbones import train as run
 
     folder = output or Path("runs") / arch
@@ -97,7 +99,7 @@ def train(
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
     began = time.perf_counter()
-    with show.on_interrupt("interrupted: the same command goes on after the last whole epoch"):
+    with show.on_interrupt("interrupted: the same command resumes after the last complete epoch"):
         trained = run(
             arch,
             base,
@@ -119,7 +121,7 @@ def train(
 
 
 def next_command(folder: Path, layout: str, root: Path | None, base_split: str) -> str:
-    """How to get features from the network just trained."""
+    """The command that computes features with the network just trained."""
     where = [] if root is None else [root]
     split = "repr,query" if layout == "inatural" else "test"
     return show.command_line(
@@ -191,18 +193,18 @@ def extract(
     ),
     base_split: Annotated[
         str | None,
-        typer.Option(help="Keep this split's mean feature, for methods that centre."),
+        typer.Option(help="Store this split's mean feature, for methods that centre."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of features; found again by content.")
+        Path | None, typer.Option(help="Cache of features, indexed by content.")
     ] = None,
     size: Size = None,
     samples: Samples = 40,
-    batch_size: Annotated[int, typer.Option(help="Images at once.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 256,
     precision: Precision = "float32",
     device: Device = None,
 ) -> None:
-    """Compute the features of images, as a feature bank."""
+    """Compute the features of images and write a feature bank."""
     from ...research.backbones import extract as run
     from ...research.backbones import load_checkpoint
 
@@ -216,9 +218,9 @@ def extract(
     base = None if base_split is None else open_split(layout, root, base_split, size, samples)
     settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "progress": True}
     settings |= {"precision": precision, "cache": cache}
-    kept = "interrupted: the same command begins again"
+    kept = "interrupted: the same command starts over"
     if cache is not None:
-        kept += f", except for what is whole in {cache}"
+        kept += f", except for features cached in {cache}"
     with show.on_interrupt(kept):
         banks = [run(network, sets[0], base=base, **settings)]
         banks += [run(network, each, **settings) for each in sets[1:]]
@@ -232,7 +234,7 @@ def extract(
 
 
 def merge_banks(banks: list[FeatureBank]) -> FeatureBank:
-    """One bank of several splits; a class that two of them have is one class."""
+    """One bank of several splits; a class in two of them is one class."""
     import numpy as np
     import torch
 
@@ -255,14 +257,14 @@ def merge_banks(banks: list[FeatureBank]) -> FeatureBank:
 
 
 def nearest_mean_line(bank: FeatureBank, shots: int, ways: int = 5) -> str:
-    """Nearest-mean accuracy: whether the features are worth evaluating."""
+    """Nearest-mean accuracy, a check of the features."""
     from ...research.backbones import nearest_mean_accuracy
 
     title = f"{ways}-way {shots}-shot by the nearest class mean"
     counts = bank.counts()
     counts = counts[counts > 0]
     if len(counts) < ways or int(counts.min()) <= shots:
-        return f"{title}: too few classes, or images of a class, to tell"
+        return f"{title}: not enough classes or images per class"
     accuracy = nearest_mean_accuracy(
         bank.features, bank.labels, num_classes=ways, shots=shots, centre=bank.base_mean
     )

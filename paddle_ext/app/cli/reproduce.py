@@ -1,4 +1,4 @@
-"""``paddle-ext reproduce``: the experiments of the paper, its numbers beside ours."""
+"""``paddle-ext reproduce``: the experiments of the paper, its numbers alongside ours."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ paddle-ext reproduce any-batch --bank my-features.npz --shots 1,5 --n-tasks 100
 
 paddle-ext reproduce label-cost
 """
-PARAMETERS = {"tuned": "options"}  # of the experiments, where an option has another name
-NONE: list[str] = []  # default of options that may be repeated
+PARAMETERS = {"tuned": "options"}  # of the experiments, if an option has another name
+NONE: list[str] = []  # default of repeatable options
 
 
 def register(app: typer.Typer) -> None:
@@ -42,21 +42,21 @@ def reproduce(
     experiment: Annotated[str | None, typer.Argument(help="One of --list.")] = None,
     bank: Annotated[Path | None, typer.Option(help="Feature bank of the test classes.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Whose numbers stand beside: mini, tiered, inat; or none.")
+        str | None, typer.Option(help="Published numbers to show: mini, tiered, inat; or none.")
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="resnet18 or wrn28_10.")] = None,
     methods: Annotated[
-        list[str], typer.Option(help="paper, all, or names as in paddle,tim.")
+        list[str], typer.Option(help="paper, all, or names such as paddle,tim.")
     ] = NONE,
-    shots: Annotated[list[str], typer.Option(help="As in 5,10,20.")] = NONE,
-    k_eff: Annotated[list[str], typer.Option(help="As in 2,5,10.")] = NONE,
-    n_tasks: Annotated[int | None, typer.Option(help="Tasks of each setting.")] = None,
-    n_query: Annotated[int | None, typer.Option(help="Queries of a task.")] = None,
+    shots: Annotated[list[str], typer.Option(help="Such as 5,10,20.")] = NONE,
+    k_eff: Annotated[list[str], typer.Option(help="Such as 2,5,10.")] = NONE,
+    n_tasks: Annotated[int | None, typer.Option(help="Tasks per setting.")] = None,
+    n_query: Annotated[int | None, typer.Option(help="Queries per task.")] = None,
     scaling: Annotated[str | None, typer.Option(help="minmax, auto or none.")] = None,
     support: Annotated[str | None, typer.Option(help="Split to draw the support from.")] = None,
     query: Annotated[str | None, typer.Option(help="Split to draw the queries from.")] = None,
     tuned: Annotated[Path | None, typer.Option(help="tuning.json of paddle-ext tune.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the tasks.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the tasks.")] = None,
     device: Device = None,
     memory: Memory = None,
     output: Annotated[
@@ -65,7 +65,7 @@ def reproduce(
     fresh: Fresh = False,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
-    """Run an experiment: those of the paper with its numbers beside ours, or any-batch."""
+    """Run an experiment of the paper, with its numbers alongside ours, or any-batch."""
     if listed or experiment is None:
         list_experiments()
         return
@@ -86,7 +86,7 @@ def reproduce(
         "memory": memory,
     }
     folder = output or Path("results") / experiment
-    with show.on_interrupt(f"interrupted: the same command goes on from {folder}"):
+    with show.on_interrupt(f"interrupted: the same command resumes from {folder}"):
         result = run(experiment, bank, given, folder, fresh)
     if is_first_rank():
         show_result(result, folder)
@@ -116,7 +116,7 @@ def one_or_more(option: str, given: list[str]) -> int | list[int] | None:
 def run(
     name: str, bank: Path | None, given: Mapping[str, object], folder: Path, fresh: bool
 ) -> ExperimentResult:
-    """Run an experiment with what was given and it takes."""
+    """Run an experiment with those of the given options that it takes."""
     from ...check import did_you_mean
     from ...research.data import FeatureBank
     from ...research.evaluation.experiments import EXPERIMENTS

@@ -1,4 +1,4 @@
-"""What the commands print: results on stdout, everything else on stderr."""
+"""Output of the commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ...research.ranks import is_first_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
-PLAIN_WIDTH = 140  # of a table that goes to a file or a pipe
+PLAIN_WIDTH = 140  # of a table written to a file or a pipe
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence on how to go on."""
+    """Ctrl-C, with a sentence on how to resume."""
 
 
 @contextmanager
 def on_interrupt(sentence: str) -> Iterator[None]:
-    """Let an interruption of the block say how to go on."""
+    """Let an interruption of the block say how to resume."""
     try:
         yield
     except Interrupted:
@@ -41,7 +41,7 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Print a line, as it is but for what a terminal would obey."""
+    """Print a line, without characters that control the terminal."""
     console().print(printable(text), markup=False, soft_wrap=True)
 
 
@@ -58,7 +58,7 @@ def table(
     emphasised: Sequence[int] = (),
     text_columns: Sequence[int] = (0,),
 ) -> None:
-    """Print a table; numbers stand right, the rows `emphasised` in bold."""
+    """Print a table; numbers are right-aligned, the rows `emphasised` in bold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -78,5 +78,5 @@ def table(
 
 
 def pairs(rows: Sequence[tuple[str, str]], *, title: str = "") -> None:
-    """Print names and what they stand for, in two columns."""
+    """Print names and their values, in two columns."""
     table(["", ""], rows, title=title, text_columns=(0, 1))

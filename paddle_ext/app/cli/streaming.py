@@ -1,4 +1,4 @@
-"""What ``paddle-ext classify`` prints when the answers are one file."""
+"""Output of ``paddle-ext classify`` when the predictions are one file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_CLASSES = 25  # in the terminal
 
 
 def show_streamed(report: StreamReport) -> None:
-    """Print the classes that were found, and where the answers are."""
+    """Print the classes found, and where the predictions are."""
     counts = report.counts
     total = int(counts.sum())
     order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
@@ -37,5 +37,5 @@ def show_streamed(report: StreamReport) -> None:
         show.say(f"note: {note}")
     if report.known:
         right = 100 * report.right / report.known
-        show.say(f"accuracy: {right:.2f} % of {report.known} samples with a truth")
+        show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
     show.say(f"written: {report.output}")

@@ -140,7 +140,7 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
     report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, SETTINGS)
     assert report.notes == [
         "features: 16 columns, f0 to f15",
-        "columns not used: 'year' (it counts the rows)",
+        "columns not used: 'year' (it numbers the rows)",
     ]
     assert report.answers.labels.tolist() == truth.tolist()
 
@@ -242,7 +242,7 @@ def test_messages_of_tables(tmp_path: Path) -> None:
         table.write_text(text)
         classify(table, None, tmp_path, Settings(columns or Columns(), cache=None, device="cpu"))
 
-    with pytest.raises(ValueError, match=r"^label must be the column of classes"):
+    with pytest.raises(ValueError, match=r"^label must be a column of"):
         run("a,b\n1,x\n")
     with pytest.raises(ValueError, match=r"^label must be a column of .* got 'kind'"):
         run("a,label\n1,x\n", Columns(label="kind"))
@@ -254,7 +254,7 @@ def test_messages_of_tables(tmp_path: Path) -> None:
         run("a,b,label\n1,2,x\n2,1,y\n")
     with pytest.raises(ValueError, match=r"rows with a label in column 'label', got none"):
         run("a,b,label\n1,2,\n2,1,\n")
-    with pytest.raises(ValueError, match=r"^features must be columns .* \(or pass text\)"):
+    with pytest.raises(ValueError, match=r"^features must be numeric columns .* \(or pass text\)"):
         run("a,label\nhello,x\n")
 
 

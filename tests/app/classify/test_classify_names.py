@@ -92,7 +92,7 @@ def test_all_rows_labelled(tmp_path: Path) -> None:
     report = run(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.notes == [
-        "every row has a label, so no label was used: all rows were classified by the names"
+        "every row has a label, so labels were ignored and all rows classified by the names"
     ]
     report = run(tmp_path / "rows.npz", None, tmp_path, columns=Columns(truth="labels"))
     assert report.answers.accuracy() == (54 / 60, 60, 0)
@@ -209,7 +209,7 @@ def test_texts_by_the_model_itself(tmp_path: Path) -> None:
     assert labels_of(tmp_path) == ["weather_forecast", "play_music"] * 2
 
 
-# --- pictures -----------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------------
 
 
 def coloured(folder: Path, colours: str, seed: int) -> None:
@@ -283,9 +283,9 @@ def test_names_files(tmp_path: Path) -> None:
     assert found.class_names == ("polar bear", "cat", "ice_cream")
     assert found.prompts == ((), ("a tabby", "a tom cat"), ())
     for text, message in {
-        "cat\n\ndog\n": r"^names must have a name in each line, got none in line 2 of",
-        "cat\n\tan animal\ndog\n": r"^names must have a name in each line, got none in line 2 of",
-        "cat\ndog\ncat \n": r"^names must be different .* got 'cat' in lines 1 and 3 of",
+        "cat\n\ndog\n": r"^names must have a name on each line, got none in line 2 of",
+        "cat\n\tan animal\ndog\n": r"^names must have a name on each line, got none in line 2 of",
+        "cat\ndog\ncat \n": r"^names must be unique, got 'cat' in lines 1 and 3 of",
         "": r"^names must be at least two, got none in",
         "\n\n": r"^names must be at least two, got none in",
         "cat\n": r"^names must be at least two, got only 'cat' in",
@@ -323,7 +323,7 @@ def test_messages_of_labels(tmp_path: Path) -> None:
     chosen = {"names": tmp_path / "text.npz"}
     sentence = (
         r"known.npz must have labels among the 6 names of .*text.npz, "
-        r"got 'birsch' \(nearest: 'birch'\), 'elms' \(nearest: 'elm'\)$"
+        r"got 'birsch' \(closest: 'birch'\), 'elms' \(closest: 'elm'\)$"
     )
     with pytest.raises(ValueError, match=sentence):
         run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
@@ -346,7 +346,7 @@ def test_messages_of_stored_names(tmp_path: Path) -> None:
         ({"text": text[:5]}, r"^names must be as many as their embeddings, 5, got 6 in"),
         ({"text": broken}, r"text.npz must have finite .* got nan in row cedar, feature 3"),
         ({"text": text[0]}, r"^names must be floating-point .* got 'text' .* of shape \[16\]"),
-        ({"class_names": twice}, r"^names must be different from .* got 'ash' twice in"),
+        ({"class_names": twice}, r"^names must be unique, got 'ash' twice in"),
         ({"text": text[:1], "class_names": NAMES[:1]}, r"^names must be at least two, got only"),
         ({"logit_scale": np.float32(-1)}, r"^logit_scale must be finite and > 0, got -1"),
         ({"logit_scale": np.ones(2)}, r"^logit_scale must be one number, got shape \[2\]"),
@@ -384,16 +384,18 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match=r"^encoder must have towers of one width, got .* 6 .* 5"):
         run(photos, None, tmp_path, **chosen)
     stand_in_folder(tmp_path / "clip", monkeypatch, text_tower=False)
-    with pytest.raises(ValueError, match=r"^encoder must have a tower for .* without one for text"):
+    with pytest.raises(
+        ValueError, match=r"^encoder must have an image tower .* without one for text"
+    ):
         run(photos, None, tmp_path, **chosen)
     np.savez(tmp_path / "text.npz", text=np.eye(2, 9, dtype=np.float32), class_names=NAMES[:2])
-    with pytest.raises(ValueError, match=r"^encoder must make as many .*text.npz has, 9, got 6"):
+    with pytest.raises(ValueError, match=r"^encoder must compute as many .*text.npz has, 9, got 6"):
         run(photos, None, tmp_path, **(chosen | {"names": tmp_path / "text.npz"}))
-    with pytest.raises(ValueError, match=r"^backbone must be left out beside an encoder, got mine"):
+    with pytest.raises(ValueError, match=r"^backbone must be omitted with an encoder, got mine"):
         run(photos, None, tmp_path, **chosen, backbone="mine")
     with pytest.raises(ValueError, match=r"^templates must have \{\} once, .* got 'a photo'"):
         run(photos, None, tmp_path, **chosen, templates=("{}", "a photo"))
-    with pytest.raises(ValueError, match=r"^templates must be left out unless names are a text"):
+    with pytest.raises(ValueError, match=r"^templates must be omitted unless names are a text"):
         run(tmp_path / "rows.npz", None, tmp_path, templates=("{}",))
     with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
         run(photos, None, tmp_path, **chosen, logit_scale=0.0)

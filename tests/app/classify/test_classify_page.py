@@ -205,8 +205,8 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: s
     assert told["before"] == CLASSES[0]
     assert told["disabled"] is True
     assert told["marked"] is True
-    assert told["mine"] == 'now =new, "one"'
-    assert str(told["next"]).startswith(f"found: {CLASSES[0]}, ")
+    assert told["mine"] == 'changed to =new, "one"'
+    assert str(told["next"]).startswith(f"predicted: {CLASSES[0]}, ")
     assert told["button"] == "Export 2 corrected labels"
     assert told["download"] == "corrected.csv"
     assert told["same"] is True
@@ -352,11 +352,11 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "40 samples, 2 of 6 classes found" in done.output
-    assert "accuracy: 100.00 % of 40 samples with a truth" in done.output
+    assert "accuracy: 100.00 % of 40 samples with a true label" in done.output
     assert (tmp_path / "out" / "answers.html").is_file()
     failed = runner.invoke(app, ["classify", "known.npz", "nowhere.npz"])
     assert failed.exit_code == 1
-    assert "nowhere.npz must be a file or a folder, got nothing there" in failed.output
+    assert "nowhere.npz must be a file or a folder, but does not exist" in failed.output
     assert "Traceback" not in failed.output
 
 
@@ -364,7 +364,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         (["--label", "kind"], "--label must be a column of"),
-        (["--embedding", "z"], "--embedding must be columns of numbers of"),
+        (["--embedding", "z"], "--embedding must be numeric columns of"),
         (["--features", "z"], "(or pass --text)"),
         (["--id", "who"], "--id must be a column of"),
         (["--truth", "real"], "--truth must be a column of"),

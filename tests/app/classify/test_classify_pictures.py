@@ -1,4 +1,4 @@
-"""``paddle-ext classify`` on folders of pictures: modes, damage, odd names, the cache."""
+"""``paddle-ext classify`` on folders of images: modes, damage, odd names, the cache."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_class_without_a_readable_picture(tmp_path: Path) -> None:
     (labelled / "lost" / "a.png").write_text("hello")
     report = run(labelled, new, tmp_path)
     assert report.answers.class_names == ("chess", "discs", "stripes")
-    assert any("'empty' has no pictures" in note for note in report.notes)
+    assert any("'empty' has no images" in note for note in report.notes)
     assert any("'lost' could be read" in note for note in report.notes)
 
 
@@ -188,18 +188,18 @@ def test_cache_and_copies(tmp_path: Path, network: list[int]) -> None:
     assert network == [1]
     (kept,) = cache.glob("*.sqlite")
     kept.write_bytes(b"damaged" * 1000)
-    with pytest.raises(ValueError, match=r"must be a whole file of the cache \(delete it\)"):
+    with pytest.raises(ValueError, match=r"is a damaged cache file \(delete it\)"):
         run(labelled, new, tmp_path, cache=cache)
 
 
 def test_messages(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match=r"nothing must have at least one picture .* got no file"):
+    with pytest.raises(ValueError, match=r"nothing must have at least one image .* got no file"):
         run(labelled, tmp_path / "nothing", tmp_path)
-    with pytest.raises(ValueError, match=r"nothing must have one folder of pictures for each"):
+    with pytest.raises(ValueError, match=r"nothing must have one folder of images per class"):
         run(tmp_path / "nothing", new, tmp_path)
-    with pytest.raises(ValueError, match=r"must not lie in the labelled folder"):
+    with pytest.raises(ValueError, match=r"must not be in the labelled folder"):
         run(labelled, labelled / "discs", tmp_path)
     with pytest.raises(ValueError, match=r"^backbone must be efficientnet_lite0, timm:NAME or"):
         run(labelled, new, tmp_path, backbone="resnet99")
@@ -208,7 +208,7 @@ def test_messages(tmp_path: Path) -> None:
     pattern(0, 0).save(one / "a.png")
     with pytest.raises(ValueError, match=r"at least two classes, got only 'only'"):
         run(tmp_path / "one", new, tmp_path)
-    with pytest.raises(ValueError, match=r"both must be folders of pictures, or both files"):
+    with pytest.raises(ValueError, match=r"both must be folders of images, or both files"):
         run(labelled, one / "a.png", tmp_path)
 
 

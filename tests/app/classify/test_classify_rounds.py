@@ -100,7 +100,7 @@ def test_strangers_are_a_group_of_the_page(files: tuple[Path, Path], tmp_path: P
     for name in ("40", "41", "42"):
         assert f'data-name="{name}"' in group
         assert page.count(f'data-name="{name}"') == 1  # and not in its class as well
-    assert "Of no known class?" in page
+    assert "Unknown classes?" in page
 
 
 def test_names_and_labelled_samples_of_some_classes() -> None:
@@ -168,7 +168,7 @@ def test_wrong_labels_are_told(files: tuple[Path, Path], tmp_path: Path) -> None
     assert doubts == sorted(doubts, reverse=True)
     page = report.page.read_text()
     assert "Labelled samples that look wrong" in page
-    assert f"labelled <b>{NAMES[labels[5]]}</b>, rather <b>{NAMES[1]}</b>" in page
+    assert f"labelled <b>{NAMES[labels[5]]}</b>, probably <b>{NAMES[1]}</b>" in page
 
 
 def test_right_labels_are_left_alone(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_a_model_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     again = classify(new, None, tmp_path / "b", settings(model=saved))
     assert first.answers.names == again.answers.names
     torch.testing.assert_close(first.answers.probability, again.answers.probability)
-    with pytest.raises(ValueError, match="backbone must be left out or that of the model"):
+    with pytest.raises(ValueError, match="backbone must be omitted or equal to the model's"):
         classify(new, None, tmp_path, settings(model=saved, backbone="timm:resnet18"))
     np.savez(tmp_path / "rows.npz", features=np.eye(3))
-    with pytest.raises(ValueError, match="model must fit what is to be classified"):
+    with pytest.raises(ValueError, match="model must match the data to classify"):
         classify(tmp_path / "rows.npz", None, tmp_path, settings(model=saved))
 
 
@@ -245,7 +245,7 @@ def test_a_model_of_names(tmp_path: Path) -> None:
     first = classify(tmp_path / "new.npz", None, tmp_path / "a", named)
     again = classify(tmp_path / "new.npz", None, tmp_path / "b", settings(model=saved))
     assert first.answers.labels.tolist() == again.answers.labels.tolist() == [0, 2, 2]
-    with pytest.raises(ValueError, match="names must be left out beside a model"):
+    with pytest.raises(ValueError, match="names must be omitted with a model"):
         classify(
             tmp_path / "new.npz",
             None,
@@ -257,18 +257,18 @@ def test_a_model_of_names(tmp_path: Path) -> None:
 def test_what_is_no_model(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no")
     for path in (files[0], tmp_path / "text.npz", tmp_path / "nothing.npz"):
-        with pytest.raises(ValueError, match="model must be a file that classify has saved"):
+        with pytest.raises(ValueError, match="model must be a file written by classify --save"):
             classify(files[1], None, tmp_path, settings(model=path))
     saved = tmp_path / "model.npz"
     classify(*files, tmp_path, settings(save=saved))
-    with pytest.raises(ValueError, match="model must stand instead of labelled samples"):
+    with pytest.raises(ValueError, match="model must replace the labelled samples"):
         classify(*files, tmp_path, settings(model=saved))
     with pytest.raises(ValueError, match=r"save must end in \.npz"):
         classify(*files, tmp_path, settings(save=tmp_path / "model.pt"))
     contents = dict(np.load(saved))
     contents["labels"] = contents["labels"] + 90
     np.savez(saved, **contents)
-    with pytest.raises(ValueError, match="model must be whole"):
+    with pytest.raises(ValueError, match="model must be intact"):
         load_model(saved)
     np.savez(tmp_path / "wide.npz", features=np.zeros((3, 99)))
     classify(*files, tmp_path, settings(save=saved))
@@ -287,7 +287,7 @@ def test_corrected_labels_are_labelled_samples(files: tuple[Path, Path], tmp_pat
     assert "ginkgo" in report.answers.class_names
     assert len(report.answers) == 37
     assert not {"3", "4", "7"} & set(report.answers.names)
-    assert "3 corrected labels are among the labelled samples" in report.notes
+    assert "3 corrected labels were added to the labelled samples" in report.notes
     assert report.checked is not None
     assert len(report.checked.labels) == 27
 
@@ -319,7 +319,7 @@ def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, me
     path.write_text(text)
     with pytest.raises(ValueError, match=f"^corrected must .*{message}"):
         classify(*files, tmp_path, settings(corrected=path))
-    with pytest.raises(ValueError, match="which is no file"):
+    with pytest.raises(ValueError, match="which is not a file"):
         read_corrections(tmp_path / "nothing.csv")
 
 
@@ -351,7 +351,7 @@ def test_commands_of_a_round(files: tuple[Path, Path], tmp_path: Path) -> None:
     first = run(*files, "--truth", "labels", "--save", saved, *common, tmp_path / "a")
     assert first.exit_code == 0, first.output
     assert "calibration: probabilities are off by" in first.output
-    assert "labelled samples that look wrong: 1, see" in first.output
+    assert "labels that look wrong: 1, see" in first.output
     assert "model.npz" in first.output.replace("\n", "")
     again = run(files[1], "--model", saved, *common, tmp_path / "b")
     assert again.exit_code == 0, again.output
@@ -359,4 +359,4 @@ def test_commands_of_a_round(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert [row["label"] for row in rows[0]] == [row["label"] for row in rows[1]]
     wrong = run(files[1], "--model", files[0], *common, tmp_path / "c")
     assert wrong.exit_code == 1
-    assert "--model must be a file that classify has saved" in " ".join(wrong.output.split())
+    assert "--model must be a file written by classify --save" in " ".join(wrong.output.split())

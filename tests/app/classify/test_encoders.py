@@ -134,10 +134,12 @@ def test_onnx_towers_that_do_not_fit(tmp_path: Path) -> None:
     usable("tokenizers", "Tokenizer")
     save_onnx_towers(tmp_path)
     save_onnx_texts(tmp_path / "onnx" / "text_model.onnx", np.eye(5, 7, dtype=np.float32), None)
-    with pytest.raises(ValueError, match=r"towers of one width, .* 4 features of a .* and 7 of a"):
+    with pytest.raises(
+        ValueError, match=r"towers of one width, .* 4 features per image and 7 per text"
+    ):
         check_widths(open_encoder(str(tmp_path), CPU))
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"^encoder must have a tokenizer.json beside its text"):
+    with pytest.raises(ValueError, match=r"^encoder must have a tokenizer.json next to its text"):
         open_encoder(str(tmp_path), CPU)
     (tmp_path / "onnx" / "text_model.onnx").unlink()
     with pytest.raises(ValueError, match=r"without one for texts"):
@@ -161,7 +163,7 @@ def test_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_towers_of_two_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_folder(tmp_path, monkeypatch, text_width=5)
-    with pytest.raises(ValueError, match=r"^encoder must have towers of one width, got .* makes 6"):
+    with pytest.raises(ValueError, match=r"^encoder must have towers of one width, got .* with 6"):
         check_widths(open_encoder(str(tmp_path), CPU))
 
 

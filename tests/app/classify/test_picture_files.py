@@ -212,7 +212,9 @@ def test_only_one_large_picture_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_files_beside_the_folders_of_classes_are_listed(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     pattern(0, 0).save(labelled / "lost.png")
-    assert reasons(run(labelled, new, tmp_path)) == {"lost.png": "it lies in no folder of a class"}
+    assert reasons(run(labelled, new, tmp_path)) == {
+        "lost.png": "it is not in the folder of a class"
+    }
 
 
 # --- the cache ------------------------------------------------------------------------------------
@@ -303,8 +305,8 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     labelled, new = picture_folders(tmp_path)
     report = run(labelled, new, tmp_path, cache=Path(place))
     assert len(report.answers) == 6
-    (note,) = (note for note in report.notes if "not kept" in note)
-    assert note.startswith(f"features are not kept for the next run: {place}: ")
+    (note,) = (note for note in report.notes if "not cached" in note)
+    assert note.startswith(f"features are not cached: {place}: ")
 
 
 def test_a_cache_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,5 +344,5 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_a_saved_model_that_is_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "model.npz"
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="must be a file that classify has saved"):
+    with pytest.raises(ValueError, match="must be a file written by classify --save"):
         load_model(path)

@@ -111,7 +111,9 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
     assert answers["key"].to_pylist() == gaps
     assert answers.column_names == ["key", "label", "probability", "doubt"]
     assert_usual(answers, usual(path, None, tmp_path / "f", columns=Columns(label="kind")))
-    assert any("'NA' in column 'kind' is no label: 1 rows" in note for note in report.notes)
+    assert any(
+        "'NA' in column 'kind' counts as a missing label: 1 rows" in note for note in report.notes
+    )
 
 
 def test_features_in_columns_of_numbers(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -163,9 +165,9 @@ def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -
     np.testing.assert_allclose(table["doubt"].to_numpy(), usual.doubt().numpy(), atol=1e-4)
     assert report.counts.sum() == QUERIES
     np.savez(tmp_path / "text.npz", text=ROWS[:6], class_names=NAMES)
-    with pytest.raises(ValueError, match="one_batch must be left out beside names"):
+    with pytest.raises(ValueError, match="one_batch must be omitted with class names"):
         stream(new, None, output, settings(names=tmp_path / "text.npz"), one_batch=True)
-    with pytest.raises(ValueError, match="batch must be left out if all rows are one batch"):
+    with pytest.raises(ValueError, match="batch must be omitted if all rows are one batch"):
         stream(known, new, output, settings(batch=10), one_batch=True)
 
 
@@ -236,9 +238,9 @@ def cut(path: Path) -> Path:
     [
         (odd_lists(900), "must have 16 numbers in each row, got 15 in row 900"),
         (with_nan, "must have finite features, at most 1e30, got nan in row 777, feature 3"),
-        (cut, r"must be a whole \.parquet file"),
+        (cut, r"must be a complete \.parquet file"),
         (lambda p: write_new(p, embedding=lists(NEW[:, :5])), "as many features as .*, 16, got 5"),
-        (lambda p: write_new(p, embedding=["word"] * QUERIES), "numbers, or lists of them"),
+        (lambda p: write_new(p, embedding=["word"] * QUERIES), "numbers or lists of numbers"),
     ],
 )
 def test_bad_files_leave_nothing(
@@ -262,16 +264,16 @@ def test_bad_files_leave_nothing(
 def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
     np.savez(tmp_path / "new.npz", features=NEW)
-    with pytest.raises(ValueError, match=r"output must be a folder, unless .* \.parquet file"):
+    with pytest.raises(ValueError, match=r"output must be a folder unless .* \.parquet file"):
         stream(known, tmp_path / "new.npz", output, settings())
-    with pytest.raises(ValueError, match="output must be another file than those that are read"):
+    with pytest.raises(ValueError, match="output must not be an input file"):
         stream(known, new, new, settings())
     with pytest.raises(FileNotFoundError):
         stream(known, tmp_path / "nothing.parquet", output, settings())
     with pytest.raises(ValueError, match="batch must be an integer"):
         stream(known, new, output, settings(batch=0))
     for name in ("save", "corrected"):
-        with pytest.raises(ValueError, match=f"{name} must be left out unless the output is a f"):
+        with pytest.raises(ValueError, match=f"{name} must be omitted unless the output is a f"):
             stream(known, new, output, settings(**{name: tmp_path / "x.npz"}))
     pq.write_table(pq.read_table(new)[:0], new)
     with pytest.raises(ValueError, match="must have at least one sample to classify, got none"):
@@ -329,11 +331,11 @@ def test_the_command(files: tuple[Path, Path, Path]) -> None:
     result = CliRunner().invoke(app, [str(item) for item in arguments])
     assert result.exit_code == 0, result.output
     assert f"{QUERIES} samples, " in result.output
-    assert f"% of {QUERIES} samples with a truth" in result.output
+    assert f"% of {QUERIES} samples with a true label" in result.output
     assert f"written: {output}" in result.output.replace("\n", " ")
     assert len(pq.read_table(output)) == QUERIES
     arguments[2] = known.with_suffix(".npz")
     np.savez(known.with_suffix(".npz"), features=NEW)
     result = CliRunner().invoke(app, [str(item) for item in arguments])
     assert result.exit_code == 1
-    assert "--output must be a folder, unless" in " ".join(result.output.split())
+    assert "--output must be a folder unless" in " ".join(result.output.split())

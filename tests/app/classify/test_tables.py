@@ -51,12 +51,12 @@ def test_examples() -> None:
 @pytest.mark.parametrize(
     ("name", "cells", "why"),
     [
-        ("id", [9043, 2210, 7741, 5103, 6675, 1222], "its name is that of a column of ids"),
-        ("customer_id", [904, 221, 774, 510, 667, 122], "its name is that of a column of ids"),
-        ("sampleID", [904, 221, 774, 510, 667, 122], "its name is that of a column of ids"),
-        ("", [0, 1, 2, 3, 4, 5], "its name is that of a column of ids"),
-        ("photo", [101, 102, 103, 104, 105, 106], "it counts the rows"),
-        ("down", [6, 5, 4, 3, 2, 1], "it counts the rows"),
+        ("id", [9043, 2210, 7741, 5103, 6675, 1222], "its name is typical of an id column"),
+        ("customer_id", [904, 221, 774, 510, 667, 122], "its name is typical of an id column"),
+        ("sampleID", [904, 221, 774, 510, 667, 122], "its name is typical of an id column"),
+        ("", [0, 1, 2, 3, 4, 5], "its name is typical of an id column"),
+        ("photo", [101, 102, 103, 104, 105, 106], "it numbers the rows"),
+        ("down", [6, 5, 4, 3, 2, 1], "it numbers the rows"),
         ("city", ["Rome", "Oslo", "Bern", "Bonn", "Kyiv", "Graz"], "it has 'Rome', which is no"),
         ("nothing", ["", "", "", "", "", ""], "it is empty"),
     ],
@@ -87,7 +87,7 @@ def test_a_column_that_decides_alone_is_told(tmp_path: Path) -> None:
     salary = [str(k) for k in (51200, 48700, 50100, 49300, 70400, 30100)]
     report = run(tmp_path, table("salary,a,b,label", salary))
     assert report.notes[0] == "features: 3 columns, salary to b"
-    assert report.notes[1].startswith("the column 'salary' spreads ")
+    assert report.notes[1].startswith("the column 'salary' varies ")
 
 
 def test_columns_are_shown_before_the_run(
@@ -102,7 +102,7 @@ def test_columns_are_shown_before_the_run(
         run(tmp_path, table("id,a,b,label", ids), progress=True)
     assert capsys.readouterr().err.splitlines() == [
         "features: 2 columns, a to b",
-        "columns not used: 'id' (its name is that of a column of ids)",
+        "columns not used: 'id' (its name is typical of an id column)",
     ]
 
 
@@ -142,7 +142,7 @@ def test_gaps_in_parquet(tmp_path: Path) -> None:
     parquet.write_table(arrow.table(rows), path)
     report = classify(path, None, tmp_path, settings)
     assert answers(report) == ["x", "y"]
-    assert report.notes[1] == "columns not used: 'id' (its name is that of a column of ids)"
+    assert report.notes[1] == "columns not used: 'id' (its name is typical of an id column)"
 
 
 # --- one rule for no label ----------------------------------------------------------------------
@@ -157,9 +157,11 @@ def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
     report = run(tmp_path, "\n".join(["a,b,label", *lines, ""]))
     assert report.answers.class_names == ("cat", "none")
     assert answers(report) == ["none", "cat"]
-    said = [note for note in report.notes if "is no label" in note]
+    said = [note for note in report.notes if "missing label" in note]
     words = gap not in ("", "-1")
-    assert said == ([f"{gap!r} in column 'label' is no label: 2 rows"] if words else [])
+    assert said == (
+        [f"{gap!r} in column 'label' counts as a missing label: 2 rows"] if words else []
+    )
 
     new = tmp_path / "new.npy"
     np.save(new, features[4:])
@@ -234,7 +236,7 @@ def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
     """Where commas separate cells, "1,234" is no number: its column is told, and not read wrong."""
     thousands = ['"1,234"', '"2,345"', '"3,456"', '"4,567"', '"5,678"', '"6,789"']
     report = run(tmp_path, table("n,a,b,label", thousands))
-    assert report.notes[1] == "columns not used: 'n' (it has '1,234', which is no number)"
+    assert report.notes[1] == "columns not used: 'n' (it has '1,234', which is not a number)"
 
 
 def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_options_of_the_command(tmp_path: Path) -> None:
     assert "Käuzchen" in done.output
     for wrong, message in (
         (["--sep", "ab"], "--sep must be one character such as ; or the word tab, got 'ab'"),
-        (["--encoding", "abc"], "--encoding must be one that Python knows, such as utf-8"),
+        (["--encoding", "abc"], "--encoding must be known to Python, such as utf-8"),
     ):
         failed = CliRunner().invoke(app, [*call, *wrong])
         assert failed.exit_code == 1

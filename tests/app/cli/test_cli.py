@@ -160,9 +160,7 @@ def test_lists() -> None:
     for bad in (["5.0"], ["x"], [""], ["-1"]):
         with pytest.raises(BadParameter, match="--shots must be"):
             numbers("--shots", bad)
-    with pytest.raises(
-        BadParameter, match="--num-classes must be a whole number or full, got 'all'"
-    ):
+    with pytest.raises(BadParameter, match="--num-classes must be an integer or full, got 'all'"):
         class_count("all")
 
 
@@ -258,10 +256,10 @@ def test_info_of_a_bank(bank: Path) -> None:
     result = run("info", bank)
     assert result.exit_code == 0
     shown = [" ".join(line.split()) for line in result.output.splitlines()]
-    assert "rows 360, 1 of no class" in shown
+    assert "rows 360, 1 without a class" in shown
     assert "features 16, float32" in shown
     assert "classes 12 with rows, of 12" in shown
-    assert "rows of a class 29 to 30, median 30" in shown
+    assert "rows per class 29 to 30, median 30" in shown
     assert "split query 180 rows, 12 classes" in shown
     assert "base mean none" in shown
 
@@ -338,8 +336,8 @@ def test_traceback_may_stand_anywhere(bank: Path, monkeypatch: pytest.MonkeyPatc
         (TypeError("x must be a y"), "error: x must be a y"),
         (RuntimeError("the loss must stay finite"), "error: the loss must stay finite"),
         (ImportError("pip install it"), "error: pip install it"),
-        (MemoryError(), "error: there is not enough memory"),
-        (torch.cuda.OutOfMemoryError("4 GiB"), "there is not enough memory (--memory"),
+        (MemoryError(), "error: not enough memory"),
+        (torch.cuda.OutOfMemoryError("4 GiB"), "not enough memory (--memory"),
         (PermissionError(13, "Permission denied", "x.npz"), "error: x.npz: Permission denied"),
     ],
 )
@@ -405,10 +403,10 @@ def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("paddle_ext.research.evaluation.evaluate", interrupt)
     result = run("evaluate", bank)
     assert result.exit_code == 130
-    assert "nothing was kept; with --output FOLDER the same command can go on" in result.output
+    assert "nothing was saved; with --output FOLDER the same command can resume" in result.output
     result = run("evaluate", bank, "--output", tmp_path / "out")
     assert result.exit_code == 130
-    assert f"goes on from {tmp_path / 'out'}" in result.output
+    assert f"resumes from {tmp_path / 'out'}" in result.output
     monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", interrupt)
     result = run("info", bank)
     assert (result.exit_code, result.output) == (130, f"paddle-ext: {app_module.NOTHING_KEPT}\n")
@@ -430,7 +428,7 @@ def test_control_c(bank: Path, tmp_path: Path) -> None:
     _, stderr = started.communicate(timeout=60)
     assert started.returncode == 130
     assert stderr.splitlines()[-1] == (
-        f"paddle-ext: interrupted: the same command goes on from {tmp_path / 'out'}"
+        f"paddle-ext: interrupted: the same command resumes from {tmp_path / 'out'}"
     )
     assert "Traceback" not in stderr
 

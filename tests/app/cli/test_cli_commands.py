@@ -155,7 +155,7 @@ def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_pa
     output = tmp_path / "bank.npz"
     shown = run("extract", trained[0] / "best.safetensors", tmp_path / "test.npz", "--layout",
                 "npz", "--output", output, *CPU)  # fmt: skip
-    assert shown.count("too few classes, or images of a class, to tell") == 2
+    assert shown.count("not enough classes or images per class") == 2
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_evaluate_a_split(bank: Path) -> None:
     assert "error: --split must be one of 'query', 'repr', got 'nowhere'" in message
     code, message = refusal("evaluate", bank, "--split", "repr", "--shots", "15", *CPU)
     assert code == 1
-    assert "got 0 of class 0" in message  # the split has 15 rows of a class
+    assert "got 0 of class 0" in message  # the split has 15 rows per class
 
 
 def test_only_the_first_rank_writes(

@@ -37,7 +37,7 @@ def test_names(tmp_path: Path) -> None:
     code, shown = invoke("classify", features, *chosen, "--logit-scale", "50", *CPU)
     assert code == 0, shown
     assert "40 samples, 2 of 6 classes found" in shown
-    assert "accuracy: 100.00 % of 40 samples with a truth" in shown
+    assert "accuracy: 100.00 % of 40 samples with a true label" in shown
     assert "birch" in (tmp_path / "out" / "answers.csv").read_text()
     assert "the names of 6 classes" in (tmp_path / "out" / "answers.html").read_text()
 
@@ -47,12 +47,12 @@ def test_names(tmp_path: Path) -> None:
     [
         (["--names", "two.txt"], "--names must be a .npz or .safetensors with embeddings"),
         (["--names", "two.txt"], "got two.txt (or pass --encoder)"),
-        (["--names", "same.txt"], "--names must be different from one another, got 'cat' in lines"),
-        (["--names", "none.txt"], "--names must be a file, got none.txt, which is none"),
+        (["--names", "same.txt"], "--names must be unique, got 'cat' in lines"),
+        (["--names", "none.txt"], "--names must be a file, got none.txt, which is not one"),
         (["--names", "two.txt", "--template", "a"], "--template must have {} once, for the name"),
         (["--names", "text.npz", "--logit-scale", "0"], "--logit-scale must be finite and > 0"),
         (["--names", "two.txt", "--encoder", "none"], "--encoder must be an image-text model"),
-        ([], "LABELLED must be a table (.csv, .tsv, .parquet) with gaps"),
+        ([], "LABELLED must be a table (.csv, .tsv, .parquet) with missing labels"),
         ([], "got rows.npz (or pass --names)"),
     ],
 )
@@ -75,4 +75,4 @@ def test_pictures_need_an_encoder(tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("cat\ndog\n")
     code, shown = invoke("classify", tmp_path / "photos", "--names", tmp_path / "two.txt", *CPU)
     assert code == 1
-    assert "--encoder must be an image-text model on disk for names of pictures" in shown
+    assert "--encoder must be an image-text model on disk to classify images by names" in shown

@@ -1,6 +1,6 @@
-"""Image-text encoders that the user has on disk: open_clip, transformers, ONNX.
+"""Image-text encoders on the user's disk: open_clip, transformers, ONNX.
 
-Each has two towers, which bring pictures and texts into one space. Nothing is ever downloaded.
+Each has two towers, which map images and texts to one space. Nothing is ever downloaded.
 """
 
 from .opening import open_encoder

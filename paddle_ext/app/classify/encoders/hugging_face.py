@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and their like from folders that transformers has written."""
+"""CLIP, SigLIP and similar models from folders written by transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:
 def text_tower(module: Any, model: Any, folder: Path, device: torch.device) -> Any:
     tokenizer = module.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     longest = getattr(model.config.text_config, "max_position_embeddings", 77)
-    # SigLIP was trained on texts that all have one length, and without a mask.
+    # SigLIP was trained on texts padded to one length, without a mask.
     filled = str(model.config.model_type).startswith("siglip")
     wanted = ("input_ids",) if filled else ("input_ids", "attention_mask")
 
@@ -92,5 +92,5 @@ def read_json(path: Path) -> dict[str, Any]:
     with open_regular(path) as file:
         found = json.loads(file.read())
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must be an object of JSON, got {type(found).__name__}")  # noqa: TRY004 - of a file
+        raise ValueError(f"{path} must be a JSON object, got {type(found).__name__}")  # noqa: TRY004 - of a file
     return found

@@ -1,4 +1,4 @@
-"""Two towers as ONNX files, run by onnxruntime; ``tokenizer.json`` lies beside or above them."""
+"""Two towers as ONNX files, run by onnxruntime; ``tokenizer.json`` is next to or above them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ OPEN_CLIP_PREPARATION = "preprocess_cfg.json"
 
 
 def find(folder: Path) -> tuple[Path | None, Path | None]:
-    """The files of the image tower and of the text tower in a folder, or below it.
+    """The files of the image tower and of the text tower in a folder or its subfolders.
 
-    Of several forms of one, such as ``vision_model_fp16.onnx``, that with the shortest name.
+    Of several variants, such as ``vision_model_fp16.onnx``, the one with the shortest name.
     """
     images: list[Path] = []
     texts: list[Path] = []
@@ -54,7 +54,7 @@ def find(folder: Path) -> tuple[Path | None, Path | None]:
 
 
 def from_files(name: str, images: Path | None, texts: Path | None) -> Encoder:
-    """Both run on the CPU."""
+    """Open both towers, on the CPU."""
     module = library("onnxruntime", f"the encoder {name}", "'paddle_ext[onnx]'")
     tower = None if images is None else image_tower(module, images)
     encode, key = None, ""
@@ -67,12 +67,12 @@ def from_files(name: str, images: Path | None, texts: Path | None) -> Encoder:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """A file and those with its weights, if they lie apart."""
+    """A file and its separate weight files, if any."""
     return sorted(path.parent.glob(f"{path.name}*"))
 
 
 class Session:
-    """An ONNX file that makes features.
+    """An ONNX file that computes features.
 
     Parameters
     ----------
@@ -90,13 +90,13 @@ class Session:
         self.output = (named or flat or [outputs[0].name])[0]
 
     def fixed(self, axis: int) -> int | None:
-        """The size of the first input along an axis, if there is only one."""
+        """The size of the first input along an axis, if it is fixed."""
         shape = self.inputs[0].shape
         size = shape[axis] if len(shape) > axis else None
         return size if isinstance(size, int) else None
 
     def __call__(self, *given: npt.NDArray[Any]) -> Tensor:
-        """Rows [n, ...] to features [n, D]; so many at once as the file allows."""
+        """Rows [n, ...] to features [n, D], in batches as large as the file allows."""
         step = self.fixed(0) or TEXTS_AT_ONCE
         found = []
         for start in range(0, len(given[0]), step):
@@ -123,7 +123,7 @@ def image_tower(module: Any, path: Path) -> ImageTower:
 
 
 def near(path: Path, name: str) -> Path | None:
-    """A file beside another one, or in the folder above."""
+    """A file next to another one, or in the folder above."""
     places = (path.parent / name, path.parent.parent / name)
     return next((place for place in places if place.is_file()), None)
 
@@ -144,7 +144,7 @@ def text_tower(module: Any, path: Path, name: str) -> Callable[[list[str]], Tens
     file = near(path, "tokenizer.json")
     if file is None:
         raise check.ArgumentValueError(
-            "encoder", f"must have a tokenizer.json beside its text tower, got none near {path}"
+            "encoder", f"must have a tokenizer.json next to its text tower, got none near {path}"
         )
     tokenizers = library("tokenizers", f"the encoder {name}", "'paddle_ext[onnx]'")
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
@@ -165,7 +165,7 @@ def text_tower(module: Any, path: Path, name: str) -> Callable[[list[str]], Tens
 
 
 def tokens_of(session: Session, path: Path) -> tuple[int, bool]:
-    """How many tokens a text has at most, and whether it always has so many."""
+    """Maximum number of tokens of a text, and whether every text is padded to it."""
     fixed = session.fixed(1)
     if fixed is not None:
         return fixed, True

@@ -1,4 +1,4 @@
-"""Models of open_clip: a folder with its configuration, or a name of its list and weights."""
+"""open_clip models: a folder with a configuration, or a known name and weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def preparation(module: Any, model: Any) -> dict[str, Any]:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Some configurations name parts that lie on a hub; they are taken from its cache alone."""
+    """Some configurations refer to files on a hub; only its local cache is used."""
     name = "HF_HUB_OFFLINE"
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -1,4 +1,4 @@
-"""Which kind of encoder a path is."""
+"""Find out which kind of encoder a path is."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from . import hugging_face, onnx_files, open_clip_models
 from .towers import Encoder
 
 EXPECTED = (
-    "an image-text model on disk: a folder of transformers, open_clip or ONNX, "
+    "an image-text model on disk: a transformers, open_clip or ONNX folder, "
     "open_clip:NAME:WEIGHTS, or IMAGES.onnx,TEXTS.onnx"
 )
 OPEN_CLIP = "open_clip:"
 
 
 def open_encoder(name: str, device: torch.device) -> Encoder:
-    """An image-text encoder by what the user calls it.
+    """Open an image-text encoder.
 
     Parameters
     ----------
     name : str
-        A folder that transformers, open_clip or an export to ONNX has written;
+        A folder written by transformers, open_clip or an ONNX export;
         ``open_clip:NAME:WEIGHTS``; or two files, ``IMAGES.onnx,TEXTS.onnx``.
     device : torch.device
     """
@@ -32,7 +32,7 @@ def open_encoder(name: str, device: torch.device) -> Encoder:
         return opened(name, device)
     except (check.ArgumentError, ImportError):
         raise
-    except Exception as error:  # damaged files, other versions: the libraries raise what they like
+    except Exception as error:  # damaged files, other versions: libraries raise anything
         raise check.ArgumentValueError(
             "encoder",
             f"must be {EXPECTED}, got {name!r}, which cannot be loaded: {first_line(error)}",
@@ -58,13 +58,13 @@ def opened(name: str, device: torch.device) -> Encoder:
         return hugging_face.from_folder(name, folder, device)
     images, texts = onnx_files.find(folder)
     if images is None and texts is None:
-        raise unknown(name, "no model in it")
+        raise unknown(name, "no model inside")
     return onnx_files.from_files(name, images, texts)
 
 
 def existing(path: str, name: str) -> Path:
     if not path or not Path(path).exists():
-        raise unknown(name, f"no {path!r} there")
+        raise unknown(name, f"no {path!r}")
     return Path(path)
 
 

@@ -1,4 +1,4 @@
-"""The two towers of an encoder, and how pictures are prepared for one of them."""
+"""The two towers of an encoder, and how images are preprocessed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}  # as Pil
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to a picture before the image tower sees it.
+    """Preprocessing of an image for the image tower.
 
     Parameters
     ----------
     size : int
-        Of the sides, in pixels.
+        Side length in pixels.
     share : float
-        Share of the shorter side that the central square takes.
+        Side of the central square, as a share of the shorter side.
     squash : bool
-        The whole picture is made a square instead.
+        Squash the whole image to a square instead.
     resampling : int
-        As Pillow numbers its filters.
+        Number of the Pillow filter.
     mean, std : tuple of float
-        Of the colours, in [0, 1].
+        Of the colour channels, in [0, 1].
     """
 
     size: int = 224
@@ -49,7 +49,7 @@ class Preparation:
 
 
 def of_transformers(config: Mapping[str, Any], size: int) -> Preparation:
-    """From a ``preprocessor_config.json``; `size` is what the network itself says."""
+    """From a ``preprocessor_config.json``; `size` is the network's own input size."""
     config = config.get("image_processor", config)
     sides = config.get("size", size)
     crop = config.get("crop_size", sides)
@@ -92,7 +92,7 @@ def side_of(size: Any, default: int) -> int:
 
 
 class ImageTower:
-    """The tower that pictures go through.
+    """The tower for images.
 
     Parameters
     ----------
@@ -100,9 +100,9 @@ class ImageTower:
         float32 [n, 3, H, W], normalised, to [n, D].
     preparation : Preparation
     device : torch.device
-        Where `compute` wants its pictures.
+        Device that `compute` expects.
     key : str
-        What the features depend on, beside the preparation and the pictures.
+        Everything the features depend on, apart from the preprocessing and the images.
     """
 
     channels = 3
@@ -137,7 +137,7 @@ class ImageTower:
         return self.compute((x - self.mean) / self.std).float().cpu()
 
     def width(self) -> int:
-        """D, as a black picture tells."""
+        """D, found by encoding a black image."""
         side = self.preparation.size
         return self(torch.zeros(1, side, side, 3, dtype=torch.uint8)).shape[1]
 
@@ -154,9 +154,9 @@ class Encoder:
     texts : callable or None
         n texts to [n, D] float32 on the CPU.
     text_key : str
-        What the embeddings of texts depend on, beside the texts.
+        Everything the embeddings of texts depend on, apart from the texts.
     logit_scale : float
-        Factor that makes logits of cosines, as the model has learned it.
+        The learned factor from cosines to logits.
     """
 
     name: str
@@ -167,11 +167,11 @@ class Encoder:
 
     def image_tower(self) -> Network:
         if self.images is None:
-            raise lacking(self.name, "pictures")
+            raise lacking(self.name, "images")
         return self.images
 
     def text_tower(self) -> Callable[[list[str]], Tensor]:
-        """`texts`, some at a time."""
+        """`texts`, in batches."""
         encode = self.texts
         if encode is None:
             raise lacking(self.name, "texts")
@@ -187,18 +187,18 @@ class Encoder:
 def lacking(name: str, what: str) -> check.ArgumentValueError:
     return check.ArgumentValueError(
         "encoder",
-        f"must have a tower for pictures and one for texts, got {name} without one for {what}",
+        f"must have an image tower and a text tower, got {name} without one for {what}",
     )
 
 
 def check_widths(encoder: Encoder) -> None:
-    """Pictures and texts must come into one space."""
+    """Images and texts must have the same embedding size."""
     if encoder.images is None or encoder.texts is None:
         return
     images, texts = encoder.images.width(), encoder.texts(["a"]).shape[1]
     if images != texts:
         raise check.ArgumentValueError(
             "encoder",
-            f"must have towers of one width, got {encoder.name}, which makes {images} features of "
-            f"a picture and {texts} of a text",
+            f"must have towers of one width, got {encoder.name} with {images} features per image "
+            f"and {texts} per text",
         )
