@@ -28,7 +28,7 @@ CODE := paddle_ext tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow fuzz lint format bench build deps clean distclean FORCE
+.PHONY: help demo test test-slow fuzz lint format docs bench build deps clean distclean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,10 @@ format: $(DEPS) ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
+
+docs: $(BUILD) ## build the site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "== built: build/site; $(BIN)/mkdocs serve shows it"
 
 bench: $(BUILD) ## build, then run the benchmarks named in BENCHMARKS
 	@set -e; for name in $(BENCHMARKS); do \
@@ -97,6 +101,6 @@ $(BUILD): $(NATIVE) CMakeLists.txt pyproject.toml $(DEPS) $(SETTINGS)
 	    --config-settings=build-dir=$(BUILD_DIR) \
 	    --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	    --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
-	    -e '.[bench,test,dev]'
+	    -e '.[bench,test,dev,docs]'
 	@$(BIN)/python -c 'import paddle_ext; print("== built:", paddle_ext.build_info())'
 	@touch $@
