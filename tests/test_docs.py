@@ -18,7 +18,7 @@ from paddle_ext import methods
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
-# What a page needs beside torch and NumPy.
+# What a page needs besides torch and NumPy.
 NEEDS = {
     "docs/estimator.md": ["sklearn"],
     "docs/quickstart.md": ["sklearn"],
@@ -101,7 +101,7 @@ Run = Callable[[str], dict[str, object]]
 
 
 def said(page: str) -> list[str]:
-    """What the comments beside the calls of print say, up to a colon."""
+    """What the comments next to the calls of print say, up to a colon."""
     code = "\n".join(blocks(page, "python"))
     return re.findall(r"^ *print\(.*  # ([^:\n]+)", code, re.MULTILINE)
 
@@ -144,7 +144,7 @@ def test_code_of_the_evaluation(run_code_of: Run) -> None:
 
 
 def test_code_of_the_quickstart(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line prints what the comment beside it says; the files are those of the command."""
+    """Each line prints what the comment next to it says; the files are those of the command."""
     names = run_code_of("docs/quickstart.md")
     printed = capsys.readouterr().out.splitlines()
     exact = [line for line in said("docs/quickstart.md") if line.startswith(("1.0", "["))]
@@ -286,7 +286,7 @@ def test_api_pages_have_everything(module: str) -> None:
 
 
 def test_packages_with_public_names() -> None:
-    """Each package that lists its names is looked at above, but for those that are inside only."""
+    """Each package that lists its names is looked at above, except those that are inside only."""
     listing = {
         named(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for path in (ROOT / "paddle_ext").rglob("*.py")

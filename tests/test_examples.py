@@ -1,11 +1,12 @@
-"""The programs and the notebook in examples/ run, and show what they promise."""
+"""The programs and the notebooks in examples/ run, and show what they promise."""
 
 import itertools
 import json
+import operator
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -137,7 +138,7 @@ def test_text_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_images(
     lines: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With little training: better than chance by far, and all images are answered."""
+    """With little training: better than chance by far, and all images are classified."""
     for library in ("PIL", "matplotlib", "safetensors"):
         pytest.importorskip(library, reason=f"needs {library}")
     from paddle_ext.research.data import glyphs
@@ -165,16 +166,19 @@ def test_images_need_two_folders(capsys: pytest.CaptureFixture[str]) -> None:
     assert "two folders are needed" in capsys.readouterr().err
 
 
-# --- the notebook ---------------------------------------------------------------------------------
+# --- notebooks ------------------------------------------------------------------------------------
+
+NOTEBOOKS = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
 
 
-def notebook() -> dict[str, Any]:
-    return json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+def notebook(name: str) -> dict[str, Any]:
+    return json.loads((EXAMPLES / f"{name}.ipynb").read_text())
 
 
-def test_form_of_the_notebook() -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_form_of_notebooks(name: str) -> None:
     """What the format 4.5 asks for; no outputs are kept."""
-    book = notebook()
+    book = notebook(name)
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
     assert book["metadata"]["kernelspec"]["language"] == "python"
     names = [cell["id"] for cell in book["cells"]]
@@ -196,25 +200,69 @@ def test_form_of_the_notebook() -> None:
                 assert (EXAMPLES / target).exists(), target
 
 
-def test_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells in their order, as Jupyter would run them, without Jupyter."""
+@pytest.fixture
+def run_notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Run the cells in their order, as Jupyter would, without Jupyter; returns the names.
+
+    Figures that were shown are `drawn`.
+    """
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     from matplotlib import pyplot as plt
 
+    def run(name: str) -> dict[str, Any]:
+        drawn: list[Any] = []
+        monkeypatch.setattr(plt, "show", lambda: drawn.append(plt.gcf()))
+        names: dict[str, Any] = {"__name__": "notebook", "drawn": drawn}
+        for cell in notebook(name)["cells"]:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)  # noqa: S102 - our own notebooks
+        return names
+
     before = plt.get_backend()
     plt.switch_backend("agg")
-    drawn = []
-    monkeypatch.setattr(plt, "show", lambda: drawn.append(plt.gcf()))
-    names: dict[str, Any] = {"__name__": "notebook"}
-    for cell in notebook()["cells"]:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)  # noqa: S102 - our own notebook
+    yield run
     plt.close("all")
     plt.switch_backend(before)
-    assert len(drawn) == 2
+
+
+def test_every_notebook_has_a_test() -> None:
+    assert NOTEBOOKS == ["compare", "doubt", "quickstart"]
+
+
+def test_quickstart(run_notebook: Callable[[str], dict[str, Any]]) -> None:
+    names = run_notebook("quickstart")
     assert {3, 5, 8} <= set(names["found"].present().nonzero().view(-1).tolist())
     nearest, adaptive = names["accuracy"].values()
     assert 0.5 < nearest < adaptive
     assert names["model"].transduction_.shape == (110,)
-    assert [len(figure.axes) for figure in drawn] == [1, 8]
+    assert [len(figure.axes) for figure in names["drawn"]] == [1, 8]
+
+
+def test_compare(
+    run_notebook: Callable[[str], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its text says of each method is what its figure shows."""
+    names = run_notebook("compare")
+    assert "| Adaptive | **" in capsys.readouterr().out
+    accuracy = {
+        name: [names["found"].select(name, k_eff=k)[0].accuracy for k in names["present"]]
+        for name in names["names"]
+    }
+    assert max(accuracy["simpleshot"]) - min(accuracy["simpleshot"]) < 3
+    assert sorted(accuracy["pt_map"]) == accuracy["pt_map"]
+    assert accuracy["pt_map"][0] < 30
+    assert accuracy["pt_map"][-1] > 70
+    assert all(map(operator.gt, accuracy["adaptive"], accuracy["paddle"]))
+    assert len(names["drawn"]) == 1
+
+
+def test_doubt(run_notebook: Callable[[str], dict[str, Any]]) -> None:
+    """The doubtful quarter has most of the errors; strangers are stranger than known digits."""
+    names = run_notebook("doubt")
+    assert names["wrong"].sum() > 10
+    assert names["share"] > 0.5
+    strange, known = names["strange"], names["of_known"]
+    assert strange[~known].mean() > 0.3
+    assert strange[known].mean() < 0.1
+    assert [len(figure.axes) for figure in names["drawn"]] == [2, 8]
