@@ -438,9 +438,10 @@ void add_split(py::module_& module) {
     CallKeywords<C> all{Keywords<C>("split_call"), Keywords<C>("workspace"), Keywords<C>("split")};
     all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
-    all.make.add<p, &P::pieces>("pieces");
+    all.make.add<p, &P::pieces>("pieces").add<p, &P::unit>("unit");
     all.run.add<p, &P::rows>("rows").add<p, &P::length>("length").add<p, &P::scale>("scale");
-    all.run.add<p, &P::centre>("centre").add<p, &P::out>("out");
+    all.run.add<p, &P::centre>("centre").add<p, &P::metric>("metric").add<p, &P::out>("out");
+    all.run.add<p, &P::norm>("norm").add<p, &P::own>("own");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "SplitCall", all, workspace<P, kSplit>, solve<P, kSplit>);
 }

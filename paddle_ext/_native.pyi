@@ -405,7 +405,9 @@ class DualCall:
         workspace_bytes: int,
     ) -> None: ...
 
-def split_call(*, target: Target, dtype: int, B: int, N: int, D: int, pieces: int) -> SplitCall: ...
+def split_call(
+    *, target: Target, dtype: int, B: int, N: int, D: int, pieces: int, unit: bool
+) -> SplitCall: ...
 
 @final
 class SplitCall:
@@ -417,7 +419,10 @@ class SplitCall:
         length: int,
         scale: int,
         centre: int,
+        metric: int,
         out: int,
+        norm: int,
+        own: int,
         workspace: int,
         workspace_bytes: int,
     ) -> None: ...

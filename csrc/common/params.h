@@ -350,18 +350,23 @@ struct DualParams {
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,
 //   x = length_n row scale - centre,
-// as high halves, or as high, low and again high halves. CUDA only.
+// as high halves, or as high, low and again high halves. In the coordinates of `adaptive` the
+// length is 1 / norm of the row, and x is made unit-norm again. CUDA only.
 struct SplitParams {
     int64_t B, N, D;
     int64_t pieces;  // 1 or 3
     DType dtype;     // of the rows: float16, bfloat16 or float32
+    bool unit;       // the coordinates of `adaptive`
 
     const void* rows;     // [B, N, D]
     const float* length;  // [B, N], or null for 1
     const float* scale;   // [B, D]
     const float* centre;  // [B, D]
+    const float* metric;  // [B, D] of `own`
 
-    void* out;  // [B, N, pieces, D] float16
+    void* out;    // [B, N, pieces, D] float16
+    float* norm;  // [B, N] of `unit`, or null: norms of x before it is made unit-norm
+    float* own;   // [B, N] of `unit`, or null: sum_d metric_d x_d^2
 
     void* workspace;
     int64_t workspace_bytes;

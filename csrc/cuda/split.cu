@@ -4,7 +4,9 @@
 
 #include "common/check.h"
 #include "common/device.cuh"
+#include "common/labelled.h"
 #include "common/reduce.cuh"
+#include "common/rows.cuh"
 
 namespace paddle_ext {
 
@@ -29,35 +31,70 @@ __device__ void store4(__half* to, float4 x, bool aligned, int64_t left) {
 
 __device__ float low_of(float x) { return x - __half2float(__float2half_rn(x)); }
 
+// A row minus the centre.
 template <typename Feature>
-__global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p) {
+struct Centred {
+    const Feature* row;
+    const float *scale, *centre;
+    float length;
+    int64_t D;
+    bool aligned;
+
+    __device__ float4 operator()(int64_t d) const {
+        const float4 x = load_row4(row, d, D, aligned);
+        const float4 s = load_row4(scale, d, D, aligned), c = load_row4(centre, d, D, aligned);
+        return make_float4(fmaf(x.x * length, s.x, -c.x), fmaf(x.y * length, s.y, -c.y),
+                           fmaf(x.z * length, s.z, -c.z), fmaf(x.w * length, s.w, -c.w));
+    }
+};
+
+// 1 / norm, by one warp.
+template <typename Feature>
+__device__ float inverse_norm_of(const Centred<Feature>& x) {
+    float sum = 0;
+    for (int64_t d = threadIdx.x % 32 * 4; d < x.D; d += 128) {
+        const float4 v = x(d);
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    return inverse_of_centred(warp_sum(sum));
+}
+
+template <typename Feature, bool kUnit>
+__global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool aligned) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, D = p.D;
     if (row >= p.B * p.N) return;
     const int64_t task = row / p.N;
-    const bool aligned = D % 4 == 0;
-    const Feature* const from = static_cast<const Feature*>(p.rows) + row * D;
+    const int lane = threadIdx.x % 32;
     __half* const to = static_cast<__half*>(p.out) + row * p.pieces * D;
-    const float length = p.length == nullptr ? 1.0f : p.length[row];
-    for (int64_t d = threadIdx.x % 32 * 4; d < D; d += 128) {
-        float4 x = load_row4(from, d, D, aligned);
-        const float4 scale = load_row4(p.scale + task * D, d, D, aligned);
-        const float4 centre = load_row4(p.centre + task * D, d, D, aligned);
-        x = make_float4(
-            fmaf(x.x * length, scale.x, -centre.x), fmaf(x.y * length, scale.y, -centre.y),
-            fmaf(x.z * length, scale.z, -centre.z), fmaf(x.w * length, scale.w, -centre.w));
-        store4(to + d, x, aligned, D - d);
-        if (p.pieces == 1) continue;
-        const float4 low = make_float4(low_of(x.x), low_of(x.y), low_of(x.z), low_of(x.w));
-        store4(to + D + d, low, aligned, D - d);
-        store4(to + 2 * D + d, x, aligned, D - d);
+    const Feature* const from = static_cast<const Feature*>(p.rows) + row * D;
+    Centred<Feature> x{from, p.scale + task * D, p.centre + task * D, 1.0f, D, aligned};
+    if (kUnit) {
+        x.length = warp_inverse_norm(from, D, aligned);
+    } else if (p.length != nullptr) {
+        x.length = p.length[row];
     }
-}
-
-template <typename Feature>
-void launch(const SplitParams& p, cudaStream_t stream) {
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
-    split_kernel<Feature><<<blocks, kThreads, 0, stream>>>(p);
-    check_launch("split_kernel");
+    const float unit = kUnit ? inverse_norm_of(x) : 1.0f;
+    float own = 0;
+    for (int64_t d = lane * 4; d < D; d += 128) {
+        float4 v = x(d);
+        if (kUnit) {
+            v = make_float4(v.x * unit, v.y * unit, v.z * unit, v.w * unit);
+            if (p.own != nullptr) {
+                const float4 m = load_row4(p.metric + task * D, d, D, aligned);
+                own += v.x * v.x * m.x + v.y * v.y * m.y + v.z * v.z * m.z + v.w * v.w * m.w;
+            }
+        }
+        store4(to + d, v, aligned, D - d);
+        if (p.pieces == 1) continue;
+        const float4 low = make_float4(low_of(v.x), low_of(v.y), low_of(v.z), low_of(v.w));
+        store4(to + D + d, low, aligned, D - d);
+        store4(to + 2 * D + d, v, aligned, D - d);
+    }
+    if (!kUnit) return;
+    own = warp_sum(own);
+    if (lane != 0) return;
+    if (p.own != nullptr) p.own[row] = own;
+    if (p.norm != nullptr) p.norm[row] = unit > 0 ? 1.0f / unit : 0.0f;
 }
 
 }  // namespace
@@ -68,9 +105,15 @@ void split_cuda(const SplitParams& p, int device, void* on) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);
-    if (p.dtype == DType::kFloat16) return launch<__half>(p, stream);
-    if (p.dtype == DType::kBFloat16) return launch<__nv_bfloat16>(p, stream);
-    launch<float>(p, stream);
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
+                         rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
+    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
+    with_feature_type(p.dtype, [&](auto* feature) {
+        using Feature = std::remove_pointer_t<decltype(feature)>;
+        const auto kernel = p.unit ? split_kernel<Feature, true> : split_kernel<Feature, false>;
+        kernel<<<blocks, kThreads, 0, stream>>>(p, aligned);
+    });
+    check_launch("split_kernel");
 }
 
 }  // namespace paddle_ext

@@ -8,62 +8,96 @@ Letters: N rows in this process, K classes, D features.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import check
+from ..ops.labelled import coordinates
 from ..ops.large.class_sums import sums_by_class
 from ..ops.large.fixed import Told, settle, tell
 from ..ops.large.group import ALONE, Group
-from ..ops.large.products import MANY_ROWS, Coordinates, Form, Plain, TwoHalves
+from ..ops.large.products import (
+    MANY_ROWS,
+    Coordinates,
+    Form,
+    OneHalf,
+    Plain,
+    TwoHalves,
+)
 from ..ops.large.queries import Queries, check_summable
 from ..ops.large.sources import Rows
-from ..ops.large.steps import LateStep, State
+from ..ops.large.steps import LateStep, State, split_unit
 from ..solution import Solution
 from .calibration import Likelihood
 from .late_step import plain_factor, plain_share, softer_share
 
 
+@dataclass(frozen=True)
+class UnitCoordinates(Coordinates):
+    """Rows unit-norm, less the centre, unit-norm again: those of a likelihood."""
+
+    metric: Tensor  # [1, D]
+
+    def of(self, rows: Tensor, part: slice) -> Tensor:
+        return coordinates(rows.to(self.scale.dtype), self.centre)[0]
+
+    def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
+        return self.measured_halves(rows, pieces)[0]
+
+    def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor, Tensor]:
+        """And the norms before the last division, and the squares in the metric."""
+        return split_unit(rows.contiguous(), pieces, self.centre, self.metric)
+
+
 class LikelihoodScores:
-    """Logits by calibrated likelihoods; see `fixed.Scores`."""
+    """Logits by calibrated likelihoods; see `fixed.Scores`.
+
+    Of very many rows they are products of halves: they are kept as halves anyway, and what they
+    are used for are sums over the rows.
+    """
 
     pieces: int | None = None
 
-    def __init__(self, queries: Queries, likelihood: Likelihood, validate: bool) -> None:
+    def __init__(
+        self, queries: Queries, likelihood: Likelihood, total: int, validate: bool
+    ) -> None:
         self.queries, self.likelihood = queries, likelihood
         K, D = likelihood.weights.shape[1:]
-        ones = likelihood.weights.new_ones(1, D)
-        same = Coordinates(None, ones, torch.zeros_like(ones))
-        self.form: Form = Plain(same)
+        metric = (likelihood.scale * likelihood.plain.view(-1, 1, 1)).view(1, D)
+        centre = likelihood.centre.contiguous()
+        self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
+        self.form: Form = Plain(self.coordinates)
         if queries.device.type == "cuda":
-            self.form = TwoHalves(same, queries.N < MANY_ROWS)
+            many = total >= MANY_ROWS
+            self.form = OneHalf(self.coordinates) if many else TwoHalves(self.coordinates, True)
         self.operand = self.form.prototypes(likelihood.weights)
         self.shape = (1, queries.N, K)
         self.slope = likelihood.sharpness
         self.bias = likelihood.bias.double()
         self.unseen = validate  # values that are not finite are found in the first pass
 
-    def rows(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Places, rows in the coordinates of the likelihood, norms before the last division."""
+    def rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """Places and rows [1, n, D]."""
         extremes: list[Tensor] = []
         for part, rows in self.queries.chunks(max(self.shape[2], self.queries.D)):
             if self.unseen:
                 extremes += rows.aminmax()
-            x, lengths = self.likelihood.coordinates_and_lengths(rows.to(self.slope.dtype))
-            yield part, x, lengths
+            yield part, rows
         if self.unseen:
             seen = torch.stack(extremes)
             check_summable(seen.amin(), seen.amax(), self.queries.features)
         self.unseen = False
 
+    def operands(self) -> Iterator[tuple[slice, Tensor]]:
+        """Places, and the rows as they are multiplied."""
+        return ((part, self.form.operand(rows, part)) for part, rows in self.rows())
+
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        whole = slice(None)
-        for part, x, _ in self.rows():
-            found = self.form.products(self.form.operand(x, whole), self.operand)
-            del x
-            yield part, found, None
+        for part, x in self.operands():
+            yield part, self.form.products(x, self.operand), None
 
 
 class LateScores:
@@ -73,19 +107,34 @@ class LateScores:
 
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
         self.before, self.step = before, step
-        likelihood = before.likelihood
+        likelihood = self.likelihood = before.likelihood
+        self.form = TwoHalves(before.coordinates, True) if sums.is_cuda else before.form
         moved = torch.cat([likelihood.weights, likelihood.in_metric(sums)], 1)
-        self.operand = before.form.prototypes(moved)
+        self.operand = self.form.prototypes(moved)
+        self.projection: Tensor | None = None
+        if sums.is_cuda and likelihood.projection is not None:
+            self.projection = self.form.prototypes(likelihood.projection)
         self.shape = before.shape
         self.slope = torch.ones_like(before.slope)
         self.bias = torch.zeros_like(before.bias)
 
+    def measured(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows as they are multiplied, norms before the last division, squares in the metric."""
+        if not isinstance(self.form, TwoHalves):
+            x, norms = self.likelihood.coordinates_and_lengths(rows.to(self.slope.dtype))
+            return x, norms, self.likelihood.squared(x)
+        x, norms, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
+        if self.projection is not None:
+            inner = torch.linalg.vector_norm(self.form.products(x, self.projection), dim=-1)
+            own.addcmul_(inner.square_(), self.likelihood.projected.unsqueeze(-1))
+        return x, norms, own
+
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        form, step, whole = self.before.form, self.step, slice(None)
-        for part, x, lengths in self.before.rows():
-            found = form.products(form.operand(x, whole), self.operand)
-            own = self.before.likelihood.squared(x)
-            step(found, own[0], lengths[0].contiguous() if step.prototypes is not None else None)
+        for part, rows in self.before.rows():
+            x, norms, own = self.measured(rows)
+            found = self.form.products(x, self.operand)
+            one_shot = self.step.prototypes is not None
+            self.step(found, own[0].contiguous(), norms[0].contiguous() if one_shot else None)
             yield part, found, None
 
 
@@ -93,9 +142,8 @@ def weighted_sums(
     scores: LikelihoodScores, dual: Tensor, trust: Tensor, group: Group
 ) -> tuple[Tensor, Tensor]:
     """Sums of the rows by class, with weights (trust u)^2: [1, K, D], and of these, [1, K]."""
-    form, whole = scores.form, slice(None)
-    operands = (form.operand(x, whole) for _, x, _ in scores.rows())
-    parts = ((form.products(x, scores.operand), None, x) for x in operands)
+    form = scores.form
+    parts = ((form.products(x, scores.operand), None, x) for _, x in scores.operands())
     return sums_by_class(parts, scores, dual, form, group, trust=trust)
 
 
@@ -152,9 +200,9 @@ def solve_large(
 ) -> Solution:
     """Classify the rows of one task whose likelihood is known, [1, ..]."""
     queries = Queries(rows)
-    scores = LikelihoodScores(queries, likelihood, validate)
-    K = scores.shape[2]
-    total = float(group.count(queries.N, queries.device))
+    rows_of_all = group.count(queries.N, queries.device)
+    scores = LikelihoodScores(queries, likelihood, rows_of_all, validate)
+    K, total = scores.shape[2], float(rows_of_all)
     weight = likelihood.weight_of(total)
     state = State(
         1,

@@ -3,7 +3,7 @@
 Each must raise, or return what its shapes promise: for finite inputs, rows on the simplex. Run by
 `tests/ops/test_operators.py` in a process of its own, which must survive; by hand for longer::
 
-    python tests/fuzz/operators.py --calls 50000 --seed 1
+    python tests/fuzz/operators.py --calls 50000 --seed 1 --device cuda
 """
 
 import argparse
@@ -348,7 +348,7 @@ def bad_list(call: Call) -> None:
 def other_device(call: Call) -> None:
     for name, x in call.items():
         if isinstance(x, Tensor) and random.random() < 0.6:
-            call[name] = x.to("meta")
+            call[name] = x.to(random.choice(("meta", "cpu")))
 
 
 def with_gradient(call: Call) -> None:
@@ -438,11 +438,11 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert torch.equal(own, probabilities.amax(-1)), "labels are not the most probable"
 
 
-def one_call() -> str:
-    """Make one call, and tell what became of it."""
+def one_call(device: str) -> str:
+    """Make one call, and say how it ended."""
     name = random.choice(list(OPERATORS))
     operator, make = OPERATORS[name]
-    call = make()
+    call = {key: x.to(device) if isinstance(x, Tensor) else x for key, x in make().items()}
     changes = random.choices(CHANGES, k=random.choice((0, 1, 1, 2, 3)))
     for change in changes:
         change(call)
@@ -454,6 +454,8 @@ def one_call() -> str:
         assert " must " in text, text
         return f"{name}: {type(error).__name__}"
     except RuntimeError as error:  # torch's own: no memory, no kernel for a device, gradients
+        if "CUDA error" in str(error):
+            raise
         return f"{name}: {type(error).__name__}"
     try:
         check(name, call, out)
@@ -467,12 +469,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
     Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
     torch.set_num_threads(2)
-    found = collections.Counter(one_call() for _ in range(arguments.calls))
+    found = collections.Counter(one_call(arguments.device) for _ in range(arguments.calls))
     for outcome, count in sorted(found.items()):
         sys.stdout.write(f"{count:7} {outcome}\n")
 

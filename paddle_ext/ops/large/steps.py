@@ -210,17 +210,54 @@ def split(
     One piece is x rounded, [B, N, D]; three are x rounded, what that lacks, and x rounded once
     more, [B, N, 3 D]. Length [B, N], scale and centre [B, D] are float32.
     """
+    return split_rows(rows, pieces, scale, centre, length=length)
+
+
+def split_unit(
+    rows: Tensor, pieces: int, centre: Tensor, metric: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of rows that are unit-norm, less the centre, unit-norm again.
+
+    And their norms before that again, and their squares ``sum_d metric_d x_d^2``, [B, N] each.
+    """
+    norm = torch.empty(rows.shape[:2], device=rows.device)
+    own = torch.empty_like(norm)
+    ones = torch.ones_like(centre)
+    return split_rows(rows, pieces, ones, centre, metric=metric, norm=norm, own=own), norm, own
+
+
+def split_rows(
+    rows: Tensor,
+    pieces: int,
+    scale: Tensor,
+    centre: Tensor,
+    *,
+    length: Tensor | None = None,
+    metric: Tensor | None = None,
+    norm: Tensor | None = None,
+    own: Tensor | None = None,
+) -> Tensor:
+    """With a metric in the coordinates of `adaptive`, else with lengths in those of PADDLE."""
     B, N, D = rows.shape
     out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
     call = native.module.split_call(
-        target=target(rows), dtype=check.DTYPES[rows.dtype], B=B, N=N, D=D, pieces=pieces
+        target=target(rows),
+        dtype=check.DTYPES[rows.dtype],
+        B=B,
+        N=N,
+        D=D,
+        pieces=pieces,
+        unit=metric is not None,
     )
     call.split(
         rows=rows.data_ptr(),
         length=pointer(length),
         scale=scale.data_ptr(),
         centre=centre.data_ptr(),
+        metric=pointer(metric),
         out=out.data_ptr(),
+        norm=pointer(norm),
+        own=pointer(own),
         workspace=0,
         workspace_bytes=0,
     )
