@@ -1,0 +1,183 @@
+"""The commands of docs/tasks do what the pages say, with the files that the pages ask for."""
+
+import csv
+import re
+import shlex
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_images import one_thread, pattern_images  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[1]
+# Commands that need a model or data of the reader, and where they are tested.
+ELSEWHERE = {
+    "paddle-ext classify photos/new --names": "tests/app/classify/test_classify_names.py",
+    "paddle-ext train data/mini": "tests/app/cli",
+    "paddle-ext extract runs/mini": "tests/app/cli",
+    "paddle-ext reproduce table1": "tests/research/evaluation",
+    "paddle-ext reproduce keff": "tests/research/evaluation",
+    "paddle-ext demo": "tests/research/test_demo.py",
+}
+SENTENCES = {
+    "delivery": ["Where is my parcel?", "The parcel is late", "When does the parcel arrive?"],
+    "refund": ["I want my money back", "Please refund my money", "When is my money back?"],
+    "login": ["I forgot my password", "My password does not work", "Reset the password please"],
+}
+
+
+def commands(page: str) -> list[list[str]]:
+    """Those of a page that are run here, as words after `paddle-ext`."""
+    text = (ROOT / "docs" / "tasks" / f"{page}.md").read_text()
+    shown = re.findall(r"^paddle-ext .*$", text, re.MULTILINE)
+    return [shlex.split(line)[1:] for line in shown if not line.startswith(tuple(ELSEWHERE))]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
+    """Run a command in an empty folder; returns what it prints."""
+    testing = pytest.importorskip("typer.testing", reason="needs typer")
+    from paddle_ext.app.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(words: list[str]) -> str:
+        result = testing.CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return run
+
+
+Run = Callable[[list[str]], str]
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_commands_elsewhere() -> None:
+    """Each of them is on a page, and its tests are there."""
+    text = "\n".join(page.read_text() for page in (ROOT / "docs" / "tasks").glob("*.md"))
+    for command, where in ELSEWHERE.items():
+        assert command in text, command
+        assert (ROOT / where).exists(), where
+
+
+# --- photos and texts -----------------------------------------------------------------------------
+
+
+def write_photos() -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    drawn = pattern_images(3, 8, size=32, channels=3)
+    images = drawn.read(torch.arange(len(drawn)))
+    for row, (label, pixels) in enumerate(zip(drawn.labels, images, strict=True)):
+        for folder in ("new", "july") if row % 8 > 2 else (f"labelled/kind {int(label)}",):
+            path = Path("photos") / folder / f"{int(label)}-{row}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.fromarray(pixels.numpy()).save(path)
+
+
+def test_photos(run: Run) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch", reason="needs a network")
+    first, corrected, model = commands("photos")
+    write_photos()
+    run(first)
+    found = table("results/answers.csv")
+    assert len(found) == 3 * 5
+    assert all(f"kind {Path(row['file']).name[0]}" == row["label"] for row in found)
+    assert Path("results/answers.html").is_file()
+    Path("corrected.csv").write_text(f"file,label\n{found[0]['file']},kind 9\n")
+    assert "corrected" in run(corrected)
+    assert len(table("results/answers.csv")) == 3 * 5 - 1
+    run(model)
+    assert len(table("july/answers.csv")) == 3 * 5
+
+
+class SentenceTransformer:
+    """In place of the library's: counts of words."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def encode(self, texts: list[str], **_: object) -> Any:
+        rows = np.zeros((len(texts), 256), dtype=np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for word in re.findall(r"\w+", text.lower()):
+                row[zlib.crc32(word.encode()) % 256] += 1
+        return rows
+
+
+def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = ModuleType("sentence_transformers")
+    library.SentenceTransformer = SentenceTransformer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    by_labels, by_names = commands("texts")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("none")
+    lines = ["sentence,intent"]
+    for intent, (*known, last) in SENTENCES.items():
+        lines += [*(f"{text},{intent}" for text in known), f"{last},"]
+    Path("tickets.csv").write_text("\n".join(lines) + "\n")
+    encoder = ["--encoder", str(tmp_path / "model")]  # so that no model is looked for
+    run([*by_labels, *encoder])
+    found = table("results/answers.csv")
+    assert {row["text"]: row["label"] for row in found} == {
+        texts[-1]: intent for intent, texts in SENTENCES.items()
+    }
+    names = ["delivery\twhere is the parcel", "refund\tmoney back", "login\tpassword"]
+    Path("intents.txt").write_text("\n".join(names) + "\n")
+    Path("tickets.csv").write_text("\n".join(line.partition(",")[0] for line in lines) + "\n")
+    run([*by_names, *encoder])
+    found = table("results/answers.csv")
+    right = [row["text"] in SENTENCES[row["label"]] for row in found]
+    assert len(right) == 9
+    assert sum(right) >= 8
+
+
+# --- features -------------------------------------------------------------------------------------
+
+
+def test_compare(run: Run) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    text = (ROOT / "docs" / "tasks" / "compare.md").read_text()
+    exec(text.split("```python\n")[1].partition("```")[0], {})  # noqa: S102 - writes the features
+    evaluate, any_batch = commands("compare")
+    printed = run(evaluate)
+    assert "SimpleShot" in printed
+    assert "Adaptive" in printed
+    run([*any_batch, "--n-tasks", "10"])
+    assert Path("any-batch/any-batch.md").is_file()
+    assert list(Path("any-batch").glob("*.png"))
+
+
+def test_reproduce(run: Run) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    listing, label_cost = commands("reproduce")
+    assert "table1" in run(listing)
+    run(label_cost)
+    assert Path("results/label-cost/label-cost.png").is_file()
+
+
+def test_large(run: Run) -> None:
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    torch.manual_seed(0)
+    centres, known = torch.randn(10, 16), torch.arange(10).repeat(3)
+    truth = torch.tensor([2, 7]).repeat(200)
+    support = (centres[known] + 0.3 * torch.randn(30, 16)).numpy()
+    rows = (centres[truth] + 0.3 * torch.randn(400, 16)).numpy()
+    np.savez("known.npz", features=support, labels=known.numpy())
+    pq.write_table(pa.table({"embedding": list(rows)}), "big.parquet")
+    (command,) = commands("large")
+    run(command)
+    found = pq.read_table("predictions.parquet")["label"].to_pylist()
+    assert [int(label) for label in found] == truth.tolist()
