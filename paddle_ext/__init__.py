@@ -1,12 +1,12 @@
 """Transductive few-shot classification with many candidate classes, few of them present.
 
-`adaptive` classifies any batch, whether one class is present or all; `adapt` does so from logits.
-`solve` runs PADDLE on tensors, one task or many, on the CPU or a GPU; `solve_indexed` the same on
-rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods` has
-every method of the paper behind one protocol, and `reference` the same in plain torch.
+`adaptive` classifies any batch, whether one class is present or all; `adapt` does the same from
+logits. `solve` runs PADDLE on tensors, one task or many, on the CPU or a GPU; `solve_indexed` does
+so on rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods`
+has every method of the paper behind one protocol, and `reference` has them in plain torch.
 `TaskSampler` draws tasks from a `FeatureBank`; `evaluate` and `tune` run methods on them.
-`presence` tells which queries are of no class; `PaddleClassifier` is for scikit-learn,
-`BatchClassifier` for batch after batch, in a loop or by Ray or Spark.
+`presence` finds queries of unknown classes; `PaddleClassifier` is for scikit-learn,
+`BatchClassifier` for a stream of batches, in a loop or with Ray or Spark.
 """
 
 import importlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Not in here: PaddleClassifier, for `from paddle_ext import *` needs no scikit-learn.
+# Without PaddleClassifier, so that `from paddle_ext import *` does not need scikit-learn.
 __all__ = [
     "BatchClassifier",
     "Evaluation",
@@ -59,8 +59,8 @@ __all__ = [
     "tune",
 ]
 
-# Where the names are, which are loaded when they are first asked for: torch and everything above it
-# take seconds, and nobody needs all of it.
+# Public names are loaded from these modules on first use, because torch and everything above it
+# take seconds to import.
 _MODULES = {
     "BatchClassifier": "integrations.batches",
     "Evaluation": "research.evaluation.results",

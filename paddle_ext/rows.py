@@ -1,6 +1,6 @@
 """Arithmetic of feature rows: unit norm, squared distances, sums and means by class.
 
-Nothing here modifies its input. A batch of 1 stands for all tasks, and is never repeated for each.
+Nothing here modifies its input. A batch of 1 is shared by all tasks and never copied for each.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_ROWS = 32  # with more, a copy in the order that OpenBLAS likes pays: up to three times as fast
-PART = 2**24  # numbers of a part of the work; 128 MiB in float64
+FEW_ROWS = 32  # with more, copying into OpenBLAS's preferred order is up to three times as fast
+PART = 2**24  # numbers processed at once; 128 MiB in float64
 
 
 def computing_dtype(features: Tensor) -> torch.dtype:
-    """What features are computed in: float64 as they are, everything else in float32."""
+    """The dtype of computations: float64 for float64 features, float32 for all others."""
     return torch.float64 if features.dtype is torch.float64 else torch.float32
 
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows of norm 1, [.., D]; a zero row stays zero."""
-    largest = x.abs().amax(-1, keepdim=True)  # first to at most 1, or the squares could overflow
+    largest = x.abs().amax(-1, keepdim=True)  # scale to at most 1, so that squares cannot overflow
     x = x / torch.where(largest > 0, largest, 1)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(norm > 0, norm, 1)
@@ -38,14 +38,14 @@ def products(x: Tensor, w: Tensor) -> Tensor:
 
 
 def laid_out(w: Tensor) -> Tensor:
-    """The rows [.., K, D] in the order of memory that products with many others like."""
+    """The rows [.., K, D] in the memory order that is fastest for products with many others."""
     return w.mT.contiguous().mT if w.is_cpu else w
 
 
 def squared_distances(x: Tensor, w: Tensor) -> Tensor:
     """[.., N, D] and [.., K, D] -> [.., N, K], at least 0.
 
-    Both are centred at the mean of w first, so that little cancels.
+    Both are first centred at the mean of w, to avoid cancellation.
     """
     centre = w.mean(-2, keepdim=True)
     x, w = x - centre, w - centre
@@ -64,7 +64,7 @@ def class_sums(
     *batch, N, D = rows.shape
     K = num_classes
     tasks = batch[0] if batch else 1
-    bags = torch.arange(tasks * K + 1, device=rows.device)  # one for each task and class
+    bags = torch.arange(tasks * K + 1, device=rows.device)  # one per task and class
     ordered, order = (
         (labels.view(tasks, N) + bags[: tasks * K : K, None]).flatten().sort(stable=True)
     )
@@ -89,12 +89,12 @@ def power_of_two(x: Tensor) -> Tensor:
 
 
 def power_of_two_above(x: Tensor) -> Tensor:
-    """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]: exact to divide by."""
+    """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]; division is exact."""
     largest = x.abs().amax((-2, -1), keepdim=True)
     return power_of_two(largest)
 
 
 def parts(count: int, row: int) -> Iterator[slice]:
-    """Slices of `count` rows of `row` numbers each, so that none is too large for the memory."""
+    """Slices of `count` rows of `row` numbers each, small enough for the memory."""
     size = max(1, PART // max(1, row))
     return (slice(start, start + size) for start in range(0, count, size))

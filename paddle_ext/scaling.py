@@ -1,4 +1,4 @@
-"""The coordinates that a task is solved in: what `scaling` does to its rows."""
+"""The coordinates in which a task is solved, as set by `scaling`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from .rows import class_means, class_sums, parts, squared_distances, unit_rows
 
 AUTO_GAP = 13.0  # "auto": the mean lead of the nearest class, in squared distance
-AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
-AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
+AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
+AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the median class's distance
 
 
 def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much the nearest class leads the median one, and the distance of that; [.., Q] each.
+    """Lead of the nearest class over the median one, and the median distance; [.., Q] each.
 
     [.., Q, D] and [.., K, D], of unit-norm rows and their class means.
     """
@@ -25,29 +25,29 @@ def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
-    """The factor of "auto" on unit-norm rows, from what `leads` gives, [..]."""
+    """The factor of "auto" on unit-norm rows, from the results of `leads`, [..]."""
     gap = lead.mean(-1)
     least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
 def calibrated_factor(sharpness: Tensor, automatic: Tensor) -> Tensor:
-    """The factor of "calibrated" on unit-norm rows, beside that of "auto"; see `sharpness_of`."""
+    """The factor of "calibrated" on unit-norm rows, given that of "auto"; see `sharpness_of`."""
     least = automatic.square()
     return torch.where(sharpness > 0, torch.maximum(sharpness, least), 2 * least).sqrt()
 
 
 def feature_ranges(query: Tensor) -> Tensor:
-    """What "minmax" divides by, [.., Q, D] -> [.., 1, D]; a constant feature stays."""
+    """The divisor of "minmax", [.., Q, D] -> [.., 1, D]; constant features are unchanged."""
     width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
     return torch.where(width > 0, width, 1)
 
 
 class Coordinates(NamedTuple):
-    """What `scaling` did to the rows of one task; see `paddle_ext.solve`."""
+    """The effect of `scaling` on the rows of one task; see `paddle_ext.solve`."""
 
-    unit: bool  # rows are made unit-norm first
-    factor: Tensor  # [1] or [D] float64: on the features, after that
+    unit: bool  # rows are first normalised to unit length
+    factor: Tensor  # [1] or [D] float64: then multiplies the features
 
     def of(self, rows: Tensor) -> Tensor:
         """Rows [n, D] in these coordinates, float64."""
@@ -65,7 +65,7 @@ class Coordinates(NamedTuple):
     def prototypes(
         self, support: Tensor, labels: Tensor, query: Tensor, probabilities: Tensor
     ) -> Tensor:
-        """The prototypes [K, D] that belong to the probabilities [Q, K], in these coordinates.
+        """The prototypes [K, D] for the probabilities [Q, K], in these coordinates.
 
         Without queries, [0, D] and [0, K], they are the class means of the support.
         """
@@ -87,7 +87,7 @@ def coordinates(
 ) -> Coordinates:
     """The coordinates of the task with this support [S, D] and these queries [Q, D].
 
-    `sharpness` [1] is what the labelled rows want, for "calibrated".
+    `sharpness` [1], calibrated on the labelled rows, is for "calibrated".
     """
     one = torch.ones(1, dtype=torch.float64, device=query.device)
     if scaling == "none":
@@ -109,7 +109,7 @@ def scaled_tasks(
 ) -> tuple[Tensor, Tensor]:
     """Queries [B, Q, D] and class means [B, K, D] of many tasks, scaled and centred at the queries.
 
-    The support has a batch of B, or of 1 if it is shared.
+    The support has a batch of B, or of 1 if shared.
     """
     if scaling == "auto":
         support, query = unit_rows(support), unit_rows(query)

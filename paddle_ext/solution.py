@@ -1,4 +1,4 @@
-"""Results of the solvers, and what a solution says about its batch."""
+"""Results of the solvers, and what they say about their batch."""
 
 from __future__ import annotations
 
@@ -9,51 +9,53 @@ from torch import Tensor
 
 from . import check
 
-# Of the preference for classes that hold much of the batch, doubt takes off this share. With all of
-# it taken off, labels are doubted that only the batch could tell; with none, those are trusted that
-# a large class has swallowed. benchmarks/presence.py compares shares.
+# `doubt` removes this share of the preference for classes that hold much of the batch. Removing all
+# of it doubts labels that only the batch explains; removing none trusts labels that a large class
+# has absorbed. benchmarks/presence.py compares shares.
 DUAL_SHARE = 2 / 3
 
-# A batch looks mixed if so many classes would have a label without PADDLE's preference for those
-# that hold much, and with it either so many have one, or more than such a share of the queries has
-# another one than without. docs/solver.md has the measurement.
+# A batch looks mixed if at least this many classes would have a label without PADDLE's preference
+# for large classes, and with it either this many have one, or more than this share of the queries
+# change their label. Measured in docs/solver.md.
 MIXED_CLASSES, MIXED_LABELS, MIXED_SHARE = 10, 8, 0.5
 MIXED_HINT = "many classes seem present: consider methods.create('adaptive')"
 
 
 class Trace(NamedTuple):
-    """What happened in each iteration; the rows of a task that has stopped repeat its last one."""
+    """The course of the iterations; a stopped task repeats its last row."""
 
     objective: Tensor  # [iterations] or [iterations, B], float64
     criterion: Tensor  # [iterations] or [iterations, B]
-    seconds: Tensor  # [iterations], float64: since the start of the call, tracing not counted
+    seconds: Tensor  # [iterations], float64: since the start of the call, without tracing
 
 
 class Solution(NamedTuple):
-    """Result of a solver, and how it was asked for; without a batch of queries there is none here.
+    """Result of a solver and its options; has a batch dimension if the queries have one.
 
-    `present` tells which classes are in the batch, `doubt` which labels to look at, and
-    `paddle_ext.presence.novelty` which queries are of no class. `repr` is a summary, which says so
-    if a batch of PADDLE looks mixed.
+    `present` says which classes are in the batch, `doubt` which labels to check, and
+    `paddle_ext.presence.novelty` which queries are of an unknown class. `repr` is a summary, with a
+    hint if a PADDLE batch looks mixed.
     """
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
-    # [.., Q, K]: soft assignments, rows on the simplex; beside `classes` the largest of each row
+    # [.., Q, K]: soft assignments, rows on the simplex; with `classes`, the largest of each row
     probabilities: Tensor
     proportions: Tensor  # [.., K] of the classes in the batch
     dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
     iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: how far prototypes, or if they stay counts, moved in the last one
+    criterion: Tensor  # [..]: shift of prototypes, or of counts if fixed, in the last iteration
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
     lam: float | None = None  # None: Q
     scaling: str = "auto"
     temperature: float = 1.0
-    concentration: Tensor | None = None  # [..] of Dirichlet proportions: small for few classes
-    bound: Tensor | None = None  # [..] of `adapt`: of the logarithm of the evidence
-    update_prototypes: bool | None = None  # of `solve`; others have none
-    # Where only the largest probabilities of a row are kept, first the largest:
-    classes: Tensor | None = None  # [.., Q, top] whose they are
+    concentration: Tensor | None = (
+        None  # [..] of Dirichlet proportions: small if few classes are present
+    )
+    bound: Tensor | None = None  # [..] of `adapt`: lower bound of the log evidence
+    update_prototypes: bool | None = None  # only from `solve`
+    # If only the largest probabilities of a row are kept, in descending order:
+    classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
 
     def __repr__(self) -> str:
@@ -61,31 +63,31 @@ class Solution(NamedTuple):
 
     @property
     def of_adapt(self) -> bool:
-        """Whether it is one of `adapt`, which knows no features."""
+        """Whether it comes from `adapt`, which sees no features."""
         return self.concentration is not None and self.update_prototypes is None
 
     @property
     def calibrated(self) -> bool:
-        """Whether probabilities may be taken at their word.
+        """Whether the probabilities are calibrated.
 
-        Those of `adapt` are as good as its logits, those of the method `adaptive` are calibrated
-        by labelled rows, and so are those of `solve` with Dirichlet proportions and calibrated
-        scaling. PADDLE's are far too sure: an order in which to look, and no more.
+        Those of `adapt` are as good as its logits; those of the method `adaptive` are calibrated on
+        labelled rows, and so are those of `solve` with Dirichlet proportions and calibrated
+        scaling. PADDLE's are overconfident and only good for ranking.
         """
         return self.of_adapt or (self.concentration is not None and self.scaling == "calibrated")
 
     @property
     def dual_weight(self) -> float:
-        """What the dual is multiplied by in the logits, lam / Q."""
+        """The factor of the dual in the logits, lam / Q."""
         return 1.0 if self.lam is None else self.lam / self.labels.shape[-1]
 
     def present(self, threshold: float = 1.5) -> Tensor:
         """Which classes occur among the queries.
 
         A class counts as present if its probabilities add up to at least `threshold` queries. The
-        default asks for two samples: on real features, with five classes or fewer present, a class
-        that held a single one was nearly always a wrong label. 0.5 lets one sample be enough, which
-        is better where many classes have few samples each. `docs/presence.md` has the measurement.
+        default requires two samples: on real features, with five classes or fewer present, a class
+        with a single sample was nearly always a wrong label. 0.5 accepts one sample, which is
+        better if many classes have few samples each. Measured in `docs/presence.md`.
 
         Parameters
         ----------
@@ -114,10 +116,9 @@ class Solution(NamedTuple):
     def doubt(self) -> Tensor:
         """How doubtful each label is.
 
-        The probability of all other classes. That of PADDLE is sure of a wrong label where a large
-        class has swallowed the samples of another, so there the solver's preference for classes
-        that hold much of the batch, which is the dual, is first weakened to a third; but not where
-        only the largest probabilities are kept.
+        The probability of all other classes. PADDLE is confident even in wrong labels where a large
+        class has absorbed the samples of another, so for PADDLE the preference for large classes
+        (the dual) is first weakened to a third, unless only the largest probabilities are kept.
 
         Returns
         -------
@@ -136,9 +137,9 @@ class Solution(NamedTuple):
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 
     def held_by_others(self, dual_share: float) -> Tensor:
-        """What the classes other than the label have of each query, [.., Q].
+        """The probability of all classes except the label for each query, [.., Q].
 
-        `dual_share` is the share of the dual that is taken off the logits first.
+        `dual_share` is the share of the dual that is first subtracted from the logits.
         """
         if self.classes is not None:
             return (1 - self.probabilities[..., 0]).clamp(min=0)
@@ -147,18 +148,18 @@ class Solution(NamedTuple):
         return (1 - own).clamp(min=0)
 
     def logits_without(self, dual_share: float) -> Tensor:
-        """Logits, up to a constant of each query, less this share of the dual; [.., Q, K]."""
-        u = self.probabilities  # a 0 in it was too small for the dtype
+        """Logits, up to a constant per query, minus this share of the dual; [.., Q, K]."""
+        u = self.probabilities  # a 0 in it underflowed
         preference = dual_share * self.dual_weight * self.dual.unsqueeze(-2)
         return u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
 
     def looks_mixed(self) -> Tensor:
-        """Whether more classes seem to be in a batch than PADDLE is made for.
+        """Whether a batch seems to have more classes than PADDLE is made for.
 
-        At least ten classes would have a label if classes that hold much of the batch were not
-        preferred; and eight of them have one, or more than half of the queries have another one.
-        Always False for Dirichlet proportions, which are for any number of classes. Where only the
-        largest probabilities are kept, ten classes with a label are enough.
+        At least ten classes would have a label without the preference for large classes; and eight
+        have one with it, or more than half of the queries change their label. Always False for
+        Dirichlet proportions, which suit any number of classes. If only the largest probabilities
+        are kept, ten classes with a label are enough.
 
         Returns
         -------
@@ -176,17 +177,17 @@ class Solution(NamedTuple):
 
 
 def distinct(labels: Tensor, num_classes: int) -> Tensor:
-    """How many classes have a label, [.., Q] -> [..]."""
+    """The number of classes with a label, [.., Q] -> [..]."""
     seen = torch.zeros(*labels.shape[:-1], num_classes, dtype=torch.bool, device=labels.device)
     return seen.scatter_(-1, labels, True).sum(-1)
 
 
 def summary(solution: Solution) -> str:
-    """What a person wants to see first; a batch is told by its extremes."""
+    """A short summary; a batch is described by its extremes."""
     (*batch, Q), K = solution.labels.shape, solution.proportions.shape[-1]
     words = [*(f"{B} tasks" for B in batch), f"{Q} queries", f"{K} classes"]
     plain = type(solution.labels) is Tensor and solution.labels.device.type in ("cpu", "cuda")
-    if plain and solution.labels.numel():  # a tensor of torch.compile has no values
+    if plain and solution.labels.numel():  # a torch.compile tensor has no values
         present = solution.present().sum(-1)
         words += [f"{extremes(present)} present", f"{extremes(solution.iterations)} iterations"]
         if solution.concentration is not None:
@@ -205,13 +206,13 @@ def extremes(x: Tensor, form: str = "d") -> str:
 
 
 def classes_present(probabilities: Tensor, threshold: float) -> Tensor:
-    """Which classes hold so many queries of [.., Q, K] together, [.., K] bool."""
+    """Which classes hold at least this many queries of [.., Q, K] in total, [.., K] bool."""
     threshold = check.real("threshold", threshold, positive=True)
     return probabilities.sum(-2, dtype=torch.float64) >= threshold
 
 
 class TimSolution(NamedTuple):
-    """Result of TIM; without a batch dimension in the query there is none here."""
+    """Result of TIM; has a batch dimension if the query has one."""
 
     labels: Tensor  # [.., Q] int64: argmax of the logits
     probabilities: Tensor  # [.., Q, K]: rows on the simplex
@@ -220,7 +221,7 @@ class TimSolution(NamedTuple):
 
 
 class Transport(NamedTuple):
-    """Result of `sinkhorn`; without a batch dimension in the cost there is none here."""
+    """Result of `sinkhorn`; has a batch dimension if the cost has one."""
 
     plan: Tensor  # [.., Q, K]
     iterations: Tensor  # [..] int32

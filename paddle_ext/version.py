@@ -6,7 +6,7 @@ from functools import cache
 
 @cache
 def version() -> str:
-    """As the metadata of the installation have it."""
+    """The version in the metadata of the installation."""
     try:
         return importlib.metadata.version("paddle_ext")
     except importlib.metadata.PackageNotFoundError:

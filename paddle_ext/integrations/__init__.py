@@ -1,1 +1,1 @@
-"""Adapters to other libraries, each of which imports its library only when it is used."""
+"""Adapters to other libraries, which are imported only when used."""

@@ -1,4 +1,4 @@
-"""Embeddings and labels as batches and files have them: columns of numbers, of vectors, of text."""
+"""Embeddings and labels from batches and files: columns of numbers, vectors or text."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def vectors(name: str, value: Any, *, width: int | None = None) -> Array:
     Parameters
     ----------
     name : str
-        For the errors.
+        For errors.
     value : array [N, D] or column of N vectors
     width : int, optional
-        What D must be.
+        Required D.
     """
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
@@ -43,10 +43,10 @@ def vectors(name: str, value: Any, *, width: int | None = None) -> Array:
     if width is not None and rows.shape[1] != width:
         raise check.ArgumentValueError(
             name,
-            f"must have {width} features, as all that classes are known by, got {rows.shape[1]}",
+            f"must have {width} features like the data of the classes, got {rows.shape[1]}",
         )
     if rows.dtype.kind != "f" or rows.dtype.itemsize < 4:
-        rows = rows.astype(np.float32)  # holds all of them
+        rows = rows.astype(np.float32)  # exact for all of them
     if rows.size and not max(-rows.min(), rows.max()) <= LARGEST:  # false for NaN
         row, column = np.argwhere(~(np.abs(rows) <= LARGEST))[0]
         odd = rows[row, column]
@@ -58,7 +58,7 @@ def vectors(name: str, value: Any, *, width: int | None = None) -> Array:
 
 
 def plain(value: Any) -> Array:
-    """An array of a tensor, a column or a list, which may hold vectors that differ in length."""
+    """A tensor, column or list as an array; a list may hold vectors of different lengths."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return np.asarray(value.float() if value.is_floating_point() else value)
@@ -84,7 +84,7 @@ def stacked(name: str, column: Array) -> Array:
 
 
 def odd_vector(name: str, column: Array) -> NoReturn:
-    """Say which row is no vector, or not as long as the first one."""
+    """Raise an error naming the row that is not a vector or has another length."""
     for number, row in enumerate(column):
         if not is_vector(row):
             got = f"{check.kind(row)} in row {number}"
@@ -93,7 +93,7 @@ def odd_vector(name: str, column: Array) -> NoReturn:
             got = f"{len(row)} numbers in row {number} and {len(column[0])} in row 0"
             break
     else:
-        got = "other things than numbers"
+        got = "non-numeric values"
     raise check.ArgumentValueError(name, f"must have vectors of one length, got {got}")
 
 
@@ -102,7 +102,7 @@ def is_vector(row: object) -> bool:
 
 
 def length(column: Any) -> int | None:
-    """Of a column; None: it is none."""
+    """The length of a column; None if it is not one."""
     try:
         return len(column)
     except TypeError:
@@ -115,7 +115,7 @@ def length(column: Any) -> int | None:
 def classes_and_places(
     labels: Any, count: int, names: Any, prototypes: int | None
 ) -> tuple[Array, Places]:
-    """The classes [K], and the place of each label [count] among them.
+    """The classes [K], and the index of each label [count] among them.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def classes_and_places(
         Labelled rows.
     names : sequence [K] or None
     prototypes : int or None
-        How many there are.
+        Number of prototypes.
     """
     given = text_or_integers("labels", labels)
     if len(given) != count:
@@ -142,9 +142,7 @@ def classes_and_places(
     if len(np.unique(classes)) < len(classes):
         listed = classes.tolist()
         twice = next(name for name in listed if listed.count(name) > 1)
-        raise check.ArgumentValueError(
-            "names", f"must be different from one another, got {twice!r} twice"
-        )
+        raise check.ArgumentValueError("names", f"must be unique, got {twice!r} twice")
     if given.dtype.kind != "U" and classes.dtype.kind == "U":
         return classes, checked_places(given, len(classes))
     place = {name: k for k, name in enumerate(classes.tolist())}
@@ -157,8 +155,8 @@ def classes_and_places(
 
 
 def text_or_integers(name: str, value: Any) -> Array:
-    """A vector of text, or of int64, without None, NaN or -1, which mean unlabelled elsewhere."""
-    # NumPy would make text of the numbers in a list that also has text.
+    """A vector of text or int64, without None, NaN or -1, which mean unlabelled elsewhere."""
+    # NumPy would turn numbers into text in a list that contains both.
     found = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
     if found.ndim != 1:
         raise check.ArgumentValueError(
@@ -188,20 +186,17 @@ def enough_classes(name: str, classes: Array, prototypes: int | None) -> None:
     if prototypes is not None and len(classes) != prototypes:
         raise check.ArgumentValueError(
             name,
-            f"must be those of as many classes as there are prototypes, {prototypes}, got "
-            f"{len(classes)}",
+            f"must have as many classes as there are prototypes, {prototypes}, got {len(classes)}",
         )
     if len(classes) < 2:
-        raise check.ArgumentValueError(
-            name, f"must be those of at least two classes, got {len(classes)}"
-        )
+        raise check.ArgumentValueError(name, f"must have at least two classes, got {len(classes)}")
 
 
 def checked_places(labels: Array, K: int) -> Places:
     if len(labels) and not (labels.min() >= 0 and labels.max() < K):
         odd = labels[(labels < 0) | (labels >= K)][0]
         raise check.ArgumentValueError(
-            "labels", f"must be places among the {K} names, in [0, {K}), got {odd}"
+            "labels", f"must be indices of the {K} names, in [0, {K}), got {odd}"
         )
     return labels.astype(np.int64)
 
@@ -211,6 +206,6 @@ def every_class_has_a_row(classes: Array, places: Places) -> None:
     if len(missing):
         raise check.ArgumentValueError(
             "names",
-            "must be those of classes with a labelled row, unless there are prototypes, got "
+            "must all have a labelled row unless there are prototypes, got "
             f"{classes[missing[0]].item()!r} without one",
         )

@@ -1,7 +1,7 @@
-"""Independent batches on any engine: one callable from a batch of embeddings to its answers.
+"""Independent batches on any engine: one callable from a batch of embeddings to its predictions.
 
-It imports neither Ray nor Spark nor pandas: they call it, and it knows their batches when it sees
-them. What it keeps are arrays, which any process of any machine can load.
+It imports neither Ray nor Spark nor pandas: they call it, and it recognises their batches. It
+stores arrays, which any process on any machine can load.
 """
 
 from __future__ import annotations
@@ -24,59 +24,58 @@ from ..solution import Solution
 from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
 from .fitted import Array, FittedAdaptive, array, chosen_device, on
 
-Frame: TypeAlias = Any  # a pandas.DataFrame, which need not be installed
+Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
 
 
 class BatchClassifier:
-    """Labels for batches of embeddings, each batch by itself: to be pickled and called anywhere.
+    """Labels batches of embeddings, each batch independently; can be pickled and called anywhere.
 
-    The labelled rows are looked at once, here. Every call is one batch of the method
-    `paddle_ext.methods.Adaptive`: it finds which classes the batch holds, be they one or all, and
-    labels its rows; nothing is carried over to the next batch.
+    The labelled rows are processed once, in the constructor. Every call is one batch of the method
+    `paddle_ext.methods.Adaptive`: it finds which classes are in the batch, from one to all, and
+    labels its rows; nothing carries over to the next batch.
 
     Parameters
     ----------
     support : array [S, D]
-        Embeddings of the labelled rows: numbers, or a column of vectors. None with `prototypes`, if
-        there are none.
+        Embeddings of the labelled rows: numbers, or a column of vectors. None if there are only
+        `prototypes`.
     labels : array [S]
         Text or integers. Every class must have a row, unless there are `prototypes`.
     names : sequence [K], optional
-        The classes, different from one another, in the order of `prototypes` if there are any.
-        Integer labels are places among names that are text; other labels must be among the names.
-        By default the labels, sorted; without any 0 to K - 1.
+        The classes, all different, in the order of `prototypes` if given. Integer labels are
+        indices of names that are text; other labels must be among the names. Default: the sorted
+        labels, or 0 to K - 1 without labels.
     prototypes : array [K, D], optional
-        One embedding of each class that is no row of it, as that of its name by a text tower.
+        One embedding per class that is not one of its rows, such as its name by a text tower.
     column : str
-        Where a batch has its embeddings.
+        Name of the column of embeddings in a batch.
     keep_embedding : bool
-        Whether they are in the answer too.
+        Whether the result contains the embeddings too.
     prefix : str
-        Comes before "label", "probability" and "doubt", which a batch may have columns of.
+        Prefix of "label", "probability" and "doubt", in case a batch has such columns.
     max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
     threads : int, optional
-        Threads of torch during a call; by default as many as torch has. 1 is right where an engine
-        runs a process on every core and does not say so by ``OMP_NUM_THREADS``; Ray and Spark do.
+        Threads of torch during a call; default: torch's setting. Use 1 if an engine runs a process
+        on every core and does not set ``OMP_NUM_THREADS``; Ray and Spark set it.
     device : str or torch.device
-        Where batches are computed, looked for by the process that computes them. "auto" is a GPU if
-        it has one.
+        Device for batches, chosen in the process that computes them. "auto" is a GPU if available.
 
     Attributes
     ----------
     classes : array [K]
-        What labels are taken from.
+        The possible labels.
 
     Notes
     -----
-    A batch is a dict of columns, a pandas DataFrame, or the embeddings alone, [N, D]. The answer is
-    a DataFrame for a DataFrame and else a dict: the other columns as they came, then ``label``,
-    ``probability`` and ``doubt``, the last two float32. A batch without rows has an answer without
-    rows. All is computed in single precision.
+    A batch is a dict of columns, a pandas DataFrame, or only the embeddings, [N, D]. The result is
+    a DataFrame for a DataFrame and otherwise a dict: the other columns unchanged, then ``label``,
+    ``probability`` and ``doubt``, the last two float32. An empty batch has an empty result.
+    Everything is computed in single precision.
 
-    The same row may be labelled otherwise in another batch, since the batch tells how frequent the
-    classes are: docs/large.md says how large a batch should be.
+    The same row may get another label in another batch, because the batch determines the class
+    frequencies: docs/large.md says how large a batch should be.
 
     Examples
     --------
@@ -121,7 +120,7 @@ class BatchClassifier:
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
         self.classes, self._places = classes_and_places(given, len(rows), names, K)
-        # Copies, where they are kept: the caller's arrays may change.
+        # Copies where they are stored: the caller's arrays may change.
         self._support = rows if text is None else rows.copy()
         self._prototypes = None if text is None else text.copy()
         self._fitted: FittedAdaptive | None = None
@@ -131,11 +130,12 @@ class BatchClassifier:
             self._fit()
 
     def _fit(self) -> None:
-        """Keep what the labelled rows say, and not themselves. On the CPU, as any driver can."""
+        """Keep the likelihoods of the labelled rows, not the rows. On the CPU, so any driver
+        can."""
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
             support, labels = (on(x, torch.device("cpu")) for x in (self._support, self._places))
-            # No batch was seen: there are no proportions to keep.
+            # No batch was seen, so there are no proportions to keep.
             self._fitted = FittedAdaptive.of(shared_rows(support, labels, K), torch.zeros(K))
         self._support = self._support[:0]
 
@@ -186,7 +186,7 @@ class BatchClassifier:
         return kept | answers
 
     def map_in_pandas(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Classify DataFrame after DataFrame, as ``mapInPandas`` of Spark asks for.
+        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ class BatchClassifier:
             yield self(frame)
 
     def _embeddings_of(self, batch: Any) -> Any:
-        """Of a batch of columns, which must be as long as each other."""
+        """The length of a batch of columns, which must be equal for all."""
         if self._column not in batch:
             there = ", ".join(str(name) for name in batch) or "none"
             raise check.ArgumentValueError(
@@ -210,7 +210,7 @@ class BatchClassifier:
             if name in batch and (name != self._column or self._keep_embedding):
                 raise check.ArgumentValueError(
                     "batch",
-                    f"must have no column {name!r}, which the answer has, got one: choose another "
+                    f"must have no column {name!r}, which the result adds, got one: choose another "
                     "prefix",
                 )
         embeddings = batch[self._column]
@@ -252,7 +252,7 @@ class BatchClassifier:
         return without_batch(self._method.solution(task))
 
     def _known(self, fitted: FittedAdaptive, device: torch.device) -> SharedRows:
-        """What the labelled rows say, on a device, brought there once in every process."""
+        """The likelihoods of the labelled rows on a device, transferred once per process."""
         if self._here is None or self._here[0] != device:
             self._here = device, fitted.on(device)
         return self._here[1]
@@ -262,7 +262,7 @@ class BatchClassifier:
 
 
 def support_rows(support: Any, prototypes: Array | None) -> Array:
-    """[S, D] in float32; S may be 0 beside prototypes."""
+    """[S, D] in float32; S may be 0 with prototypes."""
     width = None if prototypes is None else prototypes.shape[1]
     if support is not None and length(support) != 0:
         return vectors("support", support, width=width)
@@ -279,7 +279,7 @@ def checked_prototypes(prototypes: Any) -> Array | None:
     rows = vectors("prototypes", prototypes)
     if len(rows) < 2:
         raise check.ArgumentValueError(
-            "prototypes", f"must be those of at least two classes, got {len(rows)}"
+            "prototypes", f"must have at least two classes, got {len(rows)}"
         )
     return rows
 
@@ -291,7 +291,7 @@ def checked_text(name: str, value: object) -> str:
 
 
 def is_frame(batch: object) -> bool:
-    """Whether it is a pandas.DataFrame; nobody has one without having loaded pandas."""
+    """Whether it is a pandas.DataFrame; without pandas loaded it cannot be one."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(batch, pandas.DataFrame)
 
@@ -300,7 +300,7 @@ def is_frame(batch: object) -> bool:
 
 
 def device_name(device: str | torch.device) -> str:
-    """Checked without a look at this machine, which need not be the one that computes."""
+    """Checked without access to a device: another machine may run the computation."""
     name = str(device)
     if name == "auto" or re.fullmatch(r"cuda(:\d+)?", name):
         return name
@@ -309,7 +309,7 @@ def device_name(device: str | torch.device) -> str:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """So many for a while; None: as many as there are."""
+    """Temporarily use this many threads; None: unchanged."""
     before = torch.get_num_threads()
     if count is None or count == before:
         yield

@@ -1,4 +1,4 @@
-"""Classifiers of easyfsl, for its episodes, data sets and evaluation loop."""
+"""easyfsl classifiers, for its episodes, datasets and evaluation loop."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["PADDLE", "Adaptive"]
 
 
 class Transductive(FewShotClassifier):  # type: ignore[misc]
-    """Classifies the queries of an episode together; `solve` is what a subclass has."""
+    """Classifies the queries of an episode together; subclasses define `solve`."""
 
     solution: Solution | methods.Prediction | None = None
-    names: Tensor | None = None  # [K, D]: embeddings of the names of classes
+    names: Tensor | None = None  # [K, D]: embeddings of class names
 
     @abstractmethod
     def solve(self, query: Tensor) -> Solution | methods.Prediction:
-        """Classify features [Q, D] by those of the support."""
+        """Classify features [Q, D] given those of the support."""
 
     def forward(self, query_images: Tensor) -> Tensor:
-        """Scores of the queries, [Q, K]; `process_support_set` comes first."""
+        """Scores of the queries, [Q, K]; call `process_support_set` first."""
         if len(self.support_labels) == 0 and self.names is None:
             raise ValueError("process_support_set must be called before forward, got no support")
         features = self.compute_features(query_images)
         self._raise_error_if_features_are_multi_dimensional(features)
         found = self.solve(features)
         self.solution = found
-        # A probability of 0 was too small for the dtype; a score must be finite.
+        # A probability of 0 has underflowed; a score must be finite.
         scores = found.probabilities.clamp(min=torch.finfo(found.probabilities.dtype).tiny).log()
         chosen: Tensor = self.softmax_if_specified(scores)
         return chosen
@@ -53,14 +53,14 @@ class Transductive(FewShotClassifier):  # type: ignore[misc]
 
 
 class Adaptive(Transductive):
-    """Classifies the queries of an episode together, be one class among them or all.
+    """Classifies the queries of an episode together, whether one class is present or all.
 
-    By the method `paddle_ext.methods.Adaptive`.
+    Uses the method `paddle_ext.methods.Adaptive`.
 
     Parameters
     ----------
     backbone : Module, optional
-        Makes one feature vector of each image; by default the inputs are features already.
+        Computes one feature vector per image; by default the inputs are features.
     metric, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
     use_softmax, feature_centering, feature_normalization
@@ -69,13 +69,13 @@ class Adaptive(Transductive):
     Attributes
     ----------
     solution : Prediction or None
-        That of the last episode: ``solution.present()``, ``solution.doubt()``.
+        Of the last episode: ``solution.present()``, ``solution.doubt()``.
 
     Notes
     -----
-    Labels of the support are 0 to K - 1, as easyfsl's episodes have them. The scores are
-    log-probabilities; with ``use_softmax=True`` they are probabilities. No gradient flows through:
-    train the backbone with another method.
+    Support labels are 0 to K - 1, as in easyfsl's episodes. The scores are log-probabilities, or
+    probabilities with ``use_softmax=True``. There is no gradient: train the backbone with another
+    method.
 
     Examples
     --------
@@ -108,15 +108,15 @@ class Adaptive(Transductive):
     def process_support_set(
         self, support_images: Tensor, support_labels: Tensor, prototypes: Tensor | None = None
     ) -> None:
-        """Take in the labelled images of an episode, and what is known of its classes by name.
+        """Process the labelled images of an episode, and the embeddings of class names, if any.
 
         Parameters
         ----------
         support_images : Tensor [S, ...]
         support_labels : Tensor [S]
         prototypes : Tensor [K, D], optional
-            Embeddings of the names of the classes, as the backbone's features are; then a class may
-            have no image, and S be 0.
+            Embeddings of the class names, in the space of the backbone's features; then a class may
+            have no image, and S may be 0.
         """
         self.names = prototypes
         if prototypes is None:
@@ -139,12 +139,12 @@ class Adaptive(Transductive):
 
 
 class PADDLE(Transductive):
-    """Classifies the queries of an episode together, by `paddle_ext.solve`: few classes present.
+    """Classifies the queries of an episode together with `paddle_ext.solve`: few classes present.
 
     Parameters
     ----------
     backbone : Module, optional
-        Makes one feature vector of each image; by default the inputs are features already.
+        Computes one feature vector per image; by default the inputs are features.
     lam, scaling, temperature, epsilon, max_iter, tol
         As in `paddle_ext.solve`.
     use_softmax, feature_centering, feature_normalization
@@ -153,11 +153,11 @@ class PADDLE(Transductive):
     Attributes
     ----------
     solution : Solution or None
-        That of the last episode: proportions, ``solution.present()``, ``solution.doubt()``.
+        Of the last episode: proportions, ``solution.present()``, ``solution.doubt()``.
 
     Notes
     -----
-    As those of `Adaptive`.
+    As for `Adaptive`.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""What a fit of the scikit-learn classifier keeps for new rows: arrays, which any machine can load.
+"""State of a fitted scikit-learn classifier for new rows: arrays, which any machine can load.
 
-Each row is judged by itself, in parts, so that any number of them fits the memory.
+Each row is classified independently, in parts, so any number of rows fits in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..scaling import Coordinates
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-LARGEST = 1e150  # coordinates are cut off here: products of them stay finite
+LARGEST = 1e150  # coordinates are clamped here, so that their products stay finite
 
 
 def chosen_device(device: str | torch.device) -> torch.device:
-    """What "auto" is in this process, or the device itself."""
+    """The device that "auto" means in this process, or the device itself."""
     if isinstance(device, str) and device == "auto":
         return torch.device("cuda" if devices.usable_gpu() else "cpu")
     return check.device(device)
@@ -40,10 +40,10 @@ def array(x: Tensor) -> Array:
 
 
 class Fitted(Protocol):
-    """What new rows [n, D], on any device, are classified by."""
+    """Classifies new rows [n, D] on any device."""
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        """For some rows after the other, [part, K] float64."""
+        """Scores of successive parts of the rows, [part, K] float64."""
 
 
 def arrays(kept: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def tensors(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FittedFamiliar:
-    """What samples of the known classes look like, for `novelty`."""
+    """The familiar samples of the known classes, for `novelty`."""
 
     kept: dict[str, Any]  # the fields of `presence.Familiar`
 
@@ -77,7 +77,7 @@ class FittedFamiliar:
 
 @dataclass(frozen=True)
 class FittedAdaptive:
-    """What the labelled rows say, and the mean log proportions of the others."""
+    """The likelihoods of the labelled rows, and the mean log proportions of the others."""
 
     likelihood: dict[str, Any]  # its fields
     correction: Array | None
@@ -95,14 +95,14 @@ class FittedAdaptive:
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
         known, dual = self.on(rows.device), on(self.dual, rows.device)
         for part in parts(len(rows), sum(known.likelihood.weights.shape)):
-            # Unit-norm first: what float64 can hold may be too large for the dtype of the fit.
+            # Unit-norm first: float64 values may be too large for the dtype of the fit.
             found = known.logits(unit_rows(rows[part].double()))
             yield (found.double() + dual) * known.likelihood.temper
 
 
 @dataclass(frozen=True)
 class FittedNames:
-    """What names, labelled rows and the batch say of one more row."""
+    """The logits of one more row, from names, labelled rows and the batch."""
 
     kept: dict[str, Array]  # the fields of `RowLogits`
 
@@ -143,7 +143,7 @@ class FittedPaddle:
         w = (w - centre).clamp(-LARGEST, LARGEST)
         for part in parts(len(rows), sum(w.shape)):
             z = (space.of(rows[part]) - centre).clamp(-LARGEST, LARGEST)
-            distance = w.square().sum(-1) - 2 * z @ w.mT  # less ||z||^2, the same for all classes
+            distance = w.square().sum(-1) - 2 * z @ w.mT  # minus ||z||^2, the same for all classes
             behind = distance - distance.amin(-1, keepdim=True)
             yield preference - self.temperature / 2 * behind
 
@@ -156,9 +156,9 @@ def means_of(
     u: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """Means of labelled rows, and of others by their probabilities [Q, K]; zeros without any.
+    """Means of labelled rows, and of others by their probabilities [Q, K]; zeros for empty classes.
 
-    `counts` are what the labelled rows count, 1 each by default.
+    `counts` are the weights of the labelled rows, 1 by default.
     """
     sums = support.new_zeros(K, support.shape[1])
     weights = None if counts is None else counts.to(support.dtype)
@@ -171,5 +171,5 @@ def means_of(
 
 
 def on(x: Array, device: torch.device) -> Tensor:
-    # torch warns of arrays that are not writable, as those that joblib maps into memory
+    # torch warns about read-only arrays, such as those memory-mapped by joblib
     return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device)

@@ -1,4 +1,4 @@
-"""The fits of the scikit-learn classifier: of a batch, or of labelled rows alone."""
+"""The fits of the scikit-learn classifier: on a batch, or on labelled rows alone."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .fitted import (
 
 
 class Known(NamedTuple):
-    """What is known of the classes."""
+    """Everything known about the classes."""
 
     support: Tensor  # [S, D]
     labels: Tensor  # [S] int64
     num_classes: int
-    counts: Tensor | None  # [S] > 0: how much each labelled row counts
+    counts: Tensor | None  # [S] > 0: weight of each labelled row
     names: Tensor | None  # [K, D]
 
 
 @dataclass(frozen=True)
 class FittedRows:
-    """The labelled rows themselves, for fits that another batch cannot do without."""
+    """The labelled rows themselves, for fits that need them for another batch."""
 
     support: Array
     labels: Array
@@ -53,7 +53,7 @@ class FittedRows:
         return cls(array(known.support), array(known.labels), known.num_classes, names)
 
     def solved(self, query: Tensor, method: str, options: dict[str, Any]) -> Solution:
-        """Another batch [n, D]."""
+        """Classify another batch [n, D]."""
         support, labels = on(self.support, query.device), on(self.labels, query.device)
         names = None if self.names is None else on(self.names, query.device)
         known = Known(support, labels, self.num_classes, None, names)
@@ -63,7 +63,7 @@ class FittedRows:
 
 
 class Fit(NamedTuple):
-    """What a fit keeps and tells."""
+    """The stored and reported results of a fit."""
 
     fitted: Fitted
     prototypes: Tensor  # [K, D]

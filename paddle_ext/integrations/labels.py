@@ -1,4 +1,4 @@
-"""Labels and names of classes, as scikit-learn's users write them."""
+"""Labels and class names in the forms that scikit-learn users write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def labelled(y: Array) -> npt.NDArray[np.bool_]:
 
 
 def is_missing(label: object) -> bool:
-    # pandas.NA equals nothing, not even itself, and cannot be asked whether it does.
+    # pandas.NA equals nothing, not even itself, and its comparisons have no truth value.
     if label is None or type(label).__name__ == "NAType":
         return True
     return bool(label != label) or (  # noqa: PLR0124 - so NaN tells itself, of whatever type
@@ -32,7 +32,7 @@ def is_missing(label: object) -> bool:
 
 
 def sorted_classes(y: Array) -> tuple[Array, npt.NDArray[np.int64]]:
-    """The classes among labels, and the place of each label among them."""
+    """The classes among labels, and the index of each label."""
     if len(y) == 0:
         raise ValueError("y must have labelled rows of at least two classes, got none")
     if y.dtype.kind == "O":
@@ -41,10 +41,10 @@ def sorted_classes(y: Array) -> tuple[Array, npt.NDArray[np.int64]]:
         raise ValueError(
             "y must have None for an unlabelled row among text, got '-1', which would be a class"
         )
-    # Not by scikit-learn's check_classification_targets: one label of each class makes it warn.
+    # scikit-learn's check_classification_targets warns about one label per class.
     if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
         odd = y[~np.isfinite(y) | (y != np.round(y))][0]
-        raise ValueError(f"Unknown label type: y must be names or whole numbers, got {odd}")
+        raise ValueError(f"Unknown label type: y must be names or integers, got {odd}")
     classes, places = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"y must have labels of at least two classes, got one class: {classes[0]}")
@@ -52,7 +52,7 @@ def sorted_classes(y: Array) -> tuple[Array, npt.NDArray[np.int64]]:
 
 
 def unwrapped(y: Array) -> Array:
-    """Objects that are all text, as they are; all numbers, as an array of numbers."""
+    """Objects that are all text, unchanged; all numbers, as a numeric array."""
     if all(isinstance(label, str) for label in y):
         return y
     if all(isinstance(label, numbers.Real | np.bool_) for label in y):
@@ -64,7 +64,7 @@ def unwrapped(y: Array) -> Array:
 
 
 def checked_weights(given: Any, n: int) -> Array:
-    """One finite number >= 0 for each of n rows."""
+    """One finite number >= 0 per row."""
     weights = np.asarray(given)
     if weights.dtype.kind not in "fiub" or weights.shape != (n,):
         raise ValueError(
@@ -85,25 +85,25 @@ def checked_weights(given: Any, n: int) -> Array:
 
 
 class Named(NamedTuple):
-    """Classes that are known by an embedding of their name."""
+    """Classes known by an embedding of their name."""
 
     classes: Array  # [K], sorted
-    places: npt.NDArray[np.int64]  # of each label among them
+    places: npt.NDArray[np.int64]  # index of each label among them
     prototypes: Array  # [K, D], in the order of the classes
 
 
 def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
-    """What `fit` is given of names, checked and sorted.
+    """The names given to `fit`, checked and sorted.
 
     Parameters
     ----------
     y : array [S]
-        The labels that there are.
+        The available labels.
     prototypes : array [K, D]
     classes : array [K] or None
-        What they are called; None: as the labels, or 0 to K - 1 if there is none.
+        Their labels; None: those of `y`, or 0 to K - 1 if there are none.
     D : int
-        Features of a row.
+        Number of features.
     """
     rows = checked_prototypes(prototypes, D)
     if classes is not None:
@@ -142,7 +142,7 @@ def checked_prototypes(prototypes: Any, D: int) -> Array:
     if rows.shape[1] != D:
         raise ValueError(f"prototypes must have as many features as X, {D}, got {rows.shape[1]}")
     if len(rows) < 2:
-        raise ValueError(f"prototypes must be those of at least two classes, got {len(rows)}")
+        raise ValueError(f"prototypes must have at least two classes, got {len(rows)}")
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0]
         raise ValueError(
@@ -152,7 +152,7 @@ def checked_prototypes(prototypes: Any, D: int) -> Array:
 
 
 def checked_classes(classes: Any, K: int) -> Array:
-    """K labels that are different from one another."""
+    """K different labels."""
     names = np.asarray(classes)
     if names.ndim != 1 or len(names) != K:
         raise ValueError(
@@ -166,7 +166,6 @@ def checked_classes(classes: Any, K: int) -> Array:
     found, counts = np.unique(names, return_counts=True)
     if len(found) < K:
         raise ValueError(
-            f"classes must be different from one another, got {found[counts > 1].tolist()[0]!r} "
-            f"{counts.max()} times"
+            f"classes must be unique, got {found[counts > 1].tolist()[0]!r} {counts.max()} times"
         )
     return names

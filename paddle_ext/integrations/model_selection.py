@@ -1,8 +1,8 @@
-"""Judging classifiers of batches by scikit-learn's `cross_val_score` and `GridSearchCV`.
+"""Evaluate batch classifiers with scikit-learn's `cross_val_score` and `GridSearchCV`.
 
-These fit on some rows and score others. `BatchSplit` makes the first a few labelled rows of each
-class, and the others a batch of some of the classes; `batch_accuracy` lets an estimator see the
-batch as a whole, without its labels.
+These fit on some rows and score others. `BatchSplit` makes the first a few labelled rows per class,
+and the others a batch of some of the classes; `batch_accuracy` gives an estimator the whole batch,
+without its labels.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Rows = npt.NDArray[np.int64]
 
 
 class BatchSplit:
-    """A splitter: a few labelled rows of every class, and a batch of some of the classes.
+    """A splitter: a few labelled rows of every class, and a batch with some of the classes.
 
     Parameters
     ----------
     n_splits : int
-        How many splits.
+        Number of splits.
     shots : int
-        Labelled rows of each class.
+        Labelled rows per class.
     n_query : int
-        Rows of the batch, at most: fewer where the classes in it have fewer rows left.
+        Rows of the batch, at most: fewer if its classes have fewer rows left.
     n_present : int or None
-        Classes in the batch, drawn anew for each split; None: all.
+        Classes in the batch, drawn again for each split; None: all.
     random_state : int, RandomState or None
-        As everywhere in scikit-learn; an int gives the same splits in every call.
+        As in scikit-learn; an int gives the same splits in every call.
 
     Examples
     --------
@@ -77,11 +77,11 @@ class BatchSplit:
         return f"BatchSplit({', '.join(f'{name}={getattr(self, name)!r}' for name in options)})"
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        """How many splits; the arguments are ignored."""
+        """The number of splits; the arguments are ignored."""
         return self.n_splits
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Rows, Rows]]:
-        """Rows to fit on and rows to score, again and again.
+        """Rows to fit on and rows to score, for each split.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class BatchSplit:
 
 
 def rows_of_classes(y: Array, shots: int) -> list[Rows]:
-    """The rows of each class, which must be enough for the labelled ones."""
+    """The rows of each class, which must suffice for the labelled ones."""
     known = labelled(y)
     classes = np.unique(y[known].astype(str) if y.dtype.kind == "O" else y[known])
     if len(classes) < 2:
@@ -131,10 +131,10 @@ def rows_of_classes(y: Array, shots: int) -> list[Rows]:
 
 
 def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:
-    """A scorer: the share of right labels, if the rows are classified as one batch.
+    """A scorer: the share of correct labels when the rows are classified as one batch.
 
-    An estimator without `predict_batch`, such as `LogisticRegression`, is asked for `predict`, so
-    that it can be compared; the steps of a pipeline before the last one transform the rows.
+    For an estimator without `predict_batch`, such as `LogisticRegression`, it calls `predict`, for
+    comparison; the earlier steps of a pipeline transform the rows.
 
     Parameters
     ----------

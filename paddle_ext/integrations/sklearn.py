@@ -1,4 +1,4 @@
-"""A scikit-learn classifier for batches: of any classes, or by PADDLE of few."""
+"""A scikit-learn classifier for batches: with any classes present, or few with PADDLE."""
 
 from __future__ import annotations
 
@@ -39,41 +39,39 @@ TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Labels for the unlabelled rows of a batch, be one class present or all.
+    """Labels the unlabelled rows of a batch, whether one class is present or all.
 
-    `fit` takes labelled and unlabelled rows together, and classifies the unlabelled ones as a
-    batch: ``transduction_``. Classes may also be known by an embedding of their name, and then need
-    no labelled row. `predict` then classifies further rows one by one, by what the
-    labelled rows say and the proportions that were found. For another batch that should be seen as
-    a whole, fit again.
+    `fit` takes labelled and unlabelled rows together and classifies the unlabelled ones as a batch:
+    ``transduction_``. Classes may also be known by an embedding of their name, and then need no
+    labelled row. `predict` classifies further rows one by one, using the labelled rows and the
+    estimated proportions. To classify another batch as a whole, fit again or use `predict_batch`.
 
     Parameters
     ----------
     method : {"adaptive", "paddle"}
-        "adaptive" is right for any number of classes present, see `paddle_ext.methods.Adaptive`.
-        "paddle" is `paddle_ext.solve`, for batches that are known to hold few of the classes.
+        "adaptive" suits any number of classes present, see `paddle_ext.methods.Adaptive`. "paddle"
+        is `paddle_ext.solve`, for batches known to contain few of the classes.
     max_iter : int
         At most this many iterations.
     tol : float, optional
-        Where to stop, as `paddle_ext.adapt` or `paddle_ext.solve` mean it; by default theirs.
+        Tolerance, as in `paddle_ext.adapt` or `paddle_ext.solve`; default: theirs.
     lam : float, optional
-        Only of "paddle", as the next three: weight of the number of classes present; by default the
-        number of unlabelled rows.
+        Only for "paddle", like the next three: weight of the number of classes present; default:
+        the number of unlabelled rows.
     scaling : {"auto", "minmax", "none"}
-        "auto" serves any embedding: unit-norm rows and one factor. "minmax" divides each feature by
-        its range over the unlabelled rows. "none" takes the features as they are.
+        "auto" suits any embedding: unit-norm rows and one factor. "minmax" divides each feature by
+        its range over the unlabelled rows. "none" leaves the features unchanged.
     temperature : float
         Factor on the squared distances.
     epsilon : float
         Added to the proportions inside the logarithm.
     logit_scale : float
-        Factor that makes logits of cosines with the prototypes of names, where there are any; CLIP
-        has learned 100.
+        Factor from cosines with the prototypes of names to logits; CLIP learned 100.
     present_threshold : float
-        Classes that hold at least this many unlabelled rows are present; see
+        A class is present if it holds at least this many unlabelled rows; see
         `paddle_ext.Solution.present`.
     device : str or torch.device
-        "auto" is a GPU if there is one; there the features are float32.
+        "auto" is a GPU if available; features are float32 there.
 
     Attributes
     ----------
@@ -91,13 +89,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The labels of the classes that occur in the unlabelled rows.
     prototypes_ : array [K, D]
         Means of the labelled rows of each class and of the others by their probabilities, in the
-        coordinates of the inputs; zeros for a class that has neither.
+        coordinates of the inputs; zeros for a class without either.
     concentration_ : float or None
-        Of "adaptive": small if few classes are present, large if all are, and equally often. None
-        if no row is unlabelled.
+        Of "adaptive": small if few classes are present, large if all are equally frequent. None if
+        no row is unlabelled.
     calibrated_ : bool
-        Whether the probabilities may be taken at their word: not those of "paddle", nor where each
-        class has one labelled row, which leaves nothing to calibrate by.
+        Whether the probabilities are calibrated: not those of "paddle", nor with one labelled row
+        per class, which leaves nothing to calibrate on.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : array [D] of str
@@ -107,10 +105,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     -----
     Unlabelled is -1 in numbers, as in `sklearn.semi_supervised`, so -1 cannot be a class; among
     objects and in pandas columns also None, NaN and pandas.NA. If all rows are labelled, the
-    prototypes are the class means and the proportions those of the labels; for "paddle" the
-    labelled rows then also stand for the unlabelled ones in `scaling` and in the default of `lam`.
+    prototypes are the class means and the proportions those of the labels; "paddle" then also uses
+    the labelled rows for `scaling` and the default of `lam`.
 
-    "adaptive" has no option but `max_iter` and `tol`; it refuses those of "paddle".
+    "adaptive" has no options except `max_iter` and `tol`; it rejects those of "paddle".
 
     Examples
     --------
@@ -126,7 +124,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> model.predict([[0.3, 0.9]])
     array(['up'], dtype=object)
 
-    Names alone, by their embeddings:
+    Names only, by their embeddings:
 
     >>> names = np.array([[0.0, 1], [1, 0], [-1, 0]])
     >>> model = PaddleClassifier().fit(X, None, prototypes=names, classes=["up", "right", "left"])
@@ -175,20 +173,20 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array or DataFrame [n, D]
-            Numbers, all finite; float32 is kept, everything else becomes float64.
+            Numbers, all finite; float32 is kept, anything else becomes float64.
         y : array or Series [n]
             A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
             unless there are `prototypes`; then there may be no label at all, or no `y`.
         sample_weight : array [n], optional
-            How much each labelled row counts in its class, for "adaptive" without `prototypes`; 0
-            leaves it out, though it keeps its label. Those of unlabelled rows are ignored. Two is
-            not the same as the row twice, which would vouch for itself.
+            Weight of each labelled row in its class, for "adaptive" without `prototypes`; 0 ignores
+            the row, though it keeps its label. Weights of unlabelled rows are ignored. A weight of
+            2 differs from repeating the row: two copies would confirm each other.
         prototypes : array [K, D], optional
-            One embedding of each class that is no row of it: that of its name, by the text tower of
-            the network whose image tower made `X`. For "adaptive".
+            One embedding per class that is not one of its rows, such as its name by the text tower
+            of the network whose image tower computed `X`. For "adaptive".
         classes : array [K], optional
-            The labels of the classes, in the order of `prototypes`; by default those of `y`,
-            sorted, or 0 to K - 1 if it has none.
+            The labels of the classes, in the order of `prototypes`; default: those of `y`, sorted,
+            or 0 to K - 1 if it has none.
 
         Returns
         -------
@@ -239,13 +237,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked_weights(
         self, given: Any, known: npt.NDArray[np.bool_], places: Array, named: bool
     ) -> Array | None:
-        """Those of the labelled rows, of which every class has a positive one."""
+        """The weights of the labelled rows; every class must have a positive one."""
         if given is None:
             return None
         if self.method != "adaptive" or named:
             what = "prototypes" if named else f"method={self.method!r}"
             raise ValueError(
-                f"sample_weight must be None with {what}, which knows none, got {check.kind(given)}"
+                f"sample_weight must be None with {what}, got {check.kind(given)}"
             )
         weights = checked_weights(given, len(known))[known]
         mass = np.bincount(places, weights, minlength=len(self.classes_))
@@ -271,12 +269,12 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return named_classes(y, prototypes, classes, self.n_features_in_)
 
     def _tell_batch(self, fit: Fit) -> None:
-        """What is told of the batch, or without one of the labelled rows."""
+        """Results for the batch or, without one, for the labelled rows."""
         self.prototypes_ = array(fit.prototypes)
         self.class_proportions_ = array(fit.proportions)
         solution = fit.solution
         present = fit.proportions > 0
-        self.n_iter_, self.concentration_ = 1, None  # the means are one pass
+        self.n_iter_, self.concentration_ = 1, None  # computing the means is one pass
         if solution is not None:
             present = solution.present(self.present_threshold)
             self.n_iter_ = int(solution.iterations)
@@ -291,9 +289,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known: npt.NDArray[np.bool_],
         dtype: torch.dtype,
     ) -> None:
-        """What is told of every row, from what is known and what was found."""
+        """Results for every row, from the labels and the predictions."""
         n, K = len(known), len(self.classes_)
-        place = np.empty(n, dtype=np.int64)  # of each row's class in classes_
+        place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
         place[known] = array(labels)
         empty = torch.zeros(0, K, dtype=dtype)
         found = array(empty if solution is None else solution.probabilities)
@@ -309,21 +307,21 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- new rows -------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> Array:
-        """How likely each class is for each row, [n, K]; each row by itself."""
+        """The probability of each class for each row, [n, K], independently of other rows."""
         rows = self._checked_rows(X)
         return array(torch.cat([torch.softmax(x, dim=-1) for x in self._fitted.logits(rows)]))
 
     def predict(self, X: Any) -> Array:
-        """The label of each row, [n]; each row by itself."""
+        """The label of each row, [n], independently of other rows."""
         places = self._places_of(self._checked_rows(X))
         found: Array = self.classes_[array(places)]
         return found
 
     def predict_batch(self, X: Any) -> Array:
-        """The label of each row, [n], if the rows are seen as a new batch of their own.
+        """The labels [n] of rows that form a new batch.
 
-        As fitting again with the same labelled rows and these unlabelled ones; what was found of
-        the batch of `fit` plays no part.
+        Equivalent to fitting again with the same labelled rows and these unlabelled ones; the batch
+        of `fit` plays no role.
         """
         rows = self._checked_rows(X)
         options = self._checked_options()
@@ -337,18 +335,18 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def novelty(self, X: Any) -> Array:
-        """How unlike its class each row is, [n]: near 1 for a sample of none of the classes.
+        """How unlike its class each row is, [n]: near 1 for a sample of an unknown class.
 
-        The share of the labelled rows that are less strange than this one; see
-        `paddle_ext.presence.novelty`. Every class must have a labelled row, one of them two.
+        The share of labelled rows that are less strange than this one; see
+        `paddle_ext.presence.novelty`. Every class must have a labelled row, and one of them two.
         """
         rows = self._checked_rows(X)
         if self._familiar is None:
             named = isinstance(self._fitted, FittedNames)
             raise ValueError(
                 "y must have had a labelled row of every class, and two or more of one, for "
-                f"novelty, which compares with how far they lie apart, "
-                f"got {'fewer beside names' if named else 'one of each'}"
+                f"novelty, which measures their spread, "
+                f"got {'fewer because of names' if named else 'one of each'}"
             )
         places = None if self.method == "paddle" else self._places_of(rows)
         return array(self._familiar.novelty(rows, places))
@@ -359,7 +357,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return on(X, chosen_device(self.device))
 
     def _places_of(self, rows: Tensor) -> Tensor:
-        """The place of each row's label in ``classes_``."""
+        """The index of each row's label in ``classes_``."""
         return torch.cat([logits.argmax(-1) for logits in self._fitted.logits(rows)])
 
     def _checked_options(self) -> dict[str, Any]:
@@ -377,7 +375,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for name, default in OF_PADDLE.items():
             if chosen[name] != default:
                 raise ValueError(
-                    f"{name} must be left at {default!r} unless method='paddle', "
-                    f"got {chosen[name]!r}"
+                    f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
                 )
         return {"max_iter": self.max_iter, "tol": tol, "logit_scale": self.logit_scale}

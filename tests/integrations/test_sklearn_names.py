@@ -183,10 +183,10 @@ Y = labels_of_some(TRUTH, 5)
         ({"prototypes": TEXT[0]}, r"^prototypes must be numbers of shape \[K, 24\], got float64"),
         ({"prototypes": TEXT.astype(str)}, r"^prototypes must be numbers of shape \[K, 24\], got"),
         ({"prototypes": BROKEN}, r"^prototypes must be finite, got nan in row 2, feature 3"),
-        ({"prototypes": TEXT[:1]}, r"^prototypes must be those of at least two classes, got 1"),
+        ({"prototypes": TEXT[:1]}, r"^prototypes must have at least two classes, got 1"),
         ({"prototypes": None}, r"^classes must be None without prototypes, got ndarray"),
         ({"classes": NAMES[:5]}, r"^classes must have one label for each .* 8, got shape \[5\]"),
-        ({"classes": np.array([*NAMES[:7], "oak"])}, r"^classes must be different .* 'oak' 2 tim"),
+        ({"classes": np.array([*NAMES[:7], "oak"])}, r"^classes must be unique, got 'oak' 2 tim"),
         ({"classes": [*NAMES[:7], None]}, r"^classes must be labels, got -1, None or NaN"),
         ({"classes": None}, r"^prototypes must have one row for each class of y, 2, .* got 8"),
         ({"classes": [f"{name}s" for name in NAMES]}, r"^y must have labels among .* \(nearest: "),
@@ -204,5 +204,7 @@ def test_what_names_do_not_go_with() -> None:
     with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
         PaddleClassifier(logit_scale=0.0).fit(X8, Y, prototypes=TEXT, classes=NAMES)
     model = PaddleClassifier().fit(X8, Y, prototypes=TEXT, classes=NAMES)
-    with pytest.raises(ValueError, match=r"^y must have had a labelled row of .* beside names$"):
+    with pytest.raises(
+        ValueError, match=r"^y must have had a labelled row of .* because of names$"
+    ):
         model.novelty(X8)
