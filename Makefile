@@ -28,7 +28,7 @@ CODE := paddle_ext tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow fuzz lint format docs bench build deps clean distclean FORCE
+.PHONY: help demo test test-slow test-install fuzz lint format docs wheel bench build deps clean distclean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ test: $(BUILD) ## build, then run the tests (GPU tests where there is a GPU)
 test-slow: $(BUILD) ## the tests that only do more of what the others do
 	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
 
+test-install: | $(BIN)/python ## run the commands of every page, each with only what the page says to install
+	$(BIN)/python tests/install/pages.py $(TEST_ARGS)
+
 fuzz: $(DEPS) ## build with sanitizers, then make random calls for so many MINUTES
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
@@ -51,6 +54,7 @@ lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/codespell
+	.github/actionlint.sh
 
 format: $(DEPS) ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix-only .
@@ -60,6 +64,11 @@ format: $(DEPS) ## rewrite the sources in the house style
 docs: $(BUILD) ## build the site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "== built: build/site; $(BIN)/mkdocs serve shows it"
+
+wheel: ## build and audit a wheel in dist/, use it and the sdist in empty environments
+	PYTHON='$(PYTHON)' PADDLE_EXT_CUDA='$(PADDLE_EXT_CUDA)' \
+	PADDLE_EXT_CUDA_ARCHITECTURES='$(if $(filter file,$(origin PADDLE_EXT_CUDA_ARCHITECTURES)),,$(PADDLE_EXT_CUDA_ARCHITECTURES))' \
+	    tests/install/wheel.sh
 
 bench: $(BUILD) ## build, then run the benchmarks named in BENCHMARKS
 	@set -e; for name in $(BENCHMARKS); do \

@@ -44,9 +44,21 @@ def runs_on(architectures: str, capability: tuple[int, int]) -> bool:
 @cache
 def has_code_for(index: int) -> bool:
     """Decide whether the native module has code for this GPU."""
-    if not native.has_cuda():
+    if not native.has_cuda() or driver_version() < needed_driver():
         return False
     return runs_on(native.build_info()["cuda_architectures"], capability(index))
+
+
+def needed_driver() -> int:
+    """Return the version of CUDA that the driver must have at least, such as 13."""
+    return int(native.build_info()["cuda_version"].partition(".")[0])
+
+
+def driver_version() -> int:
+    """Return the newest version of CUDA that the driver runs, such as 13."""
+    # Not public, so a torch without it is possible: then the driver decides at the first call.
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return needed_driver() if ask is None else int(ask()) // 1000
 
 
 def capability(index: int) -> tuple[int, int]:
@@ -74,6 +86,10 @@ def no_code(index: int) -> NoCodeError:
     if not native.has_cuda():
         where = "the CPU, because this build of paddle_ext has no CUDA code"
         got = f"cuda:{index}"
+    elif driver_version() < needed_driver():
+        where = f"the CPU or a GPU with a driver for CUDA {needed_driver()} or newer"
+        got = f"cuda:{index} with a driver for CUDA {driver_version()}"
+        rebuild = "update the driver, rebuild paddle_ext with an older CUDA, "
     else:
         major, minor = capability(index)
         built = native.build_info()["cuda_architectures"].replace(";", ", ")

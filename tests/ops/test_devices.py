@@ -18,8 +18,9 @@ RELEASE = "80;90-real;100-real;120"
 @pytest.fixture
 def old_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every GPU is a T4, and the build is that of a release."""
-    info = {**native.build_info(), "cuda": True, "cuda_architectures": RELEASE}
+    info = {"cuda": True, "cuda_version": "13.0", "cuda_architectures": RELEASE}
     monkeypatch.setattr(devices, "capability", lambda _: T4)
+    monkeypatch.setattr(devices, "driver_version", lambda: 13)
     monkeypatch.setattr(native, "build_info", lambda: info)
     monkeypatch.setattr(native, "has_cuda", lambda: True)
     forget()
@@ -72,6 +73,17 @@ def test_a_newer_gpu_is_told_how_to_build(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native, "build_info", lambda: info)
     monkeypatch.setattr(devices, "capability", lambda _: L4)
     with pytest.raises(ValueError, match="PADDLE_EXT_CUDA_ARCHITECTURES=89"):
+        operators.make_target(True, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("old_gpu")
+def test_an_old_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "capability", lambda _: H100)
+    assert devices.has_code_for(0)
+    forget()
+    monkeypatch.setattr(devices, "driver_version", lambda: 12)
+    assert not devices.has_code_for(0)
+    with pytest.raises(ValueError, match=r"update the driver.*; got cuda:0 with .* CUDA 12$"):
         operators.make_target(True, 0, 0, 0)
 
 
