@@ -1,14 +1,15 @@
 """Check the prose of the project: words we avoid, and Markdown wrapped at 100 columns.
 
-Prose is Markdown outside code, the comments of Python, C++ and CUDA, and the strings of Python that
-hold a sentence (docstrings, help texts, errors). Names in code and paths such as ``answers.csv``
-are not prose.
+Prose is Markdown outside code, also in notebooks, comments, and the strings of Python that hold a
+sentence (docstrings, help texts, errors). Names in code and paths such as ``answers.csv`` are not
+prose.
 
     python docs/check_words.py              every file that git tracks
     python docs/check_words.py README.md    only this one
 """
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-NATIVE = {".h", ".cpp", ".cu", ".cuh", ".inl"}
-# Exempt: this list itself, and the pages made from docstrings, which are checked at their source.
-EXEMPT = ("docs/check_words.py", "docs/api/")
+EXEMPT = "docs/check_words.py"  # this list itself
+# What begins a comment, by the end of a file's name.
+COMMENTS = dict.fromkeys([".h", ".cpp", ".cu", ".cuh", ".inl", ".js"], "//")
+COMMENTS |= dict.fromkeys([".toml", ".yml", ".yaml", ".cff", "Makefile", "CMakeLists.txt"], "#")
 
 # What to avoid, as a regular expression of whole words, and what to write instead.
 AVOID = {
@@ -84,21 +86,36 @@ def prose_of_python(text: str) -> Lines:
                     yield number, re.sub(r"`[^`]*`", "``", line)
 
 
-def prose_of_native(text: str) -> Lines:
+def prose_of_notebook(text: str) -> Lines:
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "markdown":
+            yield from ((1, line) for _, line in prose_of_markdown("".join(cell["source"])))
+
+
+def prose_of_comments(text: str, mark: str) -> Lines:
     for number, line in enumerate(text.splitlines(), 1):
-        _, found, comment = line.partition("//")
+        _, found, comment = line.partition(mark)
         if found:
             yield number, re.sub(r"`[^`]*`", "``", comment)
 
 
+def prose(path: Path, text: str) -> Lines:
+    readers = {
+        ".md": prose_of_markdown,
+        ".ipynb": prose_of_notebook,
+        ".py": prose_of_python,
+        ".pyi": prose_of_python,
+    }
+    if path.suffix in readers:
+        return readers[path.suffix](text)
+    mark = COMMENTS.get(path.name) or COMMENTS.get(path.suffix)
+    return prose_of_comments(text, mark) if mark else iter(())
+
+
 def complaints(path: Path) -> Iterator[str]:
-    readers = {".md": prose_of_markdown, ".py": prose_of_python, ".pyi": prose_of_python}
-    reader = prose_of_native if path.suffix in NATIVE else readers.get(path.suffix)
-    if reader is None:
-        return
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     name = path.relative_to(ROOT).as_posix()
-    for number, line in reader(text):
+    for number, line in prose(path, text):
         for pattern, advice in WORDS:
             for found in pattern.finditer(line):
                 yield f"{name}:{number}: avoid {found[0]!r} (use: {advice})"
@@ -110,7 +127,7 @@ def complaints(path: Path) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *arguments]
     names = subprocess.run(tracked, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    paths = [ROOT / name for name in names.splitlines() if not name.startswith(EXEMPT)]
+    paths = [ROOT / name for name in names.splitlines() if name != EXEMPT]
     found = [line for path in paths if path.is_file() for line in complaints(path)]
     print("\n".join([*found, f"{len(found)} complaints in {len(paths)} files"]))
     return bool(found)
