@@ -1,7 +1,7 @@
 """Every method of the paper behind one protocol: features in, predictions out.
 
-`create` makes a method by its name, `available` lists the names, `describe` the options of one;
-`register` adds a method of your own.
+`create` makes a method by name, `available` lists the names, `describe` the options of one;
+`register` adds your own method.
 """
 
 from .adaptive import Adaptive

@@ -1,4 +1,4 @@
-"""Any batch: calibrated distances to class means, and class proportions that the batch chooses."""
+"""Any batch: calibrated distances to class means, and class proportions learned from the batch."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ METRICS = ("auto", "diagonal", "full")
 @register
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Method):
-    """Right whether one class is present or all: `paddle_ext.adapt` on calibrated distances.
+    """For any batch, whether one class is present or all: `paddle_ext.adapt` on calibrated
+    distances.
 
-    Labelled rows tell how features count, how sharp distances are, and which classes draw rows of
-    others; the batch tells the proportions of its classes, under a Dirichlet prior that it learns.
-    At the end prototypes take in the queries, once, each query judged without itself.
+    The labelled rows determine feature weights, the sharpness of distances, and which classes
+    attract rows of others; the batch determines its class proportions, under a Dirichlet prior that
+    is learned too. At the end prototypes absorb the queries, once, and each query is classified
+    without itself.
 
     Parameters
     ----------
     metric : {"auto", "diagonal", "full"}
-        "diagonal" weighs every feature by its variance inside the classes, "full" also looks at
-        their covariance, as far as labelled rows that are left out say that it helps. "auto" does
-        so from four labelled rows a class on, or from eight where it costs much.
+        "diagonal" weights every feature by its variance within the classes; "full" also uses their
+        covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
+        labelled rows per class, or from eight if it is expensive.
     max_iter : int
-        At most this many iterations for the proportions, >= 1.
+        Limit on iterations for the proportions, >= 1.
     tol : float
-        A task stops when no class moves by more than this many queries, >= 0; 0.0 never stops
-        earlier.
+        A task stops when no class count changes by more than this many queries, >= 0; 0.0 runs all
+        iterations.
     logit_scale : float
-        Factor on cosines that makes zero-shot logits of `prototypes`, at most; > 0. That of CLIP
-        by default; what is too sharp for the spread of rows and prototypes is made less so.
+        Largest factor from cosines with `prototypes` to zero-shot logits, > 0; default: that of
+        CLIP. It is reduced if too sharp for the spread of rows and prototypes.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -77,7 +79,7 @@ class Adaptive(Method):
         return self.solution(task).probabilities
 
     def solution(self, task: Task) -> Solution:
-        """All that is known of a batch of tasks, not only the probabilities."""
+        """The full solution of a batch of tasks, not only the probabilities."""
         if task.prototypes is not None or task.logits is not None:
             return solution_by_names(
                 task, self.proportions, metric=self.metric, logit_scale=self.logit_scale
@@ -125,7 +127,7 @@ class Adaptive(Method):
         num_classes: int | None,
         base_mean: Tensor | None,
     ) -> bool:
-        """Where a native pass looks at all rows: with several shots, in the feature scale."""
+        """Whether a native pass checks all rows: with several shots, in the feature scale."""
         S, D = support.shape[-2:]
         return (
             num_classes is not None
@@ -143,12 +145,12 @@ class Adaptive(Method):
         return Prediction(found.labels, found.probabilities)
 
     def proportions(self, logits: Tensor, weight: float, most: int | None = None) -> Solution:
-        """Those of the batches of logits [B, Q, K], after at most `most` iterations."""
+        """The solutions of logits [B, Q, K], after at most `most` iterations."""
         max_iter = self.max_iter if most is None else min(most, self.max_iter)
         return adapt(logits, weight=weight, max_iter=max_iter, tol=self.tol, validate=False)
 
     def likelihood(self, task: Task) -> Likelihood:
-        """What the labelled rows say, before any query is seen."""
+        """The likelihoods from the labelled rows, before any query is seen."""
         return calibrated(task.support, task.support_labels, task.num_classes, self.metric)
 
     def solve_batch(self, likelihood: Likelihood, query: Tensor) -> Solution:
@@ -156,7 +158,7 @@ class Adaptive(Method):
         return self.solve_part(likelihood, query)[0]
 
     def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
-        """The same, and whether the queries of a task are plainly finite, if that was seen, [B]."""
+        """The same, and whether the queries of each task are plainly finite, if checked, [B]."""
         weight = likelihood.weight_of(query.shape[1])
         _, Q, D = query.shape
         one_call = query.is_cpu or has_gram(Q, D, likelihood.weights.shape[1])
@@ -191,7 +193,7 @@ class Adaptive(Method):
 
 
 def bytes_per_task(task: Task, metric: str) -> int:
-    """What the temporary tensors of one task take."""
+    """Memory of the temporary tensors of one task."""
     (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
     numbers = Q * (2 * D + 6 * K + (Q if has_gram(Q, D, K) else D))
     if len(task.support) > 1:

@@ -1,7 +1,7 @@
 """`adaptive` for one large task: its queries anywhere, in chunks, shared by processes.
 
-The same rule as that of `Adaptive`, in three passes over the queries: likelihoods, which are kept
-where they fit; sums of the queries by class, weighed; and each query judged without itself.
+The same equations as `Adaptive`, in three passes over the queries: likelihoods, which are kept if
+they fit; weighted sums of the queries by class; and each query classified without itself.
 Letters: N rows in this process, K classes, D features.
 """
 
@@ -37,7 +37,7 @@ from .late_step import plain_factor, plain_share, softer_share
 
 @dataclass(frozen=True)
 class UnitCoordinates(Coordinates):
-    """Rows unit-norm, less the centre, unit-norm again: those of a likelihood."""
+    """Rows of a likelihood: unit-norm, minus the centre, unit-norm again."""
 
     metric: Tensor  # [1, D]
 
@@ -48,15 +48,15 @@ class UnitCoordinates(Coordinates):
         return self.measured_halves(rows, pieces)[0]
 
     def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor, Tensor]:
-        """And the norms before the last division, and the squares in the metric."""
+        """Also the norms before the last normalisation, and the squares in the metric."""
         return split_unit(rows.contiguous(), pieces, self.centre, self.metric)
 
 
 class LikelihoodScores:
-    """Logits by calibrated likelihoods; see `fixed.Scores`.
+    """Logits from calibrated likelihoods; see `fixed.Scores`.
 
-    Of very many rows they are products of halves: they are kept as halves anyway, and what they
-    are used for are sums over the rows.
+    For very many rows they are products of halves: they are stored as halves anyway, and only used
+    for sums over the rows.
     """
 
     pieces: int | None = None
@@ -77,10 +77,10 @@ class LikelihoodScores:
         self.shape = (1, queries.N, K)
         self.slope = likelihood.sharpness
         self.bias = likelihood.bias.double()
-        self.unseen = validate  # values that are not finite are found in the first pass
+        self.unseen = validate  # non-finite values are found in the first pass
 
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
-        """Places and rows [1, n, D]."""
+        """Indices and rows [1, n, D]."""
         extremes: list[Tensor] = []
         for part, rows in self.queries.chunks(max(self.shape[2], self.queries.D)):
             if self.unseen:
@@ -92,7 +92,7 @@ class LikelihoodScores:
         self.unseen = False
 
     def operands(self) -> Iterator[tuple[slice, Tensor]]:
-        """Places, and the rows as they are multiplied."""
+        """Indices, and the rows as factors of products."""
         return ((part, self.form.operand(rows, part)) for part, rows in self.rows())
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
@@ -103,7 +103,7 @@ class LikelihoodScores:
 class LateScores:
     """Logits after the late step; see `fixed.Scores`."""
 
-    pieces: int | None = 1  # the products are followed by others
+    pieces: int | None = 1  # followed by other products
 
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
         self.before, self.step = before, step
@@ -119,7 +119,8 @@ class LateScores:
         self.bias = torch.zeros_like(before.bias)
 
     def measured(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows as they are multiplied, norms before the last division, squares in the metric."""
+        """Rows as factors of products, norms before the last normalisation, squares in the
+        metric."""
         if not isinstance(self.form, TwoHalves):
             x, norms = self.likelihood.coordinates_and_lengths(rows.to(self.slope.dtype))
             return x, norms, self.likelihood.squared(x)
@@ -141,7 +142,8 @@ class LateScores:
 def weighted_sums(
     scores: LikelihoodScores, dual: Tensor, trust: Tensor, group: Group
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the rows by class, with weights (trust u)^2: [1, K, D], and of these, [1, K]."""
+    """Sums of the rows by class, with weights (trust u)^2, [1, K, D], and of the weights, [1,
+    K]."""
     form = scores.form
     parts = ((form.products(x, scores.operand), None, x) for _, x in scores.operands())
     return sums_by_class(parts, scores, dual, form, group, trust=trust)
@@ -156,7 +158,7 @@ def late_step_of(
     mass: Tensor,
     weight: float,
 ) -> tuple[LateStep, Tensor]:
-    """The step, and the sums of all rows by class [1, K, D]; `late_step` has the equations."""
+    """The step, and the sums of all rows by class [1, K, D]; equations in `late_step`."""
     real = likelihood.weights.dtype
     a = state.concentration
     shots = likelihood.shots.double()
@@ -228,7 +230,7 @@ def solve_large(
 
 
 def with_batch(solution: Solution) -> Solution:
-    """As a batch of one task."""
+    """With a batch dimension for one task."""
     fields: dict[str, Any] = {
         name: x.unsqueeze(0) for name, x in solution._asdict().items() if isinstance(x, Tensor)
     }
@@ -236,7 +238,7 @@ def with_batch(solution: Solution) -> Solution:
 
 
 def solution_of(told: Told, state: State, counts: Tensor) -> Solution:
-    """Without a batch dimension; `counts` [1, K] are of the classes before the late step."""
+    """Without a batch dimension; `counts` [1, K] are those before the late step."""
     real = told.top.probabilities.dtype
     all_classes = told.probabilities is not None
     return Solution(

@@ -38,26 +38,27 @@ def adaptive(
 ) -> Solution:
     """Classify any batch, whether one class is present or all.
 
-    The method `paddle_ext.methods.Adaptive`: labelled rows tell how sharp distances are, the batch
-    tells how frequent its classes are. docs/adaptive.md has the rule.
+    This is the method `paddle_ext.methods.Adaptive`: the labelled rows determine how sharp
+    distances are, the batch determines how frequent its classes are. The equations are in
+    docs/adaptive.md.
 
     Parameters
     ----------
     support : Tensor [S, D] or [B, S, D]
         Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension beside a batched query the support is shared by all tasks.
+        Without a batch dimension but with a batched query, all tasks share the support.
     support_labels : Tensor [S] or [B, S]
         Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
-        Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, which is read
-        in chunks, three times if likelihoods of all classes fit 2 GiB, else in every iteration.
+        Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, read in
+        chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
     num_classes : int, optional
         K. By default the largest label + 1.
     metric, max_iter, tol
         As in `paddle_ext.methods.Adaptive`.
     return_assignments : bool, optional
-        Whether the probabilities of all classes are returned, or only the largest `top` of each
-        query, whose classes are in `classes`; by default all, unless a task has more than 2^28.
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28.
     top : int
         At most 64.
     group : torch.distributed.ProcessGroup, optional
@@ -74,8 +75,8 @@ def adaptive(
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence naming it, what is expected and what
-        was given.
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
 
     Examples
     --------

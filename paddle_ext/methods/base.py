@@ -21,13 +21,13 @@ from . import names_check
 from .task import IndexedTask, Task
 
 DATA_SETS = ("mini", "tiered", "inat")
-# "paper": as the tables of the paper have it; those of a data set come on top of that.
+# "paper": as in the tables of the paper; the presets of datasets extend it.
 PRESETS = ("paper", *DATA_SETS)
 Presets: TypeAlias = Mapping[str, Mapping[str, object]]
 
 
 class Prediction(NamedTuple):
-    """Result of a method; without a batch dimension in the query there is none here."""
+    """Result of a method; has a batch dimension if the query has one."""
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     probabilities: Tensor  # [.., Q, K]: rows on the simplex
@@ -42,19 +42,19 @@ class Prediction(NamedTuple):
 
 
 class Method(ABC):
-    """A classifier of the queries of few-shot tasks; see `create` for how to get one.
+    """A classifier of the queries of few-shot tasks; see `create`.
 
     A subclass is a frozen dataclass of options, which it validates in ``__post_init__`` and
-    documents in the section Parameters of its docstring. It implements `solve`, and `register`
-    makes it known by its name.
+    documents in the Parameters section of its docstring. It implements `solve`; `register` adds it
+    by its name.
     """
 
     name: ClassVar[str]
-    # Option values that differ from the defaults, by the names of PRESETS.
+    # Option values that differ from the defaults, by the names in PRESETS.
     presets: ClassVar[Presets] = {}
-    # Whether it can use class prototypes, or zero-shot logits, beside labelled rows.
+    # Whether it can use class prototypes or zero-shot logits in addition to labelled rows.
     takes_prototypes: ClassVar[bool] = False
-    # Whether it cannot do without them.
+    # Whether it requires them.
     needs_prototypes: ClassVar[bool] = False
 
     def finds_bad_values(
@@ -65,9 +65,10 @@ class Method(ABC):
         num_classes: int | None,
         base_mean: Tensor | None,
     ) -> bool:
-        """Whether `prediction` looks at values, and asks `Task.check_values` where they look odd.
+        """Whether `prediction` checks values itself and calls `Task.check_values` if they look
+        invalid.
 
-        A pass over the rows that a method makes anyway may tell more cheaply than one of its own.
+        A pass over the rows that a method makes anyway may be cheaper than a separate one.
         """
         return False
 
@@ -81,7 +82,7 @@ class Method(ABC):
         """Probabilities [B, Q, K], B >= 1, in the dtype of the task; rows on the simplex."""
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        """The same for rows of a bank; a method that need not gather them has its own."""
+        """The same for rows of a bank; methods that need not gather them override this."""
         return self.solve(task.gathered())
 
     def predict(
@@ -101,7 +102,7 @@ class Method(ABC):
         ----------
         support : Tensor [S, D] or [B, S, D]
             Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-            Without a batch dimension beside a batched query the support is shared by all tasks.
+            Without a batch dimension but with a batched query, all tasks share the support.
         support_labels : Tensor [S] or [B, S]
             Integers in [0, K). Every class must occur in every task; the numbers of shots may
             differ. With `prototypes` or `logits` a class may have none, and the support no row.
@@ -111,11 +112,10 @@ class Method(ABC):
             K. By default the largest label + 1.
         base_mean : Tensor [D], optional
             Mean feature of the classes the embedding was trained on, for methods that centre the
-            features (CL2N); by default they take the mean of a task's support. Other methods
-            ignore it.
+            features (CL2N); default: the mean of a task's support. Other methods ignore it.
         prototypes : Tensor [K, D] or [B, K, D], optional
-            One embedding of each class that is no labelled row: that of its name by the text tower
-            of the network whose image tower made the features. For methods with
+            One embedding per class that is not a labelled row, such as its name by the text tower
+            of the network whose image tower computed the features. For methods with
             ``takes_prototypes``.
         logits : Tensor [Q, K] or [B, Q, K], optional
             Zero-shot logits of the queries, computed elsewhere, instead of `prototypes`.
@@ -124,21 +124,20 @@ class Method(ABC):
         -------
         Prediction
             labels : Tensor [.., Q] int64
-                The most probable class, the smaller one of equals.
+                The most probable class; of equals, the smallest.
             probabilities : Tensor [.., Q, K]
                 In float64 for float64 features, else in float32.
 
         Raises
         ------
         TypeError, ValueError
-            For a bad argument, before any work, in one sentence naming it, what is expected and
-            what was given.
+            For an invalid argument, before any work, in one sentence that names it, what is
+            expected and what was given.
 
         Notes
         -----
-        Inputs are not modified, results are detached, and those of a task do not depend on the
-        batch it came in, up to the rounding of sums that torch takes in another order for a batch
-        of another size.
+        Inputs are not modified, and results are detached. The result of a task does not depend on
+        its batch, except for rounding where torch sums in another order for other batch sizes.
 
         Examples
         --------
@@ -211,15 +210,15 @@ class Method(ABC):
         features : Tensor [N, D]
             The bank: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
         support_index, support_labels : Tensor [S] or [B, S]
-            Rows of the bank, and their labels in [0, K). Without a batch dimension beside a batched
-            `query_index` the support is shared by all tasks.
+            Rows of the bank, and their labels in [0, K). Without a batch dimension but with a
+            batched `query_index`, all tasks share the support.
         query_index : Tensor [Q] or [B, Q]
             Rows of the bank to classify.
         num_classes, base_mean, prototypes, logits
             As in `predict`.
         validate : bool
-            Check the values of the tensors, the whole bank for NaN and infinity among them; without
-            it `num_classes` must be given, and the result for bad values is undefined.
+            Check the values of the tensors, including the whole bank for NaN and infinity; without
+            it `num_classes` must be given, and the result for invalid values is undefined.
 
         Returns
         -------
@@ -282,7 +281,7 @@ class Method(ABC):
     def classes_given(
         self, num_classes: int | None, prototypes: Tensor | None, logits: Tensor | None
     ) -> int | None:
-        """K, if it follows from anything but the labels."""
+        """K, if given by anything except the labels."""
         if num_classes is not None:
             num_classes = check.integer("num_classes", num_classes)
         if prototypes is None and logits is None:
@@ -296,7 +295,7 @@ class Method(ABC):
 
 
 def batched(x: Tensor, rank: int) -> Tensor:
-    """With a batch dimension, of 1 if there is none; `rank` counts it."""
+    """With a batch dimension, of 1 if missing; `rank` includes it."""
     return x if x.dim() == rank else x.unsqueeze(0)
 
 
@@ -306,5 +305,5 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
 
 
-# All methods, by their names; `registry.py` has what is done with them.
+# All methods by name; used by `registry.py`.
 known_methods: dict[str, type[Method]] = {}

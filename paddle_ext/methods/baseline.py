@@ -12,15 +12,15 @@ from .registry import register
 from .task import Task
 from .tim import check_options, probabilities
 
-FIT = (1.0, 0.0, 0.0)  # the weights of TIM that leave the queries out
+FIT = (1.0, 0.0, 0.0)  # the weights of TIM without the queries
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Baseline(Method):
-    """Adam on the cross-entropy of the support, from its class means: TIM-GD without its queries.
+    """Adam on the cross-entropy of the support, from its class means: TIM-GD without queries.
 
-    Not transductive: what is said of a query does not depend on the others.
+    Not transductive: each query is classified independently.
 
     Parameters
     ----------

@@ -37,13 +37,13 @@ class BdCspn(Method):
     ----------
     scaling : {"cl2n", "l2n", "none"}
         "cl2n" subtracts `base_mean`, or without one the mean of the task's support, and makes rows
-        unit-norm; "l2n" makes them unit-norm. "none" takes the features as they are: the public
-        code does so by mistake, and with it the published numbers.
+        unit-norm; "l2n" makes them unit-norm. "none" leaves the features unchanged: the public code
+        does so by mistake, and so do the published numbers.
     temperature : float
         Sharpness of the weights, > 0.
     empty_class : {"keep_own", "keep_all"}
-        What happens when no row is nearest to some w_k: "keep_own" lets that class keep its w_k;
-        "keep_all" lets all classes of the task keep theirs, as the public code.
+        If no row is nearest to some w_k, "keep_own" lets that class keep its w_k; "keep_all" lets
+        all classes of the task keep theirs, like the public code.
     """
 
     name: ClassVar[str] = "bd_cspn"

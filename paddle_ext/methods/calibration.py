@@ -1,10 +1,10 @@
-"""What labelled rows say about likelihoods: the part of `adaptive` that needs no queries.
+"""Likelihoods from labelled rows: the part of `adaptive` that needs no queries.
 
-Letters: B tasks, or 1 for labelled rows that all tasks share; S labelled rows, K classes, D
-features; R of the labelled rows calibrate; M = min(S, D). docs/adaptive.md has the equations.
+Letters: B tasks, or 1 for labelled rows shared by all tasks; S labelled rows, K classes, D
+features; R calibration rows; M = min(S, D). The equations are in docs/adaptive.md.
 
-A distance counts up to a constant for each row: ||x||^2 is never needed, and ||x - w_k||^2 is
-``w.w - 2 x.w``. No value of a tensor decides what is computed, only shapes do.
+Distances are only needed up to a constant per row: ||x||^2 is never computed, and ||x - w_k||^2 is
+``w.w - 2 x.w``. Which code runs depends on shapes only, not on values of tensors.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .metrics import (
     takes_full_metric,
 )
 
-MOST_ROWS = 128  # that calibrate, twice as many the full metric, or K if that is more, unless
-MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
-MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric, beside 0
-ONE_SHOT_TEMPER = 0.7  # of probabilities that nothing calibrated
+MOST_ROWS = 128  # calibration rows, twice as many for the full metric, or K if larger, unless
+MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
+MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric, in addition to 0
+ONE_SHOT_TEMPER = 0.7  # of uncalibrated probabilities
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log-likelihoods of rows, up to a constant for each row, calibrated by labelled rows.
+    """Log-likelihoods of rows, up to a constant per row, calibrated on labelled rows.
 
     With x a row in the coordinates of `coordinates`, they are ``sharpness x.weights_k + bias_k``.
     """
@@ -50,33 +50,33 @@ class Likelihood:
     shots: Tensor  # [B or 1, K] labelled rows of each class
     sharpness: Tensor  # [B or 1]
     mixture: Tensor  # [B or 1] weight of the full metric, in [0, 1]
-    temper: float  # factor on the last logits, before they are probabilities
+    temper: float  # factor on the final logits
     rows: int  # S
-    usual: Tensor  # [B or 1, R] squared distances to the own class, as of new rows; NaN: none
+    usual: Tensor  # [B or 1, R] squared distances to the own class, as for new rows; NaN: none
     # The metric: x.y becomes `plain` sum_d scale_d x_d y_d + `projected` (P x).(P y).
     scale: Tensor  # [B or 1, 1, D]
     projection: Tensor | None  # P [B or 1, M, D]
     plain: Tensor  # [B or 1]
     projected: Tensor  # [B or 1]
-    # [B or 1, K] norms of the rows of one shot, less the centre, before they were unit-norm again
+    # [B or 1, K] norms of one-shot rows minus the centre, before the second normalisation
     lengths: Tensor | None = None
-    # [B or 1] bool: every class has a row, each plainly finite; None: that was found out before
+    # [B or 1] bool: every class has a row, and each is plainly finite; None: checked before
     sound: Tensor | None = None
 
     def coordinates(self, rows: Tensor) -> Tensor:
-        """Rows [B, N, D] less the centre, unit-norm before and after."""
+        """Rows [B, N, D] minus the centre, normalised before and after."""
         return coordinates(rows, self.centre)[0]
 
     def coordinates_and_lengths(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the norms [B, N] before they were divided by them."""
+        """The same, and the norms [B, N] before the second normalisation."""
         return coordinates(rows, self.centre)
 
     def products(self, x: Tensor) -> Tensor:
-        """Of rows in the coordinates with the prototypes, in the metric, [B, N, K]."""
+        """Products of rows in the coordinates with the prototypes, in the metric, [B, N, K]."""
         return products(x, self.weights)
 
     def weighted_products(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """In the metric, of rows in the coordinates with weighted sums of them and with themselves.
+        """Products in the metric of rows with weighted sums of rows and with themselves.
 
         [B, N, D] and [B, N, K] -> [B, N, K] and [B, N].
         """
@@ -96,7 +96,8 @@ class Likelihood:
         return found, own
 
     def distances_to_own(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Squared, of rows in the coordinates to the prototypes of their labels, [B, N]."""
+        """Squared distances of rows in the coordinates to the prototypes of their labels, [B,
+        N]."""
         return self.squared(x - take(self.prototypes, labels)).clamp(min=0)
 
     def in_metric(self, x: Tensor) -> Tensor:
@@ -116,14 +117,14 @@ class Likelihood:
         return plain + inner * self.projected.unsqueeze(-1)
 
     def weight_of(self, queries: float) -> float:
-        """What a query of so many weighs in the counts of classes, beside the labelled rows."""
+        """The weight of one of this many queries in the class counts, next to the labelled rows."""
         return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Of rows [N, D] or [B, N, D] as they are given, [.., N, K].
+        """Logits of rows [N, D] or [B, N, D] in input coordinates, [.., N, K].
 
-        Each row is judged by itself; the dual of a batch's `Solution`, added to them, makes them
-        those of one more row of that batch.
+        Each row is independent; adding the dual of a batch's `Solution` gives the logits of one
+        more row of that batch.
         """
         x = self.coordinates(rows.to(self.weights.dtype).reshape(-1, *rows.shape[-2:]))
         found = self.products(x).mul_(column(self.sharpness)).add_(self.bias.unsqueeze(-2))
@@ -131,12 +132,12 @@ class Likelihood:
 
 
 def has_gram(N: int, D: int, K: int) -> bool:
-    """Whether the products of all rows with one another are less work than sums of rows."""
+    """Whether the Gram matrix of the rows is less work than sums of rows."""
     return N * (D + K) <= 2 * D * K
 
 
 def column(x: Tensor) -> Tensor:
-    """One number a task, beside matrices."""
+    """One number per task, shaped to multiply matrices."""
     return x.view(-1, 1, 1)
 
 
@@ -148,7 +149,7 @@ def how_many_calibrate(S: int, K: int, full: bool) -> int:
 def calibrated(
     support: Tensor, support_labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
-    """The likelihoods that labelled rows [B, S, D] with labels [B, S] speak for.
+    """The likelihoods estimated from labelled rows [B, S, D] with labels [B, S].
 
     Float32 or float64; every class must have a row. `metric` as in `Adaptive`.
     """
@@ -209,7 +210,7 @@ def calibrated(
 
 
 def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likelihood:
-    """In the metric of the feature scale alone, all in one native call."""
+    """In the metric of the feature scale alone, in one native call."""
     found = likelihood(support, labels, K, R)
     none = torch.zeros_like(found.sharpness)
     return Likelihood(
@@ -233,13 +234,14 @@ def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeli
 
 
 def hubs(drawn: Tensor, count: Tensor) -> Tensor:
-    """Classes that draw many of `count` [B] rows of others, `drawn` [B, K], get less; [B, K]."""
+    """Lower bias for classes that attract many of `count` [B] rows of others, `drawn` [B, K]; [B,
+    K]."""
     rows = (count / drawn.shape[-1]).unsqueeze(-1)
     return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
 
 
 def drawn_by_one_shot(means: Tensor, bias: Tensor) -> Tensor:
-    """What each class draws of the others, [B, K]; for some of these after the others."""
+    """The attraction of each class to rows of others, [B, K]; computed in parts."""
     K = means.shape[-2]
     drawn = torch.zeros_like(bias)
     for start in range(0, K, max(1, MOST_ENTRIES // K)):
@@ -251,7 +253,7 @@ def drawn_by_one_shot(means: Tensor, bias: Tensor) -> Tensor:
 
 
 def one_shot(data: Labelled, labels: Tensor) -> Likelihood:
-    """Nothing can be calibrated: the sharpness is the prior's, and hubs are those of the means."""
+    """Without calibration: the sharpness is the prior's, and hubs are those of the means."""
     means = data.means
     B, K, D = means.shape
     squares = means.square().sum(-1)

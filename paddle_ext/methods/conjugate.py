@@ -1,8 +1,8 @@
 """Smooth convex minimisation of many functions at once, by conjugate gradients.
 
 The functions form a batch of any shape, written [..] here, and take matrices. Each has its own
-steps and its own end; one that has stopped takes steps of length zero while others go on, so that
-its result does not depend on them.
+steps and its own end; a finished one takes steps of length zero while others continue, so its
+result does not depend on them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from .task import bounded
 
 FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
-FARTHEST = 8.0  # a first step; about 1 is what a good preconditioner gives
-TRIALS = 20  # of a line search; two of them halve the interval at least
+FARTHEST = 8.0  # first step; a good preconditioner gives about 1
+TRIALS = 20  # of a line search; two of them at least halve the interval
 FORCING = 0.01  # accuracy of Newton's steps
 STEPS = 100  # of conjugate gradients in one of Newton's
-PATIENCE = 30  # iterations without progress, after which only rounding is left
+PATIENCE = 30  # iterations without progress until only rounding is left
 
 
 class Problem(Protocol):
@@ -35,7 +35,7 @@ class Problem(Protocol):
         """First derivative at `step` [..] directions from the point, [..]."""
 
     def move(self, step: Tensor) -> None:
-        """Go there; `step` is that of the last call of `slope`."""
+        """Move there; `step` is that of the last call of `slope`."""
 
 
 def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
@@ -56,7 +56,7 @@ def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
         gradient, scaled = problem.gradient()
         size = inner(gradient, scaled)
 
-        # The direction of a function that is done is not used, but must not become NaN.
+        # The direction of a finished function is not used, but must not become NaN.
         share = (size - inner(old_gradient, scaled)) / torch.where(running, old_size, 1)
         direction = share.clamp(min=0)[..., None, None] * direction - scaled
         uphill = inner(gradient, direction) >= 0
@@ -71,20 +71,20 @@ def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
 
 
 class CurvedProblem(Problem, Protocol):
-    """A problem that also tells its second derivatives at the point."""
+    """A problem that also provides second derivatives at the point."""
 
     def hessian_product(self, x: Tensor) -> Tensor:
         """The Hessian, made positive definite, times a matrix x; a matrix."""
 
     def precondition(self, x: Tensor) -> Tensor:
-        """What `gradient` does to the gradient, done to x."""
+        """Apply the preconditioner of `gradient` to x."""
 
 
 def newton(problem: CurvedProblem, tol: float, max_iter: int) -> Tensor:
-    """Move to the minimum by Newton's steps, each found by conjugate gradients; as `minimise`.
+    """Minimise by Newton steps, each solved by conjugate gradients; interface of `minimise`.
 
-    For functions whose curvature jumps or almost vanishes, where `minimise` would be slow. It takes
-    fewer gradients, but for each of them several products with the Hessian.
+    For functions whose curvature jumps or almost vanishes, where `minimise` is slow. It takes fewer
+    gradients, but several products with the Hessian for each.
     """
     gradient, scaled = problem.gradient()
     size = inner(gradient, scaled)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LOOK = 50  # iterations of the fit between two looks at who has converged
+LOOK = 50  # iterations of the fit between convergence checks
 CONVERGED = 1e-11  # squared change, relative to the squared parameters
 
 
@@ -23,9 +23,9 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
     Each step maximises a lower bound: with ``a`` the curvature of a parabola that touches
     ln Gamma(alpha + 1) from above and b its slope less that of the rest of the bound, alpha is the
-    positive root of ``a alpha^2 + b alpha = 1``. Rows stop by themselves. The likelihood of equal x
-    has no maximum; alpha then grows by a constant a step. It stays above 1/60 for mean logarithms
-    above ln 1e-15, so that nothing here is lost to rounding.
+    positive root of ``a alpha^2 + b alpha = 1``. Rows stop independently. If all x are equal, the
+    likelihood has no maximum; alpha then grows by a constant per step. It stays above 1/60 for mean
+    logarithms above ln 1e-15, so that nothing is lost to rounding.
     """
     alpha = alpha.clone()
     rows = torch.arange(len(alpha), device=alpha.device)

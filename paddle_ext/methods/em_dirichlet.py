@@ -27,7 +27,7 @@ Schedule = tuple[tuple[float, float], ...]
 @register
 @dataclass(frozen=True, kw_only=True)
 class EmDirichlet(Method):
-    """A Dirichlet distribution of each class over zero-shot probabilities, few classes used.
+    """A Dirichlet distribution per class over zero-shot probabilities, with few classes used.
 
     Martin et al., *Transductive Zero-Shot and Few-Shot CLIP*, CVPR 2024. A row becomes the point
     ``x = softmax_k( temperature cos(row, t_k) )`` of the simplex, with t_k the prototypes. From
@@ -37,9 +37,9 @@ class EmDirichlet(Method):
         v_k  = 1 + ln( mean_q u_qk + 1e-15 )
         u_qk = softmax_k( ln Dir(x_q; alpha_k) + (lam/Q) v_k )
 
-    Without labelled rows the classes are clusters with no names: in the end each cluster that
-    queries are most of gets the class with the largest mean in it, one to one, so that the sum of
-    these means is the largest. Computed in double precision.
+    Without labelled rows the classes are unnamed clusters: at the end each cluster that is the most
+    probable one of some query is matched to a class, one to one, so that the sum of the cluster
+    means at their classes is largest. Computed in double precision.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class EmDirichlet(Method):
     lam : float, optional
         Weight of the penalty for many classes, >= 0. By default K // k_eff times Q, as published.
     k_eff : int
-        Number of classes among the queries that the default of `lam` is for, >= 1.
+        Number of classes among the queries assumed by the default of `lam`, >= 1.
     temperature : float
         Factor on the cosines of rows and prototypes, > 0.
     schedule : pairs of floats, optional
@@ -59,7 +59,7 @@ class EmDirichlet(Method):
     fit_iter : int
         At most this many steps of the fit in an iteration, >= 1.
     logit_scale : float
-        Factor on the cosines in zero-shot logits from elsewhere, > 0; CLIP has learned 100.
+        Factor on the cosines in external zero-shot logits, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "em_dirichlet"
@@ -93,8 +93,7 @@ class EmDirichlet(Method):
         if task.prototypes is None and task.support.shape[1]:
             raise check.ArgumentValueError(
                 "prototypes",
-                f"must be given with the method {self.name!r} beside labelled rows, got logits "
-                "alone",
+                f"must be given with the method {self.name!r} and labelled rows, got logits alone",
             )
         (Q, K), S = (task.query.shape[1], task.num_classes), task.support.shape[1]
         return in_chunks(self.solve_chunk, task, 8 * (12 * K * K + 8 * (Q + S) * K) + task.bytes)
@@ -148,7 +147,7 @@ def one_hot(labels: Tensor, like: Tensor) -> Tensor:
 
 
 def renamed(u: Tensor, x: Tensor) -> Tensor:
-    """u [B, Q, K] with each cluster in the place of its class."""
+    """u [B, Q, K] with clusters reordered to their classes."""
     members = one_hot(u.argmax(-1), u)
     count = members.sum(1)
     means = members.mT @ x / count.clamp(min=1).unsqueeze(-1)
@@ -157,17 +156,17 @@ def renamed(u: Tensor, x: Tensor) -> Tensor:
 
 
 def check_schedule(schedule: object) -> None:
-    """Pairs of a weight >= 0 and a temperature > 0, one at least."""
+    """At least one pair of a weight >= 0 and a temperature > 0."""
     if isinstance(schedule, str) or not isinstance(schedule, Sequence):
         raise check.ArgumentTypeError(
             "schedule", f"must be a sequence of pairs, got {check.kind(schedule)}"
         )
     if not schedule:
-        raise check.ArgumentValueError("schedule", "must have one pair at least, got none")
+        raise check.ArgumentValueError("schedule", "must have at least one pair, got none")
     for pair in schedule:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise check.ArgumentTypeError(
-                "schedule", f"must be a sequence of pairs of numbers, got {pair!r} in it"
+                "schedule", f"must be a sequence of pairs of numbers, got the item {pair!r}"
             )
         check.real("schedule", pair[0])
         check.real("schedule", pair[1], positive=True)

@@ -1,4 +1,4 @@
-"""LR + ICI: logistic regression that takes in the queries, credible pseudo-labels first."""
+"""LR + ICI: logistic regression that absorbs queries by the credibility of their pseudo-labels."""
 
 from __future__ import annotations
 
@@ -17,46 +17,45 @@ from .registry import register
 from .task import Task, in_chunks
 
 LEAST_SPREAD = 1e-6  # a principal axis with less, as a share of the rows' norm 1, is rounding
-# Beyond these the penalty or the data is below the rounding of single precision.
+# Outside these bounds the penalty or the data is below single-precision rounding.
 REGULARISATION = (1e-6, 1e6)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Ici(Method):
-    """Logistic regression that takes in the queries, the most credible pseudo-labels first.
+    """Logistic regression that absorbs the queries, the most credible pseudo-labels first.
 
     Wang et al., *Instance Credibility Inference for Few-Shot Learning*, CVPR 2020. Rows are made
     unit-norm. A multinomial logistic regression is fitted to the support, and then in every round:
 
-    1. The model labels all queries, also those taken in before.
-    2. The labels of all rows, one-hot, are regressed on their first principal components. Each row
-       has an incidental parameter, a vector, which takes up what the regression does not explain,
+    1. The model labels all queries, including those absorbed before.
+    2. The one-hot labels of all rows are regressed on their first principal components. Each row
+       has an incidental parameter, a vector, which absorbs what the regression does not explain,
        under a penalty on its norm. The smaller the penalty at which it is zero, the more credible
-       the label. 100 penalties are tried, spaced by equal factors, from the largest, at which all
-       are zero, to a thousandth of it.
-    3. Of the queries not yet taken in, the `step` most credible of each class are; of equals the
-       first ones.
-    4. The model is fitted again to the support and all queries taken in.
+       the label. 100 penalties are tried, spaced geometrically, from the largest, at which all are
+       zero, to a thousandth of it.
+    3. The `step` most credible remaining queries of each class are absorbed; of equals, the first.
+    4. The model is fitted again to the support and all absorbed queries.
 
-    A task stops when all its queries are taken in. The probabilities are those of its last model.
+    A task stops when all its queries are absorbed. The probabilities are those of its last model.
 
     Parameters
     ----------
     step : int
-        Queries taken in per class and round, at most, >= 1.
+        Limit on queries absorbed per class and round, >= 1.
     max_iter : int
-        Rounds, at most, >= 1.
+        Limit on rounds, >= 1.
     dimension : int
-        Principal components that the labels are regressed on, >= 1. Fewer are used where rows have
+        Principal components that the labels are regressed on, >= 1. Fewer are used if rows have
         fewer directions.
     inverse_regularisation : float
         C, in [1e-6, 1e6]: the model minimises 1/2 ||W||^2 + C * cross-entropy, summed over rows;
         intercepts are not penalised. With two classes it has one logit, as in scikit-learn, and W
-        is the weight vector of that.
+        is its weight vector.
     tol : float
-        Accuracy of the fits, >= 0: the error of the logits is about this, or C times this for
-        C < 1, and mostly much less.
+        Accuracy of the fits, >= 0: the error of the logits is about this, or C times this for C <
+        1, and usually much less.
     """
 
     name: ClassVar[str] = "ici"
@@ -140,18 +139,18 @@ class Ici(Method):
     def most_credible(
         self, path: Path, labels: Tensor, included: Tensor, num_classes: int
     ) -> Tensor:
-        """The rows to take in next, [B, N] bool; `included` are in already."""
+        """The rows to absorb next, [B, N] bool; `included` are already absorbed."""
         classes = torch.where(included, num_classes, labels)
         counts = torch.zeros_like(classes[:, :1]).repeat(1, num_classes + 1)
         counts.scatter_add_(1, classes, torch.ones_like(classes))
-        # Where no class has more than may be taken in, credibility does not matter.
+        # If no class has more rows than may be absorbed, credibility does not matter.
         contested = (counts[:, :num_classes] > self.step).any(-1)
         order = path.first_zeros(labels, contested)
         return (place_in_class(classes, order) < self.step) & ~included
 
 
 class Path:
-    """The order in which rows become credible, found again only where labels have changed."""
+    """The order in which rows become credible, recomputed only where labels have changed."""
 
     def __init__(self, axes: Tensor, num_classes: int) -> None:
         self.axes = axes  # [B, N, d] float64
@@ -160,11 +159,12 @@ class Path:
         self.order = torch.zeros_like(self.labels)
 
     def keep(self, tasks: Tensor) -> None:
-        """Only those tasks, by a mask [B]."""
+        """Keep only the tasks of a mask [B]."""
         self.axes, self.labels, self.order = self.axes[tasks], self.labels[tasks], self.order[tasks]
 
     def first_zeros(self, labels: Tensor, needed: Tensor) -> Tensor:
-        """As the function of that name, [B, N], for the tasks of a mask [B]; others may be old."""
+        """Like the function of that name, [B, N], for the tasks of a mask [B]; others may be
+        stale."""
         new = needed & (labels != self.labels).any(-1)
         if bool(new.any()):
             self.labels[new] = labels[new]
@@ -173,7 +173,7 @@ class Path:
 
 
 def place_in_class(classes: Tensor, order: Tensor) -> Tensor:
-    """How many rows of its class come before each row, by `order` and then by number, [B, N]."""
+    """The number of rows of its class before each row, by `order`, then by index, [B, N]."""
     sorted_keys, rows = (classes * PENALTIES + order).sort(dim=-1, stable=True)
     sorted_classes = sorted_keys // PENALTIES
     start = torch.searchsorted(sorted_classes, sorted_classes)

@@ -5,7 +5,7 @@ With U [N, d] an orthonormal basis, P = I - U U^T and one-hot labels Y [N, K], I
 
     min over G [N, K] of  1/2 ||P Y - P G||^2 + penalty sum_n ||G_n||
 
-is zero. P takes off the best fit in the span of U, so this is also
+is zero. P removes the best fit in the span of U, so this is also
 
     min over G and W [d, K] of  1/2 ||Y - U W - G||^2 + penalty sum_n ||G_n||,
 
@@ -15,8 +15,7 @@ where G can be eliminated row by row. That leaves a Huber loss of the norms of t
 
 Labels are one-hot, so ||y_n - u_n W||^2 = 1 - 2 u_n . w_class(n) + u_n W W^T u_n^T, and no residual
 [N, K] is ever formed: an iteration costs N d K, where a sweep of coordinate descent on G costs
-N^2 K. Where several W are minimal, as with one class, the one is taken that the search from least
-squares comes to.
+N^2 K. If several W are minimal, as with one class, the search from least squares picks one.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from .conjugate import newton
 
 PENALTIES = 100
 SMALLEST = 1e-3  # penalty, as a share of the largest
-AT_ONCE = 8  # penalties: a task needs few of them, and small tensors take as long as larger ones
-TOL = 1e-10  # of the residuals' norms, roughly
+AT_ONCE = 8  # penalties: a task needs few, and small tensors take as long as larger ones
+TOL = 1e-10  # of the residual norms, roughly
 MAX_ITER = 100
 LEAST_CURVATURE = 1e-9  # as a share of the preconditioner's
 TINY = torch.finfo(torch.float64).tiny
@@ -39,9 +38,9 @@ def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """The smallest penalty at which each row is zero, by its number, [B, N] int64.
 
     Penalties are numbered from the smallest, 0, and spaced by equal factors. The largest, 99, is
-    the least one at which all rows are zero. Going down from it, a task is finished as soon as no
-    row is zero: the sum of the residuals' norms, which is then what is minimised, does not depend
-    on the penalty, so no row is zero at any smaller one.
+    the least one at which all rows are zero. Going down from it, a task is finished once no row is
+    zero: what is then minimised, the sum of the residual norms, does not depend on the penalty, so
+    no row is zero at any smaller one.
 
     Parameters
     ----------
@@ -92,12 +91,12 @@ class RobustFit:
         self.squares = self.squared_residuals()  # [B, L, N]
 
     def keep(self, tasks: Tensor) -> None:
-        """Only those tasks, by a mask [B]."""
+        """Keep only the tasks of a mask [B]."""
         for name in ("axes", "products", "unused", "labels", "one_hot", "point"):
             setattr(self, name, getattr(self, name)[tasks])
 
     def set_penalties(self, penalties: Tensor) -> None:
-        """Decreasing ones [B, L]; all start from the last point."""
+        """Set decreasing penalties [B, L]; all start from the last point."""
         self.penalties = penalties.unsqueeze(-1)
         self.point = self.point[:, -1:].expand(-1, penalties.shape[1], -1, -1)
         self.squares = self.squared_residuals()

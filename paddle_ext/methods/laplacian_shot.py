@@ -1,4 +1,4 @@
-"""LaplacianShot: the nearest class mean, with neighbouring queries drawn to one class."""
+"""LaplacianShot: the nearest class mean, with neighbouring queries pulled to one class."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .task import Task, bounded, how_many, in_chunks, scaled
 @register
 @dataclass(frozen=True, kw_only=True)
 class LaplacianShot(Method):
-    """The nearest class mean, with neighbouring queries drawn to one class.
+    """The nearest class mean, with neighbouring queries pulled to one class.
 
     Ziko et al., *Laplacian Regularized Few-Shot Learning*, ICML 2020. With z the scaled features,
     w_k the mean of class k's support and a_qk = ||z_q - w_k||^2, from y = softmax_k(-a) every
     iteration does ``y_q = softmax_k( -a_q + lam sum_r y_r )`` with r the queries nearest to q: each
     step minimises an upper bound of ``sum_q y_q . (ln y_q + a_q - lam sum_r y_r)``. A task stops
-    when that changes by at most `tol` of itself, at the third iteration or later. Neighbours are
-    compared by their squared distance in single precision, and of equals the first ones count.
+    when that changes by at most a share of `tol`, at the third iteration or later. Neighbours are
+    compared by their squared distance in single precision; of equals, the first ones count.
 
     Parameters
     ----------
     lam : float
         Weight of the neighbours, >= 0.
     knn : int
-        Size of a neighbourhood, the query itself included, >= 1: the public code's count, so that 3
-        means two neighbours. A task with fewer queries takes all of them.
+        Size of a neighbourhood including the query itself, >= 1, as in the public code: 3 means two
+        neighbours. A task with fewer queries uses all of them.
     scaling : {"cl2n", "l2n"}
         "cl2n" subtracts `base_mean`, or without one the mean of the task's support, and makes rows
         unit-norm; "l2n" makes them unit-norm.
@@ -72,7 +72,7 @@ class LaplacianShot(Method):
         running = torch.ones_like(energy, dtype=torch.bool)
         for i in range(self.max_iter):
             y_next = torch.softmax(lam * drawn - a, dim=-1)
-            live = running.view(-1, 1, 1)  # tasks that have stopped stay as they are
+            live = running.view(-1, 1, 1)  # stopped tasks keep their state
             y = torch.where(live, y_next, y)
             drawn = sum_over(index, y)
             # In double: a change of 1e-6 is near the rounding of a sum in single precision.
@@ -88,9 +88,9 @@ class LaplacianShot(Method):
 def neighbours(query: Tensor, count: int) -> Tensor:
     """Indices of the other queries nearest to each query, [B, Q, min(count, Q - 1)].
 
-    Of rows at most one long. Squared distances are computed in double and compared in single
-    precision, above 2^-20: equal ones then compare equal whatever the order of the sums, and of
-    equals the first are taken.
+    For rows of norm at most one. Squared distances are computed in double and compared in single
+    precision, above 2^-20: equal ones compare equal whatever the order of the sums, and of equals
+    the first are taken.
     """
     B, Q, _ = query.shape
     count = min(count, Q - 1)
@@ -104,7 +104,7 @@ def neighbours(query: Tensor, count: int) -> Tensor:
         distances = squares[:, rows, None] + squares[:, None] - 2 * query[:, rows] @ query.mT
         distances = (distances.clamp(min=0) + 2.0**-20).float()
         distances[:, own[rows] - start, own[rows]] = torch.inf
-        # As integers, positive numbers are ordered alike: one key for the distance and the place.
+        # Positive floats sort like their bits as integers: one key for the distance and the index.
         keys = distances.view(torch.int32).long() * 2**32 + own
         found.append(keys.topk(count, largest=False).indices)
     return torch.cat(found, dim=1)

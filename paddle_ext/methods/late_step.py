@@ -1,4 +1,4 @@
-"""The late step of `adaptive`: prototypes take in the queries, each query judged without itself."""
+"""The late step of `adaptive`: prototypes absorb the queries, each classified without itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..ops.step import step
 from ..solution import Solution
 from .calibration import Likelihood, column
 
-SOFTER, FEW = 0.7, 0.02  # logits count less by this share, if the concentration is far below this
-# With one shot, the share of the logits of the nearest class mean: at most the first, and far less
+SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
+# With one shot, the share of the logits of the nearest class mean: at most the first, and much less
 # below a concentration of the second.
 PLAIN, MANY = 0.5, 10.0
 SAME = 1e-6  # a unit-norm row this near to the centre is the centre
@@ -28,10 +28,10 @@ def late_step(
     added: Tensor | None = None,
     factor: Tensor | float = 1.0,
 ) -> Solution:
-    """The solution of prototypes that have taken in the queries.
+    """The solution after prototypes have absorbed the queries.
 
-    Query q weighs ``W_qk = (u_qk N_k / (N_k + a))^2`` in class k, beside the labelled rows, and is
-    judged by the proportions of the other queries.
+    Query q has weight ``W_qk = (u_qk N_k / (N_k + a))^2`` in class k, next to the labelled rows,
+    and is classified by the proportions of the other queries.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def late_step(
     cross : Tensor [B, Q, K]
         Their products with the prototypes.
     added : Tensor [B, Q, K], optional
-        Logits from elsewhere.
+        External logits.
     factor : Tensor [B] or float
         On all logits.
     """
@@ -82,7 +82,7 @@ def late_step(
 
 
 def softer_share(a: Tensor) -> Tensor:
-    """What logits count where the concentration is `a`: less where few classes are present."""
+    """The factor on logits at concentration `a`: lower if few classes are present."""
     return 1 - SOFTER / (1 + a / FEW)
 
 
@@ -92,15 +92,15 @@ def plain_share(a: Tensor, weight: float) -> Tensor:
 
 
 def plain_factor(share: Tensor, means: Tensor) -> Tensor:
-    """On those logits, for class means with norms [B or 1, K] before they were made unit-norm."""
+    """The factor on those logits, for class means with norms [B or 1, K] before normalisation."""
     return share * CENTRE / means.square().mean(-1).clamp(min=SAME**2)
 
 
 def plain_logits(cross: Tensor, lengths: Tensor, means: Tensor, share: Tensor) -> Tensor:
     """`share` [B] of the logits of the nearest class mean, for one shot, [B, Q, K].
 
-    `cross` are the products of unit-norm rows, of which `lengths` [B, Q] and `means` [B or 1, K]
-    are the norms before they were made so.
+    `cross` are the products of unit-norm rows; `lengths` [B, Q] and `means` [B or 1, K] are their
+    norms before normalisation.
     """
     factor = plain_factor(share, means)
     halves = (means / 2).unsqueeze(-2)

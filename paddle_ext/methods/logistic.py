@@ -18,7 +18,7 @@ from torch import Tensor
 from .conjugate import inner, minimise
 
 MAX_ITER = 1000
-FIRST_ITER = 3  # with the preconditioner that belongs to weights of zero
+FIRST_ITER = 3  # with the preconditioner at zero weights
 LEAST_CURVATURE = 1e-3  # of the diagonal, for C >= 1: an intercept may have almost none
 
 
@@ -42,16 +42,16 @@ def fit(
 ) -> Fit:
     """Fit a model to the included rows of each task.
 
-    Any features will do; the fewest iterations are needed if their columns have mean 0 and are
-    uncorrelated over the rows of a task, as principal components are.
+    Any features work; convergence is fastest if their columns have mean 0 and are uncorrelated over
+    the rows of a task, like principal components.
 
     Parameters
     ----------
     features : Tensor [B, N, F]
     labels : Tensor [B, N] int64
-        Those of rows that are not included may be any class.
+        Labels of rows that are not included may be any class.
     included : Tensor [B, N]
-        Which rows count, or how much each of them does.
+        Which rows count, or their weights.
     num_classes : int
         K.
     inverse_regularisation : float
@@ -59,10 +59,10 @@ def fit(
     tol : float
         Stop a task when the gradient, in the norm of the inverse of an approximate Hessian, is at
         most this, or C times this for C < 1, where weights are about as small. The Hessian is at
-        least 1, so the logits of a row of norm 1 are then about as accurate, and mostly much more.
+        least 1, so the logits of a row of norm 1 are about as accurate, and usually much more.
     start : Fit, optional
-        A model of the same features to start from, by default one of weights 0; it changes the
-        time and, within `tol`, the result.
+        A model of the same features to start from; default: zero weights. It changes the time and,
+        within `tol`, the result.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def fit(
     tol = tol * min(1.0, inverse_regularisation)
     if start is None:
         iterations += minimise(problem, tol, FIRST_ITER)
-        problem.precondition()  # weights of zero told little about the Hessian at the minimum
+        problem.precondition()  # zero weights said little about the Hessian at the minimum
     iterations += minimise(problem, tol, MAX_ITER)
     weights = problem.weights
     shift = weights[:, -1:].mean(-1, keepdim=True)
@@ -111,8 +111,8 @@ class Logistic:
     def precondition(self) -> None:
         """Approximate the Hessian at the point by a diagonal and a rank-one term for each class.
 
-        The rows of class k bend the objective most in the weights of class k. Their mean gives the
-        rank-one term; all other rows share in the diagonal, as if they were equally uncertain.
+        The rows of class k contribute most curvature to the weights of class k. Their mean gives
+        the rank-one term; all other rows contribute to the diagonal, as if equally uncertain.
         """
         p = self.probabilities
         own_p = p.gather(-1, self.labels)

@@ -1,4 +1,4 @@
-"""Clusters matched to classes, one to one: a batch of assignment problems at once."""
+"""Match clusters to classes, one to one: a batch of assignment problems."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each cluster, so that the costs of the wanted clusters add up to the least.
+    """The class of each cluster, minimising the total cost of the wanted clusters.
 
     Parameters
     ----------
     cost : Tensor [B, K, K]
         Of clusters and classes.
     wanted : Tensor [B, K] bool
-        The clusters that count. The others get the classes that are left, in order.
+        The clusters that count. The others get the remaining classes, in order.
 
     Returns
     -------
@@ -22,28 +22,28 @@ def matched(cost: Tensor, wanted: Tensor) -> Tensor:
         A permutation of the classes.
     """
     best = cost.argmin(-1)
-    # Most often every cluster is nearest to a class of its own, and nothing is to be weighed.
+    # Usually every cluster has a nearest class of its own, and that is the solution.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
     contested = (chosen > 1).any(-1).nonzero().flatten()
     match = best.clone()
     if len(contested):
         match[contested] = assigned(cost[contested], wanted[contested])
     taken = torch.zeros_like(best).scatter_add_(1, match, wanted.long())
-    others = wanted.long().argsort(dim=-1, stable=True)  # clusters that are not wanted come first
-    left = taken.argsort(dim=-1, stable=True)  # classes that are free come first
+    others = wanted.long().argsort(dim=-1, stable=True)  # unwanted clusters first
+    left = taken.argsort(dim=-1, stable=True)  # free classes first
     filled = torch.zeros_like(best).scatter_(1, others, left)
     return torch.where(wanted, match, filled)
 
 
 def assigned(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each wanted cluster, [B, K]: shortest augmenting paths, one cluster a round.
+    """The class of each wanted cluster, [B, K]: shortest augmenting paths, one cluster per round.
 
     Dual prices keep reduced costs at 0 or above. A round looks for the cheapest path from a new
     cluster to a free class through clusters matched before, in all tasks at once.
     """
     B, K, _ = cost.shape
     tasks = torch.arange(B, device=cost.device)
-    order = (~wanted).long().argsort(dim=-1, stable=True)  # wanted clusters come first
+    order = (~wanted).long().argsort(dim=-1, stable=True)  # wanted clusters first
     rounds = wanted.sum(-1)
     owner = torch.full((B, K), -1, device=cost.device)  # cluster of each class
     cluster_price, class_price = cost.new_zeros(B, K), cost.new_zeros(B, K)
@@ -69,13 +69,13 @@ def assigned(cost: Tensor, wanted: Tensor) -> Tensor:
             searching = searching & (holder >= 0)
             visited[tasks[searching], here[searching]] = True
             cluster = torch.where(searching, holder, cluster)
-        # Prices of what was visited, so that the path found costs nothing.
+        # Update the prices of visited nodes so that the path found costs nothing.
         saved = torch.where(visited, length.unsqueeze(-1) - reach, 0)
         class_price = class_price - saved
         held = torch.where(visited, owner, 0)
         cluster_price = cluster_price.scatter_add(1, held, saved)
         cluster_price[tasks, new] += torch.where(active, length, 0)
-        # Along the path every class gets the cluster of the one before it.
+        # Along the path every class gets the cluster of the previous one.
         walking = active.clone()
         while bool(walking.any()):
             some, place = tasks[walking], here[walking]

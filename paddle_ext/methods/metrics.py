@@ -1,7 +1,7 @@
-"""Metrics that labelled rows choose: distances of rows that calibrate, each left out of its class.
+"""Metrics chosen by labelled rows: distances of calibration rows, each left out of its class.
 
-Letters: B tasks, or 1 for labelled rows that all tasks share; S labelled rows, K classes, D
-features; R of the labelled rows calibrate; M = min(S, D). docs/adaptive.md has the equations.
+Letters: B tasks, or 1 for labelled rows shared by all tasks; S labelled rows, K classes, D
+features; R calibration rows; M = min(S, D). The equations are in docs/adaptive.md.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from torch import Tensor
 
 from ..ops.labelled import Labelled
 
-NOISE = 0.6  # share of the noise of a class mean that is taken off its distances
+NOISE = 0.6  # share of the noise of a class mean that is subtracted from its distances
 NO_SCATTER = 1e-10  # squared distances below are rounding
-FULL_SHOTS = 4  # rows a class, from which the full metric is taken if it is cheap, and
-FULL_WORK = 2**27  # multiplications up to which it is; with twice as many rows it always is
+FULL_SHOTS = 4  # rows per class from which the full metric is used if cheap, and
+FULL_WORK = 2**27  # limit on cheap multiplications; with twice as many rows it is always used
 
 
 @dataclass(frozen=True)
 class Judges:
-    """Labelled rows that calibrate: of classes with two rows or more, evenly spread."""
+    """Calibration rows: labelled rows of classes with two or more, evenly spread."""
 
     x: Tensor  # [B, R, D]
     own: Tensor  # [B, R] their classes
-    counts: Tensor  # [B, R] 1 for a row that counts, 0 for one that fills up
-    count: Tensor  # [B] how many count
+    counts: Tensor  # [B, R] 1 for a row that counts, 0 for padding
+    count: Tensor  # [B] number of rows that count
     shots: Tensor  # [B, R] of their classes, at least 2
     off: Tensor  # [B, R] squared distances to their class means, in the feature scale
 
     @property
     def rate(self) -> Tensor:
-        """A row is so much farther from the mean of the others, in squares; [B, R]."""
+        """Factor by which a row is farther from the mean of the others, squared; [B, R]."""
         return (self.shots + 1) / (self.shots - 1)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Over the rows that count, [B, R] -> [B, 1]."""
+        """Mean over the rows that count, [B, R] -> [B, 1]."""
         return (x * self.counts).sum(-1, keepdim=True) / self.count.unsqueeze(-1)
 
     def of(self, x: Tensor) -> Tensor:
@@ -66,15 +66,15 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Distances:
-    """Squared distances in one metric, of the rows that calibrate, each left out of its class."""
+    """Squared distances of the calibration rows in one metric, each left out of its class."""
 
-    to: Tensor  # [B, R, K], up to a constant for each row, less the noise
+    to: Tensor  # [B, R, K], up to a constant per row, minus the noise
     own: Tensor  # [B, R] to the mean of the other rows of its class
-    noise: Tensor  # [B, K] what is taken off
+    noise: Tensor  # [B, K] the correction
 
 
 def noise_of_means(own: Tensor, who: Judges, shots: Tensor) -> Tensor:
-    """A mean of few rows is farther from everybody: by how much, [B, K]."""
+    """The excess distance of a mean of few rows from all points, [B, K]."""
     return NOISE * who.mean(own * who.shots / (who.shots + 1)) / shots
 
 
@@ -89,10 +89,10 @@ def scaled_distances(who: Judges, shots: Tensor, squares: Tensor, cross: Tensor)
 
 @dataclass(frozen=True)
 class FullMetric:
-    """x A y with A = (C / level + 1)^-1, C the covariance inside the classes, level its mean.
+    """x A y with A = (C / level + 1)^-1, C the within-class covariance, level its mean.
 
-    x A y is ``plain x.y + sign (P x).(P y)``, the first product in the feature scale. P has as many
-    rows as is cheaper: S by the identity of Woodbury, or D.
+    x A y is ``plain x.y + sign (P x).(P y)``, the first product in the feature scale. P has S rows
+    (by the Woodbury identity) or D, whichever is cheaper.
     """
 
     projection: Tensor  # P [B, M, D]
@@ -129,14 +129,14 @@ def full_metric(data: Labelled, support: Tensor, labels: Tensor) -> FullMetric:
 def full_distances(
     who: Judges, data: Labelled, metric: FullMetric, base: Distances, weights: Tensor, cross: Tensor
 ) -> tuple[Distances, Tensor]:
-    """In the full metric that the row left behind, as large as `base` on average; and 1 / kappa.
+    """In the full metric without the row itself, as large as `base` on average; and 1 / kappa.
 
-    A row leaves ``cut v v^T`` of the covariance with it, v what it is off its class mean, so that
-    the metric without it follows from that with it.
+    Removing a row removes ``cut v v^T`` from the covariance, where v is its difference from the
+    class mean, so the metric without it follows from the metric with it.
     """
     x, w = who.x @ metric.projection.mT, data.means @ metric.projection.mT
     cross = metric.product(cross, x, w)
-    if cross.shape[-2] < cross.shape[-1]:  # so many classes that their matrix would be too large
+    if cross.shape[-2] < cross.shape[-1]:  # too many classes for their matrix
         squares = metric.plain * (data.means * weights).sum(-1) + metric.sign * w.square().sum(-1)
         own_class = metric.product(take(data.means, who.own) @ weights.mT, take(w, who.own), w)
     else:
@@ -153,7 +153,7 @@ def full_distances(
     own = who.rate * off / kept
     noise = noise_of_means(own, who, data.shots)
     to = torch.sub((squares - noise).unsqueeze(1), cross, alpha=2)
-    row = off - squares.gather(1, who.own) + 2 * who.of(cross)  # x A x, which all others lack
+    row = off - squares.gather(1, who.own) + 2 * who.of(cross)  # x A x, missing in all others
     own_entry = own - row - noise.gather(1, who.own)
     to.addcmul_((cut / kept).unsqueeze(-1), away.square_())
     to.scatter_(-1, who.own.unsqueeze(-1), own_entry.unsqueeze(-1))

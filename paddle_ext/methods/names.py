@@ -1,9 +1,9 @@
-"""Classes known by their names: prototypes from elsewhere beside labelled rows and a batch.
+"""Classes known by name: external prototypes in addition to labelled rows and a batch.
 
-Letters: B tasks, S labelled rows, Q queries, K classes, D features; R of the labelled rows judge.
-docs/names.md has the equations. A task with a labelled row of every class, and two on average, is
-solved by the likelihoods of `adaptive` and what the names add to them; any other by prototypes that
-start as anchors where the names say.
+Letters: B tasks, S labelled rows, Q queries, K classes, D features; R labelled rows judge. The
+equations are in docs/names.md. A task with a labelled row of every class, and two on average, is
+solved by the likelihoods of `adaptive` with the logits of the names added; any other by prototypes
+that start as anchors at the names.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .calibration import Likelihood, calibrated, column
 from .late_step import SAME, late_step
 from .task import Task, how_many, merged
 
-MOST_ROWS = 256  # that judge
-NAME_SHARPNESS = 20.0  # most of the names' logits, for centred unit-norm rows and names
-NAME_WEIGHT = 0.7  # of the names' logits beside distances
-NAME_SHOTS = 1.4  # a class with n labelled rows needs its name NAME_SHOTS / (1 + n) as much
-NAME_SHARES = (0.0, 0.5, 2.0)  # of that, beside 1, that labelled rows may ask for
-ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and labelled rows that it counts for
-MODALITY_SLOPE = 0.4  # a class mean is off the others' so many times what its name is
+MOST_ROWS = 256  # judging rows
+NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
+NAME_WEIGHT = 0.7  # weight of the names' logits next to distances
+NAME_SHOTS = 1.4  # with n labelled rows, a name has weight NAME_SHOTS / (1 + n)
+NAME_SHARES = (0.0, 0.5, 2.0)  # factors on that, in addition to 1, which labelled rows may choose
+ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and its weight in labelled rows
+MODALITY_SLOPE = 0.4  # ratio of the offset of a class mean to the offset of its name
 SHARPNESS = 12.0  # of distances to anchors
-MOST_FACTOR = 1.25  # on it and on names; labelled rows of few classes may fit sharper ones
-# Proportions must not settle before the prototypes have seen the queries.
+MOST_FACTOR = 1.25  # limit on its factor: labelled rows of few classes may overfit
+# Proportions must not converge before the prototypes have seen the queries.
 FIRST_ITERATIONS = 3
-STEPS, STEP_ITERATIONS = 2, 10  # in which prototypes take in the queries
-LEAST_CLASSES = 256  # of more classes than these and than queries, only those likeliest take part
-QUERIES_PER_CLASS = 8  # in a larger batch a query counts less
-# Logits [B, Q, K], weight of a query, most iterations; None: as many as it takes.
+STEPS, STEP_ITERATIONS = 2, 10  # steps in which prototypes absorb the queries
+LEAST_CLASSES = 256  # of more classes than this and than queries, only the likeliest take part
+QUERIES_PER_CLASS = 8  # in a larger batch a query has less weight
+# Logits [B, Q, K], weight of a query, limit on iterations; None: until convergence.
 Loop: TypeAlias = Callable[[Tensor, float, int | None], Solution]
 
 
@@ -54,7 +54,7 @@ def solve_part(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solut
         return solve_by_rows(task, loop, metric, logit_scale)
     if not any(by_rows):
         return solve_by_anchors(task, loop, logit_scale)
-    # No task may depend on the others of its batch.
+    # No task may depend on the others in its batch.
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
     found = [
@@ -65,9 +65,9 @@ def solve_part(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solut
 
 
 def tasks_with_every_class(task: Task) -> list[bool]:
-    """Which tasks have labelled rows of every class, and two on average; one for a shared support.
+    """Which tasks have labelled rows of every class, and two on average; one flag if shared.
 
-    On CUDA it waits for the answer, unless there are too few rows anyway.
+    On CUDA it waits for the result, unless there are too few rows anyway.
     """
     (B, S), K = task.support_labels.shape, task.num_classes
     if S < 2 * K:
@@ -84,7 +84,7 @@ def shots_of(task: Task) -> Tensor:
 
 
 def bytes_per_task(task: Task) -> int:
-    """What the temporary tensors of one task take."""
+    """Memory of the temporary tensors of one task."""
     (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
     numbers = Q * (5 * D + 10 * K + Q)
     if task.prototypes is not None and len(task.prototypes) > 1:
@@ -94,23 +94,23 @@ def bytes_per_task(task: Task) -> int:
     return numbers * task.query.itemsize
 
 
-# --- what the names say ---------------------------------------------------------------------------
+# --- logits of the names ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Names:
-    """Zero-shot logits less their mean over the classes, times what names weigh beside rows."""
+    """Zero-shot logits minus their mean over the classes, times the weight of names."""
 
     query: Tensor  # [B, Q, K]
-    judges: Tensor | None  # [B, R, K] of the labelled rows that judge; None: nobody knows
+    judges: Tensor | None  # [B, R, K] of the judging rows; None: unknown
     # None if only logits are known:
-    away: Tensor | None  # [B or 1, K, D] unit-norm names less their mean
+    away: Tensor | None  # [B or 1, K, D] unit-norm names minus their mean
     products: Tensor | None  # [B, Q, K] of unit-norm queries with them
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Unit-norm queries and labelled rows, and who of these judges."""
+    """Unit-norm queries and labelled rows, and which of these judge."""
 
     query: Tensor  # [B, Q, D]
     support: Tensor  # [B or 1, S, D]
@@ -119,7 +119,7 @@ class Rows:
     index: Tensor  # [R] evenly spread
 
     def judges(self, rows: Tensor) -> Tensor:
-        """Of [B or 1, S, ..] those that judge."""
+        """The judging rows of [B or 1, S, ..]."""
         return rows.index_select(1, self.index)
 
 
@@ -148,7 +148,7 @@ def names_of(task: Task, rows: Rows, logit_scale: float) -> Names:
     width = spread(rows.query)
     if len(rows.index):
         width = torch.maximum(width, spread(rows.support))
-    # Both towers as wide as this, a row and a name say as much for every encoder.
+    # With both towers scaled to this spread, rows and names weigh the same for every encoder.
     scale = NAME_SHARPNESS / (width * lengths(away).mean(-2, keepdim=True))
     scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
     if not len(rows.index):
@@ -182,23 +182,23 @@ def spread(x: Tensor) -> Tensor:
 
 
 def inverse(length: Tensor) -> Tensor:
-    """1 / length; 0 for what is 0 up to rounding."""
+    """1 / length; 0 where the length is 0 up to rounding."""
     return torch.where(length > SAME, 1 / length.clamp(min=SAME), 0)
 
 
-# --- prototypes that take in the queries ----------------------------------------------------------
+# --- prototypes that absorb the queries ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What prototypes are made of, beside queries: s a sum of rows, the prototype s / mass."""
+    """Parts of prototypes without the queries: s a sum of rows, the prototype s / mass."""
 
     cross: Tensor  # [B, Q, K] queries . s
     squares: Tensor  # [B or 1, 1, K] s . s
     mass: Tensor  # [B or 1, 1, K]
 
     def distances(self) -> Tensor:
-        """Squared, of the queries to the prototypes, less the squares of the queries."""
+        """Squared distances of the queries to the prototypes, minus the squares of the queries."""
         return torch.sub(self.squares / self.mass.square(), self.cross / self.mass, alpha=2)
 
     def narrowed(self, kept: Tensor) -> Sums:
@@ -206,7 +206,7 @@ class Sums:
         return Sums(*(narrowed(x, kept) for x in (self.cross, self.squares, self.mass)))
 
     def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
-        """The same with the queries in the prototypes, each query judged without itself.
+        """The same with the queries absorbed, each query classified without itself.
 
         `weights` [B, Q, K] are those of a query in a class, `inner` the products of the queries
         with the sums so weighted, `own` [B, Q, 1] with themselves.
@@ -220,7 +220,7 @@ class Sums:
 
 
 def solve_by_anchors(task: Task, loop: Loop, logit_scale: float) -> Solution:
-    """Any number of labelled rows: prototypes start as names, and take in rows and queries."""
+    """Any number of labelled rows: prototypes start as names, and absorb rows and queries."""
     rows = rows_of(task)
     names = names_of(task, rows, logit_scale)
     Q, K = names.query.shape[-2:]
@@ -251,7 +251,7 @@ def solve_by_anchors(task: Task, loop: Loop, logit_scale: float) -> Solution:
 
 
 def classes_kept(found: Solution, Q: int) -> Tensor | None:
-    """Those with the most queries, [B, M]; None for all: Q queries are of at most Q classes."""
+    """The classes with the most queries, [B, M]; None for all: Q queries have at most Q classes."""
     M = max(LEAST_CLASSES, Q)
     if found.proportions.shape[-1] <= M:
         return None
@@ -266,7 +266,7 @@ def narrowed(x: Tensor, kept: Tensor) -> Tensor:
 
 
 def widened(found: Solution, kept: Tensor, K: int) -> Solution:
-    """A solution for all classes, of which others than those kept have no share."""
+    """A solution for all classes; classes that were dropped have no share."""
     u = found.probabilities
     B, Q, M = u.shape
     place = kept.unsqueeze(1).expand(B, Q, M)
@@ -280,9 +280,9 @@ def widened(found: Solution, kept: Tensor, K: int) -> Solution:
 
 
 def centre_of(rows: Rows, names: Names, u: Tensor) -> Tensor:
-    """Where the mean of all class means is thought to be, [B, 1, D].
+    """Estimate of the mean of all class means, [B, 1, D].
 
-    Of what the queries say and what the labelled rows say, each by so many classes as it has seen.
+    Combines the queries and the labelled rows, each weighted by the number of classes it has seen.
     """
     share = u.mean(-2, keepdim=True)
     centre = rows.query.mean(-2, keepdim=True)
@@ -306,7 +306,7 @@ def anchored(
 ) -> tuple[Sums, Tensor]:
     """Anchors and labelled rows together, and the factor on all logits that fits the latter, [B].
 
-    `x` [B, Q, D] are the queries less the centre, unit-norm by the factors `length` [B, Q, 1].
+    `x` [B, Q, D] are the queries minus the centre, normalised by the factors `length` [B, Q, 1].
     """
     B, Q, _ = x.shape
     shots = rows.shots.unsqueeze(1)
@@ -331,7 +331,7 @@ def anchored(
     judges = rows.judges(support)
     own = rows.judges(labels).unsqueeze(-1)
     d = Sums(products(judges, s), squares, mass).distances()
-    # As far from its class as a new row would be on average.
+    # As far from its class as a new row is on average.
     mass = mass.expand_as(d).gather(-1, own)
     square = judges.square().sum(-1, keepdim=True)
     d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
@@ -344,7 +344,7 @@ def anchored(
 
 
 def solve_by_rows(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solution:
-    """By the likelihoods of the labelled rows, to which the names add what these ask for."""
+    """By the likelihoods of the labelled rows, with as much of the names as these choose."""
     rows = rows_of(task)
     likelihood = calibrated(task.support, task.support_labels, task.num_classes, metric)
     names = names_of(task, rows, logit_scale)
@@ -362,7 +362,7 @@ def solve_by_rows(task: Task, loop: Loop, metric: str, logit_scale: float) -> So
 def weighed(task: Task, rows: Rows, likelihood: Likelihood, names: Names) -> tuple[Tensor, Tensor]:
     """How much of the names' logits to add, and the factor on the sum, at most 1; [B] each.
 
-    What makes the labels of the judges most likely, each as far from its own class as a new row.
+    Maximises the likelihood of the judges' labels, each as far from its own class as a new row.
     """
     one = names.query.new_ones(len(names.query))
     if names.judges is None:
@@ -374,12 +374,12 @@ def weighed(task: Task, rows: Rows, likelihood: Likelihood, names: Names) -> tup
     n = likelihood.shots.gather(1, own)
     farther = 2 / (n - 1).clamp(min=1) * likelihood.distances_to_own(x, own)
     logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
-    counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class says nothing
+    counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
     factor, best = fitted((logits + names.judges) * counts, rows)
     share = one
     for other in NAME_SHARES:
         found, objective = fitted(torch.add(logits, names.judges, alpha=other) * counts, rows)
-        objective = objective + (1.0 if other else 2.0)  # of two that are alike the usual one
+        objective = objective + (1.0 if other else 2.0)  # prefers the default among near-equals
         better = objective < best
         factor, best = torch.where(better, found, factor), torch.where(better, objective, best)
         share = torch.where(better, other, share)

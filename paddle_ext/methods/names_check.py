@@ -1,4 +1,4 @@
-"""Checks of class prototypes and zero-shot logits beside labelled rows: one sentence each.
+"""Checks of class prototypes and zero-shot logits given with labelled rows.
 
 With either of them the support may be empty, and a class may have no labelled row.
 """
@@ -21,7 +21,7 @@ def classes(
     method: str,
     takers: Sequence[str],
 ) -> int | None:
-    """K, of the one that is given; `num_classes` without either.
+    """K of the given one; `num_classes` without either.
 
     `takers` are the names of the methods that can use them.
     """
@@ -31,12 +31,12 @@ def classes(
     if method not in takers:
         raise check.ArgumentValueError(
             name,
-            f"must be None with the method {method!r}, for only {', '.join(map(repr, takers))} "
+            f"must be None with the method {method!r} because only {', '.join(map(repr, takers))} "
             f"can use it, got {check.kind(x)}",
         )
     if prototypes is not None and logits is not None:
         raise check.ArgumentValueError(
-            "logits", f"must be None beside prototypes, which make them, got {check.kind(logits)}"
+            "logits", f"must be None with prototypes, got {check.kind(logits)}"
         )
     check.features(name, x)
     rows = "K, D" if name == "prototypes" else "Q, K"
@@ -57,7 +57,7 @@ def classes(
 def beside(
     features: Tensor, queries: torch.Size, prototypes: Tensor | None, logits: Tensor | None
 ) -> dict[str, Tensor]:
-    """The one that is given, by its name, beside checked features [.., D] and queries [.., Q]."""
+    """The given one, by name, checked against features [.., D] and queries [.., Q]."""
     name, x = ("prototypes", prototypes) if logits is None else ("logits", logits)
     if x is None:
         return {}
@@ -77,7 +77,7 @@ def beside(
     if prototypes is not None and prototypes.dim() == 3 and queries[:-1] != prototypes.shape[:1]:
         raise check.ArgumentValueError(
             name,
-            f"must be those of as many tasks as query has, {list(queries[:-1]) or 'no batch'}, "
+            f"must have as many tasks as query, {list(queries[:-1]) or 'no batch'}, "
             f"got {prototypes.shape[0]}",
         )
     if logits is not None and logits.shape[:-1] != queries:
@@ -90,7 +90,7 @@ def beside(
 
 
 def labels_of_nothing(name: str, support: object, labels: object, end: int) -> bool:
-    """Whether the support has no row, and then as many labels.
+    """Whether the support has no rows; then it must have no labels either.
 
     `end` is 1 if the support has a dimension of features, 0 if it is indices.
     """
@@ -109,7 +109,7 @@ def labels_of_nothing(name: str, support: object, labels: object, end: int) -> b
 
 
 def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
-    """As `check.dense`, for a support that may be empty."""
+    """Like `check.dense`, for a support that may be empty."""
     if labels_of_nothing("support", support, support_labels, 1):
         *batch, _, D = support.shape
         support = support.new_zeros(*batch, 1, D)
@@ -120,7 +120,7 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
 def indexed(
     bank: Tensor, support_index: Tensor, support_labels: Tensor, query_index: Tensor
 ) -> None:
-    """As `check.indexed`, for a support that may be empty."""
+    """Like `check.indexed`, for a support that may be empty."""
     if labels_of_nothing("support_index", support_index, support_labels, 0):
         shape = (*support_index.shape[:-1], 1)
         support_index = support_index.new_zeros(shape)
@@ -129,7 +129,7 @@ def indexed(
 
 
 def values(seen: Mapping[str, Tensor | None], num_classes: int, limits: Mapping[str, int]) -> int:
-    """As `check.values`, but for that every class must have a row; returns `num_classes`."""
+    """Like `check.values`, but classes may have no row; returns `num_classes`."""
     given = {name: x for name, x in seen.items() if x is not None}
     nobody = given["support_labels"][..., :0]
     return check.values(given, nobody, dict(limits), num_classes)

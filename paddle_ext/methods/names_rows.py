@@ -1,4 +1,4 @@
-"""One more row of a batch that was solved by names: what it is judged by, alone.
+"""Classify one more row of a batch that was solved with names.
 
 `names` solves a batch; letters and terms are those of that module.
 """
@@ -20,7 +20,7 @@ from .task import Task
 
 @dataclass(frozen=True)
 class RowLogits:
-    """Logits of single rows: with z unit-norm and x what it is off the centre, unit-norm too,
+    """Logits of single rows: with z unit-norm and x its unit-norm difference from the centre,
     ``z.names_k + x.weights_k + bias_k``.
     """
 
@@ -40,7 +40,7 @@ class RowLogits:
 def row_logits(task: Task, method: Adaptive, found: Solution | None) -> RowLogits:
     """From a single task with prototypes and its solution.
 
-    `found` None: the queries of the task are its labelled rows themselves, and say nothing more.
+    `found` None: the queries of the task are its labelled rows themselves.
     """
     rows = names.rows_of(task)
     said = names.names_of(task, rows, method.logit_scale)
@@ -111,6 +111,6 @@ def by_anchors(
 
 
 def usual_prior(rows: names.Rows) -> Tensor:
-    """Log proportions of the labelled rows, one more of each class; [K]."""
+    """Log proportions of the labelled rows, with one more per class; [K]."""
     shots = rows.shots[0]
     return torch.log((shots + 1) / (shots + 1).sum())

@@ -1,7 +1,7 @@
-"""The graph that draws neighbouring queries to one class, as TransCLIP and StatA have it.
+"""The graph that pulls neighbouring queries to one class, as in TransCLIP and StatA.
 
-An edge leads from a row to each of the queries that are nearest to it by cosine, and weighs as much
-as the cosine. Rows are unit-norm.
+An edge leads from a row to each of its nearest queries by cosine, with the cosine as its weight.
+Rows are unit-norm.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .task import how_many
 
 @dataclass(frozen=True)
 class NeighbourGraph:
-    """Edges between the queries of each task, in both directions, ordered by where they end."""
+    """Edges between the queries of each task, in both directions, ordered by end node."""
 
-    origins: Tensor  # [E] rows of all tasks' queries, one after the other
-    starts: Tensor  # [B Q] where the edges of a query start
+    origins: Tensor  # [E] query indices over all tasks
+    starts: Tensor  # [B Q] start of the edges of a query
     cosines: Tensor  # [E]
 
     @classmethod
@@ -42,7 +42,7 @@ class NeighbourGraph:
     def pull(self, z: Tensor) -> Tensor:
         """W z + W^T z for z [B, Q, K], with W the cosines of queries and their nearest."""
         rows = z.reshape(-1, z.shape[-1])
-        # Sums in a fixed order, also on CUDA.
+        # Sums in a fixed order, on CUDA too.
         pulled = F.embedding_bag(
             self.origins, rows, self.starts, mode="sum", per_sample_weights=self.cosines
         )
@@ -52,7 +52,7 @@ class NeighbourGraph:
 def pull_of_labelled(
     query: Tensor, nearest: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """What labelled rows add to W^T z, [B, Q, K]: each at the queries nearest to it.
+    """The contribution of labelled rows to W^T z, [B, Q, K]: each at its nearest queries.
 
     `nearest` [B, S, knn] is that of `nearest_queries`, `support` and `labels` have batches of B
     or 1.
@@ -67,7 +67,7 @@ def pull_of_labelled(
 def nearest_queries(rows: Tensor, query: Tensor, count: int) -> Tensor:
     """Indices of the queries nearest to each row, [B, S, min(count, Q)], nearest first.
 
-    Compared as in `laplacian_shot.neighbours`: of equals the first are taken.
+    Compared as in `laplacian_shot.neighbours`: of equals, the first are taken.
     """
     B, Q, _ = query.shape
     count = min(count, Q)

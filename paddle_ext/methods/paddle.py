@@ -17,18 +17,17 @@ from .task import IndexedTask, Task
 @register
 @dataclass(frozen=True, kw_only=True)
 class Paddle(Method):
-    """Clusters around prototypes, of which few are used: `paddle_ext.solve`.
+    """Clusters around prototypes, few of which are used: `paddle_ext.solve`.
 
     Parameters
     ----------
     lam : float, optional
-        Weight of the number of classes present, >= 0; by default the number of queries, which makes
-        the method free of parameters. The public code has 75, its number of queries.
+        Weight of the number of classes present, >= 0; default: the number of queries, which makes
+        the method parameter-free. The public code has 75, its number of queries.
     scaling : {"auto", "minmax", "none"}
-        "auto" serves any embedding: unit-norm rows, and one factor that makes the nearest class
-        lead the median one by 13 in squared distance. "minmax" divides each feature by its range
-        over the task's queries, as the tables of the paper do. "none" takes the features as they
-        are.
+        "auto" suits any embedding: unit-norm rows, and one factor that makes the nearest class lead
+        the median one by 13 in squared distance. "minmax" divides each feature by its range over
+        the task's queries, as in the tables of the paper. "none" leaves the features unchanged.
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
@@ -36,8 +35,8 @@ class Paddle(Method):
     max_iter : int
         At most this many iterations, >= 1.
     tol : float
-        A task stops when its prototypes move by at most this on average, >= 0; 0.0 never stops
-        earlier, as the public code.
+        A task stops when its prototypes move by at most this on average, >= 0; 0.0 runs all
+        iterations, like the public code.
     """
 
     name: ClassVar[str] = "paddle"

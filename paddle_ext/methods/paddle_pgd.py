@@ -18,7 +18,7 @@ from .registry import register
 from .task import Task, bounded, in_chunks
 
 HUGE = 1e37  # fits single precision,
-STEEP = 1e18  # and so does its square: Adam takes no longer a step for a steeper gradient
+STEEP = 1e18  # and so does its square: Adam's step does not grow with steeper gradients
 
 
 @register
@@ -27,27 +27,27 @@ class PaddlePgd(Method):
     """PADDLE's objective, minimised by Adam with projections onto the simplex.
 
     This is `paddle_ext.reference.pgd`, for many tasks. The public code maximises the entropy that
-    it should minimise, and stops updating the probabilities after one iteration; this method does
-    what the paper describes.
+    it should minimise, and stops updating the probabilities after one iteration; this method
+    follows the paper.
 
     Parameters
     ----------
     lam : float, optional
         Weight of the number of classes present, >= 0; by default the number of queries.
     scaling : {"auto", "minmax", "none"}
-        As of the method "paddle".
+        As for the method "paddle".
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
         Added to the proportions inside the logarithm, > 0.
     learning_rate : float
-        That of Adam, > 0 and at most 1, for probabilities cannot move further. The default is the
+        Of Adam, > 0 and at most 1, because probabilities cannot move further. The default is the
         public code's; the paper's text has 1e-3.
     max_iter : int
         At most this many iterations, >= 1.
     tol : float
-        A task stops when its prototypes move by at most this on average, >= 0; 0.0 never stops
-        earlier.
+        A task stops when its prototypes move by at most this on average, >= 0; 0.0 runs all
+        iterations.
     """
 
     name: ClassVar[str] = "paddle_pgd"
@@ -109,10 +109,10 @@ class PaddlePgd(Method):
             w_gradient = shots * (w - means) + u.sum(-2).unsqueeze(-1) * w - u.mT @ z
             u_next = u - self.learning_rate * u_adam.step(u_gradient, i)
             w_next = w - w_rate * w_adam.step((w_pull * w_gradient).clamp(-STEEP, STEEP), i)
-            # The projection of a row less a constant is the same; less its maximum is safest.
+            # Subtracting a constant does not change the projection; the maximum is the safest.
             u_next = simplex_project(u_next - u_next.amax(-1, keepdim=True))
 
-            # The probabilities of a task that has stopped stay as they are.
+            # The probabilities of a stopped task do not change.
             u = torch.where(running.view(-1, 1, 1), u_next, u)
             moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
             yield u, moved

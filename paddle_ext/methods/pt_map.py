@@ -15,7 +15,7 @@ from .base import Method
 from .registry import register
 from .task import Task, in_chunks
 
-AT_THE_MEAN = 1e-5  # a unit-norm row nearer to the mean of its set than this has no direction
+AT_THE_MEAN = 1e-5  # a unit-norm row closer than this to the mean of its set has no direction
 
 
 @register
@@ -31,30 +31,30 @@ class PtMap(Method):
 
         mu_k += step ( (sum of class k's support + sum_q p_qk z_q) / (shots + sum_q p_qk) - mu_k )
 
-    The plan at the last centroids gives the probabilities. The method wants classes that are about
-    equally frequent among the queries.
+    The plan at the last centroids gives the probabilities. The method assumes that all classes are
+    about equally frequent among the queries.
 
     Parameters
     ----------
     power : float
-        The features are raised to it, after 1e-6 is added, > 0; they must then be at least 0. 1.0
-        leaves them as they are, of any sign.
+        Exponent of the features, after 1e-6 is added, > 0; they must be at least 0. 1.0 leaves them
+        unchanged, of any sign.
     reg : float
         Weight of the entropy in the transport, > 0: the smaller, the sharper the plan.
     step : float
-        Share of the way to their new place that centroids go in an epoch, at most 1. The public
+        Step fraction of the centroids towards their new position per epoch, at most 1. The public
         code has 0.01 for a wide network on mini.
     epochs : int
         Moves of the centroids, >= 1.
     class_mass : {"balanced", "oracle"}
         "balanced" is as above. "oracle" is the public code, which knows how many classes are
-        present: it wants a mass of Q // k_eff in each of the K classes, against the 1
-        of every query. No plan has both; its iteration ends at the plan above, times
-        K (Q // k_eff) / Q, and queries weigh that much more in the centroids.
+        present: it wants a mass of Q // k_eff in each of the K classes, against the 1 of every
+        query. No plan has both; its iteration ends at the plan above, times K (Q // k_eff) / Q, and
+        queries weigh that much more in the centroids.
     k_eff : int
-        Number of classes among the queries, of use to "oracle" alone, >= 1.
+        Number of classes among the queries, used only by "oracle", >= 1.
     max_iter : int
-        At most this many iterations of Sinkhorn's in an epoch, >= 1.
+        Limit on Sinkhorn iterations per epoch, >= 1.
     tol : float
         A task's iteration stops when no query's mass is off by more than this, >= 0.
     """
@@ -95,7 +95,7 @@ class PtMap(Method):
     # Centroids mu are combinations of the task's features, and the cost needs only their products
     # with the queries z and with themselves. These follow recurrences too: with s the sum of a
     # class's support, n = shots + sum_q p_q and e = (s + sum_q p_q z_q) / n where a centroid is to
-    # go, z.e, s.e, mu.e and e.e are all made of z.z, z.s, s.s, z.mu and s.mu. So D enters once.
+    # go, z.e, s.e, mu.e and e.e all follow from z.z, z.s, s.s, z.mu and s.mu. So D enters once.
     def solve_chunk(self, task: Task) -> Tensor:
         z, support = prepared(task.query, self.power), prepared(task.support, self.power)
         sums, shots = class_sums(support, task.support_labels, task.num_classes)
@@ -138,7 +138,7 @@ def prepared(x: Tensor, power: float) -> Tensor:
     """Features in the coordinates of the method, [.., N, D]; a row at the mean becomes zero."""
     if power != 1:
         x = x + 1e-6
-        # Rows become unit-norm, so their scale is free: at most 1, no power overflows.
+        # Rows become unit-norm, so their scale is free: at most 1, so that no power overflows.
         x = (x / x.amax(-1, keepdim=True)).pow(power)
     x = unit_rows(x)
     x = x - x.mean(-2, keepdim=True)

@@ -1,4 +1,4 @@
-"""Methods by their names: ours, and those of others."""
+"""Methods by name: built in or registered."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Option(NamedTuple):
 
 
 def register(cls: type[T]) -> type[T]:
-    """Make a method of your own known by its name; a class decorator.
+    """Register your own method by its name; a class decorator.
 
     Parameters
     ----------
     cls : type
         A subclass of `Method`; or any other class with ``solve(task)``, which returns the
         probabilities [B, Q, K] of a `Task`, or with ``predict(support, support_labels, query)`` for
-        one task, which returns labels [Q], probabilities [Q, K], or a tuple that has either as an
-        attribute. A dataclass has its fields as options. ``name`` is by default that of the class,
-        in small letters; ``presets`` are optional.
+        one task, which returns labels [Q], probabilities [Q, K], or a tuple with either as an
+        attribute. The fields of a dataclass are its options. ``name`` is by default the class name
+        in snake case; ``presets`` are optional.
 
     Returns
     -------
     type
-        The same class. `create`, `evaluate` and the command know it from now on.
+        The same class. `create`, `evaluate` and the command can use it from then on.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no such class, or another one has the name.
+        If it is not such a class, or the name is taken.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def register(cls: type[T]) -> type[T]:
     """
     method = as_method_class(cls)
     if method.name in known_methods:
-        raise ValueError(f"name must be that of no other method, got {method.name!r}")
+        raise ValueError(f"name must not be taken by another method, got {method.name!r}")
     if not set(method.presets) <= set(PRESETS):
         raise ValueError(
             f"presets of {method.name!r} must be among {PRESETS}, got {tuple(method.presets)}"
@@ -77,7 +77,7 @@ def register(cls: type[T]) -> type[T]:
 
 
 def as_method_class(cls: object) -> type[Method]:
-    """The class itself, or a `Method` made of it."""
+    """The class itself, or a `Method` that wraps it."""
     if not inspect.isclass(cls):
         raise TypeError(f"cls must be a class, got {check.kind(cls)}")
     name = getattr(cls, "name", None) or snake_case(cls.__name__)
@@ -91,7 +91,7 @@ def as_method_class(cls: object) -> type[Method]:
         raise TypeError(f"cls must have {what}, got {cls.__name__}, which has neither")
     own: dict[str, object] = {"name": name, "__doc__": cls.__doc__, "__module__": cls.__module__}
     if not callable(getattr(cls, "solve", None)):
-        # `Method.predict` checks and batches, and then asks for one task after the other.
+        # `Method.predict` checks and batches, then calls this for one task at a time.
         one = vars(cls).get("predict") or cls.predict  # type: ignore[attr-defined]
         own |= {"solve": solve_one_by_one, "predict": Method.predict, "predict_one": one}
     elif "predict" in vars(cls):
@@ -105,7 +105,7 @@ def has_protocol(one: object) -> bool:
 
 
 def as_method(one: object) -> Method | None:
-    """A method that does what the object does; None if it has not the protocol."""
+    """A method that wraps the object; None if it does not have the protocol."""
     if isinstance(one, Method):
         return one
     if inspect.isclass(one) or not has_protocol(one):
@@ -116,7 +116,7 @@ def as_method(one: object) -> Method | None:
 
 
 def solve_one_by_one(self: Any, task: Task) -> Tensor:
-    """Probabilities by ``predict_one`` of each task, [B, Q, K]."""
+    """Probabilities from ``predict_one`` of each task, [B, Q, K]."""
     found = []
     for number, query in enumerate(task.query):
         shared = number % len(task.support)
@@ -143,7 +143,7 @@ def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
 
 
 def snake_case(name: str) -> str:
-    """The name of a class in small letters.
+    """The name of a class in snake case.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def snake_case(name: str) -> str:
 
 
 def load(place: str) -> type[Method] | Method:
-    """A method of a module, as in ``"my_module:MyMethod"``: a class, or an object made of one."""
+    """A method of a module, as in ``"my_module:MyMethod"``: a class or an instance."""
     module, _, attribute = place.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -173,7 +173,7 @@ def load(place: str) -> type[Method] | Method:
     method = as_method(found)
     if method is None:
         raise TypeError(
-            "name must be that of a class or an object with solve(task) or predict, got "
+            "name must be a class or an object with solve(task) or predict, got "
             f"{place!r}, which is a {type(found).__name__}"
         )
     return method
@@ -185,8 +185,8 @@ def available(*, named: bool = True) -> tuple[str, ...]:
     Parameters
     ----------
     named : bool
-        Those among them that need class prototypes, or zero-shot logits; without, the methods that
-        labelled rows are enough for.
+        True: methods that need class prototypes or zero-shot logits; False: methods that work with
+        labelled rows alone.
 
     Examples
     --------
@@ -202,27 +202,27 @@ def available(*, named: bool = True) -> tuple[str, ...]:
 
 
 def create(name: str, preset: str | None = None, **options: object) -> Method:
-    """Make a method, by its name.
+    """Make a method by name.
 
     Parameters
     ----------
     name : str
-        One of `available()`, or ``"my_module:MyMethod"`` for a class that `register` would take.
+        One of `available()`, or ``"my_module:MyMethod"`` for a class that `register` accepts.
     preset : {"paper", "mini", "tiered", "inat"}, optional
-        Options as the tables of the paper have them; the last three as configured for miniImageNet,
-        tieredImageNet or iNat (and a ResNet-18) by the public code. Options given win over them.
+        Options as in the tables of the paper; the last three as configured for miniImageNet,
+        tieredImageNet or iNat (with a ResNet-18) by the public code. Given options override them.
     **options
-        Those of the method; `describe` lists them.
+        Of the method; `describe` lists them.
 
     Returns
     -------
     Method
-        Its `predict` classifies.
+        Call its `predict` to classify.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown method, preset or option, or a bad value, in one sentence.
+        For an unknown method, preset or option, or an invalid value, in one sentence.
 
     Examples
     --------
@@ -248,7 +248,7 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
 
 
 def describe(name: str) -> tuple[Option, ...]:
-    """Options of a method: name, type, default and help, as its docstring has them.
+    """Options of a method: name, type, default and help, from its docstring.
 
     Examples
     --------
@@ -269,7 +269,7 @@ def options_of_class(cls: type[Method]) -> tuple[Option, ...]:
 
 
 def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
-    """Those of a dataclass or an object of one; none of anything else."""
+    """The fields of a dataclass or its instance; none for anything else."""
     return dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
 
 
@@ -282,7 +282,7 @@ def lookup(name: str) -> type[Method]:
 
 
 def parameters(docstring: str) -> dict[str, tuple[str, str]]:
-    """Type and help of every name in the section Parameters of a numpydoc docstring."""
+    """Type and help of every name in the Parameters section of a numpydoc docstring."""
     flags = re.DOTALL | re.MULTILINE
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", docstring, flags)
     entries = re.split(r"^(?=\w)", section[1], flags=re.MULTILINE) if section else []

@@ -1,12 +1,12 @@
-"""What labelled rows say that many batches share, so that more time may be spent on them.
+"""Likelihoods from labelled rows shared by many batches, worth a longer computation.
 
-Distances to class means forget which rows are hard. Where labelled rows are many, a linear
-correction of the logits is fitted to the labels on top of them,
+Distances to class means ignore which rows are hard. With many labelled rows, a linear correction
+of the logits is fitted to the labels,
 
     1/2 ||W||^2 + C sum_i -ln softmax(logits_i + x_i W + b)[y_i]
 
 over the labelled rows i, each left out of its class, so that its logits are those of a new row; W
-is small where the distances explain the labels already.
+is small where the distances already explain the labels.
 
 Letters as in `calibration`; here B = 1.
 """
@@ -35,8 +35,8 @@ from .metrics import (
     takes_full_metric,
 )
 
-SHOTS = 16  # labelled rows a class, from which a correction pays
-WORK = 2**29  # multiplications of a pass over the rows, up to which it is worth its time
+SHOTS = 16  # labelled rows per class from which a correction pays
+WORK = 2**29  # limit on multiplications of a pass over the rows
 INVERSE_REGULARISATION = 3.0  # C
 TOL = 0.05  # of the norm of the gradient: below, labels hardly change
 MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
@@ -44,13 +44,13 @@ MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
 
 @dataclass(frozen=True)
 class SharedRows:
-    """A likelihood of one task, and what is added to its logits."""
+    """A likelihood of one task, and a correction of its logits."""
 
     likelihood: Likelihood
     correction: Tensor | None = None  # [D + 1, K], the last row a constant
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Of rows [N, D], each by itself, [N, K]; see `Likelihood.logits`."""
+        """Logits of independent rows [N, D], [N, K]; see `Likelihood.logits`."""
         found = self.likelihood.logits(rows)
         if self.correction is None:
             return found
@@ -80,7 +80,7 @@ class SharedRows:
 def shared_rows(
     support: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> SharedRows:
-    """What labelled rows [S, D] with labels [S] say; every class must have a row.
+    """The likelihood of labelled rows [S, D] with labels [S]; every class must have a row.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def shared_rows(
     labels : Tensor [S] int64
     num_classes : int
     weights : Tensor [S], optional
-        How much each row counts in its class, > 0.
+        Weight of each row in its class, > 0.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def shared_rows(
 
 
 def takes_correction(S: int, D: int, K: int) -> bool:
-    """Whether a correction is worth its time.
+    """Whether a correction is worth the time.
 
     Examples
     --------
@@ -126,14 +126,14 @@ class LeftOut(NamedTuple):
 
     x: Tensor  # [S, D] in the coordinates
     own: Tensor  # [S] int64
-    counts: Tensor  # [S] 1; 0 for a row that is alone in its class, which nothing is known of
+    counts: Tensor  # [S] 1; 0 for the only row of its class, of which nothing is known
     logits: Tensor  # [S, K]
 
 
 def left_out(likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut:
-    """The labelled rows that a likelihood of one task was made from, with two of a class or more.
+    """The labelled rows that a likelihood of one task was made from, with two or more per class.
 
-    They are judged in its metric: the covariance is that without the row, in closed form.
+    They are classified in its metric, with the covariance without the row, in closed form.
     """
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     S, D = support.shape
@@ -182,7 +182,7 @@ def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
 def reweighted(
     likelihood: Likelihood, support: Tensor, labels: Tensor, weights: Tensor
 ) -> Likelihood:
-    """The same with weighted class means, in the metric that the rows without weights chose."""
+    """The same with weighted class means, in the metric chosen by the rows without weights."""
     x = likelihood.coordinates(support.unsqueeze(0))[0]
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)

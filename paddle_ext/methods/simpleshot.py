@@ -17,7 +17,7 @@ from .task import Task, in_chunks, scaled, softmin
 @register
 @dataclass(frozen=True, kw_only=True)
 class SimpleShot(Method):
-    """The nearest class mean, query by query: the baseline that is not transductive.
+    """The nearest class mean, for each query independently: the non-transductive baseline.
 
     With z the scaled features and w_k the mean of class k's support,
     ``probabilities_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 )``.
@@ -29,7 +29,7 @@ class SimpleShot(Method):
         unit-norm; "l2n" makes them unit-norm.
     temperature : float
         Sharpness of the probabilities, > 0. The labels do not depend on it, and the published
-        method has none; 15 is that of TIM.
+        method has none; 15 is TIM's.
     """
 
     name: ClassVar[str] = "simpleshot"

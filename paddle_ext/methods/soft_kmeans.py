@@ -17,19 +17,19 @@ from .task import IndexedTask, Task
 @register
 @dataclass(frozen=True, kw_only=True)
 class SoftKMeans(Method):
-    """Clusters around prototypes, any number of them: `paddle_ext.solve` with lam = 0.
+    """Clusters around prototypes, any number of which are used: `paddle_ext.solve` with lam = 0.
 
     Parameters
     ----------
     scaling : {"auto", "minmax", "none"}
-        As of the method "paddle".
+        As for the method "paddle".
     temperature : float
         Factor on the squared distances, > 0.
     max_iter : int
         At most this many iterations, >= 1.
     tol : float
-        A task stops when its prototypes move by at most this on average, >= 0; 0.0 never stops
-        earlier, as the public code.
+        A task stops when its prototypes move by at most this on average, >= 0; 0.0 runs all
+        iterations, like the public code.
     """
 
     name: ClassVar[str] = "soft_kmeans"

@@ -21,13 +21,13 @@ from .zero_shot import zero_shot_logits
 @register
 @dataclass(frozen=True, kw_only=True)
 class StatA(Method):
-    """A Gaussian of each class, held at the class prototype by as many queries as `alpha`.
+    """A Gaussian per class, anchored at the class prototype with the weight of `alpha` queries.
 
-    Zanella et al., *Realistic Test-Time Adaptation of Vision-Language Models*, CVPR 2025. As
-    TransCLIP, with a variance of each class and feature, and with means and variances that stay
-    near their start for a class with few queries. With n_k the queries whose largest z is that of
-    class k, b_k = n_k / (n_k + alpha), t_k its prototype and v the variance of the queries around
-    the prototypes by their zero-shot probabilities y, every iteration does `inner_iter` sweeps of::
+    Zanella et al., *Realistic Test-Time Adaptation of Vision-Language Models*, CVPR 2025. Like
+    TransCLIP, with a variance per class and feature, and with means and variances that stay near
+    their start for a class with few queries. With n_k the queries whose largest z is that of class
+    k, b_k = n_k / (n_k + alpha), t_k its prototype and v the variance of the queries around the
+    prototypes by their zero-shot probabilities y, every iteration does `inner_iter` sweeps of::
 
         z_q = softmax_k( ln y_q + ln N(x_q; mu_k, variance_k) / 50 + (W z + W^T z)_q / (2 knn) )
 
@@ -36,21 +36,21 @@ class StatA(Method):
         mu_k       = unit( b_k unit(mean of the queries by z_k) + (1 - b_k) t_k )
         variance_k = b_k (that of the queries around mu_k by z_k) + (1 - b_k) (v + (t_k - mu_k)^2)
 
-    Labelled rows are not used: the method is for names alone. It needs `prototypes`; zero-shot
-    logits do not tell where the anchors are.
+    Labelled rows are not used: the method uses names only. It needs `prototypes`; zero-shot logits
+    do not determine the anchors.
 
     Parameters
     ----------
     alpha : float
         Weight of the prototypes, in queries, >= 0.
     knn : int
-        Neighbours of a query, >= 1; a task with fewer queries takes all of them.
+        Neighbours of a query, >= 1; a task with fewer queries uses all of them.
     max_iter : int
         Iterations, >= 1.
     inner_iter : int
         Sweeps of an iteration, >= 1.
     logit_scale : float
-        Factor on the cosines of queries and prototypes, > 0; CLIP has learned 100.
+        Factor on the cosines of queries and prototypes, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "stata"
@@ -84,7 +84,7 @@ class StatA(Method):
         log_y = torch.log_softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
         query, anchors = unit_rows(task.query), unit_rows(task.prototypes)
         graph = NeighbourGraph.of(query, self.knn)
-        # Rows are less the mean query, so that little cancels in products.
+        # Centred at the mean query, to avoid cancellation in products.
         centre = query.mean(1, keepdim=True)
         z, x, anchors = log_y.exp(), query - centre, anchors - centre
         log_z, means = log_y, anchors
@@ -102,7 +102,8 @@ class StatA(Method):
             sums, mass = z.mT @ x, z.sum(1).unsqueeze(-1)
             own = unit_rows(sums + mass * centre)
             means = unit_rows(share * own + (1 - share) * (anchors + centre)) - centre
-            # A class that no query is most of keeps its anchor, however little it holds.
+            # A class that is no query's most probable one keeps its anchor, however little it
+            # holds.
             moments = (z.mT @ x.square() - 2 * sums * means) / mass.clamp(min=1e-30)
             around = torch.where(share > 0, moments + means.square(), 0)
             apart = first + (anchors - means).square()
@@ -110,14 +111,14 @@ class StatA(Method):
         return z
 
     def own_share(self, z: Tensor) -> Tensor:
-        """How much of a class its queries decide, b_k, [B, K, 1]."""
+        """The share of a class that its queries determine, b_k, [B, K, 1]."""
         classes = torch.arange(z.shape[-1], device=z.device)
         count = (z.argmax(-1, keepdim=True) == classes).sum(1).to(z.dtype)
         return (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)
 
 
 def log_likelihood(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """Of rows [B, Q, D] by Gaussians [B, K, D], up to a constant, [B, Q, K]."""
+    """Log-likelihoods of rows [B, Q, D] by Gaussians [B, K, D], up to a constant, [B, Q, K]."""
     precisions = 1 / variances
     squares = products(x.square(), precisions) - 2 * products(x, means * precisions)
     constants = (means.square() * precisions + variances.log()).sum(-1)

@@ -1,7 +1,7 @@
-"""What the methods share: the layout of a batch of tasks, its preprocessing, and chunks of it.
+"""Shared by the methods: the layout of a batch of tasks, its preprocessing, and its chunks.
 
-Nothing here modifies its input. A support that all tasks share keeps a batch dimension of 1, and is
-never repeated for every task.
+Nothing here modifies its input. A support shared by all tasks keeps a batch dimension of 1, and is
+never copied for each task.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import Tensor
 from ..rows import class_means, computing_dtype, unit_rows
 from ..solution import Solution
 
-# Bytes that the temporary tensors of a chunk of tasks may take together. A GPU needs many tasks to
-# be busy.
+# Limit on the temporary memory of a chunk of tasks, in bytes. A GPU needs many tasks to be busy.
 BUDGET = {"cpu": 2**28, "cuda": 2**31}
 
 
@@ -30,32 +29,32 @@ class Task:
     query: Tensor  # [B, Q, D]
     num_classes: int
     base_mean: Tensor | None = None  # [D]
-    # At most one of them; with either, a class may have no row in the support.
+    # At most one of them; with either, a class may have no support rows.
     prototypes: Tensor | None = None  # [B or 1, K, D]
     logits: Tensor | None = None  # [B, Q, K] zero-shot
-    # Raises for bad values, if nobody has looked at them yet: the method asks it if they look odd.
+    # Raises for invalid values that are not checked yet: the method calls it if they look invalid.
     check_values: Callable[[], object] | None = None
 
     @property
     def one_hot(self) -> Tensor:
         """The labels of the support, [B or 1, S, K]."""
-        # Not that of torch, which waits for the device.
+        # torch's version waits for the device.
         classes = torch.arange(self.num_classes, device=self.query.device)
         return (self.support_labels.unsqueeze(-1) == classes).to(self.query.dtype)
 
     @property
     def bytes(self) -> int:
-        """What a task takes: its rows, a number for each of them and each class, its prototypes."""
+        """The memory of a task: its rows, a number per row and class, its prototypes."""
         (Q, D), K = self.query.shape[1:], self.num_classes
         own = 0 if len(self.support) == 1 else self.support.shape[1]
         return ((own + Q) * (D + K) + K * D) * self.query.itemsize
 
     def means(self, support: Tensor) -> Tensor:
-        """Class means of a support, this one or what it was scaled to, [B or 1, K, D]."""
+        """Class means of a support, this one or a scaled one, [B or 1, K, D]."""
         return class_means(support, self.support_labels, self.num_classes)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Support, its labels and query as `paddle_ext.solve` takes them."""
+        """Support, its labels and query as arguments of `paddle_ext.solve`."""
         if len(self.support) == 1 < len(self.query):
             return self.support[0], self.support_labels[0], self.query
         return self.support, self.support_labels, self.query
@@ -79,7 +78,7 @@ class Task:
 
 @dataclass(frozen=True)
 class IndexedTask:
-    """A batch of checked tasks whose rows are those of one bank."""
+    """A batch of checked tasks whose rows are in one bank."""
 
     features: Tensor  # [N, D], of any float dtype
     support_index: Tensor  # [B or 1, S] int64; 1: shared by all tasks
@@ -91,7 +90,7 @@ class IndexedTask:
     logits: Tensor | None = None  # [B, Q, K], in the same
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `paddle_ext.solve_indexed` takes them."""
+        """As arguments of `paddle_ext.solve_indexed`."""
         if len(self.support_index) == 1 < len(self.query_index):
             support = self.support_index[0], self.support_labels[0]
         else:
@@ -116,9 +115,9 @@ class IndexedTask:
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:
-    """Solve so many tasks at a time that their temporary tensors fit the budget.
+    """Solve as many tasks at a time as their temporary tensors fit in the budget.
 
-    `bytes_per_task` is an estimate of the temporary memory that `solve` takes for one task.
+    `bytes_per_task` estimates the temporary memory of `solve` for one task.
     """
     step = how_many(bytes_per_task, task.query.device)
     starts = range(0, len(task.query), step)
@@ -128,7 +127,7 @@ def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) 
 
 
 def how_many(size: int, device: torch.device) -> int:
-    """How many of `size` bytes fit the budget; at least one."""
+    """How many items of `size` bytes fit in the budget; at least one."""
     return max(1, BUDGET[device.type] // size)
 
 
@@ -142,16 +141,16 @@ def scaled(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
 
 
 def centred_unit_rows(task: Task) -> tuple[Tensor, Tensor]:
-    """Support [B or 1, S, D] and query [B, Q, D] by CL2N: less a mean, then unit norm.
+    """Support [B or 1, S, D] and query [B, Q, D] by CL2N: minus a mean, then unit norm.
 
-    The mean is that of the base classes, or without one that of the task's support.
+    The mean is that of the base classes or, if not given, of the task's support.
     """
     support, query = task.support, task.query
     if task.base_mean is not None:
         support, query = support - task.base_mean, query - task.base_mean
     else:
-        # Twice: the mean of features with a large offset is rounded, and its rest is taken off by
-        # the second round.
+        # Twice: the mean of features with a large offset is rounded, and the second round removes
+        # the rest.
         for _ in range(2):
             mean = support.mean(-2, keepdim=True)
             support, query = support - mean, query - mean
@@ -165,12 +164,12 @@ def softmin(x: Tensor, sharpness: float) -> Tensor:
 
 
 def bounded(factor: float) -> float:
-    """A factor that single precision can hold: beyond it, nothing of size one would change."""
+    """Clamp a factor to the range of single precision: beyond it nothing of size one changes."""
     return min(factor, 1e30)
 
 
 def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
-    """One solution of the tasks of many, in another order if one is given."""
+    """One solution from those of many tasks, optionally reordered."""
     together: dict[str, Any] = {}
     for name, x in parts[0]._asdict().items():
         if isinstance(x, Tensor):
@@ -180,7 +179,7 @@ def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
 
 
 def without_batch(solution: Solution) -> Solution:
-    """That of the only task of a batch."""
+    """The solution of the only task of a batch."""
     alone: dict[str, Any] = {
         name: x[0] for name, x in solution._asdict().items() if isinstance(x, Tensor)
     }

@@ -1,4 +1,4 @@
-"""TIM: prototypes that make the predictions for the queries certain, and together diverse."""
+"""TIM: prototypes that make the predictions of the queries confident and diverse overall."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Tim(Method):
 @register
 @dataclass(frozen=True, kw_only=True)
 class AlphaTim(Method):
-    """TIM-GD with entropies of other orders than Shannon's, alpha-TIM; see `paddle_ext.tim`.
+    """TIM-GD with entropies of orders other than Shannon's, alpha-TIM; see `paddle_ext.tim`.
 
-    A marginal entropy of a high order wants fewer classes to be used, which suits queries that are
-    not spread evenly over the classes.
+    A marginal entropy of a high order favours fewer classes, which suits queries that are not
+    spread evenly over the classes.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class TimAdm(Method):
     temperature : float
         Sharpness of the probabilities, > 0.
     learning_rate : float
-        Share of the way to the closed form that an iteration goes, > 0; 1.0 is all of it.
+        Step fraction towards the closed form per iteration, > 0; 1.0 is a full step.
     max_iter : int
         Alternations.
     normalize : bool

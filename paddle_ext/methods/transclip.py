@@ -1,4 +1,4 @@
-"""TransCLIP: a Gaussian of each class, neighbours, and a penalty for leaving zero-shot."""
+"""TransCLIP: a Gaussian per class, neighbours, and a penalty for departing from zero-shot."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .registry import register
 from .task import Task, in_chunks
 from .zero_shot import named, zero_shot_logits
 
-TEMPERATURE = 50.0  # of the likelihood; the weight of the labelled rows has the same factor
-GAMMAS = (0.002, 0.01, 0.02, 0.2)  # that the authors choose from
-LEAST_VARIANCE = 1e-8  # of unit-norm rows: all of them equal must not divide by zero
+TEMPERATURE = 50.0  # of the likelihood; also a factor on the weight of the labelled rows
+GAMMAS = (0.002, 0.01, 0.02, 0.2)  # the authors' choices
+LEAST_VARIANCE = 1e-8  # of unit-norm rows: avoids division by zero if all are equal
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class TransClip(Method):
-    """A Gaussian of each class, neighbouring queries drawn to one class, zero-shot as the prior.
+    """A Gaussian per class, neighbouring queries pulled to one class, zero-shot as the prior.
 
     Zanella et al., *Boosting Vision-Language Models with Transduction*, NeurIPS 2024. With x the
     unit-norm queries, y the zero-shot probabilities, and W the cosines of each query with its `knn`
@@ -33,29 +33,29 @@ class TransClip(Method):
 
         z_q = softmax_k( lam ln y_q + ln N(x_q; mu_k, variance) / 50 + (W z + W^T z)_q / (2 knn) )
 
-    and then makes mu_k the unit-norm mean of class k by the weights z, and the variance, one for
-    each feature, that around the means. Labelled rows weigh 50 gamma / S each beside the 1 / Q of a
-    query, and pull the queries nearest to them. The means start from the labelled rows, or for a
-    class without any from the `confident` most certain queries; the last z gives the probabilities.
-    The method wants all classes to be present.
+    and then sets mu_k to the unit-norm mean of class k by the weights z, and the variance, one per
+    feature, to that around the means. Labelled rows weigh 50 gamma / S each, against 1 / Q for a
+    query, and pull the queries nearest to them. The means start from the labelled rows or, for a
+    class without any, from the `confident` most certain queries; the last z gives the
+    probabilities. The method assumes that all classes are present.
 
     Parameters
     ----------
     lam : float, optional
         Weight of the zero-shot probabilities, >= 0. By default 1 without labelled rows, else 0.5.
     gamma : float, optional
-        Weight of the labelled rows, >= 0. By default that of 0.002, 0.01, 0.02 and 0.2 with which
-        most labelled rows agree with the query nearest to them, the smallest of equals.
+        Weight of the labelled rows, >= 0. Default: that of 0.002, 0.01, 0.02 and 0.2 with which the
+        most labelled rows agree with their nearest query; of equals, the smallest.
     knn : int
-        Neighbours of a query, >= 1; a task with fewer queries takes all of them.
+        Neighbours of a query, >= 1; a task with fewer queries uses all of them.
     confident : int
-        Queries that a class without a labelled row starts from, >= 1.
+        Queries from which a class without a labelled row starts, >= 1.
     max_iter : int
         Iterations, >= 1.
     inner_iter : int
         Sweeps of an iteration, >= 1.
     logit_scale : float
-        Factor on the cosines of queries and prototypes, > 0; CLIP has learned 100.
+        Factor on the cosines of queries and prototypes, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "transclip"
@@ -112,7 +112,7 @@ class TransClip(Method):
 
     def start(self, log_y: Tensor, query: Tensor, task: Task, support: Tensor) -> Tensor:
         """The first means, [B, K, D]."""
-        # Zero-shot probabilities that are 1 up to rounding count as equal, and of equals the first
+        # Zero-shot probabilities that are 1 up to rounding count as equal; of equals, the first
         # queries are taken.
         order = (1 - log_y).float().sort(dim=1, stable=True).indices
         certain = torch.zeros_like(log_y).scatter_(1, order[:, : self.confident], 1.0)
@@ -147,9 +147,9 @@ class TransClip(Method):
 
 
 class Mixture:
-    """Means and variances of unit-norm queries and, weighing 50 gamma together, of labelled rows.
+    """Means and variances of unit-norm queries and of labelled rows with total weight 50 gamma.
 
-    Rows are less the mean query, so that little cancels in products.
+    Centred at the mean query, to avoid cancellation in products.
     """
 
     def __init__(self, query: Tensor, support: Tensor, task: Task, gamma: float) -> None:

@@ -1,4 +1,4 @@
-"""Zero-shot: the class whose prototype is nearest by cosine, query by query."""
+"""Zero-shot: the class whose prototype is nearest by cosine, for each query independently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .task import Task, in_chunks
 @register
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Method):
-    """Class names alone, query by query: what the batch and labelled rows are to improve on.
+    """Class names alone, for each query independently: the baseline for batches and labelled rows.
 
     With t_k the prototype of class k,
     ``probabilities_qk = softmax_k( logit_scale cos(x_q, t_k) )``. Labelled rows are not used.
@@ -26,7 +26,7 @@ class ZeroShot(Method):
     Parameters
     ----------
     logit_scale : float
-        Factor on the cosines, > 0; CLIP has learned 100.
+        Factor on the cosines, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "zero_shot"
@@ -47,7 +47,7 @@ class ZeroShot(Method):
 
 
 def named(task: Task, method: str) -> None:
-    """Refuse a task without prototypes and logits."""
+    """Reject a task without prototypes and logits."""
     if task.prototypes is None and task.logits is None:
         raise check.ArgumentValueError(
             "prototypes", f"or logits must be given with the method {method!r}, got None"
@@ -55,7 +55,7 @@ def named(task: Task, method: str) -> None:
 
 
 def zero_shot_logits(task: Task, logit_scale: float) -> Tensor:
-    """Those given, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
+    """The given logits, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
     if task.logits is not None:
         return task.logits
     assert task.prototypes is not None  # see `named`

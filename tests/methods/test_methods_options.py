@@ -233,7 +233,7 @@ def test_a_method_is_a_value(name: str) -> None:
 
 
 def test_register_refuses_what_is_there() -> None:
-    with pytest.raises(ValueError, match="no other method, got 'paddle'"):
+    with pytest.raises(ValueError, match="another method, got 'paddle'"):
         methods.register(methods.Paddle)
 
     class Nameless(methods.Paddle):

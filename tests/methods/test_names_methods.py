@@ -201,7 +201,7 @@ def test_names_are_needed(name: str) -> None:
 
 def test_probabilities_of_labelled_rows_are_needed() -> None:
     task = make_named(shots=1)
-    alone = "prototypes must be given .* 'em_dirichlet' beside labelled rows, got logits alone"
+    alone = "prototypes must be given .* 'em_dirichlet' and labelled rows, got logits alone"
     with pytest.raises(ValueError, match=alone):
         methods.create("em_dirichlet").predict(**with_logits(task).call())
 
@@ -227,7 +227,7 @@ def test_anchors_are_needed() -> None:
         ("em_dirichlet", {"temperature": 0.0}, "temperature must be finite and > 0"),
         ("em_dirichlet", {"fit_iter": 0}, "fit_iter must be an integer in"),
         ("em_dirichlet", {"max_iter": 0}, "max_iter must be an integer in"),
-        ("em_dirichlet", {"schedule": ()}, "schedule must have one pair at least, got none"),
+        ("em_dirichlet", {"schedule": ()}, "schedule must have at least one pair, got none"),
         ("em_dirichlet", {"schedule": "12"}, "schedule must be a sequence of pairs, got str"),
         ("em_dirichlet", {"schedule": (1.0,)}, "schedule must be a sequence of pairs of numbers"),
         ("em_dirichlet", {"schedule": ((1.0, 0.0),)}, "schedule must be finite and > 0"),
