@@ -21,8 +21,7 @@ class PlainDocstrings(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Turn what is not Markdown into it."""
         if obj.docstring:
-            text = obj.docstring.value.replace("``", "`")
-            obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
+            obj.docstring.value = markdown(obj.docstring.value)
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
         """A field without a docstring gets its comment as one."""
@@ -32,6 +31,13 @@ class PlainDocstrings(Extension):
             text = comment_of(comments(attr.filepath), attr.lineno, attr.endlineno)
             if text:
                 attr.docstring = Docstring(text, parent=attr, lineno=attr.lineno)
+
+
+def markdown(text: str) -> str:
+    """A docstring with Markdown's signs, and links to the names of the package that have a page."""
+    text = re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
+    link = r'<autoref identifier="\1" optional><code>\1</code></autoref>'
+    return re.sub(r"`(paddle_ext(?:\.\w+)+)`", link, text)
 
 
 @cache

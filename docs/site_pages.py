@@ -36,7 +36,7 @@ FENCE = re.compile(r"^( *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 # GitHub takes any indentation inside a list, Python-Markdown only four spaces.
 SHALLOW = re.compile(r"\n\n {1,3}\S.*|\n {1,3}(?:[-*]|\d+\.) .*")
 # GitHub starts a list or a table anywhere, Python-Markdown only after an empty line.
-SWALLOWED = re.compile(r"<p>[^<]*(?:<(?!/p>)[^<]*)*?\n((?:[-*] |\d{1,2}\. |\|).*)")
+SWALLOWED = re.compile(r"\n((?:[-*] |\d{1,2}\. |\|).*)")
 
 log = get_plugin_logger("site_pages")
 
@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Report lists and tables that are none here; link the pages that docstrings name."""
     uri = page.file.src_uri
-    for line in SWALLOWED.findall(html):
+    for line in swallowed(html):
         log.warning(f"{uri}: an empty line is missing before: {line[:80]}")
     if not uri.startswith("api/"):
         return html
@@ -78,6 +78,12 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return f'<a href="{posixpath.relpath(known[found[1]], page.url)}/">{found[0]}</a>'
 
     return re.sub(r"\bdocs/(\w+\.md)\b", named, html)
+
+
+def swallowed(html: str) -> list[str]:
+    """The first item of each list, and the first row of each table, inside a paragraph."""
+    paragraphs = re.findall(r"<p>(.*?)</p>", html, re.DOTALL)
+    return [found[1] for text in paragraphs if (found := SWALLOWED.search(text))]
 
 
 def link(found: re.Match[str], uri: str) -> str:
