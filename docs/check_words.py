@@ -83,7 +83,7 @@ def prose_of_python(text: str) -> Lines:
         if kind == "COMMENT" or sentence:
             for number, line in enumerate(token.string.splitlines(), token.start[0]):
                 if not line.lstrip().startswith((">>>", "...")):
-                    yield number, re.sub(r"`[^`]*`", "``", line)
+                    yield number, re.sub(r"`[^`]*`|\{[^{}]*\}", "``", line)
 
 
 def prose_of_notebook(text: str) -> Lines:

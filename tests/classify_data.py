@@ -25,7 +25,7 @@ def embeddings(
 
 
 def pattern(kind: int, seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
-    """Stripes, discs or a chessboard in their own colour, each picture a little different."""
+    """Stripes, discs or a chessboard in their own colour, each image a little different."""
     random = np.random.default_rng(seed)
     width, height = size
     y, x = np.mgrid[:height, :width]
@@ -43,7 +43,7 @@ def pattern(kind: int, seed: int, size: tuple[int, int] = (64, 48)) -> Image.Ima
 
 
 def picture_folders(root: Path) -> tuple[Path, Path]:
-    """Three classes of four pictures, and six pictures of two of them in a tree."""
+    """Three classes of four images, and six images of two of them in a tree."""
     labelled, new = root / "labelled", root / "new"
     for kind, name in enumerate(("stripes", "discs", "chess")):
         (labelled / name).mkdir(parents=True)

@@ -42,7 +42,7 @@ def why_no_cuda() -> str:
         return "paddle_ext was built without CUDA (PADDLE_EXT_CUDA)"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built for the CPU alone"
-    with warnings.catch_warnings(record=True) as caught:  # a driver too old is told as a warning
+    with warnings.catch_warnings(record=True) as caught:  # an old driver causes a warning
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:

@@ -40,7 +40,7 @@ def tokenizer_of_words() -> Any:
 
 
 def save_transformers(folder: Path, kind: str) -> tuple[Any, Any]:
-    """A CLIP or SigLIP of 16 features for pictures of 32 x 32."""
+    """A CLIP or SigLIP of 16 features for images of 32 x 32."""
     import transformers
 
     torch.manual_seed(0)
@@ -169,7 +169,7 @@ COLOURS = {"red": 0, "green": 1, "blue": 2}
 
 
 class StandInModel(torch.nn.Module):
-    """Six features: the mean colours of the halves of a picture, or what a text says of them."""
+    """Six features: the mean colours of the halves of an image, or what a text says of them."""
 
     SCALE = 50.0
 

@@ -243,7 +243,7 @@ def late_class() -> Problem:
     """Class 1 holds nothing until the prototype of class 0 has left the last five queries."""
     support, query = torch.zeros(40, 40), torch.zeros(65, 40)
     support[1, 0] = -10.0
-    support[2:, 1] = torch.arange(32.0, 70.0)  # nobody comes near these
+    support[2:, 1] = torch.arange(32.0, 70.0)  # no query comes near these
     query[:60, 0] = torch.linspace(7.5, 8.5, 60)
     query[60:, 0] = -4.0
     base = make_problem(Q=65, K=40, D=40)
@@ -317,7 +317,7 @@ def each_tensor(solution: Solution, change: Callable[[Tensor], Tensor]) -> Solut
 
 
 def assert_same(a: Solution, b: Solution) -> None:
-    """Equal bit by bit."""
+    """Bitwise identical."""
     for name in ("labels", "probabilities", "proportions", "dual", "iterations", "criterion"):
         assert torch.equal(getattr(a, name).cpu(), getattr(b, name).cpu()), name
     assert (a.prototypes is None) == (b.prototypes is None)
@@ -332,7 +332,7 @@ REFUSALS: dict[type[Exception], tuple[type[Exception], ...]] = {
 }
 
 
-# --- the maths once more, as plainly as can be ---------------------------------------------------
+# --- the maths again, as plainly as possible -----------------------------------------------------
 
 
 def naive_scaled(problem: Problem, scaling: str) -> Problem:

@@ -38,7 +38,7 @@ def features(dtype: str = "float32", rows: int = N) -> Tensor:
 
 
 def write(folder: Path, kind: str, x: Tensor) -> Path:
-    """A file of that format, beside whose features is something else where there can be."""
+    """A file of that format, with other contents next to the features where possible."""
     path = folder / f"rows.{kind}"
     if kind == "npy":
         np.save(path, x.numpy())

@@ -69,7 +69,7 @@ def run_adapt(device: str) -> None:
 
 
 def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
-    """Labels and indices that nobody validated are not followed out of bounds."""
+    """Labels and indices that were not validated are not followed out of bounds."""
     support, options = bank[: len(labels)], {"num_classes": K, "validate": False, "max_iter": 2}
     switch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"}
     rows = torch.arange(len(bank), device=bank.device)

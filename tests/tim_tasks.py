@@ -89,7 +89,7 @@ def assert_sound(got: TimSolution) -> None:
 
 
 def assert_same(a: TimSolution, b: TimSolution) -> None:
-    """Equal bit by bit."""
+    """Bitwise identical."""
     for name, one, other in zip(a._fields, a, b, strict=True):
         assert (one is None) == (other is None), name
         assert one is None or torch.equal(one.cpu(), other.cpu()), name

@@ -433,7 +433,7 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
         assert bool((probabilities >= 0).all()), "negative"
         off = (probabilities.double().sum(-1) - 1).abs()
         assert bool((off < 2e-6).all()), f"not on the simplex by {float(off.max())}"
-        if name != "tim":  # whose labels are those of the nearest prototype, told from all digits
+        if name != "tim":  # its labels are those of the nearest prototype, to all digits
             own = probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
             assert torch.equal(own, probabilities.amax(-1)), "labels are not the most probable"
 

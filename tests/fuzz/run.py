@@ -1,10 +1,10 @@
 """Run all fuzzers under AddressSanitizer and UBSan until the time is over: `make fuzz MINUTES=30`.
 
-The native module is built once more, with the sanitizers, into `build/fuzz`. Their library comes
+The native module is built again, with the sanitizers, into `build/fuzz`. Their library comes
 first in every process (LD_PRELOAD), and `torch_memory.cpp` after it, so that memory of torch's
 tensors is theirs too, with redzones around it: `overread.py` must be caught, or nothing is run.
 Every fuzzer runs in a process of its own, one round after the other, each with another seed. A
-round that fails is told with its command and its last words, and the others go on; then the exit
+round that fails is reported with its command and last output, and the others continue; the exit
 status is 1.
 """
 
@@ -66,8 +66,8 @@ def site_packages() -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    # Beside this build torch and its company; not what is installed for development, which comes by
-    # site-packages' own files (-S). With the C++ library beside it, AddressSanitizer finds what
+    # Alongside this build: torch and its dependencies; not the development install, which comes by
+    # site-packages' own files (-S). With the C++ library alongside, AddressSanitizer finds what
     # exceptions are thrown by. Python keeps memory to its end, which is no leak; sizes beyond the
     # memory are torch's error.
     return os.environ | {

@@ -22,7 +22,7 @@ SIZE = 1000
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with labelled.parquet, new.parquet and the answers of the plain loop."""
+    """A folder with labelled.parquet, new.parquet and the results of the plain loop."""
     folder = tmp_path_factory.mktemp("files")
     names = [str(folder / f"{name}.parquet") for name in ("labelled", "new", "answers")]
     main = runpy.run_path(str(EXAMPLES / "large_parquet.py"))["main"]

@@ -1,4 +1,4 @@
-"""The classifier of batches: what it answers, to which kinds of batches, and what it refuses."""
+"""The classifier of batches: its results, the kinds of batches, and what it refuses."""
 
 import multiprocessing
 import pickle
@@ -47,7 +47,7 @@ def vectors_of(rows: np.ndarray) -> np.ndarray:
     return column
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def expected(prototypes: np.ndarray | None = None, rows: int = len(SUPPORT)) -> Any:
@@ -77,7 +77,7 @@ def test_is_the_method() -> None:
 
 
 def test_batches_are_independent() -> None:
-    """An answer does not depend on the batches before it, and the batch tells the classes in it."""
+    """A result does not depend on earlier batches, and the batch shows the classes in it."""
     model = classifier()
     before = model(batch())
     model({"embedding": random_rows(np.full(30, 2), 4)})
@@ -105,7 +105,7 @@ def test_forms_of_a_column(form: Callable[[np.ndarray], Any]) -> None:
 
 
 def test_arrays_are_not_written_to() -> None:
-    """Arrow and Ray give arrays that nobody may write to."""
+    """Arrow and Ray give read-only arrays."""
     rows, support = QUERY.copy(), SUPPORT.copy()
     rows.setflags(write=False)
     support.setflags(write=False)
@@ -164,7 +164,7 @@ def test_columns_by_other_names() -> None:
 
 @pytest.mark.parametrize("rows", [0, 5, K * SHOTS])
 def test_names(rows: int) -> None:
-    """Prototypes of names beside labelled rows of none, some and all classes."""
+    """Prototypes of names with labelled rows of none, some and all classes."""
     text = random_rows(np.arange(K), 5)
     model = BatchClassifier(SUPPORT[:rows], PLACES[:rows], NAMES, prototypes=text, device="cpu")
     assert_answers(model(QUERY), expected(text, rows))
@@ -230,7 +230,7 @@ def test_empty_frame() -> None:
 
 
 def test_pickled() -> None:
-    """What labelled rows say is in it, they are not; answers are the same to the last bit."""
+    """It holds no labelled rows, only what was learned; results are bitwise identical."""
     many = np.random.default_rng(6).normal(size=(1000, D)).astype(np.float32)
     model = BatchClassifier(many, np.arange(1000) % K, device="cpu")
     before = model(QUERY)

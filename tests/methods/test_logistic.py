@@ -112,7 +112,7 @@ def test_the_start_changes_the_time_only() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_task_does_not_depend_on_its_batch(device: str, dtype: torch.dtype) -> None:
     features, labels, included = (x.to(device) for x in batch(dtype))
-    # Tasks of very different difficulty: all but one go on after the first has stopped.
+    # Tasks of very different difficulty: all but one continue after the first has stopped.
     features = features * torch.tensor([0.0, 0.1, 1.0, 3.0, 10.0]).view(-1, 1, 1).to(features)
     together = fitted(features, labels, included)
     assert together.iterations.unique().numel() > 2

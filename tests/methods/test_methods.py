@@ -41,7 +41,7 @@ def test_shapes_and_simplex(device: str, name: str, shape: dict[str, Any]) -> No
 
 @every_method
 def test_easy_tasks_are_solved(device: str, name: str) -> None:
-    """Far classes with five shots, all of them present: nobody may fail here."""
+    """Distant classes with five shots, all of them present: no method may fail here."""
     labels = torch.arange(4).repeat(6)
     random = torch.Generator().manual_seed(0)
     centres = 10 * torch.eye(4).repeat(1, 8)
@@ -220,7 +220,7 @@ def test_duplicated_samples(name: str) -> None:
     assert torch.equal(got.labels[:8], got.labels[8:])
 
 
-# --- bad input ------------------------------------------------------------------------------------
+# --- invalid input --------------------------------------------------------------------------------
 
 B, Q, S, K, D = 2, 5, 6, 3, 4
 LABELS = torch.arange(S).remainder(K).repeat(B, 1)

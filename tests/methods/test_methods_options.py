@@ -125,7 +125,7 @@ def test_bad_values_of_an_option(name: str, option: Option) -> None:
 
 @every_option
 def test_extreme_values_of_an_option(name: str, option: Option) -> None:
-    """What is accepted gives an answer, however little sense it makes."""
+    """Accepted options give a result, however little sense they make."""
     if not option.type.startswith("float"):
         return
     problem = nonnegative(make_problem(B=2, Q=6, K=3, D=4, lead=2.0))

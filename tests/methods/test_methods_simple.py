@@ -267,7 +267,7 @@ def test_neighbours(device: str) -> None:
 
 
 def test_laplacian_shot_stops_each_task_by_itself() -> None:
-    # Easy tasks stop at once, hard ones go on: alone or together, each does what it does.
+    # Easy tasks stop at once, hard ones continue; the result is the same alone or together.
     easy, hard = make_problem(lead=400.0, seed=1), make_problem(lead=1.0, seed=2)
     both = replace(
         easy,

@@ -192,7 +192,7 @@ def test_features_are_prepared(place: Place) -> None:
     assert torch.equal(pt_map.prepared(x[:1], 0.5).cpu(), torch.zeros(1, 2).to(place.dtype))
 
 
-# --- nasty and bad input --------------------------------------------------------------------------
+# --- extreme and invalid input --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*NASTY, "tied", "all equal"])

@@ -1,4 +1,4 @@
-"""Signals are obeyed in the midst of native work, within two seconds, and the process goes on."""
+"""Signals end native work within two seconds, and the process continues."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_handler_may_call_the_solver_itself() -> None:
 
 
 def test_handlers_run_on_the_main_thread_alone() -> None:
-    """Another thread's work goes on, whatever the main thread is told."""
+    """Another thread's work continues, whatever signal the main thread gets."""
     found: list[object] = []
 
     def work() -> None:

@@ -141,7 +141,7 @@ def test_large_task(place: Place, scaling: str) -> None:
 
 
 def test_more_classes_than_a_kernel_counts_at_once(place: Place) -> None:
-    K = 13000  # the truth is plain: points of a grid, and queries beside three of them
+    K = 13000  # the truth is plain: points of a grid, and queries near three of them
     support = torch.stack([torch.arange(K) % 114, torch.arange(K) // 114], dim=1) * 20.0
     present = torch.tensor([0, 6543, K - 1]).repeat(4)
     problem = Problem(support, torch.arange(K), support[present] + 0.25, K)

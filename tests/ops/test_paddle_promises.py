@@ -1,4 +1,4 @@
-"""Promises of the solver beside the right numbers: descent, symmetry, forms of input."""
+"""Promises of the solver besides correct numbers: descent, symmetry, forms of input."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -36,7 +36,7 @@ def count():
 
 
 def run(tmp_path: Path, code: str) -> None:
-    """Run Python code in a process of its own, whose threads nobody else has made."""
+    """Run Python code in its own process, with no threads of other tests."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + code],
         cwd=tmp_path,

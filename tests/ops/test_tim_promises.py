@@ -1,4 +1,4 @@
-"""Promises of TIM beside the right numbers: forms of input, independence, errors, the operator."""
+"""Promises of TIM besides correct numbers: forms of input, independence, errors, the operator."""
 
 import doctest
 import sys

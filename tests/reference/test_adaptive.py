@@ -1,4 +1,4 @@
-"""The specification of `adaptive`, piece by piece against the maths stated once more."""
+"""The specification of `adaptive`, piece by piece against the maths written out again."""
 
 import math
 
@@ -112,7 +112,7 @@ def test_own_distances_are_honest() -> None:
 
 
 def test_hubs_by_hand() -> None:
-    """Class 0 draws a row of class 1, nobody draws rows of class 0."""
+    """Class 0 attracts a row of class 1, no class attracts rows of class 0."""
     far, near = 100.0, 0.0
     distances = torch.tensor([[near, far], [near, far], [far, near], [near, near]]).double()
     rows = Rows(distances, torch.tensor([0, 0, 1, 1]), torch.full((4,), 2.0).double(), distances)

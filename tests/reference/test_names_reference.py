@@ -1,4 +1,4 @@
-"""The references of the methods for class names, against their maths stated once more."""
+"""The references of the methods for class names, against their maths written out again."""
 
 import math
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""The specification: PADDLE in plain torch, checked against the maths stated once more."""
+"""The specification: PADDLE in plain torch, checked against the maths written out again."""
 
 import doctest
 import math

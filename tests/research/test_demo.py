@@ -131,7 +131,7 @@ def few_glyphs(split: str, *, samples: int, seed: int) -> object:
     return ImageArray(images, labels, [f"{k}" for k in range(240)], split)
 
 
-# --- the picture ---------------------------------------------------------------------------------
+# --- the figure ----------------------------------------------------------------------------------
 
 
 def small_batch() -> Batch:

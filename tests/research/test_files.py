@@ -56,7 +56,7 @@ def test_a_new_file_may_be_read_by_those_who_may_read_any(tmp_path: Path) -> Non
 
 
 def test_threads_that_write_one_file(tmp_path: Path) -> None:
-    """Whole or not there, whoever comes last; nobody sees the file of another."""
+    """Complete or absent, whoever comes last; no writer sees the file of another."""
     path = tmp_path / "file"
     failed: list[BaseException] = []
 
@@ -133,7 +133,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         assert file.read() == b"abc"
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file that nobody could close
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file that could not be closed
 def test_an_interrupt_never_closes_a_file_twice(tmp_path: Path) -> None:
     """Wherever it comes: a second close would hit whatever file has the number by then."""
     path = tmp_path / "file"

@@ -76,7 +76,7 @@ def write_table(path: Path, columns: dict[str, list[object]]) -> None:
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".csv", ".tsv", ".parquet"])
 def test_formats(tmp_path: Path, suffix: str) -> None:
-    """Every format gives the same answers, and they are right."""
+    """Every format gives the same labels, and they are right."""
     support, labels, query, truth = embeddings()
     write(tmp_path / f"known{suffix}", support, labels)
     write(tmp_path / f"new{suffix}", query, None)
@@ -100,7 +100,7 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
 
 
 def test_one_table_with_gaps(tmp_path: Path) -> None:
-    """Rows without a label are answered under their own names; gaps come in several spellings."""
+    """Rows without a label are listed under their own names; gaps come in several spellings."""
     support, labels, query, truth = embeddings()
     features = np.concatenate([support, query])
     wanted = ["", " ", "NaN", "None"] * 10
@@ -340,7 +340,7 @@ def test_texts_beside_embeddings(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_features() -> None:
-    """Batches that are answered are let go."""
+    """Batches that are classified are freed."""
     support, labels, _, _ = embeddings()
     names = tuple(NAMES.tolist())
     known = Labelled(

@@ -1,4 +1,4 @@
-"""``paddle-ext classify`` with the names of classes: embeddings, texts, pictures, messages."""
+"""``paddle-ext classify`` with class names: embeddings, texts, images, messages."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_names_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several batches in one call are answered as one after the other, whatever their sizes."""
+    """Several batches in one call are classified as one after the other, whatever their sizes."""
     support, labels, query, truth, text = (torch.from_numpy(x) for x in centred())
     known = Labelled(
         support, labels, tuple(NAMES), ("",) * len(labels), prototypes=text, logit_scale=50.0

@@ -29,7 +29,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Written into the page before its end: what only a browser knows, as JSON in an attribute.
 PROBE = """<script>
 window.addEventListener("load", () => {
-  const told = {
+  const shown = {
     width: document.documentElement.scrollWidth,
     inner: window.innerWidth,
     sections: document.querySelectorAll("section.class").length,
@@ -44,15 +44,15 @@ window.addEventListener("load", () => {
   };
   document.getElementById("search").value = "number 3";
   show();
-  told.found = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
+  shown.found = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
   document.getElementById("search").value = "no such thing";
   show();
-  told.nothing = !document.getElementById("nothing").hidden;
+  shown.nothing = !document.getElementById("nothing").hidden;
   document.getElementById("search").value = "";
   document.getElementById("doubtful").checked = true;
   show();
-  told.doubtful = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
-  document.body.dataset.told = JSON.stringify(told);
+  shown.doubtful = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
+  document.body.dataset.shown = JSON.stringify(shown);
 });
 </script></body>"""
 ODD = '<b onmouseover="x()">bold & "quoted"</b>'
@@ -64,7 +64,7 @@ PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAA
 
 @pytest.fixture(autouse=True)
 def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of thumbnails of pictures that there are not."""
+    """Stands in for thumbnails of images that do not exist."""
     monkeypatch.setattr(module, "thumbnails", lambda paths, _: [PIXEL] * len(paths))
 
 
@@ -117,19 +117,19 @@ def dumped(browser: str, path: Path, width: int) -> str:
     return done.stdout
 
 
-def told_by(browser: str, path: Path, width: int) -> dict[str, object]:
+def shown_by(browser: str, path: Path, width: int) -> dict[str, object]:
     """What the probe of a page says."""
     parser = Told()
     parser.feed(dumped(browser, path, width))
-    return json.loads(parser.told)
+    return json.loads(parser.shown)
 
 
 class Told(HTMLParser):
-    told = ""
+    shown = ""
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag == "body":
-            self.told = dict(attributes).get("data-told") or ""
+            self.shown = dict(attributes).get("data-shown") or ""
 
 
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
@@ -137,17 +137,17 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are no markup."""
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
-    told = told_by(browser, path, 1200)
-    assert told["titles"] == list(CLASSES[:3])
-    assert told["counts"] == ["30", "30", "30"]
-    assert (told["sections"], told["samples"]) == (3, 90)
-    assert told["targets"] is True
-    assert told["loaded"] == 0
-    assert told["scripts"] == 2  # its own, and the probe
-    assert told["found"] == 11  # number 3, and 30 to 39
-    assert told["nothing"] is True
-    assert told["doubtful"] == 9
-    assert told["width"] <= told["inner"] == 1200
+    shown = shown_by(browser, path, 1200)
+    assert shown["titles"] == list(CLASSES[:3])
+    assert shown["counts"] == ["30", "30", "30"]
+    assert (shown["sections"], shown["samples"]) == (3, 90)
+    assert shown["targets"] is True
+    assert shown["loaded"] == 0
+    assert shown["scripts"] == 2  # its own, and the probe
+    assert shown["found"] == 11  # number 3, and 30 to 39
+    assert shown["nothing"] is True
+    assert shown["doubtful"] == 9
+    assert shown["width"] <= shown["inner"] == 1200
 
 
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
@@ -157,38 +157,38 @@ def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME, encoding="utf-8")
-    assert told_by(browser, frame, 800) == {"width": 390, "inner": 390}
+    assert shown_by(browser, frame, 800) == {"width": 390, "inner": 390}
 
 
 CORRECT = """<script>
 window.addEventListener("load", async () => {
-  const told = {};
+  const shown = {};
   const first = document.querySelector(".sample");
   const label = document.getElementById("look-class");
   first.click();
-  told.open = document.getElementById("look").open;
-  told.large = document.getElementById("look-image").getBoundingClientRect().width
+  shown.open = document.getElementById("look").open;
+  shown.large = document.getElementById("look-image").getBoundingClientRect().width
     > 2 * (first.querySelector("img")?.getBoundingClientRect().width ?? 0);
-  told.offered = document.querySelectorAll("#classes option").length;
-  told.before = label.value;
-  told.disabled = document.getElementById("export").disabled;
+  shown.offered = document.querySelectorAll("#classes option").length;
+  shown.before = label.value;
+  shown.disabled = document.getElementById("export").disabled;
   label.value = '=new, "one"';
   document.getElementById("look-save").click();
-  told.marked = first.classList.contains("corrected");
-  told.mine = first.querySelector(".mine").textContent;
-  told.next = document.getElementById("look-said").textContent;
+  shown.marked = first.classList.contains("corrected");
+  shown.mine = first.querySelector(".mine").textContent;
+  shown.next = document.getElementById("look-said").textContent;
   document.getElementById("look-save").click();  // the second one is right
   document.getElementById("look-undo").click();  // of the third nothing was said
   document.getElementById("look-close").click();
-  told.button = document.getElementById("export").textContent;
-  told.file = corrections();
+  shown.button = document.getElementById("export").textContent;
+  shown.file = corrections();
   let saved = null;
   URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
-  HTMLAnchorElement.prototype.click = function () { told.download = this.download; };
+  HTMLAnchorElement.prototype.click = function () { shown.download = this.download; };
   document.getElementById("export").click();
-  told.same = (await saved.text()) === told.file;
-  told.how = !document.getElementById("how").hidden;
-  document.body.dataset.told = JSON.stringify(told);
+  shown.same = (await saved.text()) === shown.file;
+  shown.how = !document.getElementById("how").hidden;
+  document.body.dataset.shown = JSON.stringify(shown);
 });
 </script></body>"""
 
@@ -198,20 +198,20 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: s
     """A sample is shown large; its new label is in a file that `--corrected` takes."""
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), CORRECT), encoding="utf-8")
-    told = told_by(browser, path, 1200)
-    assert told["open"] is True
-    assert told["large"] is (kind == "pictures")
-    assert told["offered"] == len(CLASSES)
-    assert told["before"] == CLASSES[0]
-    assert told["disabled"] is True
-    assert told["marked"] is True
-    assert told["mine"] == 'changed to =new, "one"'
-    assert str(told["next"]).startswith(f"predicted: {CLASSES[0]}, ")
-    assert told["button"] == "Export 2 corrected labels"
-    assert told["download"] == "corrected.csv"
-    assert told["same"] is True
-    assert told["how"] is True
-    (tmp_path / "corrected.csv").write_bytes(str(told["file"]).encode())
+    shown = shown_by(browser, path, 1200)
+    assert shown["open"] is True
+    assert shown["large"] is (kind == "pictures")
+    assert shown["offered"] == len(CLASSES)
+    assert shown["before"] == CLASSES[0]
+    assert shown["disabled"] is True
+    assert shown["marked"] is True
+    assert shown["mine"] == 'changed to =new, "one"'
+    assert str(shown["next"]).startswith(f"predicted: {CLASSES[0]}, ")
+    assert shown["button"] == "Export 2 corrected labels"
+    assert shown["download"] == "corrected.csv"
+    assert shown["same"] is True
+    assert shown["how"] is True
+    (tmp_path / "corrected.csv").write_bytes(str(shown["file"]).encode())
     found = read_corrections(tmp_path / "corrected.csv")
     assert list(found.values()) == ['=new, "one"', CLASSES[0]]
     assert all(name.startswith("number ") for name in found)
@@ -221,7 +221,7 @@ def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser:
     """The tracks of all classes are equally wide, whatever their counts and names."""
     probe = """<script>window.addEventListener("load", () => {
       const tracks = [...document.querySelectorAll(".bars .track")];
-      document.body.dataset.told = JSON.stringify({
+      document.body.dataset.shown = JSON.stringify({
         widths: tracks.map((t) => Math.round(t.getBoundingClientRect().width)),
         inner: window.innerWidth,
       });
@@ -229,9 +229,9 @@ def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser:
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made("rows", 3001), probe), encoding="utf-8")
     for width, share in ((1200, 0.1), (500, 0.8)):
-        told = told_by(browser, path, width)
-        assert len(set(told["widths"])) == 1
-        assert told["widths"][0] > share * told["inner"]
+        shown = shown_by(browser, path, width)
+        assert len(set(shown["widths"])) == 1
+        assert shown["widths"][0] > share * shown["inner"]
 
 
 REPORT = """<style>section.class { content-visibility: visible !important; }</style><script>
@@ -239,7 +239,7 @@ window.addEventListener("load", () => parent.postMessage(
   {width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*"));
 </script></body>"""
 FRAME = """<!doctype html><body><script>
-window.addEventListener("message", (e) => { document.body.dataset.told = JSON.stringify(e.data); });
+addEventListener("message", (e) => { document.body.dataset.shown = JSON.stringify(e.data); });
 </script><iframe src="inside.html" style="width:390px;height:800px;border:0"></iframe></body>"""
 
 
@@ -273,17 +273,17 @@ def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
 
 def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str) -> None:
     """The policy knows the script of the page by its digest, and obeys no other."""
-    run = "document.body.dataset.told = 'obeyed'"
+    run = "document.body.dataset.shown = 'obeyed'"
     smuggled = f'<script>{run}</script><img src="data:," onerror="{run}"></body>'
     text = made("rows").replace("</body>", smuggled)
     free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
     assert free != text
-    for name, content, told in (("ours", text, ""), ("free", free, "obeyed")):
+    for name, content, shown in (("ours", text, ""), ("free", free, "obeyed")):
         path = tmp_path / f"{name}.html"
         path.write_text(content, encoding="utf-8")
         parser = Told()
         parser.feed(dumped(browser, path, 800))
-        assert parser.told == told
+        assert parser.shown == shown
 
 
 # --- without a browser --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Colours(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A network that needs no weights, in place of the default; counts the pictures it sees."""
+    """A network that needs no weights, in place of the default; counts the images it sees."""
     seen: list[int] = []
 
     def open_colours(name: str, device: torch.device) -> ForeignNetwork:
@@ -110,7 +110,7 @@ def saved(picture: Image.Image, path: Path, **options: object) -> Path:
 
 
 def test_modes(tmp_path: Path) -> None:
-    """Whatever the mode of a file, the same picture comes out, upright and on white."""
+    """Whatever the mode of a file, the same image comes out, upright and on white."""
     picture = pattern(1, 0)
     exact = np.asarray(picture).astype(int)
     grey = np.asarray(picture.convert("L")).astype(int)
@@ -171,7 +171,7 @@ def test_odd_names(tmp_path: Path) -> None:
 
 
 def test_cache_and_copies(tmp_path: Path, network: list[int]) -> None:
-    """A picture is embedded once, whatever it is called; a changed one anew."""
+    """An image is embedded once, whatever its name; a changed one again."""
     labelled, new = picture_folders(tmp_path)
     shutil.copy(new / "deep" / "chess" / "0.jpg", new / "copy.jpg")
     cache = tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""Folders as people have them: any names, any files, pictures that change, no place for a cache."""
+"""Folders as people have them: any names, any files, images that change, no place for a cache."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def reasons(report: Report) -> dict[str, str]:
 
 
 def test_photos_of_a_phone(tmp_path: Path, formats: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a picture is, its content tells; nothing of a folder vanishes."""
+    """Images are recognised by content; every file of a folder is listed."""
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     labelled, new = picture_folders(tmp_path)
     picture = pattern(0, 50)

@@ -1,4 +1,4 @@
-"""From one Parquet file to another, in batches of rows: the same answers as of the whole."""
+"""From one Parquet file to another, in batches of rows: the same labels as for the whole file."""
 
 import csv
 import os
@@ -98,7 +98,7 @@ def test_the_same_answers_as_of_all_in_memory(
 
 
 def test_one_table_with_gaps(tmp_path: Path) -> None:
-    """Labelled rows are anywhere in it, and the rows without a label are answered."""
+    """Labelled rows are anywhere in it, and the rows without a label are classified."""
     rows = np.concatenate([NEW[:500], ROWS, NEW[500:]])
     labels = [None] * 500 + NAMES[LABELS].tolist() + ["NA"] + [""] * 499
     path = tmp_path / "one.parquet"
@@ -250,7 +250,7 @@ def test_bad_files_leave_nothing(
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even if most of the answers have been written."""
+    """Not even if most of the output has been written."""
     monkeypatch.setattr(module, "READ_AHEAD", 64 * 100)
     known, new, output = files
     write(new)

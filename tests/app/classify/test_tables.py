@@ -233,7 +233,7 @@ def test_a_table_of_a_german_spreadsheet(tmp_path: Path, comma: bool) -> None:
 
 
 def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
-    """Where commas separate cells, "1,234" is no number: its column is told, and not read wrong."""
+    """Where commas separate cells, "1,234" is not a number: its column is reported, not misread."""
     thousands = ['"1,234"', '"2,345"', '"3,456"', '"4,567"', '"5,678"', '"6,789"']
     report = run(tmp_path, table("n,a,b,label", thousands))
     assert report.notes[1] == "columns not used: 'n' (it has '1,234', which is not a number)"

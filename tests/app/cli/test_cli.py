@@ -413,7 +413,7 @@ def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_control_c(bank: Path, tmp_path: Path) -> None:
-    """A real signal to a real process; the same command then goes on."""
+    """A real signal to a real process; the same command then resumes."""
     arguments = ["evaluate", str(bank), "--methods", "simpleshot", "--shots", "2"]
     arguments += ["--n_query", "20", "--output", str(tmp_path / "out"), "--device", "cpu"]
     command = [sys.executable, "-m", "paddle_ext", *arguments, "--n-tasks", "10000000"]

@@ -193,7 +193,7 @@ def test_files_count_by_their_bytes_alone(
         os.utime(path, (0, 0))
     paths = [path.rename(path.with_name(f"new-{path.name}")) for path in paths]
     assert counting.during(network, images(), cache=cache)[0] == 0
-    # The same name, time and number of bytes, but another picture.
+    # The same name, time and number of bytes, but another image.
     changed = bytearray(paths[1].read_bytes())
     other = write_image(tmp_path / "other.png", random_pixels(16, 16, seed=77)).read_bytes()
     paths[1].write_bytes(other)
@@ -207,7 +207,7 @@ def test_files_count_by_their_bytes_alone(
 def test_a_picture_that_changes_while_it_is_read(
     network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its features are never kept under the digest of the picture that was there before."""
+    """Its features are never kept under the digest of the earlier image."""
     pytest.importorskip("PIL", reason="needs Pillow")
     old, new = random_pixels(16, 16, seed=1), random_pixels(16, 16, seed=2)
     path = write_image(tmp_path / "a.png", old)

@@ -266,7 +266,7 @@ def changed(images: ImageArray) -> ImageArray:
 
 
 def test_other_pictures_of_the_same_labels(tmp_path: Path) -> None:
-    """A run must not go on with pictures that it did not begin with."""
+    """A run must not resume with other images than it began with."""
     settings = replace(QUICK, epochs=1)
     trained(settings, output=tmp_path)
     longer = replace(settings)

@@ -312,7 +312,7 @@ def test_sizes_that_are_not_there() -> None:
 
 
 def test_a_small_pickle_stays_small() -> None:
-    """A list of the same list twice, and so on: 2^60 lists if each were made anew."""
+    """A list of the same list twice, and so on: 2^60 lists if each were copied."""
     value: list[object] = []
     for _ in range(60):
         value = [value, value]

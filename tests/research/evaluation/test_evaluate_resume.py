@@ -199,7 +199,7 @@ GOOD = [[2, 3, "spy", 0, 10], [60, 400, 0.5]]  # 10 tasks of 12 queries
 @pytest.mark.parametrize(
     ("task", "count"),
     [
-        ([2, 3, "spy", 0, 10], [121, 1500, 0.5]),  # more right answers than queries
+        ([2, 3, "spy", 0, 10], [121, 1500, 0.5]),  # more correct labels than queries
         ([2, 3, "spy", 0, 10], [-1, 0, 0.5]),
         ([2, 3, "spy", 0, 10], [60, 359, 0.5]),  # less than equal counts have
         ([2, 3, "spy", 0, 10], [60, 721, 0.5]),  # more than whole tasks have
@@ -280,7 +280,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", RANK, tmp_path],
-            cwd=tmp_path,  # not beside the sources, which may have no native module
+            cwd=tmp_path,  # away from the sources, which may have no native module
             env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -308,7 +308,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     for rank in range(2):
         assert "with another seed" in (tmp_path / f"refused-{rank}").read_text()
 
-    Spy.forget()  # one process goes on where two have been
+    Spy.forget()  # one process resumes what two began
     assert run(tmp_path / "shared").results == found[0][0].results
     assert not Spy.seen
 

@@ -189,7 +189,7 @@ def test_lambda(bank: FeatureBank, tmp_path) -> None:
         output=tmp_path,
         **options,
     )
-    assert result.left_out == (51,)  # two classes have 50 rows beside the support
+    assert result.left_out == (51,)  # two classes have 50 rows besides the support
     assert "too few rows for these numbers of queries: 51" in result.summary()
     plain = evaluate(bank, "paddle", n_query=20, preset="paper", **options)
     for k_eff in (2, 5):

@@ -1,4 +1,4 @@
-"""The pictures: what they show, read back from their artists."""
+"""The figures: what they show, read back from their artists."""
 
 import doctest
 import math

@@ -14,7 +14,7 @@ from paddle_ext.research.evaluation.tables import TITLES, markdown, rows
 
 
 def result(method: str = "paddle", shots: int | None = 5, k_eff: int = 5, **changes: int) -> Result:
-    """100 tasks with 60 right answers of 75, give or take 10."""
+    """100 tasks with 60 of 75 labels right, give or take 10."""
     counts = {"n_tasks": 100, "correct": 6000, "squares": 100 * 60**2 + 100 * 10**2}
     options = {"weights": (1.0, 0.3, 1.0), "lam": None, "scaling": "minmax"}
     return Result(
@@ -46,9 +46,9 @@ def test_interval_of_equal_and_of_single_tasks() -> None:
 
 
 def test_interval_is_exact_for_many_tasks() -> None:
-    """A spread that floating point would lose beside the sums."""
+    """A spread that floating point would lose next to the sums."""
     n, right = 10**8, 10**9
-    squares = n * right**2 + 50  # 25 tasks have one right answer more, and 25 one less
+    squares = n * right**2 + 50  # 25 tasks have one more right label, and 25 one less
     found = result(n_tasks=n, correct=n * right, squares=squares)
     assert found.interval == pytest.approx(196 / 75 * math.sqrt(50 / (n - 1) / n))
 

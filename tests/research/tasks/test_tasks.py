@@ -62,7 +62,7 @@ def assert_proper(sampler: TaskSampler, batch: TaskBatch) -> None:
         assert len(label.unique()) <= sampler.k_eff
 
 
-# --- the sampler once more, in plain Python ------------------------------------------------------
+# --- the sampler again, in plain Python ----------------------------------------------------------
 
 
 def philox(counter: list[int], key: int) -> list[int]:
@@ -128,7 +128,7 @@ def plain_task(sampler: TaskSampler, task: int) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
-    [  # known answers of the authors (Random123)
+    [  # known outputs of the authors (Random123)
         ([0] * 4, 0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         ([2**32 - 1] * 4, 2**64 - 1, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
         (
