@@ -1,8 +1,8 @@
-"""Griffe extension of the site: docstrings as Markdown, and comments of fields as docstrings.
+"""Griffe extension of the site: docstrings as Markdown, and fields in the docstring of their class.
 
 Docstrings are written for Python's `help` too: ``code``, and a block of code after two colons.
 Fields of dataclasses and named tuples are explained by a comment at the end of the line, or on the
-lines before it.
+lines before it; a class whose docstring lists neither parameters nor attributes gets a list.
 """
 
 import io
@@ -12,7 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from griffe import Attribute, Docstring, Extension, Object
+from griffe import Attribute, Class, Docstring, Extension, Object
+
+SECTION = re.compile(r"^(?:Parameters|Attributes|Notes|Examples)\n---", re.MULTILINE)
+LISTED = re.compile(r"^(?:Parameters|Attributes)\n---", re.MULTILINE)
 
 
 class PlainDocstrings(Extension):
@@ -23,14 +26,21 @@ class PlainDocstrings(Extension):
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
 
-    def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
-        """A field without a docstring gets its comment as one."""
-        if attr.docstring or not attr.parent or not attr.parent.is_class:
+    def on_class(self, *, cls: Class, **_: Any) -> None:
+        """List the fields of a record, before the notes and examples of its docstring."""
+        fields = [field for field in cls.attributes.values() if is_field(field)]
+        if not cls.docstring or not fields or LISTED.search(cls.docstring.value):
             return
-        if isinstance(attr.filepath, Path) and attr.lineno and attr.endlineno:
-            text = comment_of(comments(attr.filepath), attr.lineno, attr.endlineno)
-            if text:
-                attr.docstring = Docstring(text, parent=attr, lineno=attr.lineno)
+        entries = [
+            f"{field.name} : {field.annotation}\n    {about(field)}".rstrip() for field in fields
+        ]
+        text = cls.docstring.value
+        found = SECTION.search(text)
+        place = found.start() if found else len(text)
+        parts = [text[:place].rstrip(), "\n".join(["Attributes", "----------", *entries])]
+        cls.docstring.value = "\n\n".join([*parts, text[place:]]).rstrip()
+        for field in fields:
+            field.docstring = None
 
 
 def markdown(text: str) -> str:
@@ -38,6 +48,22 @@ def markdown(text: str) -> str:
     text = re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
     link = r'<autoref identifier="\1" optional><code>\1</code></autoref>'
     return re.sub(r"`(paddle_ext(?:\.\w+)+)`", link, text)
+
+
+def is_field(attribute: Attribute) -> bool:
+    """An annotated name of the class itself, which is an argument when it is made."""
+    own = not attribute.name.startswith("_") and "instance-attribute" in attribute.labels
+    return own and attribute.annotation is not None and "property" not in attribute.labels
+
+
+def about(field: Attribute) -> str:
+    """Its docstring, or its comment, or at least its default, in one line."""
+    text = ""
+    if isinstance(field.docstring, Docstring):
+        text = " ".join(field.docstring.value.split())
+    elif isinstance(field.filepath, Path) and field.lineno and field.endlineno:
+        text = markdown(comment_of(comments(field.filepath), field.lineno, field.endlineno))
+    return text or (f"By default `{field.value}`." if field.value is not None else "")
 
 
 @cache
@@ -52,9 +78,10 @@ def comments(path: Path) -> dict[int, tuple[str, bool]]:
 
 
 def comment_of(found: dict[int, tuple[str, bool]], first: int, last: int) -> str:
-    """What stands at the end of a statement; else the lines of comment before it."""
-    if last in found:
-        return found[last][0]
+    """What stands on the lines of a statement; else the lines of comment before it."""
+    inside = [found[line][0] for line in range(first, last + 1) if line in found]
+    if inside:
+        return " ".join(inside)
     above: list[str] = []
     while found.get(first - 1, ("", False))[1]:
         first -= 1

@@ -81,42 +81,73 @@ def test_lists_that_only_github_shows() -> None:
 
 # --- docstrings -----------------------------------------------------------------------------------
 
-SOURCE = '''class Found:
-    """What was found."""
+SOURCE = """class Found:
+    \"\"\"What was found.
+
+    Notes
+    -----
+    It is small.
+    \"\"\"
 
     labels: int  # [Q]: the classes
     # How sure,
     # from 0 to 1.
     doubt: float = 0.5
+    split: float = (
+        0.5  # between lines
+    )
     name: str = "#"
-    """Its name."""
+    \"\"\"Its name.\"\"\"
     silent: int = 0
+    shared: ClassVar[int] = 1  # by all
+
+class Listed:
+    \"\"\"Of one.
+
+    Parameters
+    ----------
+    labels : int
+        As it says.
+    \"\"\"
+
+    labels: int  # not this
 
 def solve():
-    """Like ``paddle_ext.adapt``::
+    \"\"\"Like ``paddle_ext.adapt``::
 
         code
 
     The end.
-    """
-'''
+    \"\"\"
+"""
+FOUND = """What was found.
+
+Attributes
+----------
+labels : int
+    [Q]: the classes
+doubt : float
+    How sure, from 0 to 1.
+split : float
+    between lines
+name : str
+    Its name.
+silent : int
+    By default `0`.
+
+Notes
+-----
+It is small."""
 
 
-def test_comments_of_fields(tmp_path: Path) -> None:
+def test_docstrings(tmp_path: Path) -> None:
     griffe = pytest.importorskip("griffe")
     (tmp_path / "sample.py").write_text(SOURCE)
     extensions = griffe.load_extensions(fields.PlainDocstrings())
     module = griffe.load("sample", search_paths=[tmp_path], extensions=extensions)
-    found = {
-        name: member.docstring and member.docstring.value
-        for name, member in module["Found"].members.items()
-    }
-    assert found == {
-        "labels": "[Q]: the classes",
-        "doubt": "How sure, from 0 to 1.",
-        "name": "Its name.",
-        "silent": None,
-    }
+    assert module["Found"].docstring.value == FOUND
+    assert module["Found"]["name"].docstring is None
+    assert "not this" not in module["Listed"].docstring.value
     text = module["solve"].docstring.value
     link = '<autoref identifier="paddle_ext.adapt" optional><code>paddle_ext.adapt</code></autoref>'
     assert text == f"Like {link}:\n\n    code\n\nThe end."
