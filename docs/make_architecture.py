@@ -41,6 +41,7 @@ LAYERS = (
         ("scaling.py", "coordinates"),
         ("rows.py", "arithmetic of rows"),
         ("check.py", "arguments"),
+        ("check_values.py", "their values"),
         ("version.py", "version number"),
     ),
     (("csrc/bindings.cpp", "③ bindings: named parameters and a stream in, exceptions out"),),

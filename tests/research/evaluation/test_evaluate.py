@@ -206,7 +206,7 @@ def test_paddle_never_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("rows were gathered, or checked a second time")
 
     monkeypatch.setattr("paddle_ext.methods.task.IndexedTask.gathered", never)
-    monkeypatch.setattr("paddle_ext.check.values", never)
+    monkeypatch.setattr("paddle_ext.check_values.values", never)
     bank = small_bank()
     half = FeatureBank(bank.features.half(), bank.labels)
     seen = []
