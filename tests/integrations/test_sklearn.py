@@ -1,4 +1,4 @@
-"""The scikit-learn estimator: what it finds, what it refuses, and how it fits into scikit-learn."""
+"""The scikit-learn estimator: what it finds, and how it fits into scikit-learn."""
 
 import doctest
 import inspect
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from estimator_batch import CLASSES, DIMENSION, SHOTS, adapted, batch, solved
 
 import paddle_ext
 
@@ -28,34 +29,7 @@ from paddle_ext.integrations import sklearn as integration  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
 from paddle_ext.methods.task import Task  # noqa: E402
 
-CLASSES, SHOTS, DIMENSION = 12, 4, 16
 SCALINGS = ("auto", "minmax", "none")
-
-
-def batch(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, labels with -1, and the truth: 12 classes with 4 labels, 3 of them unlabelled too."""
-    random = np.random.default_rng(7)
-    centres = 2 + random.normal(size=(CLASSES, DIMENSION))
-    truth = np.concatenate([np.arange(CLASSES).repeat(SHOTS), np.array([2, 5, 9]).repeat(15)])
-    y = truth.copy()
-    y[CLASSES * SHOTS :] = -1
-    order = random.permutation(len(y))
-    X = (centres[truth] + 0.7 * random.normal(size=(len(y), DIMENSION))).astype(dtype)
-    return X[order], y[order], truth[order]
-
-
-def solved(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
-    """By `paddle_ext.solve`, of the rows with -1."""
-    support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
-    return paddle_ext.solve(support, labels, query, return_prototypes=True, **options)
-
-
-def adapted(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
-    """By the method `adaptive`, of the rows with -1."""
-    support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
-    method = Adaptive(**options)
-    task = Task(support[None], labels[None], query[None], CLASSES)
-    return method.solve_one(method.likelihood(task), query)
 
 
 # --- what it finds ------------------------------------------------------------------------------
@@ -337,15 +311,6 @@ def test_novelty(options: dict[str, str]) -> None:
         PaddleClassifier(**options).fit(X[rows], y[rows]).novelty(X)
 
 
-def test_text_with_a_number_that_means_unlabelled() -> None:
-    """NumPy makes text of all of it, and a class called -1."""
-    X = np.eye(3)
-    with pytest.raises(ValueError, match=r"^y must have None for an unlabelled row among text"):
-        PaddleClassifier().fit(X, ["up", "right", -1])
-    model = PaddleClassifier().fit(X, np.array(["up", "right", -1], dtype=object))
-    assert model.classes_.tolist() == ["right", "up"]
-
-
 def test_extreme_numbers() -> None:
     """Never NaN, however far away a new row is."""
     X, y, _ = batch()
@@ -356,89 +321,6 @@ def test_extreme_numbers() -> None:
         far = np.vstack([np.zeros(DIMENSION), X[0] * 1e300, X[1] * 1e-300, -X[2] * 1e200])
         assert np.isfinite(model.predict_proba(far)).all()
         np.testing.assert_allclose(model.predict_proba(far).sum(1), 1)
-
-
-# --- labels -------------------------------------------------------------------------------------
-
-
-def forms(y: np.ndarray) -> dict[str, Any]:
-    """The same labels in many forms, and the classes they make."""
-    pandas = pytest.importorskip("pandas")
-    names = [f"class {k:02d}" for k in range(CLASSES)]
-    text = np.array([None if k < 0 else names[k] for k in y], dtype=object)
-    with_nan = np.where(y < 0, np.nan, y)
-    return {
-        "numbers": (y, list(range(CLASSES))),
-        "floats": (with_nan, list(range(CLASSES))),
-        "objects": (np.array([None if k < 0 else int(k) for k in y], object), list(range(CLASSES))),
-        "text": (text, names),
-        "list": (text.tolist(), names),
-        "series": (pandas.Series(text), names),
-        "strings": (pandas.Series(text, dtype="string"), names),
-        "integers": (pandas.Series(with_nan).astype("Int64"), list(range(CLASSES))),
-        "categories": (pandas.Series(text, dtype="category"), names),
-    }
-
-
-FORMS = ("numbers", "floats", "objects", "text", "list", "series", "strings", "integers")
-
-
-@pytest.mark.parametrize("form", [*FORMS, "categories"])
-def test_forms_of_labels(form: str) -> None:
-    X, y, _ = batch()
-    given, classes = forms(y)[form]
-    model = PaddleClassifier().fit(X, given)
-    assert model.classes_.tolist() == classes
-    expected = adapted(X, y).labels.numpy()
-    assert model.transduction_[y < 0].tolist() == [classes[k] for k in expected]
-    assert set(model.predict(X)) <= set(classes)
-    assert model.fit_predict(X, given).tolist() == model.transduction_.tolist()
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([-1] * 6, "at least two classes, got none"),
-        ([None] * 6, "at least two classes, got none"),
-        ([3, 3, 3, -1, -1, -1], "got one class: 3"),
-        ([0, 1, 0, 1, 0], r"for each row of X, 6, got 5"),
-        ([0.5, 1.25, 0.1, 2.2, np.nan, np.nan], "Unknown label type"),
-        ([0.0, 1.0, np.inf, 1.0, np.nan, np.nan], "integers, got inf"),
-        (np.array(["a", 1, "b", None, None, None], dtype=object), "got int and str"),
-        (None, "target y is None"),
-    ],
-)
-def test_bad_labels(labels: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PaddleClassifier().fit(np.random.default_rng(0).normal(size=(6, 3)), labels)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lam": -1.0}, "lam must be finite and >= 0, got -1"),
-        ({"scaling": "zscore"}, "scaling must be one of"),
-        ({"method": "nearest"}, "method must be one of 'adaptive', 'paddle', got 'nearest'"),
-        ({"temperature": 2.0}, "temperature must be 1.0 unless method='paddle', got 2.0"),
-        ({"scaling": "none"}, "scaling must be 'auto' unless method='paddle', got 'none'"),
-        ({"lam": 3.0}, "lam must be None unless method='paddle', got 3.0"),
-        ({"tol": -1.0}, "tol must be finite and >= 0, got -1"),
-        ({"temperature": 0.0}, "temperature must be finite and > 0, got 0"),
-        ({"max_iter": 0}, "max_iter must be an integer"),
-        ({"present_threshold": 0.0}, "present_threshold must be finite and > 0"),
-        ({"device": "abacus"}, "device must be the CPU or a CUDA device, got 'abacus'"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PaddleClassifier(**options).fit(*batch()[:2])
-
-
-def test_sparse_input() -> None:
-    sparse = pytest.importorskip("scipy.sparse")
-    X, y, _ = batch()
-    with pytest.raises(TypeError, match=r"[Ss]parse data was passed"):
-        PaddleClassifier().fit(sparse.csr_array(X), y)
 
 
 # --- in scikit-learn ----------------------------------------------------------------------------
