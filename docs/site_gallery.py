@@ -110,7 +110,8 @@ def program(name: str) -> Example:
         example.printed, example.figures = run_program(path, tuple(arguments))
         command = " ".join(["python", f"examples/{name}.py", *arguments])
         parts += [fenced("console", f"$ {command}\n{example.printed}"), ""]
-        parts += [f"![]({figure_name(example, n)})" for n in range(len(example.figures))]
+        numbers = range(len(example.figures))
+        parts += [f"![{title}]({figure_name(example, n)})" for n in numbers]
     example.text = "\n\n".join([*parts, f"## examples/{name}.py", fenced("python", code)])
     return example
 
@@ -150,7 +151,8 @@ def notebook(name: str) -> Example:
         if printed.getvalue():
             parts.append(fenced("text", printed.getvalue()))
         for figure in figures:
-            parts.append(f"![]({figure_name(example, len(example.figures))})")
+            name_of_file = figure_name(example, len(example.figures))
+            parts.append(f"![{example.title}]({name_of_file})")
             example.figures.append(figure)
     parts.append(f"The notebook is `examples/{name}.ipynb`.")
     example.text = "\n\n".join(parts)
