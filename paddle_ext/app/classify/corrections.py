@@ -12,6 +12,7 @@ import torch
 from ... import check
 from ...research.printable import plain_cell
 from .samples import Batch, Labelled, Source, concatenated, named_labels
+from .text_files import table_rows
 
 
 def read_corrections(path: Path) -> dict[str, str]:
@@ -23,8 +24,12 @@ def read_corrections(path: Path) -> dict[str, str]:
         raise check.ArgumentValueError(
             "corrected", f"must be a CSV file with a column label, got {path}, which is not a file"
         )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.reader(file))
+    try:
+        rows = table_rows(path)
+    except (UnicodeError, csv.Error) as error:
+        raise check.ArgumentValueError(
+            "corrected", f"must be a CSV file, got {path}, which cannot be read: {error}"
+        ) from error
     header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
     if "label" not in header[1:]:
         listed = ", ".join(header) or "no column"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 from collections import Counter
 from pathlib import Path
 
@@ -103,3 +104,11 @@ def sniffed_separator(path: Path, encoding: str) -> str:
         if count == sum(widths.values()) and width > most and len(header) == width:
             best, most = separator, width
     return best
+
+
+def table_rows(path: Path) -> list[list[str]]:
+    """All rows of a small table, with the separator and the encoding detected."""
+    encoding = sniffed_encoding(path)
+    separator = sniffed_separator(path, encoding)
+    with open_regular(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
+        return list(csv.reader(text, delimiter=separator))

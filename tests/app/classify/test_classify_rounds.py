@@ -292,6 +292,21 @@ def test_corrected_labels_are_labelled_samples(files: tuple[Path, Path], tmp_pat
     assert len(report.checked.labels) == 27
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("name;label\r\n3;Lärche\r\n7;Öl, Fett\r\n", "cp1252"),
+        ("name\tlabel\n3\tLärche\n7\tÖl, Fett\n", "utf-16"),
+        ('name,label\n3,Lärche\n7,"Öl, Fett"\n', "utf-8-sig"),
+    ],
+)
+def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encoding: str) -> None:
+    """Separator and encoding are detected, as those of other tables."""
+    path = tmp_path / "corrected.csv"
+    path.write_bytes(text.encode(encoding))
+    assert read_corrections(path) == {"3": "Lärche", "7": "Öl, Fett"}
+
+
 def test_answers_edited_by_hand_are_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
     report = classify(*files, tmp_path / "a", settings())
     rows = table(report.table)[:5]
@@ -321,6 +336,9 @@ def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, me
         classify(*files, tmp_path, settings(corrected=path))
     with pytest.raises(ValueError, match="which is not a file"):
         read_corrections(tmp_path / "nothing.csv")
+    path.write_bytes(b"name,label\n3,\x81\n")  # a byte that no common encoding has
+    with pytest.raises(ValueError, match=r"^corrected must be a CSV file, got .*cannot be read"):
+        read_corrections(path)
 
 
 def test_corrections_of_named_classes(tmp_path: Path) -> None:
