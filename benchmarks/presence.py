@@ -3,7 +3,7 @@
 Precision and recall of the present classes against the number of effective classes; how well doubt
 tells wrong labels from right ones, and how well it is calibrated; and, in a bank with rows of no
 class, how well doubt and novelty tell those rows when they are mixed into the queries. With
---unknown: instead how well novelty tells rows of classes that have no label, beside the largest
+--unknown: instead how well novelty tells rows of classes that have no label, alongside the largest
 cosine with a class mean; of one such class, and of many.
 """
 
@@ -209,10 +209,13 @@ def outsider_row(
 # --- classes without a label --------------------------------------------------------------------
 
 
-def unknown_row(
-    name: str, bank: FeatureBank, chosen: argparse.Namespace, shots: int, clustered: bool
-) -> dict[str, Any]:
-    """60 queries of 1, 5 or all known classes, and 30 rows of one other class or of many."""
+def unknown_tasks(
+    bank: FeatureBank, chosen: argparse.Namespace, shots: int, clustered: bool
+) -> Tensor:
+    """60 queries of 1, 5 or all known classes, and up to 30 rows of one other class or of many.
+
+    AUROC of each task, [n, 2].
+    """
     scores: list[list[float]] = []
     for number in range(chosen.n_tasks):
         generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
@@ -229,26 +232,37 @@ def unknown_row(
         query = rest[torch.randperm(len(rest), generator=generator)[:60]]
         where = bank.labels == others[0] if clustered else torch.isin(bank.labels, others)
         strange = shuffled(where, generator)[:30]
-        scores.append(unknown_scores(bank, support, labels, torch.cat([query, strange]), chosen))
-    means = (100 * torch.tensor(scores).mean(0)).tolist()
-    kind = "one class" if clustered else "many"
-    return {"bank": name, "shots": shots, "of": kind} | dict(
-        zip(("largest cosine", "novelty"), means, strict=True)
-    )
+        scores.append(unknown_scores(bank, support, labels, query, strange, chosen.method))
+    return torch.tensor(scores)
 
 
 def unknown_scores(
-    bank: FeatureBank, support: Tensor, labels: Tensor, query: Tensor, chosen: argparse.Namespace
+    bank: FeatureBank, support: Tensor, labels: Tensor, query: Tensor, strange: Tensor, method: str
 ) -> list[float]:
-    """AUROC of the largest cosine and of novelty; the last 30 rows are the strangers."""
-    rows, new = bank.features[support], bank.features[query]
-    solution = solve_one(rows, labels, new, chosen.method)
+    """AUROC of the largest cosine and of novelty."""
+    rows, new = bank.features[support], bank.features[torch.cat([query, strange])]
+    solution = solve_one(rows, labels, new, method)
     novelty = presence.novelty(solution, rows, labels, new)
     unit = torch.nn.functional.normalize
     means = torch.zeros(int(labels.max()) + 1, rows.shape[1]).index_add_(0, labels, unit(rows))
     cosine = (unit(new) @ unit(means).mT).amax(1)
-    strange = torch.arange(len(query)) >= len(query) - 30
-    return [auroc(score, strange) for score in (-cosine, novelty)]
+    unknown = torch.arange(len(new)) >= len(query)
+    return [auroc(score, unknown) for score in (-cosine, novelty)]
+
+
+def unknown_row(name: str, shots: object, kind: str, scores: Tensor) -> dict[str, Any]:
+    """Means over tasks [n, 2], and the standard error of the difference."""
+    cosine, novelty = (100 * scores.double()).unbind(1)
+    ahead = novelty - cosine
+    return {
+        "bank": name,
+        "shots": shots,
+        "of": kind,
+        "largest cosine": float(cosine.mean()),
+        "novelty": float(novelty.mean()),
+        "ahead": float(ahead.mean()),
+        "standard error": float(ahead.std()) / len(ahead) ** 0.5,
+    }
 
 
 def shuffled(where: Tensor, generator: torch.Generator) -> Tensor:
@@ -257,17 +271,24 @@ def shuffled(where: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def measure_unknown(chosen: argparse.Namespace) -> None:
-    table = []
+    cells, banks = [], []
     for name, bank in map(load, chosen.banks):
-        for shots in (2, 5, 20):
-            if int(bank.counts().max()) < shots + 5:
-                continue
-            for clustered in (True, False):
+        for clustered in (True, False):
+            kind, scores = "one class" if clustered else "many", []
+            for shots in (2, 5, 20):
+                if int(bank.counts().max()) < shots + 5:
+                    continue
                 harness.progress(f"{name}: {shots} shots")
-                table.append(unknown_row(name, bank, chosen, shots, clustered))
+                scores.append(unknown_tasks(bank, chosen, shots, clustered))
+                cells.append(unknown_row(name, shots, kind, scores[-1]))
+            # Tasks of all shots have the same classes, and so are not independent.
+            banks.append(unknown_row(name, "all", kind, torch.stack(scores).mean(0)))
     harness.progress("")
-    harness.print_table("rows of classes without a label: AUROC", [*table, mean_row(table)])
-    harness.write_csv(chosen.output / "unknown.csv", table)
+    title = "rows of classes without a label: AUROC"
+    harness.print_table(title, cells)
+    means = mean_row(banks) | {"standard error": None}
+    harness.print_table(f"{title}, mean over shots", [*banks, means])
+    harness.write_csv(chosen.output / "unknown.csv", [*cells, *banks])
 
 
 def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:

@@ -6,7 +6,7 @@ Which classes are present, and which labels are doubtful, a `Solution` tells by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from .methods import Prediction
 from .methods.calibration import calibrated
 from .methods.shared_rows import left_out
 from .ops.labelled import coordinates
-from .rows import class_sums, computing_dtype, parts, unit_rows
+from .rows import class_sums, computing_dtype, parts, squared_distances, unit_rows
 from .solution import Solution
 
 __all__ = ["LabelDoubt", "label_doubt", "novelty"]
@@ -25,7 +25,9 @@ __all__ = ["LabelDoubt", "label_doubt", "novelty"]
 ALONE = "support_labels must have a class of two rows or more, got one of each"
 MOST_ROWS = 1024  # labelled rows that queries are compared with, at most
 NO_SPREAD = 1e-6  # of labelled rows; less is rounding
-SPREAD_SHARE, SPREAD_ROWS = 0.25, 4  # before any row is seen, and what that counts
+SPREAD_SHARE = 0.25  # of the mean: the spread before any row is seen
+PRIOR_ROWS = 16  # what is assumed before any row is seen counts as much as so many
+FOLDS = 5  # of classes that are left out together, to see how strangers would look
 
 
 def novelty(
@@ -35,7 +37,9 @@ def novelty(
 
     The share of the labelled rows that are less strange than the query, each of them left out of
     its class. A row is strange if it is far from the mean of its class, in the feature scale of the
-    method `adaptive`, has a small cosine with it, and a small one with any other class mean too.
+    method `adaptive`, and if its cosine with it, and its largest with any class mean, are small.
+    How much distances count and how much cosines, labelled rows choose that are judged twice: with
+    their class among the known ones, and without it, as strangers. If they are few, cosines count.
     Of samples like the labelled ones, about 5 in 100 exceed 0.95. Class means are those of the
     labelled rows, whatever the solver: those of a solution may have moved onto the strangers. For
     a solution of PADDLE the class of a row is that of the largest cosine, because a large class may
@@ -143,14 +147,38 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
 
 
 @dataclass(frozen=True)
-class Familiar:
-    """What samples of the known classes look like; tensors, so that they may be kept as arrays."""
+class KnownClasses:
+    """Where the labelled rows of classes lie."""
 
     centre: Tensor  # [D]
     means: Tensor  # [K, D] class means, less the centre
     scale: Tensor  # [D] how features count
     directions: Tensor  # [K, D] unit-norm class means
-    moments: Tensor  # [4] mean and spread of distances and of cosines, of labelled rows
+
+    def signs(self, unit: Tensor, labels: Tensor | None) -> Tensor:
+        """Of unit-norm rows with these labels, by default those of the largest cosines, [n, 2]."""
+        best, nearest = (cosines := unit @ self.directions.mT).max(1)
+        own = nearest if labels is None else labels
+        cosine = cosines.gather(1, own.unsqueeze(1)).squeeze(1)
+        return signs(self.distances(unit, own), cosine, best)
+
+    def distances(self, unit: Tensor, labels: Tensor) -> Tensor:
+        """Squared, of unit-norm rows to the means of their classes, [n]."""
+        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0][0]
+        return ((x - self.means[labels]).square() * self.scale).sum(-1)
+
+    def nearest(self, unit: Tensor) -> Tensor:
+        """The class of the smallest distance, [n]."""
+        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0][0]
+        scale = self.scale.sqrt()
+        return squared_distances(x * scale, self.means * scale).argmin(1)
+
+
+@dataclass(frozen=True)
+class Familiar(KnownClasses):
+    """What samples of known classes look like; tensors, so that they may be kept as arrays."""
+
+    weights: Tensor  # [2] float64: what distances count, and cosines
     usual: Tensor  # [m] float64: how strange labelled rows are, sorted
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
@@ -159,22 +187,16 @@ class Familiar:
         for part in parts(len(rows), 3 * rows.shape[-1] + len(self.means)):
             # Unit-norm first: what float64 can hold may be too large for the dtype of the means.
             unit = unit_rows(rows[part].double()).to(self.means.dtype)
-            best, nearest = (cosines := unit @ self.directions.mT).max(1)
-            own = nearest if labels is None else labels[part]
-            cosine = cosines.gather(1, own.unsqueeze(1)).squeeze(1)
-            found.append(self.strangeness(self.distances(unit, own), cosine, best))
+            found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.usual, torch.cat(found))
 
-    def distances(self, unit: Tensor, labels: Tensor) -> Tensor:
-        """Squared, of unit-norm rows to the means of their classes, [n]."""
-        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0][0]
-        return ((x - self.means[labels]).square() * self.scale).sum(-1)
 
-    def strangeness(self, distance: Tensor, own: Tensor, best: Tensor) -> Tensor:
-        """From the distance and the cosine to the own class, and the largest cosine; float64."""
-        far, far_spread, near, near_spread = self.moments.unbind()
-        distance, own, best = (x.double() for x in (distance, own, best))
-        return (distance - far) / far_spread - (own + best - 2 * near) / near_spread
+def signs(distance: Tensor, own: Tensor, best: Tensor) -> Tensor:
+    """What is large for strange rows: their distances and what their cosines lack, [n, 2] float64.
+
+    Of the distance to the mean of the class, the cosine with it and the largest cosine, [n] each.
+    """
+    return torch.stack([distance.double(), 2 - own.double() - best.double()], dim=1)
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
@@ -185,37 +207,93 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
     able = (shots > 1)[labels].nonzero().view(-1)
     if len(able) == 0:
         return None
-    likelihood = calibrated(rows.unsqueeze(0), labels.unsqueeze(0), K, "diagonal")
     unit = unit_rows(rows.double()).to(rows.dtype)
     sums = class_sums(unit, labels, K)[0].to(rows.dtype)
-    found = Familiar(
+    found = known_classes(rows, labels, unit_rows(sums))
+    m = min(len(able), MOST_ROWS)
+    chosen = able[(2 * torch.arange(m, device=able.device) + 1) * len(able) // (2 * m)]
+    usual = torch.cat(
+        [
+            judged_as_known(found, unit[part], labels[part], sums, shots)
+            for part in (chosen[one] for one in parts(m, 4 * rows.shape[1] + 2 * K))
+        ]
+    )
+    weights = discriminant(usual, judged_as_strange(found, rows, unit, labels, chosen))
+    return Familiar(**vars(found), weights=weights, usual=(usual @ weights).sort().values)
+
+
+def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClasses:
+    likelihood = calibrated(rows.unsqueeze(0), labels.unsqueeze(0), len(directions), "diagonal")
+    return KnownClasses(
         centre=likelihood.centre[0],
         means=likelihood.prototypes[0],
         scale=likelihood.scale[0, 0],
-        directions=unit_rows(sums),
-        moments=torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64, device=rows.device),
-        usual=torch.empty(0, dtype=torch.float64, device=rows.device),
+        directions=directions,
     )
-    m = min(len(able), MOST_ROWS)
-    chosen = able[(2 * torch.arange(m, device=able.device) + 1) * len(able) // (2 * m)]
-    x, k = unit[chosen], labels[chosen]
-    n = shots[k].to(rows.dtype)
-    # As far as a new row would be from the mean, of which this one is a part.
-    distance = found.distances(x, k) * (n + 1) / (n - 1)
-    own = (unit_rows(sums[k] - x) * x).sum(-1)
-    best = (x @ found.directions.mT).scatter(1, k.unsqueeze(1), own.unsqueeze(1)).amax(1)
-    moments = torch.stack([*mean_and_spread(distance), *mean_and_spread(1 - own)])
-    moments[2] = 1 - moments[2]
-    found = replace(found, moments=moments)
-    return replace(found, usual=found.strangeness(distance, own, best).sort().values)
 
 
-def mean_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of positive numbers; the spread of a few of them is drawn to a share of the mean."""
-    x = x.double()
+def judged_as_known(
+    found: KnownClasses, x: Tensor, labels: Tensor, sums: Tensor, shots: Tensor
+) -> Tensor:
+    """Signs of labelled unit-norm rows, as of new rows of their classes; [n, 2].
+
+    A row is part of the mean of its class. The mean without it is shorter, but has the same
+    product with the row as the true mean, on average; a new row would see the length of the whole.
+    """
+    n, own = shots[labels].to(x.dtype), labels.unsqueeze(1)
+    distance = found.distances(x, labels) * (n + 1) / (n - 1)
+    product = ((sums[labels] - x) * x).sum(-1) / (n - 1)
+    length = torch.linalg.vector_norm(sums[labels], dim=-1) / n
+    cosine = (product / length.clamp(min=NO_SPREAD)).clamp(min=-1)
+    best = (x @ found.directions.mT).scatter(1, own, cosine.unsqueeze(1)).amax(1)
+    return signs(distance, cosine, best)
+
+
+def judged_as_strange(
+    found: KnownClasses, rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor
+) -> Tensor:
+    """Signs of the chosen rows where their class and others are not known; none of two classes."""
+    K = len(found.means)
+    folds = min(FOLDS, K) if K > 2 else 0
+    fold = torch.arange(K, device=labels.device) % max(1, folds)
+    judged = [rows.new_empty(0, 2, dtype=torch.float64)]
+    for number in range(folds):
+        rest = fold != number
+        among = rest[labels]
+        known = known_classes(
+            rows[among], (rest.cumsum(0) - 1)[labels[among]], found.directions[rest]
+        )
+        strange = chosen[~among[chosen]]
+        for part in parts(len(strange), 4 * rows.shape[1] + 2 * K):
+            x = unit[strange[part]]
+            judged.append(known.signs(x, known.nearest(x)))
+    return torch.cat(judged)
+
+
+def discriminant(known: Tensor, strange: Tensor) -> Tensor:
+    """What each sign counts: Fisher's linear discriminant of rows [.., 2], none below 0; [2].
+
+    Few rows are drawn to signs that are independent, and of which the cosines alone tell. Of known
+    rows the weighted sum has a spread of 1.
+    """
+    unit = torch.stack([spread(x) for x in known.unbind(1)])
+    known, strange = known / unit, strange / unit
+    off = torch.cat([x - x.mean(0) for x in (known, strange) if len(x)])
+    m, prior = min(len(known), len(strange)), known.new_tensor([0.0, 1.0])
+    covariance = (off.mT @ off + PRIOR_ROWS * torch.eye(2).to(off)) / (len(off) + PRIOR_ROWS)
+    apart = strange.mean(0) - known.mean(0) if m else prior
+    apart = (m * apart + PRIOR_ROWS * prior) / (m + PRIOR_ROWS)
+    weights = torch.linalg.solve(covariance, apart).clamp(min=0)
+    weights[1] += weights.sum() == 0  # cosines, if nothing tells strangers
+    found: Tensor = weights / spread(known @ weights) / unit
+    return found
+
+
+def spread(x: Tensor) -> Tensor:
+    """Of numbers that are not negative; that of a few is drawn to a share of the mean."""
     mean = x.mean()
-    squares = (x - mean).square().sum() + SPREAD_ROWS * (SPREAD_SHARE * mean) ** 2
-    return mean, (squares / (len(x) + SPREAD_ROWS)).sqrt().clamp(min=NO_SPREAD)
+    squares = (x - mean).square().sum() + PRIOR_ROWS * (SPREAD_SHARE * mean) ** 2
+    return (squares / (len(x) + PRIOR_ROWS)).sqrt().clamp(min=NO_SPREAD)
 
 
 def rank(usual: Tensor, scores: Tensor) -> Tensor:

@@ -14,53 +14,72 @@ from paddle_ext.methods.task import Task
 # --- novelty ------------------------------------------------------------------------------------
 
 
-def strangeness_by_hand(
-    support: Tensor, labels: Tensor, query: Tensor, found: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of labelled rows, each left out of its class, and of queries with these labels."""
+def known_by_hand(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances in the feature scale, and cosines, of queries and class means, [Q, K]."""
     K = int(labels.max()) + 1
     centre = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)]).mean(0)
     x, z = unit(unit(support) - centre), unit(unit(query) - centre)
     means = torch.stack([x[labels == k].mean(0) for k in range(K)])
-    off = x - means[labels]
     shots = labels.bincount()[labels].double()
     degrees = ((shots - 1) / shots).sum()
-    variance = off.square().sum(0) / degrees
+    variance = (x - means[labels]).square().sum(0) / degrees
     mean = variance.mean()
     scale = 1 / ((degrees * variance + 10 * mean) / (degrees + 10) + mean)
     scale = scale / scale.mean()
-    far = (shots + 1) / (shots - 1) * (off.square() * scale).sum(1)
-    own, best = [], []
+    distances = ((z.unsqueeze(1) - means).square() * scale).sum(2)
+    directions = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
+    return distances, unit(query) @ unit(directions).mT
+
+
+def signs_by_hand(distances: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
+    own = torch.arange(len(labels)), labels
+    return torch.stack([distances[own], 2 - cosines[own] - cosines.amax(1)], dim=1)
+
+
+def strangeness_by_hand(
+    support: Tensor, labels: Tensor, query: Tensor, found: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of labelled rows, each left out of its class, and of queries with these labels."""
+    distances, cosines = known_by_hand(support, labels, support)
     for i, k in enumerate(labels.tolist()):
-        others = torch.arange(len(labels)) != i
-        directions = [unit(support)[(labels == c) & others].mean(0) for c in range(K)]
-        cosines = unit(torch.stack(directions)) @ unit(support)[i]
-        own.append(cosines[k])
-        best.append(cosines.max())
-    near = torch.stack(own)
+        own = unit(support)[labels == k]
+        n = len(own)
+        distances[i, k] *= (n + 1) / (n - 1)
+        cosines[i, k] = ((own.sum(0) @ unit(support)[i] - 1) / (n - 1)) / own.mean(0).norm()
+    known = signs_by_hand(distances, cosines, labels)
+    strange = []
+    for fold in range(5):
+        out = labels % 5 == fold
+        _, renamed = labels[~out].unique(return_inverse=True)
+        distances, cosines = known_by_hand(support[~out], renamed, support[out])
+        strange.append(signs_by_hand(distances, cosines, distances.argmin(1)))
+    weights = discriminant_by_hand(known, torch.cat(strange))
+    distances, cosines = known_by_hand(support, labels, query)
+    asked = signs_by_hand(distances, cosines, cosines.argmax(1) if found is None else found)
+    return known @ weights, asked @ weights
+
+
+def discriminant_by_hand(known: Tensor, strange: Tensor) -> Tensor:
+    """With 16 more rows: of unit covariance, the second sign one unit of spread apart."""
 
     def spread(x: Tensor) -> Tensor:
-        return (((x - x.mean()).square().sum() + 4 * (x.mean() / 4) ** 2) / (len(x) + 4)).sqrt()
+        return (((x - x.mean()).square().sum() + (x.mean()) ** 2) / (len(x) + 16)).sqrt()
 
-    moments = [far.mean(), spread(far), near.mean(), spread(1 - near)]
-
-    def strange(far: Tensor, own: Tensor, best: Tensor) -> Tensor:
-        return (far - moments[0]) / moments[1] + (2 * moments[2] - own - best) / moments[3]
-
-    directions = [unit(support)[labels == c].mean(0) for c in range(K)]
-    cosines = unit(query) @ unit(torch.stack(directions)).mT
-    if found is None:
-        found = cosines.argmax(1)
-    asked = ((z - means[found]).square() * scale).sum(1)
-    with_own = cosines.gather(1, found.unsqueeze(1)).squeeze(1)
-    usual = strange(far, near, torch.stack(best))
-    return usual, strange(asked, with_own, cosines.amax(1))
+    m = len(known)
+    unit = torch.stack([spread(known[:, 0]), spread(known[:, 1])])
+    known, strange = known / unit, strange / unit
+    scatter = (m - 1) * (torch.cov(known.mT) + torch.cov(strange.mT))
+    (a, b), (_, c) = (scatter + 16 * torch.eye(2)) / (2 * m + 16)
+    u, v = (m * (strange.mean(0) - known.mean(0)) + torch.tensor([0, 16])) / (m + 16)
+    weights = torch.stack([c * u - b * v, a * v - b * u]).clamp(min=0)
+    return weights / spread(known @ weights) / unit
 
 
+@pytest.mark.parametrize("offset", [0.0, 3.0])  # distances alone count; cosines count too
 @pytest.mark.parametrize("method", ["solve", "adaptive"])
-def test_novelty_by_hand(method: str) -> None:
+def test_novelty_by_hand(method: str, offset: float) -> None:
     """Between the ranks among the labelled rows, and in their order beyond them."""
-    support, labels, query = task(strangers=5)
+    support, labels, query = task(strangers=5, offset=offset)
     solution: Solution | Prediction
     if method == "solve":
         solution = paddle_ext.solve(support, labels, query)
@@ -145,6 +164,36 @@ def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
         adaptive.predict(support, labels, support), support, labels, support
     )
     assert ordinary.mean() < 0.5  # a row that is part of its class mean lies nearer
+
+
+def test_signs_count_as_much_as_they_tell() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(2, 200, 2, generator=generator, dtype=torch.float64)
+    known, strange = noise[0], noise[1] + torch.tensor([0.3, 0.1])
+    weights = presence.discriminant(known, strange)
+    assert weights[0] > 2 * weights[1] > 0
+    assert abs(float((known @ weights).std()) - 1) < 0.05
+    few = presence.discriminant(known[:4], strange[:4])
+    assert few[0] / few[1] < weights[0] / weights[1]  # few rows are drawn to cosines
+    less = presence.discriminant(known, noise[1] + torch.tensor([-0.3, 0.1]))
+    assert less[0] == 0  # strangers are nearer: distances do not count against them
+    assert less[1] > 0
+    none = presence.discriminant(known, noise[1] - 0.9)
+    assert none[0] == 0  # nothing tells strangers: cosines are what is left
+    assert none[1] > 0
+
+
+def test_novelty_of_one_class() -> None:
+    """There is no other class that a row could be judged by as a stranger."""
+    support, labels, query = task(strangers=10)
+    one = support[labels == 4]
+    labels = torch.zeros(len(one), dtype=torch.int64)
+    found = Adaptive().predict(one, labels, query)
+    got = presence.novelty(found, one, labels, query)
+    assert got.isfinite().all()
+    own = torch.arange(len(query)).remainder(3) == 1
+    own[-10:] = False
+    assert got[own].mean() < got[~own].mean() - 0.1
 
 
 def test_novelty_with_few_rows() -> None:
