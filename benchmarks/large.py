@@ -125,11 +125,14 @@ def on_cuda() -> None:
             options = large.Options(max_iter=3, all_classes=False, precision=precision)
             inputs = support[None], labels[None], K, options, ALONE
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
-            scores = task.scores(task.task.labelled.means)
             dual = torch.zeros(1, K, dtype=torch.float64, device="cuda")
-            show(f"iteration, {precision}", task.class_sums, scores, dual)
+            walks = {"first ones": task.rough, "last ones": task.walk}
+            for name, walk in walks.items():
+                scores = large.DistanceScores(walk, task.task.labelled.means, task.slope)
+                show(f"iteration, {precision}, {name}", task.class_sums, scores, dual)
             if precision == "auto":
                 show("preparation", large.Paddle, Queries(TensorRows(query)), *inputs)
+                show_iterations(support, labels, query, K)
         if dtype is torch.float16:
             w, bias = torch.randn(K, D, device="cuda") / 22, torch.zeros(K, device="cuda")
             show("iteration, sketch", sketch_iteration, query, w, 3.0, bias, 2**16)
@@ -150,6 +153,20 @@ def on_cuda() -> None:
     print(f"Q={Q} K={K} D={D} float32, 3 iterations with everything")
     show("solve", paddle_ext.solve, support, labels, query, **options)
     show("plain torch", plain_iterations, support, labels, query, K, 3)
+
+
+def show_iterations(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
+    """An iteration of a whole solve, with everything between two of them."""
+    options = {"num_classes": K, "tol": 0.0, "return_assignments": False, "validate": False}
+    few, many = 2, 22
+    times = {few: [], many: []}
+    for _ in range(6):
+        for max_iter, taken in times.items():
+            taken.append(
+                seconds(paddle_ext.solve, support, labels, query, max_iter=max_iter, **options)
+            )
+    step = statistics.median(times[many][1:]) - statistics.median(times[few][1:])
+    print(f"  iteration of solve, {few} to {many}: {1e3 * step / (many - few):.2f} ms")
 
 
 def show(name: str, call: Callable[..., object], *given: Any, **options: Any) -> None:

@@ -12,6 +12,4 @@ constexpr double kLikelihoodUnit = 32768.0;
 // A row whose classes sum to less than this has lost precision that matters.
 constexpr double kFaintRow = 1e-2;
 
-constexpr int kMostTop = 64;  // most classes reported per row
-
 }  // namespace paddle_ext

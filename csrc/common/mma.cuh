@@ -55,6 +55,15 @@ __device__ inline void copy_async16(unsigned to, const void* from, bool valid) {
                  : "memory");
 }
 
+// The same of 4 or 16 bytes, always.
+template <int Bytes>
+__device__ inline void copy_async(void* to, const void* from) {
+    if (Bytes == 16) return copy_async16(shared_address(to), from, true);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(shared_address(to)), "l"(from),
+                 "n"(Bytes)
+                 : "memory");
+}
+
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `Pending` of the committed groups are in flight.

@@ -1,55 +1,16 @@
-// Rows of large tasks on CUDA, from products to probabilities and their sums by class. A warp takes
-// a row at a time, a block kRowsOfBlock rows and up to kTile classes, whose sums stay in registers.
-// With more classes, an earlier launch finds each row's largest logit and sum. Sums are taken in a
-// fixed order, without atomics.
+// Rows of large tasks on CUDA, from products to probabilities and their sums by class. With more
+// classes than a block takes, an earlier launch finds each row's largest logit and sum.
 
 #include "cuda/assign.h"
 
-#include "common/arena.h"
 #include "common/assign.h"
 #include "common/check.h"
-#include "common/device.cuh"
-#include "common/reduce.cuh"
-#include "common/step.h"
+#include "common/mma.cuh"
+#include "cuda/assign_rows.cuh"
 
 namespace paddle_ext {
 
 namespace {
-
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRowsOfBlock = 32;
-constexpr int kTile = 1024;            // classes per block
-constexpr float kNothing = -INFINITY;  // logit of padding
-
-// Neighbouring numbers, read and written at once.
-template <int kWidth, typename T = float>
-struct alignas(kWidth * sizeof(T)) Some {
-    T x[kWidth];
-};
-
-template <int kWidth, typename T>
-__device__ Some<kWidth, T> load(const T* from) {
-    return *reinterpret_cast<const Some<kWidth, T>*>(from);
-}
-
-// The largest logit of a row, and 1 / the sum of exponentials relative to it.
-struct RowStats {
-    float most, share;
-};
-
-// The position of a block: task, first row and first class. Blocks of a task and tile are
-// neighbours.
-struct Place {
-    int64_t task, block, first_row, first_class;
-
-    __device__ Place(int64_t N, int64_t tiles) {
-        const int64_t blocks = ceil_div(N, int64_t(kRowsOfBlock));
-        block = blockIdx.x % blocks;
-        first_row = block * kRowsOfBlock;
-        first_class = blockIdx.x / blocks % tiles * kTile;
-        task = blockIdx.x / blocks / tiles;
-    }
-};
 
 // The logits of the rows of one task.
 struct Logits {
@@ -71,21 +32,6 @@ struct Logits {
         const float* const at = products + row * stride + k;
         const float product = pieces == 1 ? *at : at[0] + at[K];
         return fmaf(factor, product, bias[k]);
-    }
-
-    // The logits of kWidth classes from k on; k and K must be multiples of it.
-    template <int kWidth>
-    __device__ void read(int64_t row, int64_t k, float factor, float* out) const {
-        const float* const at = products + row * stride + k;
-        Some<kWidth> product = load<kWidth>(at);
-        if (pieces > 1) {
-            const Some<kWidth> more = load<kWidth>(at + K);
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) product.x[j] += more.x[j];
-        }
-        const Some<kWidth> base = load<kWidth>(bias + k);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) out[j] = fmaf(factor, product.x[j], base.x[j]);
     }
 };
 
@@ -116,29 +62,51 @@ __device__ __half rounded<__half>(float value) {
     return __float2half_rn(value);
 }
 
-// A lane has kVectors times kWidth classes of a tile: those from width * (lane + 32 i) on.
-template <int kWidth>
-__device__ int class_of(int i) {
-    return kWidth * (int(threadIdx.x % 32) + 32 * i);
-}
-
-// Writes the class sums held by the lanes of all warps to a line of `parts`.
+// The products of a warp's next row, on their way to shared memory while it works on the last one. A
+// lane reads what it copied itself, so nobody waits for others.
 template <int kVectors, int kWidth>
-__device__ void write_sums(const float (&held)[kVectors][kWidth], float* part, int64_t count) {
-    __shared__ float sums[kWarps][kVectors * kWidth * 32];
-    const int warp = threadIdx.x / 32;
+struct Staged {
+    static constexpr int kLine = 32 * kVectors * kWidth;
+    float* own;  // [pieces, kLine] of this warp
+    const Logits& logits;
+    int64_t first_class;
+    int classes;
+
+    __device__ void fetch(int64_t row) const {
+        const float* const from = logits.products + row * logits.stride + first_class;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+        for (int i = 0; i < kVectors; ++i) {
+            const int k = class_of<kWidth>(i);
+            if (k >= classes) continue;
+            copy_async<4 * kWidth>(own + k, from + k);
+            if (logits.pieces > 1) copy_async<4 * kWidth>(own + kLine + k, from + logits.K + k);
+        }
+        commit_copies();
+    }
+
+    // The logits of the row that was fetched last.
+    __device__ void read(float factor, float (&out)[kVectors][kWidth]) const {
+        wait_copies<0>();
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) sums[warp][class_of<kWidth>(i) + j] = held[i][j];
+        for (int i = 0; i < kVectors; ++i) {
+            const int k = class_of<kWidth>(i);
+            if (k >= classes) {
+#pragma unroll
+                for (int j = 0; j < kWidth; ++j) out[i][j] = kNothing;
+                continue;
+            }
+            Some<kWidth> product = load<kWidth>(own + k);
+            if (logits.pieces > 1) {
+                const Some<kWidth> more = load<kWidth>(own + kLine + k);
+#pragma unroll
+                for (int j = 0; j < kWidth; ++j) product.x[j] += more.x[j];
+            }
+            const Some<kWidth> base = load<kWidth>(logits.bias + first_class + k);
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) out[i][j] = fmaf(factor, product.x[j], base.x[j]);
+        }
     }
-    __syncthreads();
-    for (int k = threadIdx.x; k < count; k += kThreads) {
-        float sum = 0;
-        for (int other = 0; other < kWarps; ++other) sum += sums[other][k];
-        part[k] = sum;
-    }
-}
+};
 
 // The largest classes of a row, one after the other, from the values in all lanes, which are
 // overwritten; of equal ones, the smaller number first.
@@ -177,33 +145,32 @@ __device__ void write_top(const AssignParams& p, int64_t row, float share, int c
 
 template <int kVectors, int kWidth, typename Written>
 __global__ void __launch_bounds__(kThreads, 2)
-    assign_kernel(AssignParams p, const RowStats* stats, float* parts, double* log_parts) {
+    assign_kernel(AssignParams p, RowsWorkspace all, const RowStats* stats) {
+    extern __shared__ __align__(16) float memory[];  // [kWarps, pieces, kLine]
     const int64_t tiles = ceil_div(p.K, int64_t(kTile));
-    const Place at(p.N, tiles);
+    const Place at(p.N, all.rows, tiles);
     const Logits logits(p, at.task);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t end = min(p.N, at.first_row + kRowsOfBlock);
+    const int64_t end = min(p.N, at.first_row + all.rows);
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
     Written* const out = static_cast<Written*>(p.probabilities);
     Written* const rest = static_cast<Written*>(p.rest);
     const float* const trust =
         p.trust == nullptr ? nullptr
                            : static_cast<const float*>(p.trust) + at.task * p.K + at.first_class;
+    const int64_t stride = p.pieces * Staged<kVectors, kWidth>::kLine;
+    const Staged<kVectors, kWidth> staged{memory + warp * stride, logits, at.first_class, classes};
+    if (at.first_row + warp < end) staged.fetch(at.first_row + warp);
     float held[kVectors][kWidth] = {};
     double log_sum = 0;
     for (int64_t q = at.first_row + warp; q < end; q += kWarps) {
         const float length = logits.length_of(q), factor = logits.slope * length;
         float value[kVectors][kWidth];
         float most = kNothing, share;
+        staged.read(factor, value);
+        if (q + kWarps < end) staged.fetch(q + kWarps);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const int k = class_of<kWidth>(i);
-            if (k < classes) {
-                logits.read<kWidth>(q, at.first_class + k, factor, value[i]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < kWidth; ++j) value[i][j] = kNothing;
-            }
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) most = fmaxf(most, value[i][j]);
         }
@@ -258,9 +225,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
         if (p.top > 0 && stats == nullptr) write_top(p, at.task * p.N + q, share, classes, value);
     }
-    const int64_t blocks = ceil_div(p.N, int64_t(kRowsOfBlock));
+    const int64_t part = at.task * all.blocks + at.block;
     if (p.held != nullptr) {
-        write_sums(held, parts + (at.task * blocks + at.block) * p.K + at.first_class, classes);
+        write_sums(held, memory, stride, all.parts + part * p.K + at.first_class, classes);
     }
     if (p.log_sums != nullptr && at.first_class == 0) {
         __shared__ double sums[kWarps];
@@ -268,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         __syncthreads();
         if (threadIdx.x != 0) return;
         for (int other = 1; other < kWarps; ++other) log_sum += sums[other];
-        log_parts[at.task * blocks + at.block] = log_sum;
+        all.log_parts[part] = log_sum;
     }
 }
 
@@ -369,207 +336,29 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     }
 }
 
-// Class data of the late step; see LateParams.
-struct Late {
-    const float *bias, *trust, *square, *mass, *constant, *total, *prototypes;
-    float slope, sharper, prior, weight, temper, plain;
-
-    __device__ explicit Late(const LateParams& p)
-        : bias(static_cast<const float*>(p.bias)), trust(static_cast<const float*>(p.trust)),
-          square(static_cast<const float*>(p.square)), mass(static_cast<const float*>(p.mass)),
-          constant(static_cast<const float*>(p.constant)),
-          total(static_cast<const float*>(p.total)),
-          prototypes(static_cast<const float*>(p.prototypes)), slope(float(p.slope)),
-          sharper(float(p.sharper)), prior(float(p.prior)), weight(float(p.weight)),
-          temper(float(p.temper)), plain(float(p.plain)) {}
-
-    // The new logit of a class, from its previous probability u and the products of the row.
-    __device__ float operator()(int64_t k, float u, float cross, float all, float own,
-                                float length) const {
-        const float w = query_weight(u, trust[k]);
-        float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
-        if (prototypes != nullptr)
-            z += plain * prototypes[k] * (cross * length - 0.5f * prototypes[k]);
-        return temper * (z + constant[k] + logf(fmaxf(total[k] - weight * u, prior)));
+template <typename Written>
+void launch_assign(const AssignParams& p, const RowsWorkspace& all, cudaStream_t stream) {
+    RowStats* stats = nullptr;
+    if (p.K > kTile) {
+        stats = static_cast<RowStats*>(all.stats);
+        stats_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p, stats);
+        check_launch("stats_kernel");
     }
-};
-
-// The late step, one warp per row; its products with the prototypes stay in registers.
-template <int kVectors, int kWidth>
-__global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
-    if (row >= p.N) return;
-    const Late late(p);
-    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
-    const float own = static_cast<const float*>(p.own)[row];
-    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
-    float value[kVectors][kWidth], most = kNothing, sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        const int k = class_of<kWidth>(i);
-        if (k >= K) continue;
-        const Some<kWidth> x = load<kWidth>(cross + k), bias = load<kWidth>(late.bias + k);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = fmaf(late.slope, x.x[j], bias.x[j]);
-            most = fmaxf(most, value[i][j]);
-        }
-    }
-    most = warp_max(most);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        if (class_of<kWidth>(i) >= K) continue;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = expf(value[i][j] - most);
-            sum += value[i][j];
-        }
-    }
-    const float share = 1.0f / warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        const int k = class_of<kWidth>(i);
-        if (k >= K) continue;
-        const Some<kWidth> x = load<kWidth>(cross + k), all = load<kWidth>(cross + K + k);
-        Some<kWidth> z;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            z.x[j] = late(k + j, value[i][j] * share, x.x[j], all.x[j], own, length);
-        }
-        *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
-    }
+    with_shape(p.K, [&](auto shape) {
+        using S = decltype(shape);
+        const auto kernel = assign_kernel<S::kVectors, S::kWidth, Written>;
+        const size_t line = Staged<S::kVectors, S::kWidth>::kLine * sizeof(float);
+        allow_all_shared(kernel);
+        kernel<<<all.grid(p.B, p.K), kThreads, kWarps * p.pieces * line, stream>>>(p, all, stats);
+    });
+    check_launch("assign_kernel");
 }
 
-// The same for any number of classes.
-__global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
-    if (row >= p.N) return;
-    const int lane = threadIdx.x % 32;
-    const Late late(p);
-    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
-    const float own = static_cast<const float*>(p.own)[row];
-    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
-    const auto logit = [&](int64_t k) { return fmaf(late.slope, cross[k], late.bias[k]); };
-    float most = kNothing, sum = 0;
-    for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, logit(k));
-    most = warp_max(most);
-    for (int64_t k = lane; k < K; k += 32) sum += expf(logit(k) - most);
-    const float share = 1.0f / warp_sum(sum);
-    for (int64_t k = lane; k < K; k += 32) {
-        cross[k] = late(k, expf(logit(k) - most) * share, cross[k], cross[K + k], own, length);
-    }
-}
+}  // namespace
 
-// --- stored likelihoods -------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(kThreads) row_sums_kernel(CountParams p, float* shares) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
-    if (row >= p.B * p.N) return;
-    const __half* const a = static_cast<const __half*>(p.likelihood) + row * p.K;
-    const float* const g = static_cast<const float*>(p.weights) + row / p.N * p.K;
-    float sum = 0;
-    for (int64_t k = threadIdx.x % 32; k < p.K; k += 32) sum += to_float(a[k]) * g[k];
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) shares[row] = sum;
-}
-
-template <int kVectors, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2)
-    count_kernel(CountParams p, const float* sums, float* parts, double* faint_parts) {
-    const int64_t tiles = ceil_div(p.K, int64_t(kTile));
-    const Place at(p.N, tiles);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t end = min(p.N, at.first_row + kRowsOfBlock);
-    const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
-    const float* const weights =
-        static_cast<const float*>(p.weights) + at.task * p.K + at.first_class;
-    float held[kVectors][kWidth] = {};
-    int faint = 0;
-    for (int64_t q = at.first_row + warp; q < end; q += kWarps) {
-        const int64_t row = at.task * p.N + q;
-        const __half* const a =
-            static_cast<const __half*>(p.likelihood) + row * p.K + at.first_class;
-        float value[kVectors][kWidth], sum = 0;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const int k = class_of<kWidth>(i);
-            Some<kWidth, __half> likelihood{};
-            Some<kWidth> weight{};
-            if (k < classes) {
-                likelihood = load<kWidth>(a + k);
-                weight = load<kWidth>(weights + k);
-            }
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) {
-                value[i][j] = to_float(likelihood.x[j]) * weight.x[j];
-                sum += value[i][j];
-            }
-        }
-        sum = sums == nullptr ? warp_sum(sum) : sums[row];
-        faint += sum < float(kFaintRow);
-        const float share = sum > 0 ? 1.0f / sum : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) held[i][j] = fmaf(value[i][j], share, held[i][j]);
-        }
-    }
-    const int64_t blocks = ceil_div(p.N, int64_t(kRowsOfBlock));
-    write_sums(held, parts + (at.task * blocks + at.block) * p.K + at.first_class, classes);
-    if (at.first_class != 0) return;
-    __shared__ int counts[kWarps];
-    if (lane == 0) counts[warp] = faint;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int other = 1; other < kWarps; ++other) faint += counts[other];
-    faint_parts[at.task * blocks + at.block] = double(faint);
-}
-
-int64_t blocks_of(int64_t N) { return ceil_div(N, int64_t(kRowsOfBlock)); }
-
-// The workspace of both kernels.
-struct Workspace {
-    float* parts;       // [B, blocks, K]
-    double* log_parts;  // [B, blocks], or [B, 2, N] for leads
-    void* rows;         // [B, N] stats, for more classes than a block handles
-
-    Workspace(Arena& arena, int64_t B, int64_t N, int64_t K)
-        : parts(arena.take<float>(B * blocks_of(N) * K)), log_parts(arena.take<double>(B * N * 2)),
-          rows(arena.take<RowStats>(K > kTile ? B * N : 0)) {}
-};
-
-int64_t workspace_bytes(int64_t B, int64_t N, int64_t K) {
-    Arena arena;
-    Workspace all(arena, B, N, K);
-    return arena.used();
-}
-
-unsigned row_blocks(int64_t rows) { return grid_size(ceil_div(rows, int64_t(kWarps))); }
-
-template <int kVectors_, int kWidth_>
-struct Shape {
-    static constexpr int kVectors = kVectors_, kWidth = kWidth_;
-};
-
-// Calls launch(shape) with the fewest registers that hold the classes of a lane; four are read at
-// once if they are aligned.
-template <typename Launch>
-void with_shape(int64_t K, const Launch& launch) {
-    if (K % 4 != 0) {
-        if (K <= 128) return launch(Shape<4, 1>());
-        if (K <= 512) return launch(Shape<16, 1>());
-        return launch(Shape<32, 1>());
-    }
-    if (K <= 128) return launch(Shape<1, 4>());
-    if (K <= 256) return launch(Shape<2, 4>());
-    if (K <= 512) return launch(Shape<4, 4>());
-    launch(Shape<8, 4>());
-}
-
-void add_parts(const Workspace& all, int64_t B, int64_t N, int64_t K, double* held,
-               cudaStream_t stream) {
+void add_parts(const RowsWorkspace& all, int64_t B, int64_t K, double* held, cudaStream_t stream) {
     add_parts_kernel<<<grid_size(ceil_div(B * K, int64_t(32))), kThreads, 0, stream>>>(
-        all.parts, blocks_of(N), K, B * K, held);
+        all.parts, all.blocks, K, B * K, held);
     check_launch("add_parts_kernel");
 }
 
@@ -579,27 +368,9 @@ void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
     check_launch("add_logs_kernel");
 }
 
-template <typename Written>
-void launch_assign(const AssignParams& p, const Workspace& all, cudaStream_t stream) {
-    RowStats* stats = nullptr;
-    if (p.K > kTile) {
-        stats = static_cast<RowStats*>(all.rows);
-        stats_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p, stats);
-        check_launch("stats_kernel");
-    }
-    const int64_t tiles = ceil_div(p.K, int64_t(kTile));
-    const unsigned blocks = grid_size(p.B * tiles * blocks_of(p.N));
-    with_shape(p.K, [&](auto shape) {
-        using S = decltype(shape);
-        assign_kernel<S::kVectors, S::kWidth, Written>
-            <<<blocks, kThreads, 0, stream>>>(p, stats, all.parts, all.log_parts);
-    });
-    check_launch("assign_kernel");
+int64_t assign_cuda_workspace(const AssignParams& p, int) {
+    return RowsWorkspace::bytes(p.B, p.N, p.K);
 }
-
-}  // namespace
-
-int64_t assign_cuda_workspace(const AssignParams& p, int) { return workspace_bytes(p.B, p.N, p.K); }
 
 void assign_cuda(const AssignParams& p, int device, void* on) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
@@ -608,7 +379,7 @@ void assign_cuda(const AssignParams& p, int device, void* on) {
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);
     Arena arena(p.workspace);
-    const Workspace all(arena, p.B, p.N, p.K);
+    const RowsWorkspace all(arena, p.B, p.N, p.K);
     if (p.top > 0 && p.K > kTile) {
         top_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p);
         check_launch("top_kernel");
@@ -619,9 +390,9 @@ void assign_cuda(const AssignParams& p, int device, void* on) {
         } else {
             launch_assign<float>(p, all, stream);
         }
-        if (p.held != nullptr) add_parts(all, p.B, p.N, p.K, p.held, stream);
+        if (p.held != nullptr) add_parts(all, p.B, p.K, p.held, stream);
         if (p.log_sums != nullptr) {
-            add_logs(all.log_parts, p.B, blocks_of(p.N), p.log_sums, stream);
+            add_logs(all.log_parts, p.B, all.blocks, p.log_sums, stream);
         }
     }
     if (p.leads != nullptr) {
@@ -629,50 +400,6 @@ void assign_cuda(const AssignParams& p, int device, void* on) {
         check_launch("leads_kernel");
         add_logs(all.log_parts, 2 * p.B, p.N, p.leads, stream);
     }
-}
-
-int64_t late_cuda_workspace(const LateParams&, int) { return 0; }
-
-void late_cuda(const LateParams& p, int device, void* stream) {
-    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
-    const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    if (p.K > kTile) {
-        late_of_many_kernel<<<row_blocks(p.N), kThreads, 0, on>>>(p);
-    } else {
-        with_shape(p.K, [&](auto shape) {
-            using S = decltype(shape);
-            late_kernel<S::kVectors, S::kWidth><<<row_blocks(p.N), kThreads, 0, on>>>(p);
-        });
-    }
-    check_launch("late_kernel");
-}
-
-int64_t count_cuda_workspace(const CountParams& p, int) { return workspace_bytes(p.B, p.N, p.K); }
-
-void count_cuda(const CountParams& p, int device, void* on) {
-    require(p.dtype == DType::kFloat16, "likelihood on CUDA must be float16");
-    require_workspace(p.workspace_bytes, count_cuda_workspace(p, device));
-    const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
-    Arena arena(p.workspace);
-    const Workspace all(arena, p.B, p.N, p.K);
-    float* sums = nullptr;
-    if (p.K > kTile) {
-        sums = static_cast<float*>(all.rows);
-        row_sums_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p, sums);
-        check_launch("row_sums_kernel");
-    }
-    const int64_t tiles = ceil_div(p.K, int64_t(kTile));
-    const unsigned blocks = grid_size(p.B * tiles * blocks_of(p.N));
-    with_shape(p.K, [&](auto shape) {
-        using S = decltype(shape);
-        count_kernel<S::kVectors, S::kWidth>
-            <<<blocks, kThreads, 0, stream>>>(p, sums, all.parts, all.log_parts);
-    });
-    check_launch("count_kernel");
-    add_parts(all, p.B, p.N, p.K, p.held, stream);
-    add_logs(all.log_parts, p.B, blocks_of(p.N), p.faint, stream);
 }
 
 }  // namespace paddle_ext

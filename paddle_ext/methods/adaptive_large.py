@@ -82,7 +82,8 @@ class LikelihoodScores:
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
         """Indices and rows [1, n, D]."""
         extremes: list[Tensor] = []
-        for part, rows in self.queries.chunks(max(self.shape[2], self.queries.D)):
+        # Small chunks, because the likelihoods that are kept take most of the memory there is.
+        for part, rows in self.queries.chunks(2 * max(self.shape[2], self.queries.D)):
             if self.unseen:
                 extremes += rows.aminmax()
             yield part, rows

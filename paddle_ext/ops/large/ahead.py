@@ -1,9 +1,9 @@
-"""Chunks of rows, read by a thread while the chunk before is in use.
+"""Chunks of rows, read by a thread while the previous chunk is in use.
 
-Two blocks are in memory: one that the caller has chunks of, and one that is being read. A block is
-a chunk, or several small ones. On CUDA each has two places, pinned memory of the host and memory of
-the device; the copy between them runs on a stream of its own. Events keep the order: a block of the
-device is overwritten after the caller's work on it, a pinned one after it was copied.
+Two blocks are in memory: one whose chunks the caller uses, and one that is being read. A block is
+one chunk, or several small ones. On CUDA each has two buffers, pinned host memory and device
+memory; the copy between them runs on its own stream. Events keep the order: a device block is
+overwritten after the caller's work on it, a pinned one after it was copied.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 from .files import Contents, Fill
 
 T = TypeVar("T")
-BLOCK = 2**22  # bytes; smaller ones cost more to hand over than to read
+BLOCK = 2**22  # bytes; smaller blocks cost more to hand over than to read
 
 
 def chunks_of(
     contents: Contents, start: int, stop: int, size: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Rows [start, stop) in chunks of `size`, each valid until the next one is asked for."""
+    """Rows [start, stop) in chunks of `size`, each valid until the next one is requested."""
     if start == stop:
         return
     size = min(size, stop - start)
@@ -56,17 +56,17 @@ def chunks_of(
 
 
 class Reader(Generic[T]):
-    """A thread that makes one call each time it is asked to."""
+    """A thread that makes one call per request."""
 
     def __init__(self, fetch: Callable[[], T]) -> None:
         self.asked: SimpleQueue[bool] = SimpleQueue()
         self.found: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        # The thread knows the queues and not this object, whose end is then its own. A daemon,
-        # because where a traceback holds this object Python must still be able to exit.
+        # The thread references the queues and not this object, so it ends with the object. A
+        # daemon, so that Python can exit even if a traceback holds this object.
         self.thread = Thread(
             target=serve,
             args=(fetch, self.asked, self.found),
-            name="paddle_ext reads ahead",
+            name="paddle_ext read-ahead",
             daemon=True,
         )
 
@@ -81,11 +81,11 @@ class Reader(Generic[T]):
 
     def end(self) -> None:
         self.asked.put(False)
-        if self.thread.is_alive():  # Ctrl-C may come before it has started
+        if self.thread.is_alive():  # Ctrl-C may arrive before it has started
             self.thread.join()
 
     def __del__(self) -> None:
-        self.asked.put(False)  # Ctrl-C may come even before `end`
+        self.asked.put(False)  # Ctrl-C may arrive even before `end`
 
 
 def serve(
@@ -105,16 +105,16 @@ def ahead(
     abandoned: Event,
     give_back: Callable[[T], None] = lambda found: None,
 ) -> Generator[T, None, None]:
-    """What `fetch` finds until it finds None, by a thread, one ahead of what is in use.
+    """Results of `fetch` until it returns None, by a thread, one ahead of the caller.
 
     Parameters
     ----------
     fetch : callable
         Its calls never overlap.
     abandoned : Event
-        Set when nobody wants more, for calls that take long.
+        Set when no more is needed, to end long calls.
     give_back : callable
-        Told what is not in use any more, before a call may use its memory again.
+        Called with a result that is no longer in use, before its memory is reused.
     """
     reader = Reader(fetch)
     try:
@@ -135,7 +135,7 @@ def ahead(
 
 
 class Buffers(Protocol):
-    """Places for two blocks, 0 and 1."""
+    """Buffers for two blocks, 0 and 1."""
 
     def fetch(self, place: int, count: int, fill: Fill) -> None: ...  # in the thread
 
@@ -147,7 +147,7 @@ class Buffers(Protocol):
 
 
 class HostBuffers:
-    """Two blocks in memory of the CPU."""
+    """Two blocks in CPU memory."""
 
     def __init__(self, contents: Contents, size: int) -> None:
         self.rows = pair(contents, size)
@@ -166,7 +166,7 @@ class HostBuffers:
 
 
 class DeviceBuffers:
-    """Two blocks in pinned memory, and two on the device, filled by a stream of its own."""
+    """Two blocks in pinned memory, and two on the device, filled by their own stream."""
 
     def __init__(self, contents: Contents, size: int, device: torch.device) -> None:
         self.device = device
@@ -175,7 +175,7 @@ class DeviceBuffers:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.copied = [event(blocking=True) for _ in range(2)]
         self.used = [event() for _ in range(2)]
-        # The caller's stream may still work on what had this memory before.
+        # The caller's stream may still use the previous contents of this memory.
         for used in self.used:
             used.record(torch.cuda.current_stream(device))
 
@@ -195,7 +195,7 @@ class DeviceBuffers:
         self.used[used[0]].record(torch.cuda.current_stream(self.device))
 
     def close(self) -> None:
-        # The caller's stream may use this memory for other things as soon as it is free.
+        # The caller's stream may reuse this memory as soon as it is free.
         self.stream.synchronize()
 
 
@@ -206,7 +206,7 @@ def event(*, blocking: bool = False) -> torch.cuda.Event:
 def pair(
     contents: Contents, size: int, *, device: torch.device | None = None, pin_memory: bool = False
 ) -> list[Tensor]:
-    # The thread writes, and may not do so to tensors of the caller's inference mode.
+    # The thread must not write to tensors of the caller's inference mode.
     with torch.inference_mode(False):
         shape = (size, contents.shape[1])
         return [

@@ -1,4 +1,4 @@
-"""Sums of the rows of large tasks by class, under the probabilities of a pass over them."""
+"""Sums of the rows of large tasks by class, weighted by the probabilities of one pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .group import Group
 from .products import Form
 from .steps import assign
 
-# Products of some rows with the prototypes, the lengths of these rows, and what is to be summed.
+# Products of some rows with the prototypes, the lengths of these rows, and the terms to sum.
 Part: TypeAlias = tuple[Tensor, Tensor | None, Tensor]
 
 

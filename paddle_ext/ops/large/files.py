@@ -1,7 +1,7 @@
-"""Files of rows: opened, told apart from what has no end, and found damaged in one sentence.
+"""Open files of rows; endless and damaged files raise a one-sentence error.
 
-Rows are read by plain reads into memory that is used again and again. A mapped file would be
-counted as memory of the process, and one that is cut while it is read would kill it.
+Rows are read by plain reads into reused memory. A memory-mapped file would count as memory of the
+process, and truncating it while it is read would kill the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fill = Callable[[Tensor], None]  # reads the next rows into a contiguous tensor 
 
 
 class Contents(Protocol):
-    """A matrix that is read in order."""
+    """A matrix that is read sequentially."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -35,11 +35,11 @@ class Contents(Protocol):
 
 
 class AbandonedError(Exception):
-    """Nobody wants the rows any more."""
+    """The rows are no longer needed."""
 
 
 class Version(NamedTuple):
-    """What tells whether a file has changed."""
+    """Identifies the version of a file."""
 
     inode: int
     size: int
@@ -47,7 +47,7 @@ class Version(NamedTuple):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file that has an end: a pipe could block, and a device give bytes for ever."""
+    """Open a regular file: a pipe could block, and a device could be endless."""
     try:
         file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
     except IsADirectoryError:
@@ -59,7 +59,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """As `os.open`; a pipe would else wait for somebody to write."""
+    """Like `os.open`; a pipe would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -70,12 +70,12 @@ def version_of(file: BinaryIO) -> Version:
 
 def unchanged(path: Path, file: BinaryIO, version: Version) -> None:
     if version_of(file) != version:
-        raise ValueError(f"{path} must stay as it is while it is in use, got another version")
+        raise ValueError(f"{path} must not change while it is in use, got another version")
 
 
 @contextmanager
 def whole(path: Path, expected: str) -> Iterator[None]:
-    """One sentence for whatever a damaged file makes a library raise."""
+    """One-sentence error for whatever a library raises on a damaged file."""
     try:
         yield
     except (FileNotFoundError, PermissionError, MemoryError):

@@ -1,4 +1,4 @@
-"""Large tasks whose logits stay: proportions of the classes, from likelihoods that are kept.
+"""Large tasks with fixed logits: class proportions, from stored likelihoods.
 
 Letters: B tasks, N rows of each in this process, K classes.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 from .group import Group
 from .steps import State, Top, assign, count, is_captured
 
-LARGE = 2**22  # queries times classes of a task, from which on it is done in chunks
-KEPT_BYTES = 2**31 - 2**26  # of likelihoods; beyond, logits are computed anew in every iteration
+LARGE = 2**22  # queries times classes from which a task is processed in chunks
+KEPT_BYTES = 2**31 - 2**26  # of likelihoods; beyond, logits are recomputed in every iteration
 
 
 def is_large(Q: int, K: int) -> bool:
@@ -33,11 +33,11 @@ class Scores(Protocol):
     bias: Tensor  # [B, K] float64
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Places, products [B, n, K] or [B, n, 2 K] that may be overwritten, lengths [B, n]."""
+        """Indices, products [B, n, K] or [B, n, 2 K] that may be overwritten, lengths [B, n]."""
 
 
 class Recomputed:
-    """What classes hold of the rows, from logits that are computed anew."""
+    """Sums of probabilities by class, from recomputed logits."""
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
@@ -63,10 +63,10 @@ class Recomputed:
 
 
 class Kept:
-    """The same from likelihoods that are kept; float16 on CUDA.
+    """The same from stored likelihoods; float16 on CUDA.
 
     They are relative to the largest one of a row under an early dual. If a later dual prefers a
-    class whose likelihood had no digits left there, they are computed again.
+    class whose likelihood has underflowed, they are recomputed.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -113,7 +113,7 @@ def kept_dtype(real: Tensor) -> torch.dtype:
 
 
 def holder(scores: Scores) -> Kept | Recomputed:
-    """Likelihoods are kept where they fit."""
+    """Likelihoods are stored if they fit."""
     B, N, K = scores.shape
     if is_captured(scores.slope) or B * N * K * kept_dtype(scores.slope).itemsize > KEPT_BYTES:
         return Recomputed(scores)
@@ -123,9 +123,9 @@ def holder(scores: Scores) -> Kept | Recomputed:
 def settle(
     scores: Scores, state: State, group: Group, *, dual_weight: float, max_iter: int
 ) -> tuple[Tensor, Kept | Recomputed]:
-    """Iterate the dual; then that of the last probabilities, [B, K], and who counts.
+    """Iterate the dual; returns that of the last probabilities, [B, K], and the counter.
 
-    The dual is one step beyond the one that the last probabilities had.
+    The dual is one step ahead of the last probabilities.
     """
     holding = holder(scores)
     used = torch.zeros_like(state.dual)
@@ -139,7 +139,7 @@ def settle(
 
 @dataclass(frozen=True)
 class Told:
-    """What is said of the rows of B tasks."""
+    """Results for the rows of B tasks."""
 
     top: Top
     probabilities: Tensor | None  # [B, N, K]

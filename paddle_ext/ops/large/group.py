@@ -1,4 +1,4 @@
-"""Processes that share a task: each has some of its queries, and sums go over all."""
+"""Processes that share a task: each has some of its queries, and sums run over all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Group:
         self.reduce("SUM", tensors)
 
     def count(self, own: int, device: torch.device) -> int:
-        """The sum of the numbers that the processes have."""
+        """The sum of a number over the processes."""
         if self.group is None:
             return own
         total = torch.tensor([float(own)], dtype=torch.float64, device=device)
@@ -48,7 +48,7 @@ class Group:
                     torch.cuda.current_stream(x.device).synchronize()
         except RuntimeError as error:
             raise RuntimeError(
-                "a process of the group has ended or does not answer, so this one ends too: "
+                "a process of the group has ended or does not respond, so this one stops too: "
                 f"{str(error).splitlines()[0]}"
             ) from error
 
@@ -64,8 +64,8 @@ def check_group(group: object) -> ProcessGroup | None:
 
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
-            "group must be a process group after torch.distributed.init_process_group(), "
-            "got one before it"
+            "group must be a process group made after torch.distributed.init_process_group(), "
+            "got an earlier one"
         )
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(

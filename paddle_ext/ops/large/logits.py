@@ -1,4 +1,4 @@
-"""`adapt` for large tasks: logits that are given."""
+"""`adapt` for large tasks with given logits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def adapt_large(
     all_classes: bool = True,
     group: Group = ALONE,
 ) -> tuple[Told, State, Tensor, Tensor]:
-    """What is told of the rows of [Q, K], the state, proportions [1, K] and bound [1]."""
+    """The results for rows of [Q, K], the state, proportions [1, K] and bound [1]."""
     scores = GivenScores(logits)
     Q, K = logits.shape
     total = weight * group.count(Q, logits.device)

@@ -1,7 +1,7 @@
-"""PADDLE for large tasks: products by the library, everything between them native, in chunks.
+"""PADDLE for large tasks, in chunks: products by a library, everything else native.
 
-The matrix of all queries and classes is never there as a whole, unless it is asked for. Letters: B
-tasks, N rows of each in this process, K classes, D features.
+The full matrix of queries and classes is never stored, unless requested. Letters: B tasks, N rows
+of each in this process, K classes, D features.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .sources import IndexedRows, Rows, TensorRows
 from .steps import State, Top, assign, is_captured
 
 PRECISIONS = ("auto", "tf32", "half")
-MOST_TOP = 64  # classes that are told of a row
-ROUGH = 1e-3  # iterations that move prototypes by more, on average, may be in half precision
-HELD_BYTES = 2**28  # of rows as they are multiplied: if all fit, they are made once
+MOST_TOP = 64  # limit on classes reported per row
+ROUGH = 1e-3  # iterations that move prototypes more than this, on average, may use half precision
+HELD_BYTES = 2**28  # of rows as factors of products: computed once if all fit
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of the solver; see `paddle_ext.solve`."""
+    """Options of the solver; see `paddle_ext.solve`."""
 
     lam: float | None = None
     scaling: str = "auto"
@@ -59,19 +59,19 @@ class Options:
     sharpness: Tensor | None = None  # [B] of "calibrated"
     precision: str = "auto"
     prototypes: bool = False
-    all_classes: bool = True  # their probabilities are returned, else those of the `top`
+    all_classes: bool = True  # return all probabilities, else those of the `top` classes
     top: int = 5
     validate: bool = False
 
     @property
     def unit(self) -> bool:
-        """Rows are made unit-norm."""
+        """Whether rows are normalised to unit length."""
         return self.scaling in ("auto", "calibrated")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the solver found of B tasks."""
+    """Results for B tasks."""
 
     top: Top
     probabilities: Tensor | None  # [B, N, K]
@@ -81,7 +81,7 @@ class Found:
     criterion: Tensor  # [B]
     concentration: Tensor  # [B]
     prototypes: Tensor | None  # [B, K, D]
-    held: Tensor  # [B, K] float64: what the classes hold of the queries
+    held: Tensor  # [B, K] float64: sums of the queries' probabilities
 
 
 def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precision: str) -> Form:
@@ -98,7 +98,7 @@ def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precisio
 
 
 def rough_form(form: Form, total: int) -> Form:
-    """For the first iterations: of so many rows in half precision, which is not seen in the end."""
+    """For the first iterations: many rows in half precision, with no effect on the result."""
     if total < MANY_ROWS:
         return form
     if isinstance(form, RowsAsTheyAre):
@@ -107,7 +107,7 @@ def rough_form(form: Form, total: int) -> Form:
 
 
 class Walk:
-    """Goes over the rows as they are multiplied; they are held if they fit."""
+    """Iterates over the rows as factors of products; they are stored if they fit."""
 
     def __init__(self, queries: Queries, form: Form, K: int) -> None:
         self.queries, self.form, self.K = queries, form, K
@@ -151,7 +151,7 @@ class DistanceScores:
 
 
 class Paddle:
-    """Tasks in their coordinates, ready to be iterated."""
+    """Tasks in their coordinates, ready for iteration."""
 
     def __init__(
         self, queries: Queries, support: Tensor, labels: Tensor, K: int, o: Options, group: Group
@@ -212,11 +212,11 @@ class Paddle:
         return sums_by_class(parts, scores, dual, form, self.group, weigh=form.weigh)
 
     def move(self, state: State) -> tuple[Tensor, Tensor]:
-        """Iterate prototypes and dual; both as the last probabilities had them."""
+        """Iterate prototypes and dual; returns both as of the last probabilities."""
         labelled, w = self.task.labelled, self.task.labelled.means
         start = w * labelled.shots.to(w.dtype).unsqueeze(-1)
         used, used_dual = w, torch.zeros_like(state.dual)
-        walk = self.walk if is_captured(w) else self.rough  # whose end somebody must see
+        walk = self.walk if is_captured(w) else self.rough  # its end must be observed
         for _ in range(self.options.max_iter):
             live = (state.running > 0).view(-1, 1, 1)
             used, used_dual = (
@@ -232,7 +232,7 @@ class Paddle:
             state.update(held, away.mean(-1) * self.criterion_unit)
             if walk is not self.walk and float(state.criterion.amax()) <= ROUGH:
                 walk = self.walk
-                state.running.fill_(1)  # no task stops by what is rounded
+                state.running.fill_(1)  # no task stops on rounded values
             if not state.goes_on():
                 break
         return used, used_dual
@@ -296,7 +296,7 @@ def solve(
 ) -> Found:
     """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
 
-    Support [B or 1, S, D], and labels [B or 1, S] of which those outside [0, K) are in no class.
+    Support [B or 1, S, D], and labels [B or 1, S]; a label outside [0, K) has no class.
     """
     if not isinstance(query, Tensor):
         return Paddle(Queries(query), support, labels, K, options, group).solve()
@@ -336,7 +336,7 @@ def solve_groups(
     K: int,
     o: Options,
 ) -> Found:
-    """Some tasks after the others: as many as fit a chunk, or one; `shape` is [B, Q, D]."""
+    """Some tasks at a time: as many as fit a chunk, or one; `shape` is [B, Q, D]."""
     B, Q, D = shape
     size = max(1, numbers_at_once(support.device) // (Q * max(K, D)))
     found = []
@@ -349,7 +349,7 @@ def solve_groups(
 
 
 def merged(found: list[Found]) -> Found:
-    """Those of all tasks."""
+    """Results of all tasks."""
     if len(found) == 1:
         return found[0]
 

@@ -1,4 +1,4 @@
-"""A column of embeddings in a Parquet file, which is read a few pages at a time."""
+"""A column of embeddings in a Parquet file, read a few pages at a time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ... import check
 from .files import AbandonedError, Fill, open_regular, unchanged, version_of, whole
 
 Numbers = npt.NDArray[Any]
-WHOLE = "a whole .parquet file"
-BUFFER = 2**20  # bytes of the file that are read at once
-PIECE = 2**22  # bytes of features that are decoded at once
+WHOLE = "a complete .parquet file"
+BUFFER = 2**20  # bytes of the file read at once
+PIECE = 2**22  # bytes of features decoded at once
 DTYPES = {"halffloat": torch.float16, "float": torch.float32, "double": torch.float64}
 
 
@@ -35,7 +35,7 @@ class ParquetColumn:
 
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column = path, column
-        libraries()  # or say that they are missing
+        libraries()  # raises an error if they are missing
         with open_regular(path) as file:
             self.version = version_of(file)
         with opened(path) as table:
@@ -53,7 +53,7 @@ class ParquetColumn:
 
     @contextmanager
     def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
-        """Rows from `start` to `stop`; groups of rows before and after them are not read."""
+        """Rows from `start` to `stop`; other row groups are not read."""
         with open_regular(self.path) as file:
             unchanged(self.path, file, self.version)
         with opened(self.path) as table:
@@ -78,7 +78,7 @@ class ParquetColumn:
             yield fill
 
     def pieces(self, table: Any, groups: Sequence[int], row: int) -> Iterator[Numbers]:
-        """The features of groups of rows, of which the first begins with `row`."""
+        """The features of row groups, starting at row `row`."""
         D = self.shape[1]
         at_once = max(1, PIECE // (D * self.dtype.itemsize))
         for batch in record_batches(table, self.path, at_once, [self.column], groups):
@@ -95,11 +95,11 @@ def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
     column : pyarrow.Array
         Of lists of numbers.
     width : int
-        What the length of each list must be.
+        Required length of each list.
     source : str
-        For the errors.
+        For errors.
     first : int
-        The number of the first row, for the errors.
+        The number of the first row, for errors.
     """
     lists = storage(column)
     if lists.null_count:
@@ -115,7 +115,7 @@ def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
     numbers = lists.flatten()
     if numbers.null_count:
         missing = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
-        bad_row(source, width, f"a gap in row {first + missing // width}")
+        bad_row(source, width, f"a missing value in row {first + missing // width}")
     found: Numbers = numbers.to_numpy().reshape(-1, width)
     return found
 
@@ -125,7 +125,7 @@ def bad_row(source: str, width: int, got: str) -> NoReturn:
 
 
 def width_of(column: Any) -> int:
-    """The length of the first list of an Arrow array; 0: there is none."""
+    """The length of the first list of an Arrow array; 0 if there is none."""
     lists = storage(column)
     if list_width(lists.type) >= 0:
         return list_width(lists.type)
@@ -133,12 +133,12 @@ def width_of(column: Any) -> int:
 
 
 def storage(column: Any) -> Any:
-    """Without the name that other libraries give to lists of one length."""
+    """Without the extension type that other libraries give to fixed-length lists."""
     return getattr(column, "storage", column)
 
 
 def column_type(schema: Any, column: str, path: Path) -> Any:
-    """That of a column of lists of floating-point numbers."""
+    """The type of a column of lists of floating-point numbers."""
     if column not in schema.names:
         listed = ", ".join(map(repr, schema.names[:8])) + ", ..." * (len(schema.names) > 8)
         raise check.ArgumentValueError(
@@ -162,12 +162,12 @@ def is_lists(kind: Any) -> bool:
 
 
 def list_width(kind: Any) -> int:
-    """The length that all lists of a type have; -1: each has its own."""
+    """The common length of all lists of a type; -1 if variable."""
     return int(getattr(kind, "list_size", -1))
 
 
 def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
-    """The groups that rows [start, stop) are in, and how many rows of the first come before."""
+    """The row groups of rows [start, stop), and the number of rows of the first to skip."""
     ends = np.cumsum([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)])
     first = int(np.searchsorted(ends, start, "right"))
     last = int(np.searchsorted(ends, stop, "left"))
@@ -177,7 +177,7 @@ def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A file that is read through a small buffer: by default all of a group would be fetched."""
+    """A file that is read through a small buffer: by default a whole group would be fetched."""
     with whole(path, WHOLE):
         table = libraries()[1].ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
     with table:
@@ -191,7 +191,7 @@ def record_batches(
     columns: Sequence[str],
     groups: Sequence[int] | None = None,
 ) -> Iterator[Any]:
-    """Some columns of an opened file, `size` rows at a time, of these groups of rows or of all."""
+    """Columns of an open file, `size` rows at a time, of these row groups or of all."""
     batches = table.iter_batches(size, row_groups=groups, columns=[*columns], use_threads=False)
     while True:
         with whole(path, WHOLE):
@@ -202,7 +202,7 @@ def record_batches(
 
 
 def libraries() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`, which only this format needs."""
+    """`pyarrow` and `pyarrow.parquet`, needed only for this format."""
     try:
         arrow = importlib.import_module("pyarrow")
     except ModuleNotFoundError:

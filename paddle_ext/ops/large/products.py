@@ -1,11 +1,11 @@
-"""Products of the rows of large tasks: by the library that does them best, in what precision.
+"""Products of the rows of large tasks: with the fastest library, in the right precision.
 
 Letters: B tasks, N rows in a chunk, K classes, D features. In the coordinates of a task a row is
 
     x = length row scale - centre
 
-with a length for each row, and a scale and a centre for each feature. A `Form` says how x is given
-to the library: as it is, as halves for tensor cores, or not at all if the rows are halves already.
+with a length per row, and a scale and a centre per feature. A `Form` says how x is passed to the
+library: unchanged, as halves for tensor cores, or not at all if the rows are already halves.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torch import Tensor
 from ...rows import laid_out, power_of_two
 from .steps import add_sums, split
 
-# Probabilities too small to count in a class sum, far below epsilon, and the share of all above
-# which the library is faster.
+# Probabilities too small to count in a class sum, far below epsilon, and the share of larger ones
+# above which the library is faster.
 SMALL = {torch.float32: 1e-9, torch.float64: 1e-16}
 DENSE = 16
-MANY_ROWS = 2**18  # from so many on, the rounding of halves in class sums averages out
-SUMS_AT_ONCE = 4  # parts of a chunk whose class sums are taken at once, to fill the device
+MANY_ROWS = 2**18  # from this many on, rounding of halves in class sums averages out
+SUMS_AT_ONCE = 4  # parts of a chunk whose class sums run at once, to fill the device
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of B tasks; all in the dtype that is computed in."""
+    """The coordinates of B tasks, all in the dtype of the computation."""
 
     length: Tensor | None  # [B, all rows of the task]
     scale: Tensor  # [B, D]
     centre: Tensor  # [B, D]
 
     def lengths(self, part: slice) -> Tensor | None:
-        """Of some rows, [B, N]."""
+        """Lengths of some rows, [B, N]."""
         return None if self.length is None else self.length[:, part].contiguous()
 
     def of(self, rows: Tensor, part: slice) -> Tensor:
@@ -58,24 +58,24 @@ class Form(Protocol):
     """How rows and prototypes are multiplied, and how rows are summed by class."""
 
     coordinates: Coordinates
-    written: ClassVar[torch.dtype | None]  # of the weights of class sums; None: as the products
-    rest: bool  # what these weights lack is needed too
-    weigh: ClassVar[bool]  # rows have a length that is no part of the operand
+    written: ClassVar[torch.dtype | None]  # dtype of class-sum weights; None: that of the products
+    rest: bool  # the rounding errors of these weights are needed too
+    weigh: ClassVar[bool]  # rows have a length that is not part of the operand
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        """The rows [B, N, D] as they are multiplied, [B, N, ..]."""
+        """The rows [B, N, D] as factors of products, [B, N, ..]."""
 
     def factor(self) -> Tensor:
-        """What products are too small by, [B]."""
+        """The factor missing from products, [B]."""
 
     def prototypes(self, w: Tensor) -> Tensor:
-        """Rows [B, K, D] of the coordinates, as they are multiplied."""
+        """Rows [B, K, D] in the coordinates, as factors of products."""
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        """Of both, [B, N, K], or [B, N, 2 K] to be added up."""
+        """Products of both, [B, N, K], or [B, N, 2 K] to be added."""
 
     def offset(self, w: Tensor) -> Tensor:
-        """What products with w [B, K, D] are too large by, [B, K] float64."""
+        """The excess of products with w [B, K, D], [B, K] float64."""
 
     def room(self, K: int) -> list[Tensor]:
         """Zeros for sums of rows by class."""
@@ -88,10 +88,11 @@ class Form(Protocol):
 
 
 class Plain:
-    """Rows in their coordinates, in the dtype that is computed in.
+    """Rows in their coordinates, in the dtype of the computation.
 
-    On the CPU the order of memory decides who multiplies. Where both sides have their sums in rows
-    it is oneDNN, which on ARM is nearly twice as fast as OpenBLAS but has one thread.
+    On the CPU the memory order decides which library multiplies. If both sides are row-major along
+    the summed dimension it is oneDNN, which on ARM is nearly twice as fast as OpenBLAS but
+    single-threaded.
     """
 
     written: ClassVar[torch.dtype | None] = None
@@ -139,10 +140,10 @@ class Plain:
 
 
 class Halves:
-    """Rows as halves for tensor cores, each as one or as a sum of two; sums are in float32.
+    """Rows as halves for tensor cores, each as one half or a sum of two; sums are in float32.
 
-    With `sums_of_two`, class sums are of two halves too. Else they are rounded, which averages out
-    where classes have many rows.
+    With `sums_of_two`, class sums use two halves as well. Otherwise they are rounded, which
+    averages out if classes have many rows.
     """
 
     written: ClassVar[torch.dtype | None] = torch.float16
@@ -195,7 +196,7 @@ class OneHalf(Halves):
 
 
 class TwoHalves(Halves):
-    """As accurate as float32: the product of what both halves lack is below its rounding."""
+    """As accurate as float32: the product of the two rounding errors is below its rounding."""
 
     pieces: ClassVar[int] = 3
 
@@ -205,9 +206,9 @@ class TwoHalves(Halves):
 
 
 class RowsAsTheyAre:
-    """Rows that are halves already, and are never copied; the coordinates go to the prototypes.
+    """Rows that are already halves and never copied; the coordinates apply to the prototypes.
 
-    ``x.w = length row.(scale w) - centre.w``, and the weights of class sums take the length.
+    ``x.w = length row.(scale w) - centre.w``, and the weights of class sums include the length.
     Prototypes are one half, or a sum of two.
     """
 
@@ -216,7 +217,7 @@ class RowsAsTheyAre:
 
     def __init__(self, coordinates: Coordinates, of_two: bool, sums_of_two: bool) -> None:
         self.coordinates, self.of_two, self.rest = coordinates, of_two, sums_of_two
-        # So that scaled prototypes are within what a half can hold.
+        # Keeps scaled prototypes within the range of a half.
         largest = coordinates.scale.abs().amax(-1)
         self.unit = power_of_two(largest)
 
@@ -254,19 +255,19 @@ class RowsAsTheyAre:
 
 
 def matrix_products(x: Tensor, y: Tensor) -> Tensor:
-    """[B, N, D] and [B, D, K] -> [B, N, K]; torch shares a batch of one among no threads."""
+    """[B, N, D] and [B, D, K] -> [B, N, K]; torch runs a batch of one on a single thread."""
     return torch.mm(x[0], y[0]).unsqueeze(0) if len(x) == 1 else torch.bmm(x, y)
 
 
 def halves(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounded to half precision, and what that lacks."""
+    """Rounded to half precision, and the rounding error."""
     high = w.half()
     return high, (w - high).half()
 
 
 @contextmanager
 def tensor_float(allowed: bool) -> Iterator[None]:
-    """With products of float32 in TF32 on CUDA."""
+    """With float32 products in TF32 on CUDA."""
     before = torch.backends.cuda.matmul.allow_tf32
     if before == allowed:
         yield
@@ -280,7 +281,7 @@ def tensor_float(allowed: bool) -> Iterator[None]:
 
 @cache
 def has_float_results() -> bool:
-    """Whether torch multiplies halves with results in float32."""
+    """Whether torch can multiply halves with float32 results."""
     return hasattr(torch.ops.aten.bmm, "dtype") and hasattr(torch.ops.aten.baddbmm, "dtype_out")
 
 
@@ -289,7 +290,7 @@ def half_products(x: Tensor, w: Tensor) -> Tensor:
     if has_float_results():
         found: Tensor = torch.ops.aten.bmm.dtype(x, w, torch.float32)
         return found
-    with tensor_float(True):  # halves lose nothing in it
+    with tensor_float(True):  # exact for halves
         return torch.bmm(x.float(), w.float())
 
 

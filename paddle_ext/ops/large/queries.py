@@ -1,4 +1,4 @@
-"""The queries of large tasks, in chunks, and the coordinates that they choose."""
+"""The queries of large tasks, in chunks, and the coordinates they determine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .products import Coordinates
 from .sources import Rows
 from .steps import is_captured
 
-CUDA_NUMBERS = 3 * 2**22  # of the products of a chunk: enough to hide the launches
+CUDA_NUMBERS = 2**25  # of the products of a chunk: enough to hide the launches
 CPU_NUMBERS = 2**19
 
 
 def numbers_at_once(device: torch.device) -> int:
-    """How many numbers the largest matrix of a chunk may have."""
+    """Limit on the size of the largest matrix of a chunk."""
     return CUDA_NUMBERS if device.type == "cuda" else CPU_NUMBERS
 
 
 class Queries:
-    """The queries of one task, wherever they are, or those of a few tasks in a tensor [B, N, D]."""
+    """The queries of one task from any source, or those of a few tasks in a tensor [B, N, D]."""
 
     def __init__(self, source: Rows | Tensor) -> None:
         self.source = source
@@ -35,13 +35,13 @@ class Queries:
         self.dtype = torch.float64 if source.dtype is torch.float64 else torch.float32
 
     def rows_at_once(self, numbers: int) -> int:
-        """How many rows a chunk has, if one takes so many numbers."""
+        """Rows per chunk, if a row takes this many numbers."""
         if isinstance(self.source, Tensor):
             return self.N
         return max(256, numbers_at_once(self.device) // numbers // 256 * 256)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
-        """Places and rows [B, n, D]; `numbers` are what a row takes."""
+        """Indices and rows [B, n, D]; `numbers` is the cost of a row."""
         if isinstance(self.source, Tensor):
             yield slice(0, self.N), self.source
             return
@@ -53,28 +53,28 @@ class Queries:
 
 @dataclass
 class Survey:
-    """What one pass over the queries tells, over all processes."""
+    """Statistics of one pass over the queries, over all processes."""
 
     total: int  # rows of a task
-    means: Tensor  # [B, D] float64, of rows times their lengths, as all below
+    means: Tensor  # [B, D] float64, of rows times their lengths, like all below
     least: Tensor  # [B, D]
     most: Tensor  # [B, D]
     squares: Tensor  # [B] float64: sums of squares
     length: Tensor | None  # [B, own rows] 1 / norm; 0 for a row of zeros
 
     def alike(self) -> bool:
-        """Whether no row is so much longer than another that halves would not hold the ratio."""
+        """Whether no row is so much longer than another that halves cannot represent the ratio."""
         if self.length is None:
             return True
         if is_captured(self.length):
-            return False  # nobody can look
+            return False  # cannot be read
         some = self.length[self.length > 0]
         return len(some) == 0 or bool(some.amax() <= 64 * some.amin())
 
 
 def inverse_norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, n, D] -> [B, n]; 0 for a row of zeros."""
-    if rows.dtype is torch.float64:  # whose squares float64 does not hold
+    if rows.dtype is torch.float64:  # float64 may not hold its squares
         largest = rows.abs().amax(-1, keepdim=True)
         scaled = rows / torch.where(largest > 0, largest, 1)
         norm = torch.linalg.vector_norm(scaled, dim=-1) * largest.squeeze(-1)
@@ -85,7 +85,7 @@ def inverse_norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Survey:
-    """Look at all queries; `unit` makes rows unit-norm."""
+    """Scan all queries; `unit` normalises rows to unit length."""
     B, D, dtype = queries.B, queries.D, queries.dtype
     new = {"dtype": dtype, "device": queries.device}
     sums = torch.zeros(B, D, dtype=torch.float64, device=queries.device)
@@ -113,7 +113,7 @@ def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Sur
 
 
 def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
-    """Refuse NaN, infinity and what cannot be summed; a NaN makes both extremes NaN."""
+    """Reject NaN, infinity and values too large to sum; a NaN makes both extremes NaN."""
     low, high = check.numbers_of([least.amin(), most.amax()])
     limit = check.SUMMABLE[features]
     if not (-limit <= low and high <= limit):
@@ -137,12 +137,12 @@ class Scaled:
 
     coordinates: Coordinates
     labelled: Labelled
-    unit: Tensor  # [B] float64: so large is 1, in the units of `scaling`
+    unit: Tensor  # [B] float64: the size of 1, in the units of `scaling`
     squares: Tensor  # [B] float64: sum of the squares of the queries in the coordinates
 
 
 def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Sums [B, K, D] and counts [B, K] of float64 rows; a label outside [0, K) is in no class."""
+    """Sums [B, K, D] and counts [B, K] of float64 rows; a label outside [0, K) has no class."""
     labels = labels.long()
     labels = torch.where((labels >= 0) & (labels < K), labels, K)
     sums, counts = class_sums(rows, labels, K + 1)
@@ -152,9 +152,9 @@ def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]
 def scaled(
     found: Survey, support: Tensor, labels: Tensor, K: int, scaling: str, dtype: torch.dtype
 ) -> Scaled:
-    """Coordinates centred at the queries' mean, by `scaling` but for a factor.
+    """Coordinates centred at the queries' mean, by `scaling` except for a factor.
 
-    Support [B or 1, S, D] and labels [B or 1, S]; a label outside [0, K) is in no class.
+    Support [B or 1, S, D] and labels [B or 1, S]; a label outside [0, K) has no class.
     """
     B = len(found.means)
     width = torch.ones_like(found.means)
@@ -172,7 +172,7 @@ def scaled(
     unit = power_of_two(reach)
     squares = found.squares - found.total * found.means.square().sum(-1)
     if scaling == "minmax":
-        squares = torch.full_like(squares, torch.nan)  # of no use
+        squares = torch.full_like(squares, torch.nan)  # unused
     unit_column = unit.unsqueeze(-1)
     coordinates = Coordinates(
         found.length, (1 / width / unit_column).to(dtype), (centre / unit_column).to(dtype)
@@ -183,7 +183,8 @@ def scaled(
 
 
 def raw_coordinates(found: Survey, dtype: torch.dtype) -> Coordinates:
-    """The rows as they are, but centred and of size 1; `found` is of rows without lengths."""
+    """The rows unchanged except centred and scaled to size 1; `found` is of rows without
+    lengths."""
     reach = torch.maximum(found.most - found.means, found.means - found.least).amax(-1)
     unit = power_of_two(reach).unsqueeze(-1)
     ones = torch.ones_like(found.means)

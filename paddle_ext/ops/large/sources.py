@@ -1,4 +1,4 @@
-"""Feature rows in a fixed order, wherever they are: in a tensor, behind an index, in a file."""
+"""Feature rows in a fixed order from any source: a tensor, an index, a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report = Callable[[int, int], object]
 
 @runtime_checkable
 class Rows(Protocol):
-    """Feature rows in a fixed order, which may be gone through again and again.
+    """Feature rows in a fixed order that can be iterated repeatedly.
 
     Attributes
     ----------
@@ -45,10 +45,10 @@ class Rows(Protocol):
     def device(self) -> torch.device: ...
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """All rows in order, [n, D] with n = `size` but for the last chunk.
+        """All rows in order, [n, D] with n = `size` except for the last chunk.
 
-        A chunk is valid until the next one is asked for, and on CUDA in the stream that was the
-        current one when it was asked for.
+        A chunk is valid until the next one is requested, and on CUDA in the stream that was current
+        when it was requested.
         """
         ...
 
@@ -79,7 +79,7 @@ class TensorRows:
 
 
 class IndexedRows:
-    """Some rows of a tensor, in the order of an index; a chunk of them is gathered at a time.
+    """Rows of a tensor in the order of an index, gathered one chunk at a time.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class IndexedRows:
     index : Tensor [Q]
         Integers in [0, N), on the device of `features`.
     validate : bool
-        Whether the index is looked at; if not, it must be right.
+        Whether to check the index; if not, it must be valid.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class IndexedRows:
 
 
 class StreamedRows:
-    """Rows that are read in order, or come from the memory of another device.
+    """Rows that are read sequentially, or copied from another device.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class StreamedRows:
     start, stop : int
         Which rows.
     progress : callable or None
-        Told (rows that were read in this pass, all rows) after each chunk.
+        Called with (rows read in this pass, all rows) after each chunk.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class StreamedRows:
         self.dtype, self.device = contents.dtype, numbered(device)
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """Chunks in two buffers, of which one is read while the other is in use."""
+        """Chunks in two buffers: one is read while the other is in use."""
         read = chunks_of(
             self.contents, self.start, self.stop, check.integer("size", size), self.device
         )
@@ -149,32 +149,31 @@ class StreamedRows:
 
 
 class FileRows(StreamedRows):
-    """The rows of a file, of which two chunks are in memory at a time.
+    """The rows of a file, with two chunks in memory at a time.
 
     Parameters
     ----------
     path : path
-        ``.npy``; ``.npz`` that is not compressed; ``.safetensors``; ``.parquet`` with a column of
-        lists, for which pyarrow must be installed. Numbers are float16, bfloat16, float32 or
-        float64.
+        ``.npy``; uncompressed ``.npz``; ``.safetensors``; ``.parquet`` with a column of lists,
+        which needs pyarrow. Numbers are float16, bfloat16, float32 or float64.
     column : str
         The column of a Parquet file.
     name : str or None
         The array of a ``.npz`` or ``.safetensors`` file. None: its only matrix of floating-point
         numbers, or the array ``features``.
     device : device
-        Where chunks are wanted.
+        Device of the chunks.
     start, stop : int
         Rows [start, stop); stop = None means to the end. For one of several processes.
     progress : callable or None
-        Told (rows that were read in this pass, all rows) after each chunk.
+        Called with (rows read in this pass, all rows) after each chunk.
 
     Notes
     -----
-    A thread reads one chunk ahead of the one in use. The memory for it is that of two chunks, or
-    8 MiB if that is more; on CUDA it is that on the device, and as much pinned memory. For Parquet
-    come pages that are being decoded. The file must not change as long as the object is used, and
-    is opened anew for each pass, so the object may be pickled.
+    A thread reads one chunk ahead of the one in use. This takes the memory of two chunks, or 8 MiB
+    if that is more; on CUDA it is device memory and as much pinned memory. Parquet also needs
+    memory for pages that are being decoded. The file must not change while the object is in use; it
+    is opened again for each pass, so the object can be pickled.
 
     Examples
     --------
@@ -200,7 +199,7 @@ class FileRows(StreamedRows):
     ) -> None:
         place = check.device(device)
         first = check.integer("start", start, least=0)
-        # Whatever the working directory will be.
+        # Independent of later changes of the working directory.
         self.path = Path(os.path.abspath(path))  # noqa: PTH100
         contents = open_contents(self.path, column, name)
         N = contents.shape[0]
@@ -219,14 +218,14 @@ class FileRows(StreamedRows):
 def rows_of(
     source: Tensor | str | os.PathLike[str] | Rows, device: str | torch.device | None = None
 ) -> Rows:
-    """Rows of whatever has them.
+    """Rows from any source.
 
     Parameters
     ----------
     source : Tensor [N, D], path or Rows
-        A path is that of a file, see `FileRows`.
+        A path is a file, see `FileRows`.
     device : device or None
-        Where chunks are wanted. None: where a tensor is; for a file the CPU.
+        Device of the chunks. None: that of a tensor; the CPU for a file.
 
     Returns
     -------
@@ -250,7 +249,7 @@ def rows_of(
     if not isinstance(source, Rows):
         raise TypeError(f"query must be a torch.Tensor, a path or Rows, got {check.kind(source)}")
     if device is not None and numbered(check.device(device)) != source.device:
-        raise ValueError(f"query must come to {device}, got {source.device}")
+        raise ValueError(f"query must be on {device}, got {source.device}")
     return source
 
 
@@ -268,7 +267,7 @@ def open_contents(path: Path, column: str, name: str | None) -> Contents:
 
 
 class TensorContents:
-    """A tensor of the CPU whose rows are wanted elsewhere."""
+    """A CPU tensor whose rows are needed on another device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
@@ -300,7 +299,7 @@ def reported(chunks: Iterator[Tensor], total: int, progress: Report) -> Iterator
 
 
 def numbered(device: torch.device) -> torch.device:
-    """With the number of the GPU, which is the current one if nothing is said."""
+    """With the index of the GPU, by default the current one."""
     return torch.empty(0, device=device).device
 
 

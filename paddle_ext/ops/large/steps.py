@@ -1,7 +1,7 @@
 """Native steps of large tasks: products to probabilities, counts and the dual.
 
-Thin: tensors in, pointers out. Sums are added to what is there, so that the chunks of a task, and
-the processes that share it, add up.
+Thin: tensors in, pointers out. Sums are added to their outputs, so that the chunks of a task, and
+the processes that share it, accumulate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..operators import target, workspace
 
 
 def is_captured(x: Tensor) -> bool:
-    """Whether work on x goes into a CUDA graph, so that nobody can look at it."""
+    """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -39,7 +39,7 @@ class Top:
         return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
 
     def rows(self, part: slice) -> Top:
-        """Those of some rows, if there is one task."""
+        """Those of some rows of the only task."""
         return Top(self.probabilities[:, part], self.classes[:, part])
 
 
@@ -65,28 +65,27 @@ def assign(
     Parameters
     ----------
     products : Tensor [B, N, K] or [B, N, 2 K]
-        float32 or float64; of 2 K the first half and the second are added up. Lost with `leads`.
+        float32 or float64; the two halves of 2 K are added. Overwritten with `leads`.
     slope, bias : Tensor [B], Tensor [B, K]
     length : Tensor [B, N], optional
     trust : Tensor [B, K], optional
-        ``(trust u)^2`` takes the place of the probabilities u.
+        ``(trust u)^2`` replaces the probabilities u.
     probabilities, rest : Tensor [B, N, K], optional
-        Written: of the dtype of the products, which they may replace, or float16 on CUDA; and what
-        the halves lack.
+        Outputs: in the dtype of the products, which they may overwrite, or float16 on CUDA; and the
+        rounding errors of the halves.
     held, log_sums : Tensor [B, K], Tensor [B], float64, optional
-        The sums of the probabilities over the rows, and of the logarithms of their normalisers, are
-        added.
+        Incremented by the sums of the probabilities over the rows, and of the log normalisers.
     top : Top, optional
-        Written.
+        Output.
     leads : Tensor [B, 2] float64, optional
-        Added: the lead of the nearest class over the median one in squared distance, and the
-        distance of that less the square of the row. The logits are then ``x.w - w.w / 2``.
+        Incremented by the lead of the nearest class over the median one in squared distance, and by
+        the median distance minus the square of the row. The logits are then ``x.w - w.w / 2``.
     pieces : int, optional
-        1: of 2 K products the first half alone.
+        1: only the first half of 2 K products.
     normalise : bool
-        If False, likelihoods are written, of which the largest in a row is 2^15.
+        If False, likelihoods are written, scaled so that the largest of a row is 2^15.
     weigh : bool
-        What is written is multiplied by the length.
+        The output is multiplied by the length.
     """
     B, N = products.shape[:2]
     K = bias.shape[-1]
@@ -124,16 +123,16 @@ def assign(
 
 
 def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> None:
-    """Add what the classes hold of rows with kept likelihoods, and how many rows are faint.
+    """Add the sums of probabilities by class from stored likelihoods, and the number of faint rows.
 
     Parameters
     ----------
     likelihood : Tensor [B, N, K]
-        As `assign` writes them: float16 on CUDA, float32 or float64 on the CPU.
+        As written by `assign`: float16 on CUDA, float32 or float64 on the CPU.
     weights : Tensor [B, K]
         Factors on the likelihoods of the classes: float32, or float64 of float64 likelihoods.
     held, faint : Tensor [B, K], Tensor [B], float64
-        A row is faint if those of its classes that count have lost digits.
+        A row is faint if classes that matter have lost precision.
     """
     B, N, K = likelihood.shape
     call = native.module.count_call(
@@ -152,26 +151,26 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
 
 @dataclass(frozen=True)
 class LateStep:
-    """What the late step of `adaptive` needs of one large task; see `paddle_ext.ops.step`."""
+    """Parameters of the late step of `adaptive` for one large task; see `paddle_ext.ops.step`."""
 
     weight: float
     temper: float
     slope: float  # of the logits before the step
     sharper: float  # factor on distances
     prior: float
-    plain: float  # factor on the logits of the nearest class mean, of one shot
+    plain: float  # factor on the one-shot logits of the nearest class mean
     bias: Tensor  # [K] of the logits before the step
     trust: Tensor  # [K]
     square: Tensor  # [K] of the class sums, in the metric
     mass: Tensor  # [K]
     constant: Tensor  # [K]
     total: Tensor  # [K]
-    prototypes: Tensor | None  # [K] norms of one shot, before they were made unit-norm
+    prototypes: Tensor | None  # [K] one-shot norms before normalisation
 
     def __call__(self, products: Tensor, own: Tensor, length: Tensor | None) -> None:
-        """Of products [1, N, 2 K] with prototypes and with class sums the first become logits.
+        """Turn the first half of products [1, N, 2 K] with prototypes and class sums into logits.
 
-        `own` [N] are products of rows with themselves, `length` [N] their norms of one shot.
+        `own` [N] are products of rows with themselves, `length` [N] their one-shot norms.
         """
         N, K = products.shape[1], products.shape[2] // 2
         call = native.module.late_call(
@@ -207,8 +206,8 @@ def split(
 ) -> Tensor:
     """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
 
-    One piece is x rounded, [B, N, D]; three are x rounded, what that lacks, and x rounded once
-    more, [B, N, 3 D]. Length [B, N], scale and centre [B, D] are float32.
+    One piece is x rounded, [B, N, D]; three are x rounded, the rounding error, and x rounded again,
+    [B, N, 3 D]. Length [B, N], scale and centre [B, D] are float32.
     """
     return split_rows(rows, pieces, scale, centre, length=length)
 
@@ -216,9 +215,10 @@ def split(
 def split_unit(
     rows: Tensor, pieces: int, centre: Tensor, metric: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of rows that are unit-norm, less the centre, unit-norm again.
+    """The same for rows made unit-norm, minus the centre, unit-norm again.
 
-    And their norms before that again, and their squares ``sum_d metric_d x_d^2``, [B, N] each.
+    Also returns the norms before the last step, and the squares ``sum_d metric_d x_d^2``, [B, N]
+    each.
     """
     norm = torch.empty(rows.shape[:2], device=rows.device)
     own = torch.empty_like(norm)
@@ -237,7 +237,7 @@ def split_rows(
     norm: Tensor | None = None,
     own: Tensor | None = None,
 ) -> Tensor:
-    """With a metric in the coordinates of `adaptive`, else with lengths in those of PADDLE."""
+    """With a metric in the coordinates of `adaptive`, otherwise with lengths in those of PADDLE."""
     B, N, D = rows.shape
     out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
     call = native.module.split_call(
@@ -267,7 +267,8 @@ def split_rows(
 def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) -> bool:
     """Add the sums of rows x [B, N, D] with weights u [B, N, K] to `sums` [B, K, D], on the CPU.
 
-    Weights below `threshold` are none. If more than `most` are above, nothing is done: False.
+    Weights below `threshold` are ignored. If more than `most` are above, returns False and does
+    nothing.
     """
     B, N, K = u.shape
     found = torch.zeros(1, dtype=torch.int64)
@@ -294,7 +295,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
 
 
 class State:
-    """What an iteration of B tasks leaves to the next; one that has stopped keeps what it has."""
+    """The state of B tasks between iterations; a stopped task keeps its state."""
 
     def __init__(
         self,
@@ -328,7 +329,7 @@ class State:
         )
 
     def update(self, held: Tensor, moved: Tensor | None = None) -> None:
-        """End an iteration, in which the classes hold `held` [B, K] of the queries.
+        """End an iteration in which the sums of probabilities by class are `held` [B, K].
 
         `moved` [B] is the criterion, by default the largest change of a count; all are float64.
         """
@@ -346,7 +347,7 @@ class State:
         )
 
     def proportions(self, counts: Tensor) -> Tensor:
-        """Of the classes, from what they hold of the queries, times their weight, [B, K]."""
+        """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""
         if self.prior != check.DIRICHLET:
             return counts / self.total
         a = self.concentration.unsqueeze(-1)
@@ -354,5 +355,5 @@ class State:
         return found
 
     def goes_on(self) -> bool:
-        """Whether a task is running; not asked while a CUDA graph is recorded."""
+        """Whether a task is running; not read while a CUDA graph is captured."""
         return is_captured(self.running) or bool(self.running.any())

@@ -1,4 +1,4 @@
-"""Feature rows that lie in a file as they do in memory: `.npy`, `.npz`, `.safetensors`."""
+"""Feature rows stored in a file as in memory: `.npy`, `.npz`, `.safetensors`."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ SAFETENSORS = {
     "F64": torch.float64,
 }
 NUMPY = {2: torch.float16, 4: torch.float32, 8: torch.float64}  # by bytes
-PIECE = 2**24  # bytes of one read, after which it is asked whether anybody still wants them
-MOST_HEADER = 10**8  # bytes, as the library of .safetensors has it
+PIECE = 2**24  # bytes per read, between checks whether they are still needed
+MOST_HEADER = 10**8  # bytes, the limit of the safetensors library
 
 
 class Matrix(NamedTuple):
-    """An array in a file, by its header."""
+    """An array in a file, from its header."""
 
-    offset: int | None  # where its numbers begin; None: they are compressed
+    offset: int | None  # start of its numbers; None if compressed
     shape: tuple[int, ...]
-    dtype: torch.dtype | None  # None: none that features have
+    dtype: torch.dtype | None  # None: not a feature dtype
     kind: str  # the dtype, for messages
-    swapped: bool = False  # whether its bytes are in the order of other machines
+    swapped: bool = False  # whether its byte order is foreign
 
     def is_features(self) -> bool:
         return self.dtype is not None and len(self.shape) == 2 and min(self.shape) > 0
 
 
 def open_stored(path: Path, name: str | None) -> StoredMatrix:
-    """The features of a file; `name` is that of an array among several."""
+    """The features of a file; `name` selects an array."""
     if name is not None and path.suffix == ".npy":
         raise check.ArgumentValueError(
             "name", f"must be None for a file of one array, got {name!r} for {path}"
@@ -54,7 +54,7 @@ def open_stored(path: Path, name: str | None) -> StoredMatrix:
     with open_regular(path) as file:
         version = version_of(file)
         if path.suffix == ".npy":
-            with whole(path, "a whole .npy file of a plain array"):
+            with whole(path, "a complete .npy file of a plain array"):
                 matrix = npy_header(file)
         else:
             read = npz_headers if path.suffix == ".npz" else safetensors_headers
@@ -68,7 +68,7 @@ def open_stored(path: Path, name: str | None) -> StoredMatrix:
 
 
 class StoredMatrix:
-    """A matrix that lies in a file as it does in memory.
+    """A matrix stored in a file as in memory.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class StoredMatrix:
     def __init__(self, path: Path, matrix: Matrix, version: Version) -> None:
         if matrix.offset is None:
             raise ValueError(
-                f"{path} must not be compressed to be read in parts, got an array that is: save it "
+                f"{path} must not be compressed to be read in parts, got a compressed one: save it "
                 "by numpy.savez"
             )
         assert matrix.dtype is not None
@@ -131,23 +131,23 @@ class StoredMatrix:
 
 
 def npy_header(file: BinaryIO | Any) -> Matrix:
-    """Of the array that a file or an entry of an archive begins with."""
+    """The header of the array at the start of a file or archive entry."""
     formats = np.lib.format
     version = formats.read_magic(file)
     old = version == (1, 0)
     read = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
     shape, fortran, dtype = read(file)
     kind = "objects" if dtype.hasobject else str(dtype)
-    # A vector is in both orders.
+    # A vector has both orders.
     if fortran and len(shape) > 1:
-        kind = f"{kind} in Fortran's order"
+        kind = f"{kind} in Fortran order"
     found = NUMPY.get(dtype.itemsize) if kind == str(dtype) and dtype.kind == "f" else None
     return Matrix(file.tell(), shape, found, kind, not dtype.isnative)
 
 
 def npz_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
     found = {}
-    with whole(path, "a whole .npz file of plain arrays"), zipfile.ZipFile(file) as archive:
+    with whole(path, "a complete .npz file of plain arrays"), zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if not entry.filename.endswith(".npy"):
                 continue
@@ -159,14 +159,14 @@ def npz_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
                 assert matrix.offset is not None
                 begin = entry_begin(file, entry)
                 if matrix.is_features() and matrix.offset + nbytes(matrix) != entry.file_size:
-                    raise ValueError(f"{entry.filename} has not as many bytes as its shape asks")
+                    raise ValueError(f"{entry.filename} has the wrong size for its shape")
                 matrix = matrix._replace(offset=begin + matrix.offset)
             found[entry.filename.removesuffix(".npy")] = matrix
     return found
 
 
 def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """Where the bytes of an entry of an archive begin."""
+    """The offset of the bytes of an archive entry."""
     file.seek(entry.header_offset + 26)
     name, extra = struct.unpack("<HH", file.read(4))
     return entry.header_offset + 30 + int(name) + int(extra)
@@ -174,7 +174,7 @@ def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
 
 def safetensors_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
     found = {}
-    with whole(path, "a whole .safetensors file"):
+    with whole(path, "a complete .safetensors file"):
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(MOST_HEADER, size - 8):
@@ -188,7 +188,7 @@ def safetensors_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
             kind = str(entry["dtype"])
             matrix = Matrix(8 + length + int(begin), shape, SAFETENSORS.get(kind), kind)
             if begin < 0 or (matrix.is_features() and nbytes(matrix) != end - begin):
-                raise ValueError(f"{name} has not as many bytes as its shape asks")
+                raise ValueError(f"{name} has the wrong size for its shape")
             found[name] = matrix
     return found
 
@@ -199,7 +199,7 @@ def nbytes(matrix: Matrix) -> int:
 
 
 def chosen(there: dict[str, Matrix], name: str | None, path: Path) -> Matrix:
-    """The array of that name; without one the only matrix of features, or ``features``."""
+    """The array of that name; by default the only matrix of features, or ``features``."""
     listed = ", ".join(map(repr, there)) or "nothing"
     if name is not None:
         if name not in there:

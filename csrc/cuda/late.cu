@@ -1,0 +1,122 @@
+// The late step of `adaptive` for rows of one large task.
+
+#include "common/check.h"
+#include "common/step.h"
+#include "cuda/assign.h"
+#include "cuda/assign_rows.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+// Class data of the late step; see LateParams.
+struct Late {
+    const float *bias, *trust, *square, *mass, *constant, *total, *prototypes;
+    float slope, sharper, prior, weight, temper, plain;
+
+    __device__ explicit Late(const LateParams& p)
+        : bias(static_cast<const float*>(p.bias)), trust(static_cast<const float*>(p.trust)),
+          square(static_cast<const float*>(p.square)), mass(static_cast<const float*>(p.mass)),
+          constant(static_cast<const float*>(p.constant)),
+          total(static_cast<const float*>(p.total)),
+          prototypes(static_cast<const float*>(p.prototypes)), slope(float(p.slope)),
+          sharper(float(p.sharper)), prior(float(p.prior)), weight(float(p.weight)),
+          temper(float(p.temper)), plain(float(p.plain)) {}
+
+    // The new logit of a class, from its previous probability u and the products of the row.
+    __device__ float operator()(int64_t k, float u, float cross, float all, float own,
+                                float length) const {
+        const float w = query_weight(u, trust[k]);
+        float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
+        if (prototypes != nullptr)
+            z += plain * prototypes[k] * (cross * length - 0.5f * prototypes[k]);
+        return temper * (z + constant[k] + logf(fmaxf(total[k] - weight * u, prior)));
+    }
+};
+
+// The late step, one warp per row; its products with the prototypes stay in registers.
+template <int kVectors, int kWidth>
+__global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
+    if (row >= p.N) return;
+    const Late late(p);
+    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
+    const float own = static_cast<const float*>(p.own)[row];
+    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
+    float value[kVectors][kWidth], most = kNothing, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int k = class_of<kWidth>(i);
+        if (k >= K) continue;
+        const Some<kWidth> x = load<kWidth>(cross + k), bias = load<kWidth>(late.bias + k);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            value[i][j] = fmaf(late.slope, x.x[j], bias.x[j]);
+            most = fmaxf(most, value[i][j]);
+        }
+    }
+    most = warp_max(most);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        if (class_of<kWidth>(i) >= K) continue;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            value[i][j] = expf(value[i][j] - most);
+            sum += value[i][j];
+        }
+    }
+    const float share = 1.0f / warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int k = class_of<kWidth>(i);
+        if (k >= K) continue;
+        const Some<kWidth> x = load<kWidth>(cross + k), all = load<kWidth>(cross + K + k);
+        Some<kWidth> z;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            z.x[j] = late(k + j, value[i][j] * share, x.x[j], all.x[j], own, length);
+        }
+        *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
+    }
+}
+
+// The same for any number of classes.
+__global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
+    if (row >= p.N) return;
+    const int lane = threadIdx.x % 32;
+    const Late late(p);
+    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
+    const float own = static_cast<const float*>(p.own)[row];
+    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
+    const auto logit = [&](int64_t k) { return fmaf(late.slope, cross[k], late.bias[k]); };
+    float most = kNothing, sum = 0;
+    for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, logit(k));
+    most = warp_max(most);
+    for (int64_t k = lane; k < K; k += 32) sum += expf(logit(k) - most);
+    const float share = 1.0f / warp_sum(sum);
+    for (int64_t k = lane; k < K; k += 32) {
+        cross[k] = late(k, expf(logit(k) - most) * share, cross[k], cross[K + k], own, length);
+    }
+}
+
+}  // namespace
+
+int64_t late_cuda_workspace(const LateParams&, int) { return 0; }
+
+void late_cuda(const LateParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
+    const DeviceGuard guard(device);
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (p.K > kTile) {
+        late_of_many_kernel<<<row_blocks(p.N), kThreads, 0, on>>>(p);
+    } else {
+        with_shape(p.K, [&](auto shape) {
+            using S = decltype(shape);
+            late_kernel<S::kVectors, S::kWidth><<<row_blocks(p.N), kThreads, 0, on>>>(p);
+        });
+    }
+    check_launch("late_kernel");
+}
+
+}  // namespace paddle_ext
