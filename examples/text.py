@@ -84,8 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows = [*known, *texts]
     features = hashed(rows) if chosen.hashing else encoded(rows, chosen.model)
 
-    method = paddle_ext.methods.create("adaptive")
-    found = method.predict(features[: len(known)], labels, features[len(known) :])
+    found = paddle_ext.adaptive(features[: len(known)], labels, features[len(known) :])
     print("intents present:", ", ".join(names[k] for k in found.present().nonzero()))
     doubt = found.doubt()
     for i in doubt.argsort(descending=True).tolist():  # the doubtful ones first
