@@ -1,4 +1,4 @@
-"""Checked torch functions over the native code."""
+"""Checked torch functions on top of the native code."""
 
 from .adapt import adapt
 from .native import build_info

@@ -1,4 +1,4 @@
-"""`adapt` over the native code: the public function and its checks."""
+"""`adapt` with the native code: the public function and its checks."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ def adapt(
     validate: bool = True,
     backend: str = "auto",
 ) -> Solution:
-    r"""Adapt the predictions for a batch to the classes that are in it, be they one or all.
+    r"""Adapt the predictions for a batch to the classes in it, whether one or all.
 
-    The proportions of the classes are unknown, and so is how many there are: a priori
-    ``pi ~ Dirichlet(a, ..., a)`` with an ``a`` that the batch chooses. From ``e = 0`` and ``a = 1``
+    The class proportions are unknown, and so is the number of classes present: a priori
+    ``pi ~ Dirichlet(a, ..., a)``, with ``a`` learned from the batch. From ``e = 0`` and ``a = 1``
     every iteration of variational Bayes does, for every task::
 
         u_qk = softmax_k( logits_qk + e_k )
         N_k  = weight * sum_q u_qk
-        a    : a Newton step towards the most evidence
+        a    : a Newton step towards the largest evidence
         e_k  = digamma(N_k + a) - digamma(weight Q + K a)      the mean of ln pi_k
 
     If all classes are present, `a` grows and the predictions hardly change; if few are, it shrinks,
-    and the absent ones lose what they had.
+    and absent classes lose their probability.
 
     Parameters
     ----------
     logits : Tensor [Q, K] or [B, Q, K]
-        Log-likelihoods or log-probabilities of any classifier, up to a constant for each query:
-        float16, bfloat16, float32 or float64, on the CPU or a CUDA device. They should be
-        calibrated: what is twice as sharp as it should be lets the batch correct too little. -inf
-        is allowed, for a class that is impossible, if a row has others.
+        Log-likelihoods or log-probabilities of any classifier, up to a constant per query: float16,
+        bfloat16, float32 or float64, on the CPU or a CUDA device. They should be calibrated: if
+        they are twice too sharp, the batch corrects too little. -inf is allowed for an impossible
+        class, if a row has others.
     weight : float
-        Of a query in the counts, > 0 and at most 1. Less than 1 says that queries are alike, or
-        their likelihoods not to be trusted as independent.
+        Of a query in the counts, > 0 and at most 1. Less than 1 means that queries are similar, so
+        that their likelihoods are not independent.
     max_iter : int
-        At most this many iterations.
+        Limit on iterations.
     tol : float
-        Stop a task when no count moves by more than this, in queries. 0.0 runs `max_iter`
+        Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
         iterations.
     return_assignments : bool, optional
-        Whether the probabilities of all classes are returned, or only the largest `top` of each
-        query, whose classes are in `classes`; by default all, unless a task has more than 2^28.
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28.
     top : int
         At most 64.
     validate : bool
-        Check the values of the logits. On CUDA this synchronises with the host; without it nothing
+        Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
-        result for bad values is undefined. A call that may take more than half a second waits for
-        the device in any case, so that Ctrl-C is obeyed.
+        result for invalid values is undefined. A call that may take more than half a second always
+        waits for the device, so that Ctrl-C works.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.adapt` in plain torch.
         "auto" is "native", except for float64 on CUDA, which has no native kernel.
@@ -74,7 +74,7 @@ def adapt(
     -------
     Solution
         labels : Tensor [.., Q] int64
-            The most probable class, the smaller one of equals.
+            The most probable class; of equals, the smallest.
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]
@@ -83,25 +83,25 @@ def adapt(
             ``e``.
         iterations : Tensor [..] int32
         criterion : Tensor [..]
-            How far a count moved in the last iteration.
+            Largest change of a count in the last iteration.
         concentration : Tensor [..]
             ``a``, in [1e-4, 1e4].
         bound : Tensor [..]
-            Of the logarithm of the evidence; no iteration lowers it.
+            Lower bound of the log evidence; no iteration lowers it.
 
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence naming it, what is expected and what
-        was given.
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
     ImportError
         If the native module is not built.
 
     Notes
     -----
     The computation is in float64 for float64 logits and in float32 otherwise, and so are the
-    results. Inputs are not modified, and no gradient flows through. The result of a task depends
-    neither on its batch nor on the number of threads, and two runs are equal bit by bit.
+    results. Inputs are not modified, and there is no gradient. The result of a task does not depend
+    on its batch or the number of threads, and two runs are bitwise identical.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def adapt(
 def adapt_without_matrix(
     logits: Tensor, weight: float, max_iter: int, tol: float, top: int
 ) -> Solution:
-    """One task after the other, with the largest probabilities of each query alone."""
+    """One task at a time, with only the largest probabilities of each query."""
     *batch, Q, K = logits.shape
     real, found = computing_dtype(logits), []
     for own in logits.reshape(-1, Q, K):
@@ -192,6 +192,6 @@ def check_values(logits: Tensor) -> None:
         raise ValueError(f"logits must be at most {largest:g} or -inf, got {value:g} at {place}")
     place = (~(best >= -largest)).nonzero()[0].tolist()
     raise ValueError(
-        f"logits must have a possible class in every row, got a largest one of "
+        f"logits must have a possible class in every row, got a largest value of "
         f"{best[tuple(place)].item():g} in row {place}"
     )

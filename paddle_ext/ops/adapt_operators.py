@@ -94,7 +94,7 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
 def copy_task(
     logits: Tensor, weight: float, max_iter: int, tol: float, outputs: list[Tensor]
 ) -> None:
-    """Solve a task that is too large for one thread block, and copy what is found."""
+    """Solve a task that is too large for one thread block, and copy the results."""
     told, state, proportions, bound = adapt_large(logits, weight, max_iter, tol)
     assert told.probabilities is not None
     found = (

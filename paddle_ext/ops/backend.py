@@ -1,4 +1,4 @@
-"""Which code a call takes: the native one, or the reference in plain torch."""
+"""Choose the native code, or the reference in plain torch, for a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKENDS = ("auto", "native", "reference")
 
 
 def takes_reference(backend: str, x: Tensor) -> bool:
-    """Check that the backend can take these features; True if the reference is to be used."""
+    """Check that the backend supports these features; True to use the reference."""
     if backend not in BACKENDS:
         check.not_a_choice("backend", backend, BACKENDS)
     if backend == "reference":
@@ -44,10 +44,10 @@ def takes_reference(backend: str, x: Tensor) -> bool:
 
 @cache
 def tell_of_the_reference() -> None:
-    """Once for a process."""
+    """Once per process."""
     warnings.warn(
-        "float64 on CUDA has no native code and takes the reference in torch, which is slow: make "
-        "the features float32, or pass backend='reference' to say that it is meant",
+        "float64 on CUDA has no native code and uses the slow torch reference: make the features "
+        "float32, or pass backend='reference' to confirm",
         UserWarning,
         stacklevel=4,
     )

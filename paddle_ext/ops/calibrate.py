@@ -1,4 +1,4 @@
-"""The sharpness that makes the labels of some rows most likely: function and torch operator."""
+"""The sharpness that maximises the likelihood of the labels of some rows: function and operator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CENTRE, SPREAD = 16.0, math.log(2.0)
 
 
 class Calibration(NamedTuple):
-    """What `calibrate` found, in the dtype of the distances."""
+    """The result of `calibrate`, in the dtype of the distances."""
 
     sharpness: Tensor  # [B] f
-    objective: Tensor  # [B] what was minimised
+    objective: Tensor  # [B] the minimum
     drawn: Tensor  # [B, K] the sum of softmax(-f/2 d) over rows of other classes
 
 
@@ -33,7 +33,7 @@ def calibrate(
     spread: float = SPREAD,
     backend: str = "auto",
 ) -> Calibration:
-    """Find the factor on half the squared distances with the least cross-entropy, for each task.
+    """Find the factor on half the squared distances that minimises cross-entropy, for each task.
 
     Over ``f`` in [0.1, 1e4] it minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
     (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` rows of a task.
@@ -41,15 +41,13 @@ def calibrate(
     Parameters
     ----------
     distances : Tensor [B, R, K]
-        Of rows to the classes, each less than 1e30: float32 or float64, on the CPU or a CUDA
-        device.
+        From rows to classes, each less than 1e30: float32 or float64, on the CPU or a CUDA device.
     labels : Tensor [B, R] int64
-        The row's own class.
+        The class of the row.
     count : Tensor [B] int64
-        Rows of each task that count, from the first one on; without any, f is `centre`.
+        Number of rows used in each task, from the first; if 0, f is `centre`.
     centre, spread : float
-        Where f is expected, in [0.1, 1e4], and the standard deviation of its logarithm, in
-        [1e-6, 1e6].
+        Expected f, in [0.1, 1e4], and the standard deviation of its logarithm, in [1e-6, 1e6].
     backend : {"auto", "native", "reference"}
         As in `solve`.
 
@@ -59,9 +57,9 @@ def calibrate(
         sharpness : Tensor [B]
             f.
         objective : Tensor [B]
-            What was minimised.
+            The minimum.
         drawn : Tensor [B, K]
-            What each class draws of the rows of the others: the sum of their probabilities.
+            The attraction of each class to rows of others: the sum of their probabilities.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What labelled rows say before anything is calibrated, and rows in the coordinates they choose."""
+"""Statistics of labelled rows before calibration, and rows in the coordinates they choose."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ FLOATS = (torch.float32, torch.float64)
 
 
 class Labelled(NamedTuple):
-    """Labelled rows in their coordinates: unit norm, less the centre, unit norm.
+    """Labelled rows in their coordinates: unit norm, minus the centre, unit norm.
 
     A row of the support is ``(row first - centre) second`` there.
     """
 
     first: Tensor  # [B, S]
-    second: Tensor  # [B, S] 0 for a row that is the centre, up to rounding
+    second: Tensor  # [B, S] 0 for a row that equals the centre, up to rounding
     centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
     means: Tensor  # [B, K, D] of the rows of each class, in the coordinates
     shots: Tensor  # [B, K]
-    own: Tensor  # [B, R] int64: the class of a row that calibrates
-    judging: Tensor  # [B] int64: how many do; those beyond fill up
+    own: Tensor  # [B, R] int64: the class of a calibration row
+    judging: Tensor  # [B] int64: number of calibration rows; the rest is padding
     x: Tensor  # [B, R, D] these rows, in the coordinates
     off: Tensor  # [B, R] their squared distances to the means of their classes, in the scale
-    scale: Tensor  # [B, D] what a feature counts in squared distances, 1 on average
+    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
 
 
 def labelled(
@@ -47,7 +47,7 @@ def labelled(
         Every class should have a row.
     num_classes : int
     rows : int
-        At most so many rows calibrate, of classes with two or more, evenly spread; 0 for none.
+        Limit on calibration rows, of classes with two or more, evenly spread; 0 for none.
     backend : {"auto", "native", "reference"}
         As in `solve`.
 
@@ -68,7 +68,7 @@ def labelled(
 
 
 def coordinates(rows: Tensor, centre: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """Rows unit-norm, less a centre, unit-norm again; and the norms before that again.
+    """Rows made unit-norm, minus a centre, unit-norm again; and the norms before the last step.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def coordinates(rows: Tensor, centre: Tensor, *, backend: str = "auto") -> tuple
     Returns
     -------
     Tensor [B, N, D], Tensor [B, N]
-        A row that is the centre, up to rounding, becomes zero, and so does its norm.
+        A row that equals the centre, up to rounding, becomes zero, and so does its norm.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def check_alike(
         if name == optional and x is None:
             continue
         if type(x) is Tensor and (x.shape, x.dtype, x.device) == (shape, dtype, device):
-            continue  # as it should be, and told at little cost
+            continue  # the common case, checked cheaply
         check.features(name, x)
         assert x is not None
         check.one_device(**{like_name: like, name: x})
@@ -162,7 +162,7 @@ def check_alike(
 
 
 def run(call: Any, support: Tensor, labels: Tensor, found: NamedTuple) -> None:
-    """Make a call that goes from labelled rows to the tensors of `found`, by their names."""
+    """Make a call from labelled rows to the tensors of `found`, by name."""
     memory = workspace(call.workspace(), support)
     call.solve(
         support=support.data_ptr(),

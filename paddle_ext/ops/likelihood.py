@@ -1,4 +1,4 @@
-"""Likelihoods that labelled rows speak for, in the metric of the feature scale."""
+"""Likelihoods from labelled rows, in the metric of the feature scale."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Likelihoods(NamedTuple):
     bias: Tensor  # [B, K]
     shots: Tensor  # [B, K]
     sharpness: Tensor  # [B]
-    usual: Tensor  # [B, R] squared distances to the own class, as of new rows; NaN: none
+    usual: Tensor  # [B, R] squared distances to the own class, as for new rows; NaN: none
     sound: (
-        Tensor  # [B] bool: every class has a row, each of them plainly finite; False tells nothing
+        Tensor  # [B] bool: every class has a row, and each is plainly finite; False is inconclusive
     )
-    scale: Tensor  # [B, D] what a feature counts in squared distances, 1 on average
+    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
 
 
 def likelihood(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Likelihoods:
@@ -42,7 +42,7 @@ def likelihood(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> 
         Every class should have a row, and one of them two.
     num_classes : int
     rows : int
-        At most so many rows calibrate, of classes with two or more, evenly spread; at least 1.
+        Limit on calibration rows, of classes with two or more, evenly spread; at least 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The native module, loaded when it is first needed: importing the package never fails for it."""
+"""The native module, loaded on first use, so that importing the package never fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class Module:
-        """Stands for the native module; the first use of a function loads it."""
+        """Stands in for the native module; the first use of a function loads it."""
 
         def __getattr__(self, name: str) -> object:
             found = getattr(load(), name)
@@ -30,7 +30,7 @@ NAME = "paddle_ext._native"
 
 @cache
 def load() -> ModuleType:
-    """Return the native module, or raise one sentence saying what to do."""
+    """Return the native module, or raise a one-sentence error that says what to do."""
     try:
         return importlib.import_module(NAME)
     except ModuleNotFoundError as error:
@@ -49,12 +49,12 @@ def load() -> ModuleType:
 
 @cache
 def has_cuda() -> bool:
-    """Tell whether the native module has CUDA kernels; touches no CUDA."""
+    """Return whether the native module has CUDA kernels; does not touch CUDA."""
     return bool(module.build_info()["cuda"])
 
 
 def build_info() -> dict[str, Any]:
-    """Tell what this build of paddle_ext is and can do.
+    """Return the properties of this build of paddle_ext.
 
     Returns
     -------

@@ -1,12 +1,12 @@
-"""What the torch operators share: their registration, what they take, where they run.
+"""Shared by the torch operators: registration, arguments, where they run.
 
 They are functional: torch allocates results and workspace, the native code gets pointers and, on
 CUDA, the current stream. They are registered by define and impl, which costs a fifth of a
 `torch.library.custom_op` per call.
 
-Whoever calls `torch.ops.paddle_ext` directly has no other check: an operator must not leave its
-tensors. So each looks at types, shapes and options again; labels and indices are kept in range by
-the native code, which for a number that is not a class or a row takes none or the nearest.
+Direct calls of `torch.ops.paddle_ext` have no other check, and an operator must not access memory
+outside its tensors. So each checks types, shapes and options again; the native code keeps labels
+and indices in range: for a number that is not a class or a row it uses none or the nearest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ library = torch.library.Library("paddle_ext", "DEF")  # type: ignore[no-untyped-
 
 
 def register(schema: str, kernel: Callable[..., object], fake: Callable[..., object]) -> None:
-    """Add an operator; there is nothing to record for gradients, as results are detached."""
+    """Add an operator; results are detached, so there is no autograd formula."""
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
     name = schema.partition("(")[0]
     library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
@@ -68,12 +68,12 @@ def warn_of_the_cpu(why: str) -> None:
 
 
 # Of the tasks of a call: the batch dimensions ([B], or none for a single task), B, Q, S, K, D, and
-# whether all tasks share one support. A plain tuple, for a named one takes longer to make.
+# whether all tasks share one support. A plain tuple, because a named one takes longer to make.
 Sizes: TypeAlias = tuple[list[int], int, int, int, int, int, bool]
 
 
 def dense_sizes(support: Tensor, support_labels: Tensor, query: Tensor, K: int) -> Sizes:
-    """Check that the tensors of a task fit each other."""
+    """Check that the tensors of a task match."""
     check.dense(support, support_labels, query)
     *batch, Q, D = query.shape
     B = batch[0] if batch else 1
@@ -82,12 +82,12 @@ def dense_sizes(support: Tensor, support_labels: Tensor, query: Tensor, K: int) 
 
 
 def check_classes(K: int, B: int) -> None:
-    if not (1 if B else 0) <= K <= check.MOST:  # without a task perhaps no label told their number
+    if not (1 if B else 0) <= K <= check.MOST:  # without a task there may be no labels
         raise ValueError(f"num_classes must be an integer in [1, {check.MOST}], got {K}")
 
 
 def computable(name: str, x: Tensor) -> Tensor:
-    """Contiguous, and in a dtype the native code has: no copy unless one of the two is missing."""
+    """Contiguous, and in a dtype of the native code; copies only if necessary."""
     dtype = x.dtype
     if dtype is not torch.float32:
         if x.is_cuda:
@@ -124,7 +124,7 @@ def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
 
 
 class Scratch(threading.local):
-    """A small workspace that each thread keeps: no allocation for a small call on the CPU."""
+    """A small workspace kept by each thread, so that small CPU calls do not allocate."""
 
     size = 2**15  # bytes
 

@@ -1,4 +1,4 @@
-"""PADDLE over the native code: the public functions."""
+"""PADDLE with the native code: the public functions."""
 
 from __future__ import annotations
 
@@ -56,79 +56,79 @@ def solve(
     validate: bool = True,
     backend: str = "auto",
 ) -> Solution:
-    r"""Classify the queries of transductive few-shot tasks by PADDLE.
+    r"""Classify the queries of transductive few-shot tasks with PADDLE.
 
-    A task has K candidate classes, each with at least one labelled support row, and Q queries of
-    which only a few classes, unknown ones, are present. From the support means as prototypes
-    ``w_k`` and ``v = 0``, every iteration does, for every task::
+    A task has K candidate classes, each with at least one labelled support row, and Q queries; only
+    a few classes, unknown, occur among the queries. From the support means as prototypes ``w_k``
+    and ``v = 0``, every iteration does, for every task::
 
         u_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 + (lam/Q) v_k )
         v_k  = 1 + ln( mean_q u_qk + epsilon )
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
-    and the task stops when its prototypes move by at most `tol` on average. Three options turn this
-    into a rule for batches of which nobody knows how many classes are in them: `proportions`
-    replaces the second line, `update_prototypes` leaves out the third, and `scaling` tells how
-    sharp distances are. With all three it is variational Bayes, `paddle_ext.adapt` on distances to
-    class means; the method "adaptive" is more than that, and more accurate.
+    and the task stops when its prototypes move by at most `tol` on average. Three options adapt
+    this to batches with an unknown number of classes: `proportions` replaces the second line,
+    `update_prototypes` skips the third, and `scaling` sets how sharp distances are. With all three
+    it is variational Bayes, `paddle_ext.adapt` on distances to class means; the method "adaptive"
+    does more, and is more accurate.
 
-    PADDLE assumes that few classes are present. If most of them are, large classes swallow others,
-    and it may be far less accurate than the nearest class mean; its probabilities are too sure in
-    any case (`Solution.calibrated`). Take ``methods.create("adaptive")`` unless you know that few
-    are there.
+    PADDLE assumes that few classes are present. If most are, large classes absorb others, and it
+    may be much less accurate than the nearest class mean; its probabilities are always
+    overconfident (`Solution.calibrated`). Use ``methods.create("adaptive")`` unless you know that
+    few classes are present.
 
     Parameters
     ----------
     support : Tensor [S, D] or [B, S, D]
         Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension beside a batched query the support is shared by all tasks.
+        Without a batch dimension but with a batched query, all tasks share the support.
     support_labels : Tensor [S] or [B, S]
         Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
-        Features to classify, of the dtype of `support`. Without a batch dimension there is none in
-        the result. A path, or `paddle_ext.FileRows`, is a file of one task, which is read in
-        chunks, once in every iteration unless it is small; its dtype may be another one.
+        Features to classify, of the dtype of `support`. The result has a batch dimension if they
+        have one. A path, or `paddle_ext.FileRows`, is a file of one task, read in chunks, once per
+        iteration unless it is small; its dtype may differ.
     num_classes : int, optional
         K. By default the largest label + 1.
     lam : float, optional
-        Weight of the number of classes present; by default Q, which makes the method free of
-        parameters. 0 is soft K-means with a support.
+        Weight of the number of classes present; default: Q, which makes the method parameter-free.
+        0 is soft K-means with a support.
     proportions : {"paddle", "dirichlet"}
         "paddle" is for batches of few classes. "dirichlet" is for any batch: the proportions have
-        the prior Dirichlet(a, ..., a), with an a that every iteration learns from
-        ``N_k = sum_q u_qk`` as `adapt` does, and ``v_k = digamma(N_k + a) - digamma(Q + K a)``.
+        the prior Dirichlet(a, ..., a), where every iteration learns a from ``N_k = sum_q u_qk``
+        like `adapt`, and ``v_k = digamma(N_k + a) - digamma(Q + K a)``.
     update_prototypes : bool
-        If False, the prototypes stay the class means of the support. Then the distances are
+        If False, the prototypes stay at the class means of the support. The distances are then
         computed once, and `tol` is in queries.
     scaling : {"auto", "minmax", "none", "calibrated"}
-        The method assumes classes of unit variance. "auto" serves any embedding: rows are made
-        unit-norm, and one factor for the task makes the nearest class lead the median one by 13 in
+        The method assumes classes of unit variance. "auto" suits any embedding: rows are made
+        unit-norm, and one factor per task makes the nearest class lead the median one by 13 in
         squared distance, averaged over the queries. "minmax" divides each feature by its range over
-        the task's queries, as the tables of the paper do. "none" takes the features as they are.
-        "calibrated" is as "auto", but the factor makes the labels of the labelled rows most likely,
-        each row as far from its class mean as a new one would be; at most 256 rows or K are asked.
-        It is no less than that of "auto", whose square is doubled where no class has two rows.
+        the task's queries, as in the tables of the paper. "none" leaves the features unchanged.
+        "calibrated" is like "auto", but the factor maximises the likelihood of the labels of at
+        most 256 (or K) labelled rows, each as far from its class mean as a new one would be. It is
+        at least that of "auto", whose square is doubled if no class has two rows.
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
         Added to the proportions inside the logarithm, > 0; not used by "dirichlet".
     max_iter : int
-        At most this many iterations.
+        Limit on iterations.
     tol : float, optional
         Stop a task when the mean distance its prototypes moved, in scaled coordinates, is at most
-        this, by default 1e-6. Where they stay: when no class holds more, or less, by more than so
-        many queries than before, by default 1e-3. 0.0 runs `max_iter` iterations.
+        this, by default 1e-6. With fixed prototypes: when no class count changes by more than this
+        many queries, by default 1e-3. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
     return_assignments : bool, optional
-        Whether the probabilities of all classes are returned, or only the largest `top` of each
-        query, whose classes are in `classes`; by default all of them, unless a task has more than
-        2^28. With False no matrix of queries and classes is ever made.
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28. With False
+        the matrix of queries and classes is never stored.
     top : int
         At most 64.
     precision : {"auto", "tf32", "half"}
-        Of the products of large tasks on CUDA. "auto" is as accurate as float32, by products of
-        halves whose sum a number is; "half" rounds to float16, and is faster. See docs/large.md.
+        Of the products of large tasks on CUDA. "auto" is as accurate as float32, using sums of
+        half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
     group : torch.distributed.ProcessGroup, optional
         Processes that share one task: each calls with the same support and its own part of the
         queries, and gets the labels of that part.
@@ -136,9 +136,9 @@ def solve(
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
         synchronises with the host; without it only large tasks do, and calls that may take more
-        than half a second, to obey signals. Then the call works under `torch.cuda.graph` and
-        `torch.compile(fullgraph=True)`, `num_classes` must be given, and the result for bad values
-        is undefined.
+        than half a second, to handle signals. Then the call works under `torch.cuda.graph` and
+        `torch.compile(fullgraph=True)`, `num_classes` must be given, and the result for invalid
+        values is undefined.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.solve` in plain torch.
         "auto" is "native", except for float64 on CUDA: that has no native kernel, so the reference
@@ -152,7 +152,7 @@ def solve(
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]
-            Column means of the probabilities; of "dirichlet" ``(N_k + a) / (Q + K a)``.
+            Column means of the probabilities; for "dirichlet" ``(N_k + a) / (Q + K a)``.
         dual : Tensor [.., K]
             ``v`` of the last iteration.
         iterations : Tensor [..] int32
@@ -162,13 +162,13 @@ def solve(
             count.
         prototypes : Tensor [.., K, D], or None
         concentration : Tensor [..], or None
-            ``a`` of "dirichlet", in [1e-4, 1e4].
+            ``a`` for "dirichlet", in [1e-4, 1e4].
 
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence naming it, what is expected and what
-        was given.
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
     ImportError
         If the native module is not built.
 
@@ -176,10 +176,10 @@ def solve(
     -----
     The computation is in float64 for float64 features and in float32 otherwise, and so are the
     results; half-precision features on the CPU are copied to float32 first. Tensors that are not
-    contiguous are copied. Inputs are not modified, and no gradient flows through: results are
-    detached. With the native code the result of a task depends neither on its batch nor on the
-    number of threads, and two runs are equal bit by bit; only a support that is shared and the
-    same support repeated for every task may differ by rounding.
+    contiguous are copied. Inputs are not modified, and results are detached. With the native code
+    the result of a task does not depend on its batch or the number of threads, and two runs are
+    bitwise identical; only a shared support and the same support repeated for every task may differ
+    by rounding.
 
     Examples
     --------
@@ -231,7 +231,7 @@ def solve(
             validate=validate,
             **large,
         )
-    query = cast(Tensor, query)  # or the check says what it is
+    query = cast(Tensor, query)  # otherwise the check raises an error
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:
@@ -277,7 +277,7 @@ def solve_alone(
     validate: bool,
     **large: Any,
 ) -> Solution:
-    """Without an operator of torch, which takes tensors alone."""
+    """Without a torch operator, which takes only tensors."""
     check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:
@@ -323,24 +323,24 @@ def solve_indexed(
     validate: bool = True,
     backend: str = "auto",
 ) -> Solution:
-    """Classify the queries of tasks whose features are rows of one bank, by PADDLE.
+    """Classify the queries of tasks whose features are rows of one bank, with PADDLE.
 
     The result is that of ``solve(features[support_index], support_labels, features[query_index])``,
-    but the native code never gathers the features, which for many tasks would not fit the memory.
+    but the native code never gathers the features, which for many tasks would not fit in memory.
 
     Parameters
     ----------
     features : Tensor [N, D]
         The bank: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
     support_index : Tensor [S] or [B, S]
-        Rows of the bank, integers in [0, N). Without a batch dimension beside a batched
-        `query_index` the support is shared by all tasks.
+        Rows of the bank, integers in [0, N). Without a batch dimension but with a batched
+        `query_index`, all tasks share the support.
     support_labels : Tensor [S] or [B, S]
         Integers in [0, K), one for each of `support_index`.
     query_index : Tensor [Q] or [B, Q]
         Rows of the bank to classify.
     num_classes, lam, proportions, update_prototypes, scaling, temperature, epsilon
-        As in `solve`. scaling="calibrated" gathers support rows, of some tasks at a time.
+        As in `solve`. scaling="calibrated" gathers support rows for some tasks at a time.
     max_iter, tol, return_prototypes, backend
         As in `solve`. backend="reference" gathers the features.
     validate : bool
@@ -420,14 +420,14 @@ def solution(
     if options[6] != check.DIRICHLET:
         concentration = None
     lam, _, temperature = options[:3]
-    # By position: names would take as long as all the rest of this function.
+    # By position: keywords would take as long as the rest of this function.
     return Solution(
         *out[:6], prototypes, None, lam, scaling, temperature, concentration, None, options[7]
     )
 
 
 def of_each_task(sharpness: Tensor, batch: Sequence[int]) -> Tensor:
-    """That of a shared support for every task, [B]."""
+    """The sharpness of a shared support for every task, [B]."""
     return sharpness.expand(batch[0]) if batch else sharpness
 
 
@@ -441,7 +441,7 @@ def solve_in_torch(
     from .. import reference
 
     *batch, Q, D = inputs[2].shape
-    if num_classes == 0:  # no task, so no label told the number of classes
+    if num_classes == 0:  # no task, so no labels
         empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes)
         nothing = room_for_concentration(inputs[2], batch, options[6])
         return solution(empty, scaling, options, return_prototypes, nothing)

@@ -1,4 +1,4 @@
-"""`solve` for one large task: queries anywhere, any precision, no matrix of all probabilities."""
+"""`solve` for one large task: any source of queries, any precision, no full probability matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .large.sources import Rows, rows_of
 if TYPE_CHECKING:
     from ..check import Options
 
-# Of a task: more probabilities are not returned unless they are asked for. 1 GiB in float32.
+# Limit on the probabilities of a task returned by default. 1 GiB in float32.
 MOST_ASSIGNED = 2**28
 
 Source = Tensor | str | os.PathLike[str] | Rows
@@ -25,7 +25,7 @@ Source = Tensor | str | os.PathLike[str] | Rows
 
 def is_elsewhere(query: Source) -> bool:
     """Whether the queries are in a file, or come in chunks."""
-    if isinstance(query, Tensor):  # asked first: torch.compile cannot ask for a protocol
+    if isinstance(query, Tensor):  # first, because torch.compile cannot check a protocol
         return False
     return isinstance(query, str | os.PathLike | Rows)
 
@@ -56,7 +56,7 @@ def queries_of(query: Source, support: Tensor) -> Rows | Tensor:
     N, D = rows.shape
     if support.dim() != 2:
         raise ValueError(
-            f"support must have shape [S, D] beside queries of one task, got {list(support.shape)}"
+            f"support must have shape [S, D] for queries of one task, got {list(support.shape)}"
         )
     if N == 0:
         raise ValueError(f"query must have at least one row, got shape {[N, D]}")

@@ -1,8 +1,8 @@
 """The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`.
 
-Dirichlet proportions, prototypes that stay and calibrated distances have operators of their own,
-`solve_switched` and `solve_indexed_switched`: what PADDLE has no use for would cost a small call of
-it a tenth of its time.
+Dirichlet proportions, fixed prototypes and calibrated distances have their own operators,
+`solve_switched` and `solve_indexed_switched`: these options would slow down a small PADDLE call by
+a tenth.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .operators import (
 # Labels, probabilities, proportions, dual, iterations, criterion, prototypes; and concentration.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Switched: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-# The prior as the native code numbers it, update_prototypes, sharpness.
+# The native number of the prior, update_prototypes, sharpness.
 Switch: TypeAlias = tuple[int, bool, Tensor | None]
 
 OPTIONS = (
@@ -47,7 +47,7 @@ CALIBRATED = check.SCALINGS["calibrated"]
 def allocate(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool
 ) -> Outputs:
-    """The results; no numbers for prototypes that nobody asked for."""
+    """The results; empty prototypes unless requested."""
     # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
     # than as a tuple, and strides faster than an empty tuple of sizes.
     new, device, dtype = torch.empty, like.device, computing_dtype(like)

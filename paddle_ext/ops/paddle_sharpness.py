@@ -1,4 +1,4 @@
-"""scaling="calibrated": how sharp the labelled rows of a task want its distances to be."""
+"""scaling="calibrated": the sharpness of distances that fits the labelled rows of a task."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from ..rows import class_sums, computing_dtype, parts, squared_distances, unit_rows
 from .calibrate import CENTRE, calibrate
 
-MOST_ROWS = 256  # that calibrate, or K if that is more, unless
-MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
-SPREAD = 1e3  # of ln f a priori: nothing is known
+MOST_ROWS = 256  # calibration rows, or K if larger, unless
+MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
+SPREAD = 1e3  # of ln f a priori: uninformative
 
 
 def sharpness_of(support: Tensor, support_labels: Tensor, num_classes: int | None) -> Tensor:
     """The factor on squared distances of unit-norm rows, [B], or [1] for one support.
 
-    It makes the labels of labelled rows most likely, each as far from the mean of its own class as
-    a new row would be. 0 where no class has two rows. [.., S, D] and [.., S].
+    It maximises the likelihood of the labels of labelled rows, each as far from its class mean as a
+    new row would be. 0 if no class has two rows. [.., S, D] and [.., S].
     """
     rows = support.detach().reshape(-1, *support.shape[-2:])
     return in_parts(lambda tasks: rows[tasks], rows, support_labels, num_classes)
@@ -28,9 +28,9 @@ def sharpness_of(support: Tensor, support_labels: Tensor, num_classes: int | Non
 def sharpness_of_indexed(
     features: Tensor, support_index: Tensor, support_labels: Tensor, num_classes: int | None
 ) -> Tensor:
-    """The same of rows of a bank [N, D], which are gathered for some tasks at a time."""
+    """The same for rows of a bank [N, D], gathered for some tasks at a time."""
     index = support_index.long().reshape(-1, support_index.shape[-1])
-    index = index.clamp(0, len(features) - 1)  # as the native code does without validation
+    index = index.clamp(0, len(features) - 1)  # like the native code without validation
     bank = features.detach()
     return in_parts(lambda tasks: bank[index[tasks]], bank, support_labels, num_classes)
 
@@ -41,7 +41,7 @@ def in_parts(
     support_labels: Tensor,
     num_classes: int | None,
 ) -> Tensor:
-    """`features` tells dtype, device and the number of features; checks told that of classes."""
+    """`features` gives dtype, device and the number of features; num_classes is checked."""
     S, D, K = support_labels.shape[-1], features.shape[-1], num_classes or 0
     labels = support_labels.long().reshape(-1, S).clamp(0, max(K - 1, 0))
     dtype = computing_dtype(features)
@@ -57,7 +57,7 @@ def how_many_calibrate(S: int, K: int) -> int:
 
 
 def sharpness(support: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Of unit-norm rows [B, S, D] with labels [B, S], [B]."""
+    """For unit-norm rows [B, S, D] with labels [B, S], [B]."""
     sums, shots = class_sums(support, labels, num_classes)
     means = sums / shots.clamp(min=1).unsqueeze(-1)
     index, count = calibrating_rows(labels, shots)
@@ -72,9 +72,9 @@ def sharpness(support: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def calibrating_rows(labels: Tensor, shots: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows calibrate, [B, R], and how many of them count, [B], from the first one on.
+    """Which rows calibrate, [B, R], and how many of them count, [B], from the first.
 
-    They are of classes with two rows or more, evenly spread over the rows in the order of classes.
+    They belong to classes with two rows or more, evenly spread over the rows ordered by class.
     """
     B, S = labels.shape
     R = how_many_calibrate(S, shots.shape[-1])

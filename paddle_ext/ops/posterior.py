@@ -37,12 +37,12 @@ def posterior(
     Parameters
     ----------
     query : Tensor [B, Q, D]
-        Float32 or float64, on the CPU; float32 on a CUDA device. The others are like it.
+        Float32 or float64, on the CPU; float32 on a CUDA device, like the other tensors.
     centre, weights, scale : Tensor [B or 1, D], [B or 1, K, D], [B or 1, D]
     squares, bias, shots, sharpness : Tensor [B or 1, K], the last [B or 1]
-        All of `Likelihoods`; all for each task, or one for all of them.
+        Fields of `Likelihoods`, for each task or shared by all.
     lengths : Tensor [B or 1, K] or None
-        With one shot, the norms of its rows less the centre.
+        With one shot, the norms of its rows minus the centre.
     weight, max_iter, tol
         As in `adapt`.
 
@@ -51,7 +51,7 @@ def posterior(
     Solution
         That of `adapt`, with the probabilities and labels after the late step.
     Tensor [B] bool
-        Whether the queries are plainly finite; False tells nothing.
+        Whether the queries are plainly finite; False is inconclusive.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def check_posterior(
         )
     K = weights.shape[1]
     check_classes(K, B)
-    L = 1 if len(weights) == 1 else B  # labelled rows that all tasks share
+    L = 1 if len(weights) == 1 else B  # labelled rows shared by all tasks
     others = (
         ("centre", centre, (L, D)),
         ("weights", weights, (L, K, D)),
@@ -157,7 +157,7 @@ def posterior_kernel(
     outputs = allocate(query, K)
     if B == 0:
         return outputs
-    # The copies, if there are any, must live as long as the call.
+    # The copies, if any, must live as long as the call.
     held = [x if x is None else computable("query", x) for x in tensors]
     pointers = [0 if x is None else x.data_ptr() for x in held]
     call = native.module.posterior_call(

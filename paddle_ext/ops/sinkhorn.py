@@ -1,4 +1,4 @@
-"""Sinkhorn's iteration over the native code: the public function and its checks."""
+"""Sinkhorn's iteration with the native code: the public function and its checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sinkhorn(
     validate: bool = True,
     backend: str = "auto",
 ) -> Transport:
-    r"""Solve entropic optimal transport, for one task or for many, by Sinkhorn's iteration.
+    r"""Solve entropic optimal transport, for one task or many, by Sinkhorn's iteration.
 
     The plan of a task is ``P = diag(a) exp(-cost / reg) diag(b)`` with row sums `row_mass` and
     column sums `col_mass`. From ``b = 1`` an iteration is a row step, then a column step::
@@ -34,31 +34,31 @@ def sinkhorn(
         a_q = row_mass_q / sum_k exp(-cost_qk / reg) b_k
         b_k = col_mass_k / sum_q exp(-cost_qk / reg) a_q
 
-    Column sums then hold, and the task stops when row sums do, up to `tol`.
+    Column sums are then exact, and the task stops when row sums are, up to `tol`.
 
     Parameters
     ----------
     cost : Tensor [Q, K] or [B, Q, K]
         Finite numbers of any size and sign: float16, bfloat16, float32 or float64, on the CPU or a
-        CUDA device. Without a batch dimension there is none in the result.
+        CUDA device. The result has a batch dimension if the cost has one.
     row_mass : Tensor [Q] or [B, Q]
-        Wanted row sums, at least 0. Without a batch dimension beside a batched cost they are shared
-        by all tasks. A row of mass 0 is zero in the plan.
+        Required row sums, at least 0. Without a batch dimension but with a batched cost, all tasks
+        share them. A row of mass 0 is zero in the plan.
     col_mass : Tensor [K] or [B, K]
-        Wanted column sums, likewise. Their total must be that of the rows, up to 1e-4 of it; they
-        are then scaled to the exact total of the rows.
+        Required column sums, likewise. Their total must equal that of the rows, up to a relative
+        1e-4; they are then scaled to the exact total of the rows.
     reg : float
         Weight of the entropy, > 0, as in POT: the smaller, the sharper the plan.
     max_iter : int
-        At most this many iterations.
+        Limit on iterations.
     tol : float
-        Stop a task when no row sum is off by more than this, in the unit of the masses. 0.0 runs
+        Stop a task when no row sum is off by more than this, in units of the masses. 0.0 runs
         `max_iter` iterations. In float32 about 1e-6 of the largest mass can be reached.
     validate : bool
-        Check the values of the tensors. On CUDA this synchronises with the host; without it nothing
+        Check the values of the tensors. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
-        result for bad values is undefined. A call that may take more than half a second waits for
-        the device in any case, so that Ctrl-C is obeyed.
+        result for invalid values is undefined. A call that may take more than half a second always
+        waits for the device, so that Ctrl-C works.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.sinkhorn` in plain
         torch. "auto" is "native", except for float64 on CUDA: that has no native kernel, so the
@@ -76,17 +76,17 @@ def sinkhorn(
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence naming it, what is expected and what
-        was given.
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
     ImportError
         If the native module is not built.
 
     Notes
     -----
     The computation is in float64 for a float64 cost and in float32 otherwise, and so are the
-    results; offsets of rows and columns of the cost, and large costs, cost no precision. Inputs are
-    not modified, and no gradient flows through. The result of a task depends neither on its batch
-    nor on the number of threads, and two runs are equal bit by bit.
+    results; offsets of rows and columns of the cost, and large costs, do not reduce precision.
+    Inputs are not modified, and there is no gradient. The result of a task does not depend on its
+    batch or the number of threads, and two runs are bitwise identical.
 
     Examples
     --------

@@ -65,7 +65,7 @@ def sinkhorn_kernel(
     outputs = plan, iterations, residual = allocate(cost)
     if B == 0:
         return outputs
-    # Unlike features, a cost in half precision is copied also on CUDA.
+    # Unlike features, a half-precision cost is copied even on CUDA.
     cost = computable("cost", cost).to(plan.dtype)
     row_mass, col_mass = (x.to(plan.dtype).contiguous() for x in (row_mass, col_mass))
     call = native.module.sinkhorn_call(

@@ -1,4 +1,4 @@
-"""The late step of `adaptive`: prototypes take in the queries, each query judged without itself."""
+"""The late step of `adaptive`: prototypes absorb the queries, each classified without itself."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def step(
     temper: float = 1.0,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Probabilities and labels after it; docs/adaptive.md, step 7.
+    """Probabilities and labels after the late step; docs/adaptive.md, step 7.
 
-    A query of class k with probability u weighs ``W = (u (1 - prior / total_k))^2`` in it. With s
-    the sum of its labelled rows and of the queries, so weighed, and m the number of both, the logit
-    of query x is ``temper (sharpness (x.s / m - s.s / (2 m^2)) + extra + constant + ln(total_k -
-    weight u))``, s and m without x itself. Every product is in the metric.
+    A query of class k with probability u has weight ``W = (u (1 - prior / total_k))^2``. With s the
+    sum of the labelled rows and the weighted queries of the class, and m their total weight, the
+    logit of query x is ``temper (sharpness (x.s / m - s.s / (2 m^2)) + extra + constant +
+    ln(total_k - weight u))``, s and m without x itself. All products are in the metric.
 
     Parameters
     ----------
     given : Tensor [B, Q, K]
-        Probabilities before the step: float32 or float64, on the CPU or a CUDA device, as all
+        Probabilities before the step: float32 or float64, on the CPU or a CUDA device, like all
         others.
     cross, inner : Tensor [B, Q, K]
         Products of the queries with the means of the labelled rows, and with the weighted sums of
@@ -51,7 +51,7 @@ def step(
         Labelled rows of a class, and the product of their mean with itself.
     sharpness : Tensor [B]
     constant, total : Tensor [B, K]
-        ``total`` is what a class has of the queries, and its prior.
+        ``total`` is the count of a class among the queries plus its prior.
     prior : Tensor [B]
     weight : float
         Of a query in ``total``, in (0, 1].
@@ -109,7 +109,7 @@ def check_step(
         )
     B, Q, K = given.shape
     check.features("shots", shots)
-    L = 1 if shots.shape[:1] == (1,) else B  # labelled rows that all tasks share
+    L = 1 if shots.shape[:1] == (1,) else B  # labelled rows shared by all tasks
     others = (
         ("cross", cross, (B, Q, K)),
         ("inner", inner, (B, Q, K)),
@@ -157,7 +157,7 @@ def step_kernel(
     probabilities, labels = allocate(given)
     if B == 0:
         return probabilities, labels
-    # The copies, if there are any, must live as long as the call.
+    # The copies, if any, must live as long as the call.
     held = [x if x is None else computable("given", x) for x in tensors]
     pointers = [0 if x is None else x.data_ptr() for x in held]
     call = native.module.step_call(

@@ -1,4 +1,4 @@
-"""TIM over the native code: the public function."""
+"""TIM with the native code: the public function."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def tim(
     validate: bool = True,
     backend: str = "auto",
 ) -> TimSolution:
-    r"""Classify the queries of few-shot tasks by transductive information maximisation, TIM.
+    r"""Classify the queries of few-shot tasks with transductive information maximisation, TIM.
 
-    A class is a prototype ``w_k``, at first the mean of its support, and
+    A class is a prototype ``w_k``, initially the mean of its support, and
     ``p_nk = softmax_k( -temperature/2 ||x_n - w_k||^2 )``. Every task minimises over prototypes::
 
         weights[0] mean_s CE(y_s, p_s) - weights[1] H(mean_q p_q) + weights[2] mean_q H(p_q)
 
-    so that the support is fitted, every query is certain, and all classes are used.
+    so that the support is fitted, every query is confident, and all classes are used.
 
     Parameters
     ----------
     support : Tensor [S, D] or [B, S, D]
         Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension beside a batched query the support is shared by all tasks.
+        Without a batch dimension but with a batched query, all tasks share the support.
     support_labels : Tensor [S] or [B, S]
         Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
     query : Tensor [Q, D] or [B, Q, D]
-        Features to classify, of the dtype of `support`. Without a batch dimension there is none in
-        the result.
+        Features to classify, of the dtype of `support`. The result has a batch dimension if they
+        have one.
     num_classes : int, optional
         K. By default the largest label + 1.
     solver : {"gd", "adm"}
@@ -63,7 +63,7 @@ def tim(
     temperature : float
         Sharpness of the probabilities, > 0.
     learning_rate : float
-        Of Adam; for "adm" the share of the way to the closed form that is gone, > 0; 1.0 is all.
+        Of Adam; for "adm" the step fraction towards the closed form, > 0; 1.0 is a full step.
     max_iter : int
         Steps; no task stops earlier.
     normalize : bool
@@ -72,9 +72,9 @@ def tim(
         Also return the loss before every step.
     validate : bool
         Check the values of the tensors, as in `solve`, with the same costs: without it nothing
-        synchronises with the host, `num_classes` must be given, and the result for bad values is
-        undefined. A call that may take more than half a second waits for the device in any case, so
-        that Ctrl-C is obeyed.
+        synchronises with the host, `num_classes` must be given, and the result for invalid values
+        is undefined. A call that may take more than half a second always waits for the device, so
+        that Ctrl-C works.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.tim` in plain torch.
         "auto" is "native", except for float64 on CUDA, which has no native kernel.
@@ -83,7 +83,7 @@ def tim(
     -------
     TimSolution
         labels : Tensor [.., Q] int64
-            The class of the nearest prototype, the smaller one of equals.
+            The class of the nearest prototype; of equals, the smallest.
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         prototypes : Tensor [.., K, D]
@@ -93,8 +93,8 @@ def tim(
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence naming it, what is expected and what
-        was given.
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
     ImportError
         If the native module is not built.
 
@@ -102,12 +102,12 @@ def tim(
     -----
     The computation is in float64 for float64 features and in float32 otherwise, and so are the
     results; half-precision features on the CPU are copied to float32 first. Tensors that are not
-    contiguous are copied. Inputs are not modified, and no gradient flows through: results are
-    detached. With the native code the result of a task depends neither on its batch nor on the
-    number of threads, and two runs are equal bit by bit.
+    contiguous are copied. Inputs are not modified, and results are detached. With the native code
+    the result of a task does not depend on its batch or the number of threads, and two runs are
+    bitwise identical.
 
     Gradients are computed in closed form. 1e-12 is added to every probability inside a logarithm or
-    a power. For alpha > 1 the cross-entropy goes on as a straight line in ``ln p_y`` where its
+    a power. For alpha > 1 the cross-entropy continues as a straight line in ``ln p_y`` where its
     power is above 1e15, which float32 could not square.
 
     Examples
@@ -150,7 +150,7 @@ def tim(
             max_iter,
             return_losses,
         )
-    elif batch == [0]:  # perhaps no label told the number of classes
+    elif batch == [0]:  # there may be no labels
         K = num_classes or 0
         labels, probabilities, prototypes, losses = allocate(
             query, batch, Q, K, D, max_iter, return_losses

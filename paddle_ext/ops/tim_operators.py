@@ -16,7 +16,7 @@ from .operators import computable, dense_sizes, integers, register, target, work
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Triple: TypeAlias = tuple[float, float, float]
 
-SOLVERS = ("gd", "adm")  # as the native code numbers them
+SOLVERS = ("gd", "adm")  # in the native numbering
 
 
 def allocate(

@@ -1,8 +1,8 @@
-"""The demo: every step from pictures to a table, on characters drawn on the spot.
+"""The demo: every step from images to a table, on characters drawn on the fly.
 
-A small network learns 480 characters. Tasks are then made of 240 others: 60 candidate classes with
-five labelled images each, and a batch of 75 unlabelled images of only five of these classes. Every
-method classifies the same batches. ``paddle-ext demo`` runs it.
+A small network learns 480 characters. Tasks use 240 others: 60 candidate classes with five labelled
+images each, and a batch of 75 unlabelled images of only five of these classes. Every method
+classifies the same batches. ``paddle-ext demo`` runs it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .tasks import TaskSampler
 N_QUERY = 75
 NAME = "drawn characters"
 AUTO = "paddle (auto)"
-# On a CPU these take from 10 to 2000 times as long for a task as the others, so that they get only
-# one in so many tasks.
+# On a CPU these take 10 to 2000 times as long per task as the others, so they get only one in this
+# many tasks.
 ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 5, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
 LEAST_TASKS = 3
-# What a quick demo leaves out of the slowest ones.
+# What a quick demo omits for the slowest ones.
 FEWER = {
     "ici": {"max_iter": 5},
     "tim": {"max_iter": 100},
@@ -47,10 +47,10 @@ FEWER = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is drawn and learnt."""
+    """The amount of drawing and training."""
 
     recipe: Recipe
-    base: int  # images of each class
+    base: int  # images per class
     val: int
     novel: int
 
@@ -60,19 +60,19 @@ QUICK = Scale(replace(recipe("small"), epochs=1), base=4, val=6, novel=30)
 
 
 class Batch(NamedTuple):
-    """One task as a person sees it, and what two methods make of it."""
+    """One task for display, and the predictions of two methods."""
 
     support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
     query: Tensor  # [Q, H, W] uint8
     truth: Tensor  # [Q]
-    labels: Tensor  # [Q]: those of the method for any batch, `adaptive`
+    labels: Tensor  # [Q]: predicted by `adaptive`, for any batch
     nearest: Tensor  # [Q]: SimpleShot's
     names: tuple[str, ...]  # [K]: of the candidate classes
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found."""
+    """The results of the demo."""
 
     bank: FeatureBank  # features of the novel characters
     evaluation: Evaluation
@@ -98,22 +98,22 @@ def run(
     Parameters
     ----------
     n_tasks : int
-        Tasks that the fast methods get; slow ones get fewer, see `task_counts`.
+        Tasks for the fast methods; slow ones get fewer, see `task_counts`.
     num_classes, k_eff, shots : int
-        Candidate classes of a task, classes present in its queries, labelled images per class.
+        Candidate classes per task, classes present in its queries, labelled images per class.
     seed : int
         Of the drawings, the network and the tasks.
     quick : bool
-        Draw, learn and iterate a little only: to see that all works.
+        A short run, to check that everything works.
     cache : path, optional
-        Where the network and the features are kept; by default a folder of the user's cache.
+        Folder for the network and the features; default: a folder in the user's cache.
     fresh : bool
         Train again, even if the cache has the network.
     device : device, optional
     progress : bool
-        Say on stderr how far it is.
+        Show progress on stderr.
     say : function of str
-        Told what is being done.
+        Called with messages about the current step.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def run(
     folder = cache_or_temporary("demo") if cache is None else Path(cache)
     scale = QUICK if quick else FULL
     novel = glyph_images("test", samples=scale.novel, seed=seed)
-    # Refused here, not after the training.
+    # Rejected here, not after the training.
     sampler = TaskSampler(
         novel.labels, shots=shots, n_query=N_QUERY, k_eff=k_eff, num_classes=num_classes, seed=seed
     )
@@ -154,7 +154,7 @@ def features(
     settings: RunSettings,
     say: Callable[[str], None],
 ) -> FeatureBank:
-    """Features of the novel characters, by a network that has learnt others."""
+    """Features of the novel characters, by a network trained on others."""
     seed, device, progress = settings.seed, settings.device, settings.progress
     base = glyph_images("base", samples=scale.base, seed=seed)
     val = glyph_images("val", samples=scale.val, seed=seed)
@@ -186,7 +186,7 @@ def features(
 
 
 def contenders(quick: bool = False) -> dict[str, Method]:
-    """All methods as the paper has them, in its order; PADDLE also with the scaling "auto"."""
+    """All methods as in the paper, in its order; PADDLE also with the scaling "auto"."""
     fewer = FEWER if quick else {}
     found: dict[str, Method] = {}
     for name in PAPER_ORDER:
@@ -197,7 +197,7 @@ def contenders(quick: bool = False) -> dict[str, Method]:
 
 
 def task_counts(n_tasks: int) -> dict[str, int]:
-    """How many of the tasks each method gets: the first ones.
+    """How many of the tasks each method gets, from the first.
 
     Examples
     --------
@@ -212,7 +212,7 @@ def task_counts(n_tasks: int) -> dict[str, int]:
 def compare(
     bank: FeatureBank, sampler: TaskSampler, n_tasks: int, quick: bool, settings: RunSettings
 ) -> Evaluation:
-    """All methods on the same tasks, as far as each gets."""
+    """All methods on the same tasks, as many as each gets."""
     chosen, counts = contenders(quick), task_counts(n_tasks)
     parts = [
         evaluate(
@@ -232,7 +232,7 @@ def compare(
 
 
 def one_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Batch:
-    """The first task, with its pictures."""
+    """The first task, with its images."""
     support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(0, 1))
     K = sampler.num_classes
     tensors = bank.features, support, labels, query
@@ -251,7 +251,7 @@ def one_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Ba
     )
 
 
-# --- the picture --------------------------------------------------------------------------------
+# --- the figure ---------------------------------------------------------------------------------
 
 GAP = 4  # pixels between thumbnails
 COLUMNS = 20
@@ -260,7 +260,7 @@ GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
 
 
 def draw(found: Demo, path: str | Path) -> None:
-    """Write the picture: accuracies on the left, one batch and what becomes of it on the right."""
+    """Write the figure: accuracies on the left, one batch and its predictions on the right."""
     from .evaluation import figures
     from .evaluation.drawing import figure_class, finish, head, name_panel, prepare, settings_line
 
@@ -305,9 +305,9 @@ def draw(found: Demo, path: str | Path) -> None:
 
 
 def grouping_text(batch: Batch, labels: Tensor) -> str:
-    """What a method makes of a batch, in words."""
+    """The predictions for a batch, in words."""
     right = 100 * (labels == batch.truth).double().mean()
-    return f"{len(torch.unique(labels))} classes, {right:.0f} % right"
+    return f"{len(torch.unique(labels))} classes, {right:.0f} % correct"
 
 
 def candidate_sheet(batch: Batch) -> Tensor:
@@ -318,7 +318,7 @@ def candidate_sheet(batch: Batch) -> Tensor:
 
 
 def group_sheet(batch: Batch, labels: Tensor) -> Tensor:
-    """The queries of each class found, the largest ones, beside a labelled image: [H, W, 3]."""
+    """The queries of the largest predicted classes, next to a labelled image: [H, W, 3]."""
     classes, sizes = torch.unique(labels, return_counts=True)
     order = sizes.argsort(descending=True, stable=True)[:MOST_GROUPS]
     lines = []

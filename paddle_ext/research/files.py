@@ -1,4 +1,4 @@
-"""Files: replaced only as a whole, read with one sentence if they are damaged, kept in a cache."""
+"""Files: replaced atomically, one-sentence errors for damaged ones, and cache folders."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file that takes the place of the old one when it is whole.
+    """A new file that replaces the old one once it is complete.
 
-    It lies in a folder of its own beside the old one, so no other thread, process or machine can
-    write into it, and it gets the permissions of any new file.
+    It is written in a separate folder next to the old one, so no other thread, process or machine
+    can write to it, and it gets the permissions of any new file.
     """
     with tempfile.TemporaryDirectory(
         prefix=".partial-", dir=path.parent, ignore_cleanup_errors=True
@@ -24,26 +24,26 @@ def replacing(path: Path) -> Iterator[Path]:
         new = Path(folder) / path.name
         yield new
         with new.open("rb") as file:
-            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
+            os.fsync(file.fileno())  # a power failure could leave an empty file
         new.replace(path)
 
 
 class RefusedError(ValueError):
-    """A file that is refused, in a sentence that names it."""
+    """A rejected file; the message names it."""
 
 
 class UnmappableError(RefusedError):
-    """A whole file, but not one to be mapped."""
+    """An intact file that cannot be mapped."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file that has an end: a pipe or a device could block, or give bytes for ever."""
+    """Open a regular file: a pipe or a device could block or be endless."""
     return open(path, "rb", opener=regular_descriptor)
 
 
 def regular_descriptor(path: str, flags: int) -> int:
-    """As `os.open`, of regular files; closed here or by who gets it, never by both."""
-    # Without O_NONBLOCK the mere opening of a pipe waits for somebody to write.
+    """Like `os.open`, for regular files; closed here or by the caller, never by both."""
+    # Without O_NONBLOCK opening a pipe waits for a writer.
     file = os.open(path, flags | os.O_NONBLOCK)
     try:
         kind = os.fstat(file).st_mode
@@ -58,13 +58,13 @@ def regular_descriptor(path: str, flags: int) -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no regular file, before a library opens it by its name."""
+    """Reject anything but a regular file before a library opens it by name."""
     open_regular(path).close()
 
 
 @contextmanager
 def readable(path: Path, expected: str) -> Iterator[None]:
-    """One sentence for whatever a damaged file makes a library raise."""
+    """One-sentence error for whatever a library raises on a damaged file."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedError):
@@ -76,14 +76,14 @@ def readable(path: Path, expected: str) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of another library says, cut to one line."""
+    """The message of another library's error, cut to one line."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def user_cache(part: str) -> Path | None:
-    """A folder for one part of the package among the user's caches; None for a user without home.
+    """A cache folder of the user for one part of the package; None for a user without a home.
 
-    In a container the user may be a number that the system does not know.
+    In a container the user may be a number unknown to the system.
     """
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -93,7 +93,7 @@ def user_cache(part: str) -> Path | None:
 
 
 def cache_or_temporary(part: str) -> Path:
-    """The same, or a temporary folder where nothing can be written there."""
+    """The same, or a temporary folder if it is not writable."""
     folder = user_cache(part)
     if folder is not None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Libraries that only some data need."""
+"""Optional libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def library(module: str, needed_by: str, packages: str) -> Any:
-    """Import a library, or say in one sentence what is missing.
+    """Import a library, or raise a one-sentence error about what is missing.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def library(module: str, needed_by: str, packages: str) -> Any:
     try:
         importlib.import_module(package)
         return importlib.import_module(module)
-    except Exception as error:  # a library of another torch raises what it likes
+    except Exception as error:  # a library built for another torch raises anything
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise ImportError(
                 f"{needed_by} needs {package}, which is not installed: pip install {packages}"

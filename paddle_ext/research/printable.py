@@ -1,22 +1,22 @@
-"""Text from files, made safe to show: on a terminal, in a file of UTF-8, in a spreadsheet."""
+"""Text from files, made safe for a terminal, a UTF-8 file or a spreadsheet."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# What spreadsheets take for the beginning of a formula, also in their wide forms.
+# What spreadsheets treat as the beginning of a formula, including wide forms.
 FORMULA = "=+\\-@\t\r＝＋－＠"
 FORMULA_CELL = re.compile(f"'*[{FORMULA}]")
 PROTECTED_CELL = re.compile(f"'+[{FORMULA}]")
-# Invisible signs that turn the direction of what follows, so that a line reads as another one.
+# Invisible characters that change the text direction, so that a line reads differently.
 DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def encodable(text: str) -> str:
-    r"""The same text with what UTF-8 cannot hold as ``\x`` and its number.
+    r"""The text with anything that UTF-8 cannot encode as ``\\x`` and its number.
 
-    Names of files may have any bytes; those that are no UTF-8 come as lone surrogates.
+    File names may have any bytes; those that are not UTF-8 appear as lone surrogates.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The same text with nothing that a terminal could obey; line ends and tabs stay.
+    r"""The text without terminal control characters; line ends and tabs are kept.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def printable(text: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """A cell that no spreadsheet runs as a formula: it begins with ``'`` then; numbers stay.
+    """A cell that no spreadsheet runs as a formula: prefixed with ``'`` if necessary.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def spreadsheet_cell(text: str) -> str:
 
 
 def plain_cell(text: str) -> str:
-    """What `spreadsheet_cell` was given.
+    """The original argument of `spreadsheet_cell`.
 
     Examples
     --------

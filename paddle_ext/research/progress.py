@@ -1,4 +1,4 @@
-"""How far a long job is: a bar of rich on a terminal, plain lines otherwise, both on stderr."""
+"""Progress of a long job: a rich bar on a terminal, plain lines otherwise, on stderr."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Progress:
     Parameters
     ----------
     title : str
-        What is being done.
+        The name of the job.
     total : int
-        How many steps there are.
+        Number of steps.
     show : bool
-        False: say nothing at all.
+        False: no output.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class Progress:
             self.bar.stop()
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Say that `count` more steps are done; `note` is shown beside the bar or in the line."""
+        """Advance by `count` steps; `note` is shown next to the bar or in the line."""
         self.done += count
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=printable(note))
@@ -68,7 +68,7 @@ class Progress:
             self.line(" ".join(f"{self.title} {self.done}/{self.total} {note}".split()))
 
     def line(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
         self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
         text = printable(text)
         if self.bar is not None:

@@ -1,4 +1,4 @@
-"""The processes of one evaluation: a single one, or those that torchrun has started."""
+"""The processes of one evaluation: a single one, or those started by torchrun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=7)  # a rank that is done waits for the slowest one
+PATIENCE = timedelta(days=7)  # a finished rank waits for the slowest one
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ranks:
     group: dist.ProcessGroup | None = None  # None: alone
 
     def gather(self, value: T) -> list[T]:
-        """What every rank has, by rank."""
+        """The values of all ranks, by rank."""
         if self.group is None:
             return [value]
         import torch.distributed as dist
@@ -38,7 +38,7 @@ class Ranks:
         return values
 
     def call_on_all(self, call: Callable[[], T]) -> list[T]:
-        """Call on every rank; what one of them raises is raised on all, so that none waits."""
+        """Call on every rank; an error on one of them is raised on all, so that none waits."""
         outcome: T | Exception
         try:
             outcome = call()
@@ -54,11 +54,11 @@ class Ranks:
 
 @contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """Join the other ranks, if there are any.
+    """Join the other ranks, if any.
 
-    They exchange Python objects through gloo. Where the program has a process group, whatever its
-    backend, it stays as it is. Otherwise, if torchrun has set WORLD_SIZE, one is made; it lives as
-    long as the program, for the ranks could not meet again reliably after it has ended.
+    They exchange Python objects through gloo. An existing process group of the program, with any
+    backend, is left alone. Otherwise, if torchrun has set WORLD_SIZE, one is created; it lives as
+    long as the program, because the ranks could not rejoin reliably after it has ended.
     """
     import torch.distributed as dist
 
@@ -83,13 +83,13 @@ def leave() -> None:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that writes files and talks."""
+    """Whether this process writes files and messages."""
     if has_process_group():
         return bool(sys.modules["torch.distributed"].get_rank() == 0)
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def has_process_group() -> bool:
-    """Without importing torch: a program that has a group has imported it."""
+    """Without importing torch: a program with a group has imported it."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()

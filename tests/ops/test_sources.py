@@ -166,8 +166,8 @@ BAD_FILES: list[tuple[str, Callable[[Path], Path], str]] = [
     ("x.npy", fifo, "must be a file, got a pipe"),
     ("x.parquet", fifo, "must be a file, got a pipe"),
     ("x.npy", folder, "must be a file, got a folder"),
-    ("x.npy", lambda p: text(p, b""), "must be a whole .npy file"),
-    ("x.npy", lambda p: text(p, b"\x93NUMPY\x01\x00\xff\xff{"), "must be a whole .npy file"),
+    ("x.npy", lambda p: text(p, b""), "must be a complete .npy file"),
+    ("x.npy", lambda p: text(p, b"\x93NUMPY\x01\x00\xff\xff{"), "must be a complete .npy file"),
     ("x.npy", lambda p: cut(saved(p, X)), r"must have 28156 bytes for its 1001 rows of 7 .* got"),
     ("x.npy", lambda p: saved(p, X[0]), r"shape \[N, D\] .* got float32 of shape \[7\]"),
     ("x.npy", lambda p: saved(p, X[None]), r"got float32 of shape \[1, 1001, 7\]"),
@@ -175,17 +175,17 @@ BAD_FILES: list[tuple[str, Callable[[Path], Path], str]] = [
     ("x.npy", lambda p: saved(p, X.astype(int)), "floating-point rows .* got int64"),
     ("x.npy", lambda p: saved(p, X.astype(np.longdouble)), "floating-point rows .* got float128"),
     ("x.npy", lambda p: saved(p, X.astype(object)), "got objects"),
-    ("x.npy", lambda p: saved(p, np.asfortranarray(X)), "got float32 in Fortran's order"),
-    ("x.npz", lambda p: cut(archived(p, x=X)), "must be a whole .npz file"),
+    ("x.npy", lambda p: saved(p, np.asfortranarray(X)), "got float32 in Fortran order"),
+    ("x.npz", lambda p: cut(archived(p, x=X)), "must be a complete .npz file"),
     ("x.npz", lambda p: archived(p, x=X[0], y=X[1]), r"floating-point array .* got 'x', 'y'"),
     ("x.npz", lambda p: archived(p, x=X, y=X), r"name must say which array of .* \('x', 'y'\)"),
-    ("x.safetensors", lambda p: text(p, b"1234"), "must be a whole .safetensors file"),
-    ("x.safetensors", lambda p: text(p, b"\xff" * 64), "must be a whole .safetensors file"),
-    ("x.safetensors", lambda p: header(p, []), "must be a whole .safetensors file"),
+    ("x.safetensors", lambda p: text(p, b"1234"), "must be a complete .safetensors file"),
+    ("x.safetensors", lambda p: text(p, b"\xff" * 64), "must be a complete .safetensors file"),
+    ("x.safetensors", lambda p: header(p, []), "must be a complete .safetensors file"),
     (
         "x.safetensors",
         lambda p: header(p, {"dtype": "F32", "shape": [4, 5], "data_offsets": [0, 64]}),
-        "not as many bytes as its shape",
+        "wrong size for its shape",
     ),
     (
         "x.safetensors",
@@ -232,7 +232,7 @@ def lists(*rows: Any) -> Any:
     [
         (lambda: lists([1, 2], [3], [4, 5]), "2 numbers in each row, got 1 in row 1"),
         (lambda: lists([1, 2], [3, 4], None), "2 numbers in each row, got nothing in row 2"),
-        (lambda: lists([1, 2], [3, None]), "2 numbers in each row, got a gap in row 1"),
+        (lambda: lists([1, 2], [3, None]), "2 numbers in each row, got a missing value in row 1"),
         (lambda: lists(), "at least one row .* got 0 rows and 0 features"),
         (lambda: lists([], []), "at least one feature .* got 2 rows and 0 features"),
         (lambda: lists(None, [1]), "at least one feature .* got 2 rows and 0 features"),
@@ -267,7 +267,7 @@ def test_bad_rows_are_counted_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [0.3, 0.999])
 def test_damaged_parquet(tmp_path: Path, kept: float) -> None:
     path = write(tmp_path, "lists.parquet", features())
-    with pytest.raises(ValueError, match=r"must be a whole \.parquet file"):
+    with pytest.raises(ValueError, match=r"must be a complete \.parquet file"):
         FileRows(cut(path, kept))
 
 
@@ -277,7 +277,7 @@ def test_damaged_pages(tmp_path: Path) -> None:
     middle = len(words) // 2
     words[middle : middle + 3000] = b"\xff" * 3000
     path.write_bytes(words)
-    with pytest.raises(ValueError, match=r"must be a whole \.parquet file|must have 7 numbers"):
+    with pytest.raises(ValueError, match=r"must be a complete \.parquet file|must have 7 numbers"):
         together(FileRows(path), 100)
 
 
@@ -287,7 +287,7 @@ def test_files_that_change(tmp_path: Path, kind: str) -> None:
     rows = FileRows(path)
     assert len(together(rows, 400)) == N
     write(tmp_path, kind, features(rows=N - 1))
-    with pytest.raises(ValueError, match="must stay as it is while it is in use"):
+    with pytest.raises(ValueError, match="must not change while it is in use"):
         together(rows, 400)
 
 

@@ -67,7 +67,7 @@ def test_one_chunk_is_read_while_another_is_in_use(monkeypatch: pytest.MonkeyPat
 
 
 def readers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if "reads ahead" in one.name]
+    return [one for one in threading.enumerate() if "read-ahead" in one.name]
 
 
 def test_no_thread_is_left(tmp_path: Path) -> None:

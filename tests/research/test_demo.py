@@ -146,8 +146,8 @@ def small_batch() -> Batch:
 
 def test_groups() -> None:
     batch = small_batch()
-    assert grouping_text(batch, batch.labels) == "3 classes, 75 % right"
-    assert grouping_text(batch, batch.nearest) == "2 classes, 100 % right"
+    assert grouping_text(batch, batch.labels) == "3 classes, 75 % correct"
+    assert grouping_text(batch, batch.nearest) == "2 classes, 100 % correct"
     step = 8 + 2 * demo.GAP
     paper = group_sheet(batch, batch.labels)
     assert paper.shape == (3 * step, demo.COLUMNS * step, 3)

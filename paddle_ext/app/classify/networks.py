@@ -118,8 +118,8 @@ def open_network(name: str, device: torch.device) -> Network:
     if not Path(name).exists():
         raise check.ArgumentValueError(
             "backbone",
-            f"must be {DEFAULT}, timm:NAME or the path of a checkpoint, got {name!r}, which is not "
-            "there",
+            f"must be {DEFAULT}, timm:NAME or the path of a checkpoint, got {name!r}, which does "
+            "not exist",
         )
     return OwnNetwork(load_checkpoint(name), device)
 

@@ -1,4 +1,4 @@
-"""Networks, their training on the base classes, and the features they give."""
+"""Networks, their training on the base classes, and their features."""
 
 from .augment import Augmentation, Transform
 from .base import Backbone

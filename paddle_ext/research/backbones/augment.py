@@ -1,7 +1,7 @@
 """From uint8 images to the inputs of a network, in batches, on the device of the images.
 
-`Transform` is what a network sees when it is used; `Augmentation` what it sees while it is trained.
-All in float32, also in mixed precision: sampling positions in half precision cost accuracy.
+`Transform` is used for inference, `Augmentation` for training. Everything is in float32, even in
+mixed precision: sampling positions in half precision reduce accuracy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ... import check
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-DRAWS = 9  # random numbers for each image: crop area, ratio, x, y; mirror; 3 of jitter; turn
+DRAWS = 9  # random numbers per image: crop area, ratio, x, y; mirror; 3 for jitter; rotation
 INTERPOLATIONS = ("bilinear", "bicubic")
 GREY = (0.299, 0.587, 0.114)
 
@@ -35,9 +35,9 @@ class Transform:
     mean, std : tuple of float
         Of each channel, for pixels in [0, 1].
     resize : int or None
-        The shorter side is scaled to this before `size` is cut out of the middle; None: to `size`.
+        The shorter side is scaled to this before the central `size` is cropped; None: to `size`.
     mirror : bool
-        The features of an image are the mean of its own and those of its mirror image.
+        Average the features of an image and its mirror image.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Transform:
         return self.normalise(x[..., top : top + self.size, left : left + self.size])
 
     def normalise(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] in [0, 1] -> the same with mean 0 and deviation 1 in each channel."""
+        """[N, C, H, W] in [0, 1] -> the same with mean 0 and standard deviation 1 per channel."""
         if x.shape[1] != len(self.mean):
             raise ValueError(
                 f"images must have as many channels as mean, {len(self.mean)}, got {x.shape[1]}"
@@ -91,20 +91,20 @@ class Transform:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random resized crop, mirror image, colour jitter, and turns by 90, 180 or 270 degrees.
+    """Random resized crop, mirror image, colour jitter, and rotations by 90, 180 or 270 degrees.
 
     Parameters
     ----------
     area : (float, float)
-        Share of the image that a crop has, uniform in between.
+        Share of the image in a crop, uniform in this range.
     ratio : (float, float)
-        Width to height of a crop, as far as it fits into the image.
+        Width to height of a crop, as far as it fits in the image.
     mirror : bool
         Mirror half of the images.
     jitter : float
         Brightness, contrast and saturation are multiplied by a factor in [1 - jitter, 1 + jitter].
     turned : float
-        Share of the images that are turned.
+        Share of the images that are rotated.
     interpolation : {"bilinear", "bicubic"}
     """
 
@@ -117,9 +117,9 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ValueError(f"area must rise within (0, 1], got {self.area}")
+            raise ValueError(f"area must be increasing within (0, 1], got {self.area}")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ValueError(f"ratio must rise and be > 0, got {self.ratio}")
+            raise ValueError(f"ratio must be increasing and > 0, got {self.ratio}")
         for name in ("jitter", "turned"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
@@ -134,7 +134,7 @@ class Augmentation:
         ----------
         images : Tensor [N, H, W, C], uint8
         draws : Tensor [N, 9], uniform in [0, 1)
-            All that is random, so that the caller decides where it comes from.
+            All randomness, so that the caller controls its source.
         transform : Transform
             Gives the size and the normalisation.
 
@@ -142,7 +142,7 @@ class Augmentation:
         -------
         inputs : Tensor [N, C, size, size] float32
         turns : Tensor [N] int64
-            Quarter turns of each image.
+            Quarter turns per image.
         """
         x = pixels(images)
         height, width = x.shape[-2:]
@@ -162,7 +162,7 @@ class Augmentation:
         """Where the corners of the result lie in the image, for `affine_grid`: [N, 2, 3]."""
         low, high = self.ratio
         area = self.area[0] + (self.area[1] - self.area[0]) * draws[:, 0]
-        # Nothing larger fits into a long image at an allowed ratio.
+        # Nothing larger fits in a long image at an allowed ratio.
         area = area.clamp(max=min(1.0, high / shape_ratio, shape_ratio / low))
         least = (area * shape_ratio).log().clamp(min=math.log(low))
         most = (shape_ratio / area).log().clamp(max=math.log(high))
@@ -211,5 +211,5 @@ def grey(x: Tensor) -> Tensor:
 
 @cache
 def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Constants [1, C, 1, 1], made once: a copy to the device in every step would wait for it."""
+    """Constants [1, C, 1, 1], cached: a copy to the device in every step would wait for it."""
     return torch.tensor(values, device=device).view(1, -1, 1, 1)

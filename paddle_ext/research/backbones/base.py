@@ -1,4 +1,4 @@
-"""What all networks have in common: images in, one feature vector each out."""
+"""The interface of all networks: images in, one feature vector each out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 class Backbone(nn.Module):
     """A network without its classifier.
 
-    Called with images [N, C, H, W], normalised, it gives features [N, `dimension`]. The classifier
-    of the base classes is a separate linear layer that only training and checkpoints know.
+    Maps normalised images [N, C, H, W] to features [N, `dimension`]. The classifier of the base
+    classes is a separate linear layer, used only by training and checkpoints.
     """
 
     architecture: str
-    """The name `create` knows it by."""
+    """Its name for `create`."""
 
     dimension: int
     """The number of features."""
 
     input_size: int
-    """Height and width it is meant for; others work too."""
+    """Height and width it is designed for; others work too."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Backbone(nn.Module):
 
 
 def initialise(network: nn.Module) -> None:
-    """He's normal weights for convolutions, by the number of outputs."""
+    """He's normal initialisation for convolutions, by the number of outputs."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -45,5 +45,5 @@ def initialise(network: nn.Module) -> None:
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
-    """A convolution that keeps height and width, but for the stride."""
+    """A convolution that keeps height and width, except for the stride."""
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=bias)

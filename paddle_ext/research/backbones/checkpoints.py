@@ -1,6 +1,6 @@
-"""Networks in files: our own in safetensors, and the public ones of TIM and SimpleShot.
+"""Networks in files: ours in safetensors, and the public ones of TIM and SimpleShot.
 
-Nothing of a file is ever executed: safetensors cannot hold code, and the public files, which are
+Nothing in a file is ever executed: safetensors cannot hold code, and the public files, which are
 pickles, are read with ``weights_only=True``.
 """
 
@@ -23,28 +23,28 @@ from .base import Backbone
 from .networks import create_uninitialised, known_architecture
 
 FORMAT = "paddle_ext.backbone.1"
-PUBLIC_TRANSFORM = Transform(84, resize=96)  # what their evaluation does
+PUBLIC_TRANSFORM = Transform(84, resize=96)  # as in their evaluation
 PUBLIC_HEADS = ("fc", "linear")
-# What tells the public networks apart.
+# Layers that identify the public networks.
 PUBLIC_LAYERS = {"layer4.1.conv2.weight": "resnet18", "layer3.3.conv2.weight": "wrn28_10"}
-COUNTERS = "num_batches_tracked"  # of batch normalisation, which old files lack and nothing uses
+COUNTERS = "num_batches_tracked"  # of batch normalisation; missing in old files and never used
 
 
 @dataclass
 class Checkpoint:
-    """A network with what is needed to use it.
+    """A network with everything needed to use it.
 
     Parameters
     ----------
     backbone : Backbone
     transform : Transform
-        How images become its inputs.
+        The preprocessing of images.
     class_names : tuple of str
         The classes it was trained on; may be empty.
     head : nn.Linear or None
         Their classifier.
     notes : dict of str to str
-        Anything worth keeping, such as the accuracy.
+        Anything worth storing, such as the accuracy.
     """
 
     backbone: Backbone
@@ -62,7 +62,7 @@ class Checkpoint:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file; an older one is replaced only when the new one is whole.
+        """Write a safetensors file; an older one is replaced only when the new one is complete.
 
         Parameters
         ----------
@@ -96,10 +96,10 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
     Parameters
     ----------
     path : path
-        ``.safetensors`` as `Checkpoint.save` writes it; any other name is taken for a checkpoint of
-        the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of theirs.
+        ``.safetensors`` as written by `Checkpoint.save`; any other name is treated as a checkpoint
+        of the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of theirs.
     transform : Transform or None
-        In place of the file's; the public files have none and get theirs: 96x96, cropped to 84x84.
+        Replaces the file's; the public files have none and get theirs: 96x96, cropped to 84x84.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
     if path.is_dir():
         path = path / "model_best.pth.tar"
     if not path.exists():
-        raise ValueError(f"path must be a checkpoint, got {path}, which is not there")
+        raise ValueError(f"path must be a checkpoint, got {path}, which does not exist")
     loaded = read_own(path) if path.suffix == ".safetensors" else read_public(path)
     if transform is not None:
         loaded = replace(loaded, transform=transform)
@@ -146,7 +146,7 @@ def read_own(path: Path) -> Checkpoint:
         notes = dict(about["notes"])
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{path} must be a network that Checkpoint.save wrote, got other metadata: {error}"
+            f"{path} must be written by Checkpoint.save, got other metadata: {error}"
         ) from error
     return assemble(path, architecture, tensors, transform, class_names, notes)
 
@@ -154,10 +154,10 @@ def read_own(path: Path) -> Checkpoint:
 def read_public(path: Path) -> Checkpoint:
     check_regular(path)
     try:
-        # Mapped, a tensor can be no larger than the file, whatever size it claims.
+        # If mapped, a tensor cannot be larger than the file, whatever size it claims.
         mapped = zipfile.is_zipfile(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises what it likes of a damaged file
+    except Exception as error:  # torch raises anything on a damaged file
         raise ValueError(
             f"{path} must hold plain tensors, got what weights_only=True refuses: "
             f"{first_line(error)}"
@@ -175,7 +175,7 @@ def read_public(path: Path) -> Checkpoint:
 
 
 def public_key(name: str) -> str:
-    """The name here of a tensor of the public code, which also trains in several processes."""
+    """Our name for a tensor of the public code, which also trains in several processes."""
     name = name.removeprefix("module.")
     for head in PUBLIC_HEADS:
         if name.startswith(f"{head}."):
@@ -191,7 +191,7 @@ def assemble(
     class_names: tuple[str, ...],
     notes: dict[str, str],
 ) -> Checkpoint:
-    """Fill a network, and say by name what is missing, unknown or of another shape."""
+    """Load weights into a network; the error names those missing, unknown or of another shape."""
     head = None
     if "head.weight" in tensors:
         weight = tensors["head.weight"]

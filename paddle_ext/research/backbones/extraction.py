@@ -1,4 +1,4 @@
-"""Features of images, with a cache that knows what they were computed from."""
+"""Features of images, with a cache indexed by everything they depend on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .checkpoints import COUNTERS, Checkpoint
 from .feeding import Feeder
 from .precision import mixed_precision, product_dtype
 
-# Part of every key of the cache: to be raised with each change of what is computed from the same
-# weights, transform and data.
+# Part of every cache key: increase it with each change in what is computed from the same weights,
+# transform and data.
 VERSION = 1
 
 
@@ -46,21 +46,21 @@ def extract(
     network : Checkpoint or Backbone
     images : ImageSet
     transform : Transform or None
-        How images become inputs; None: the checkpoint's. A bare backbone needs one.
+        The preprocessing; None: the checkpoint's. A bare backbone needs one.
     base : ImageSet or None
         Images of the base classes: their mean feature becomes the bank's `base_mean`.
     batch_size : int
     device : device or None
         None: a GPU if there is one.
     precision : {"float32", "bfloat16", "float16", "auto"}
-        Of the products; the features are float32. ``"auto"``: a half one on CUDA. On the CPU there
-        is only float32.
+        Of the products; the features are float32. ``"auto"``: half precision on CUDA. The CPU
+        supports only float32.
     cache : path or None
-        A folder to keep features in. They are found again by a digest of the weights, the
-        transform, the precision and the bytes of the images themselves, so that features of other
-        weights or images are never taken for these.
+        A folder for cached features. They are found by a digest of the weights, the transform, the
+        precision and the bytes of the images, so that features of other weights or images are never
+        reused by mistake.
     progress : bool
-        Say on stderr how far it is.
+        Show progress on stderr.
 
     Returns
     -------
@@ -132,7 +132,7 @@ class Extractor:
         return self.cached("mean", images, (self.backbone.dimension,), compute)
 
     def batches(self, images: ImageSet, title: str) -> Iterator[Tensor]:
-        """Features batch by batch, on the CPU; the network is left as it was."""
+        """Features batch by batch, on the CPU; restores the mode of the network."""
         feeder = Feeder(images, self.device, keep=False)
         was_training, home = self.backbone.training, next(self.backbone.parameters()).device
         self.backbone.to(self.device).eval()
@@ -147,7 +147,7 @@ class Extractor:
     def cached(
         self, kind: str, images: ImageSet, shape: tuple[int, ...], compute: Callable[[], Tensor]
     ) -> Tensor:
-        """A tensor from the cache, or computed and put there."""
+        """A tensor from the cache, or computed and stored there."""
         if self.cache is None:
             return compute()
         path = self.cache / f"{kind}-{self.key(images)}.npy"
@@ -155,14 +155,14 @@ class Extractor:
             return read_tensor(path, shape)
         result = compute()
         if path.name != f"{kind}-{self.key(images)}.npy":
-            return result  # images that changed meanwhile are not what the digest stands for
+            return result  # the images changed, so the digest is out of date
         self.cache.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new, new.open("wb") as file:
             np.save(file, result.numpy(), allow_pickle=False)
         return result
 
     def key(self, images: ImageSet) -> str:
-        """A digest of everything that the features of these images depend on."""
+        """A digest of everything the features of these images depend on."""
         digest = hashlib.blake2b(digest_size=20)
         about = (VERSION, self.backbone.architecture, astuple(self.transform), str(self.dtype))
         digest.update(repr(about).encode())
@@ -200,13 +200,13 @@ def digest_of_weights(network: nn.Module) -> str:
 
 
 def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
-    """A digest of the bytes of all images, in their order; labels and names are not in it.
+    """A digest of the bytes of all images, in order, without labels and names.
 
     Parameters
     ----------
     images : ImageSet
     progress : bool
-        Say on stderr how far it is.
+        Show progress on stderr.
 
     Returns
     -------
@@ -225,9 +225,7 @@ def read_tensor(path: Path, shape: tuple[int, ...]) -> Tensor:
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(
-            f"{path} must be a whole file of the cache (delete it): {error}"
-        ) from error
+        raise ValueError(f"{path} is a damaged cache file (delete it): {error}") from error
     if array.shape != shape or array.dtype != np.float32:
         raise ValueError(
             f"{path} must have shape {list(shape)} and float32 (delete it), "

@@ -1,4 +1,4 @@
-"""Images of a set, batch after batch, on the device that wants them."""
+"""Batches of images on the device that needs them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from ..data.images import ImageSet, in_memory
 
-AHEAD = 2  # batches that are read while one is used
-SHARE_OF_DEVICE = 0.25  # of its free memory, for keeping all images there
-SHARE_OF_HOST = 0.5  # of its memory, for keeping them decoded
+AHEAD = 2  # batches read while one is used
+SHARE_OF_DEVICE = 0.25  # of its free memory, to keep all images there
+SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
 
 
 class Feeder:
-    """Gives batches of images, uint8 [n, H, W, C].
+    """Yields batches of images, uint8 [n, H, W, C].
 
     Parameters
     ----------
     images : ImageSet
     device : torch.device
     keep : bool
-        The images will be read many times: decode them once, and keep them on the device if they
+        For images that are read many times: decode them once, and keep them on the device if they
         fit.
     progress : bool
-        Say how far the decoding is.
+        Show the progress of decoding.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Feeder:
         self.images = images
 
     def batches(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The images of each index of `order`, [n] int64 on the CPU, one batch after the other."""
+        """The images of each index of `order`, [n] int64 on the CPU, batch by batch."""
         if self.resident is not None:
             for index in order:
                 yield self.resident[index.to(self.device, non_blocking=True)]
@@ -60,11 +60,11 @@ class Feeder:
                         yield waiting.popleft().result().to(self.device)
                 while waiting:
                     yield waiting.popleft().result().to(self.device)
-            finally:  # an error or an early end must not wait for what nobody wants any more
+            finally:  # an error or an early end must not wait for pending reads
                 for batch in waiting:
                     batch.cancel()
 
 
 def host_memory() -> int:
-    """Bytes of this machine's memory."""
+    """The memory of this machine, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -16,7 +16,7 @@ from .recipes import Recipe
 
 
 class Classifier(nn.Module):
-    """A backbone, the classifier of the base classes and, if wanted, that of quarter turns."""
+    """A backbone, the classifier of the base classes and, optionally, one of quarter turns."""
 
     def __init__(self, backbone: Backbone, head: nn.Linear, turns: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Classifier(nn.Module):
 
 
 class Learner:
-    """What changes in a training run: weights, their average, and the optimiser's state.
+    """The state of a training run: weights, their average, and the optimiser's state.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Learner:
         self.forward = torch.compile(classifier) if compiled else classifier
         self.average = copy.deepcopy(classifier).eval() if recipe.average else None
         self.steps = 0
-        # What is averaged and what it follows; and the counters, which are copied.
+        # The averaged tensors and their sources; and the counters, which are copied.
         self.means: list[Tensor] = []
         self.followed: list[Tensor] = []
         self.counters: list[tuple[Tensor, Tensor]] = []
@@ -81,13 +81,14 @@ class Learner:
 
     @property
     def kept(self) -> Classifier:
-        """The network that is validated and kept."""
+        """The network that is validated and saved."""
         return self.classifier if self.average is None else self.average
 
     def step(
         self, inputs: Tensor, turns: Tensor, labels: Tensor, rate: float
     ) -> tuple[Tensor, Tensor]:
-        """One update; returns the loss and the number of right predictions, both on the device."""
+        """One update; returns the loss and the number of correct predictions, both on the
+        device."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         with mixed_precision(self.device, self.dtype):
@@ -120,7 +121,7 @@ class Learner:
                 reduction="batchmean",
                 log_target=True,
             )
-            # T * T makes up for the gradients, which are that much smaller.
+            # T * T compensates for the smaller gradients.
             loss = (1 - recipe.distillation) * loss + recipe.distillation * T * T * match
         if turn_logits is not None:
             loss = loss + recipe.turn_weight * F.cross_entropy(turn_logits.float(), turns)
@@ -131,14 +132,14 @@ class Learner:
         if self.average is None:
             return
         self.steps += 1
-        # Shorter at first, or the average would remember the random weights for long.
+        # Shorter at first, so that the average forgets the random initial weights.
         decay = min(self.recipe.average, self.steps / (9 + self.steps))
         get_ema_multi_avg_fn(decay)(self.means, self.followed, None)  # type: ignore[no-untyped-call]
         for counter, new in self.counters:
             counter.copy_(new)
 
     def state(self) -> dict[str, Any]:
-        """Everything that a run needs to go on."""
+        """Everything needed to resume a run."""
         return {
             "classifier": self.classifier.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
@@ -148,7 +149,7 @@ class Learner:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Resume from the result of `state`."""
         self.classifier.load_state_dict(state["classifier"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

@@ -22,7 +22,7 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
     Parameters
     ----------
     architecture : {"resnet18", "wrn28_10", "small"}
-        The public code's name of the second, ``"wideres"``, is understood.
+        The public code's name of the second, ``"wideres"``, also works.
     channels : int or None
         3 for RGB, 1 for grey; None: 1 for ``"small"``, 3 for the others.
 
@@ -40,7 +40,7 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
 
 
 def create_uninitialised(architecture: str, channels: int) -> Backbone:
-    """A network whose weights are yet to be loaded; nothing random is drawn for it."""
+    """A network whose weights will be loaded; skips random initialisation."""
     with torch.device("meta"):
         network = create(architecture, channels=channels)
     return network.to_empty(device="cpu")

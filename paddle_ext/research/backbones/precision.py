@@ -10,10 +10,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def product_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The type that products are computed in; ``"auto"``: a half one on CUDA, float32 elsewhere."""
+    """The dtype of products; ``"auto"``: half precision on CUDA, float32 elsewhere."""
     check.choice("precision", precision, ("auto", *DTYPES))
     if device.type == "cpu":
-        # A CPU without bfloat16 makes torch turn off its fast products for the whole process.
+        # On a CPU without bfloat16, torch would disable its fast products for the whole process.
         if precision not in ("auto", "float32"):
             raise check.ArgumentValueError(
                 "precision", f"must be 'auto' or 'float32' on the CPU, got {precision!r}"
@@ -25,5 +25,5 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def mixed_precision(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """The context to compute in."""
+    """The autocast context."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)

@@ -1,4 +1,4 @@
-"""How a network is trained on the base classes: all numbers of a run in one place."""
+"""Recipes for training a network on the base classes: all numbers of a run in one place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Recipe:
     ----------
     epochs, batch_size : int
     learning_rate : float
-        The largest one.
+        The maximum.
     momentum, weight_decay : float
     nesterov : bool
     schedule : {"steps", "cosine"}
@@ -28,17 +28,17 @@ class Recipe:
     milestones : tuple of float
         Shares of the epochs.
     warmup : float
-        Share of the steps in which the learning rate rises from 0.
+        Share of the steps in which the learning rate increases from 0.
     label_smoothing : float
     average : float
-        Decay, at each step, of a running average of the weights, which then is what is validated
-        and kept; 0: none. The first steps have a smaller one.
+        Decay per step of a running average of the weights, which is then validated and saved; 0:
+        none. The first steps use a smaller one.
     turn_weight : float
-        Weight of telling quarter turns apart (`Augmentation.turned`), with a second classifier.
+        Weight of the rotation task (`Augmentation.turned`), with a second classifier.
     distillation, temperature : float
-        With a teacher: weight of matching its softened predictions; the labels weigh the rest.
+        With a teacher: weight of matching its softened predictions; the labels have the rest.
     mirror_features : bool
-        The features of the kept network are the mean over an image and its mirror image.
+        The features of the saved network are the mean over an image and its mirror image.
     augmentation : Augmentation
 
     Examples
@@ -82,7 +82,7 @@ class Recipe:
             raise ValueError("momentum must be > 0 with nesterov, got 0")
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of one of all `steps` steps."""
+        """The learning rate of one of `steps` steps."""
         warm = self.warmup * steps
         if step < warm:
             return self.learning_rate * (step + 1) / (warm + 1)
@@ -90,7 +90,7 @@ class Recipe:
             done = (step - warm) / max(1.0, steps - warm)
             return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
         epoch = step * self.epochs // steps
-        # The least bit of a product must not move a step by an epoch.
+        # Rounding of a product must not shift a milestone.
         passed = sum(epoch >= round(share * self.epochs, 6) for share in self.milestones)
         return self.learning_rate / 10.0**passed
 
@@ -126,16 +126,16 @@ RECIPES = {"paper": PAPER, "strong": STRONG, "small": SMALL}
 
 
 def recipe(name: str, architecture: str = "resnet18") -> Recipe:
-    """Give a recipe by name.
+    """Return a recipe by name.
 
     Parameters
     ----------
     name : {"paper", "strong", "small"}
         ``"paper"``: cross-entropy with label smoothing, 90 epochs, steps. ``"strong"``: 165 epochs,
-        cosine, averaged weights, quarter turns, for images that are 84x84 already.
-        ``"small"``: for ``"small"`` on a CPU and images without left and right to exchange.
+        cosine, averaged weights, quarter turns, for images that are already 84x84. ``"small"``: for
+        ``"small"`` on a CPU and images that must not be mirrored.
     architecture : str
-        WRN-28-10 has batches of 128 in place of 256.
+        WRN-28-10 has batches of 128 instead of 256.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""One training run: its data, its state, its epochs, and its way to the disk and back."""
+"""One training run: its data, state and epochs, and saving and loading them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .validation import classes_of, nearest_mean_accuracy
 STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
 FORMAT = "paddle_ext.training.2"
 NUM_CLASSES, SHOTS = 5, 5
-MEAN_IMAGES = 2000  # base images that a mean is taken over
+MEAN_IMAGES = 2000  # base images used for a mean
 VALIDATION_BATCH = 256  # images
 
 
 class Epoch(NamedTuple):
-    """What one epoch came to."""
+    """The results of one epoch."""
 
     number: int  # from 1
     loss: float
@@ -104,7 +104,7 @@ class Run:
             self.validation = Feeder(validation, device, keep=True, progress=progress)
             self.validation_labels = validation.labels
         self.batch = min(recipe.batch_size, len(base))
-        self.steps = len(base) // self.batch  # a batch that is not full is left out
+        self.steps = len(base) // self.batch  # an incomplete batch is dropped
         self.total_steps = self.steps * recipe.epochs
         self.history: list[Epoch] = []
         self.best, self.best_accuracy = self.checkpoint(), -1.0
@@ -134,8 +134,8 @@ class Run:
 
     def learn(self, epoch: int, shown: Progress) -> tuple[float, float]:
         """One pass over the base images; returns mean loss and accuracy."""
-        # All that is random depends on the seed and the epoch alone, so a run that goes on needs
-        # no state of a generator, and the device does not matter.
+        # All randomness depends on the seed and the epoch only, so a resumed run needs no generator
+        # state, and the device does not matter.
         random = torch.Generator().manual_seed(seed_from(f"{self.seed} {epoch}"))
         order = torch.randperm(len(self.labels), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
@@ -181,7 +181,7 @@ class Run:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """The network as it is now, as a copy on the CPU."""
+        """A copy of the current network on the CPU."""
         kept = self.learner.kept
         backbone = create_uninitialised(kept.backbone.architecture, kept.backbone.channels)
         backbone.load_state_dict(kept.backbone.state_dict())
@@ -200,10 +200,11 @@ class Run:
             notes,
         )
 
-    # --- the disk ---------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write the best network if it is of this epoch, the last one, and the state of the run."""
+        """Write the best network if this epoch produced it, the last one, and the state of the
+        run."""
         if self.best.notes["epoch"] == str(len(self.history)):
             self.best.save(folder / BEST)
         if len(self.history) == self.recipe.epochs:
@@ -219,7 +220,7 @@ class Run:
             torch.save(state, new)
 
     def resume(self, folder: Path) -> None:
-        """Go on from where a run of the same settings stopped, if there is one."""
+        """Resume a run with the same settings, if there is one."""
         path = folder / STATE
         if not path.is_file():
             return
@@ -237,9 +238,9 @@ class Run:
             if settings.get(name) != value:
                 got = f"expected {value}, got {settings.get(name)}"
                 if name in ("base", "validation"):
-                    got = "pictures, labels and classes, got others"
+                    got = "images, labels and classes, got others"
                 raise check.ArgumentValueError(
-                    str(path), f"must be of a run with the same {name}, {got}", "resume=False"
+                    str(path), f"must belong to a run with the same {name}, {got}", "resume=False"
                 )
         self.learner.load(state["learner"])
         self.history = [Epoch(*epoch) for epoch in state["history"]]
@@ -294,7 +295,7 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
         return Transform(size, IMAGENET_MEAN, IMAGENET_STD, mirror=mirror)
     step = -(-len(base) // MEAN_IMAGES)
     sample = pixels(base.read(torch.arange(0, len(base), step)))
-    # Rounded, for it is part of what a resumed run is compared with.
+    # Rounded, because a resumed run is compared with it.
     mean, std = round(sample.mean().item(), 4), max(0.01, round(sample.std().item(), 4))
     return Transform(size, (mean,), (std,), mirror=mirror)
 
@@ -306,7 +307,7 @@ def copy_of(teacher: Checkpoint) -> Classifier:
 
 
 def on_device(classifier: Classifier, device: torch.device) -> Classifier:
-    """On the device, in the memory layout that is fastest there."""
+    """On the device, in the fastest memory layout."""
     classifier = classifier.to(device)
     if device.type == "cuda":
         classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
@@ -322,7 +323,7 @@ def digest_of_network(network: Checkpoint | None) -> str:
 
 
 def digest_of_data(images: ImageSet | None, resumable: bool, progress: bool) -> str:
-    """Of labels and pictures, which are looked at only if a run may have to be found again."""
+    """A digest of labels and, only if the run can be resumed, of images."""
     if images is None:
         return ""
     labels = digest_of_labels(images)

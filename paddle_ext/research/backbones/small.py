@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .base import Backbone, conv, initialise
 
-MAPS = 4  # height and width of the last maps, for inputs of 25x25 to 32x32; others are pooled to it
+MAPS = 4  # size of the last maps, for inputs of 25x25 to 32x32; others are pooled to it
 
 
 def stage(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
@@ -17,9 +17,9 @@ def stage(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
 
 
 class SmallNet(Backbone):
-    """Three convolutions of stride 2 and a linear layer; 128 features, none negative.
+    """Three convolutions of stride 2 and a linear layer; 128 non-negative features.
 
-    The linear layer sees where things are, which tells characters apart better than a mean would.
+    The linear layer sees positions, which separates characters better than a mean.
 
     Parameters
     ----------

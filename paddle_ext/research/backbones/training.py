@@ -1,4 +1,4 @@
-"""Training on the base classes, judged by few-shot accuracy on the validation classes."""
+"""Training on the base classes, evaluated by few-shot accuracy on the validation classes."""
 
 from __future__ import annotations
 
@@ -48,45 +48,45 @@ def train(
     seed: int = 0,
     progress: bool = True,
 ) -> Trained:
-    """Train a network to tell the base classes apart.
+    """Train a network to classify the base classes.
 
     Parameters
     ----------
     architecture : {"resnet18", "wrn28_10", "small"}
     base : ImageSet
-        What it learns from.
+        Training images.
     validation : ImageSet or None
         Images of other classes: after each epoch, 5-way 5-shot accuracy by the nearest class mean
-        on them decides which epoch is kept.
+        on them selects the epoch to keep.
     recipe : Recipe or None
         None: the paper's.
     output : path or None
         A folder for ``best.safetensors``, ``last.safetensors`` and ``state.pt``, from which an
-        interrupted run goes on; None: nothing is written.
+        interrupted run resumes; None: nothing is written.
     resume : bool
-        Go on from `output`, if there is something; False: begin again. What is there must be of the
-        same settings, labels and pictures.
+        Resume from `output` if possible; False: start over. Its contents must have the same
+        settings, labels and images.
     transform : Transform or None
         Size and normalisation of the inputs; None: the network's size, or the images' if smaller,
         ImageNet's mean and deviation for RGB, the images' own for grey.
     start : Checkpoint or None
-        Weights to begin with; None: random ones.
+        Initial weights; None: random.
     teacher : Checkpoint or None
         A network of the same classes whose predictions are matched too (`Recipe.distillation`).
     device : device or None
         None: a GPU if there is one.
     precision : {"auto", "float32", "bfloat16", "float16"}
-        ``"auto"``: a half one on CUDA. On the CPU there is only float32.
+        ``"auto"``: half precision on CUDA. The CPU supports only float32.
     compiled : bool
         Compile the network with torch.compile.
     deterministic : bool
-        On CUDA, use only algorithms that give the same result each time; on the CPU they all do.
+        On CUDA, use only deterministic algorithms; on the CPU all are.
     validate_every : int
-        Epochs from one validation to the next; the first and the last are always validated.
+        Epochs between validations; the first and the last are always validated.
     seed : int
         Of the weights, the order of the images and the augmentation.
     progress : bool
-        A line for each epoch on stderr.
+        Print a line per epoch on stderr.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def train(
     place = check.device(device)
     folder = None if output is None else Path(output)
     if folder is not None:
-        safetensors()  # if it is missing, better now than after the first epoch
+        safetensors()  # fail before the first epoch if it is missing
     run = Run(
         architecture,
         base,
@@ -135,7 +135,7 @@ def train(
 
 @contextmanager
 def cudnn_algorithms(deterministic: bool) -> Iterator[None]:
-    """Let cuDNN choose among all algorithms, or only among those that always give the same."""
+    """Let cuDNN choose among all algorithms, or only deterministic ones."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = deterministic, not deterministic

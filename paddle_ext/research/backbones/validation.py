@@ -1,4 +1,4 @@
-"""Few-shot accuracy of features by the nearest class mean: what a training run is judged by."""
+"""Few-shot accuracy of features by the nearest class mean, used to validate a training run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TASKS_AT_ONCE = 50
-MOST_PER_CLASS = 400  # of a large class only so many samples are looked at
+MOST_PER_CLASS = 400  # limit on samples of a large class
 
 
 def nearest_mean_accuracy(
@@ -29,11 +29,11 @@ def nearest_mean_accuracy(
     labels : Tensor [N]
         Integers.
     num_classes, shots, queries_per_class, n_tasks : int
-        Classes of a task, labelled samples of each, at most so many others of each, tasks.
+        Classes per task, labelled samples per class, limit on other samples per class, tasks.
     centre : Tensor [D] or None
-        Subtracted from the features first: the mean feature of the base classes.
+        Subtracted from the features: the mean feature of the base classes.
     seed : int
-        The tasks depend on it and on the labels alone.
+        The tasks depend only on it and on the labels.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def classes_of(labels: Tensor) -> list[int]:
 
 
 def rows_of_classes(labels: Tensor, seed: int) -> Tensor:
-    """The rows of each class, [C, M] int64, filled with -1."""
+    """The rows of each class, [C, M] int64, padded with -1."""
     labels = labels.cpu()
     random = torch.Generator().manual_seed(seed)
     found = [(labels == label).nonzero().flatten() for label in classes_of(labels)]

@@ -1,4 +1,4 @@
-"""Feature banks, and the images they are made from."""
+"""Feature banks, and the images they are computed from."""
 
 from .arrays import image_arrays
 from .bank import FeatureBank

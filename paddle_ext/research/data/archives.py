@@ -1,4 +1,4 @@
-"""NumPy's files, `.npy` and `.npz`: read or mapped, and never larger in memory than they may be."""
+"""NumPy files, `.npy` and `.npz`: read or mapped, with bounded memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .bounds import check_room
 
 READ_AT_ONCE = 2**24  # bytes
 KINDS = "biufUS"  # numbers and texts
-PLAIN = "a whole {} file of plain arrays"
+PLAIN = "a complete {} file of plain arrays"
 
 
 class Header(NamedTuple):
-    """What the beginning of an array in a file says."""
+    """The header of an array in a file."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -37,15 +37,15 @@ class Header(NamedTuple):
 def read_npz(
     path: Path, wanted: Container[str] | None = None, mapped: Container[str] = ()
 ) -> dict[str, Any]:
-    """The arrays of an archive by their names.
+    """The arrays of an archive by name.
 
     Parameters
     ----------
     path : Path
     wanted : container of str or None
-        Which ones to read; of the others there are only the names, with None. None: all.
+        Which ones to read; the others are None. None: all.
     mapped : container of str
-        Which of them stay on the disk, copy-on-write.
+        Which of them stay on disk, copy-on-write.
     """
     contents: dict[str, Any] = {}
     with (
@@ -106,15 +106,15 @@ def check_size(header: Header, there: int) -> None:
 
 
 def read_array(file: Any, size: int) -> npt.NDArray[Any]:
-    """An array from where a file is read; `size` is what the file has at most.
+    """Read an array from a file; `size` is the most the file can contain.
 
-    Arrays of objects are pickles: their texts and numbers are read, nothing else.
+    Arrays of objects are pickles: only their texts and numbers are read.
     """
     header = read_header(file)
     if header.dtype.hasobject:
         found = plain_pickle.load(file)
         if not isinstance(found, np.ndarray) or found.shape != header.shape:
-            raise ValueError("it must have an array of objects, got another one")
+            raise ValueError("it must have an array of objects, got something else")
         return found
     check_size(header, size)
     flat = np.empty(math.prod(header.shape), header.dtype)

@@ -23,12 +23,12 @@ class Part(NamedTuple):
     labels: npt.NDArray[np.int64]  # [N]
     class_names: tuple[str, ...]
     pixels: npt.NDArray[np.uint8]  # [N, H, W(, C)], or [bytes] if encoded
-    offsets: npt.NDArray[np.int64] | None  # [N, 2], where each encoded image begins and ends
+    offsets: npt.NDArray[np.int64] | None  # [N, 2], start and end of each encoded image
     filenames: npt.NDArray[np.str_] | None  # [N]
 
 
 class PackedImages:
-    """Encoded images that lie one after the other in arrays of bytes."""
+    """Encoded images stored one after the other in byte arrays."""
 
     def __init__(self, parts: Sequence[Part], paths: Sequence[str]) -> None:
         self.parts, self.paths = parts, paths
@@ -61,13 +61,13 @@ def image_arrays(
 
     A file has ``labels`` [N], the class names as ``class_names`` or ``wnids``, and either
     ``images`` ([N, H, W] or [N, H, W, C] uint8), or encoded ones: all their bytes in ``encoded`` or
-    ``webp``, image i from ``offsets[i]`` to ``offsets[i + 1]``, if wanted with ``filenames``. With
-    ``class_split`` (a split for each class) only the classes of `split` are taken.
+    ``webp``, image i from ``offsets[i]`` to ``offsets[i + 1]``, optionally with ``filenames``. With
+    ``class_split`` (a split for each class) only the classes of `split` are used.
 
     Parameters
     ----------
     paths : path, or sequence of them
-        Several files are put one after the other; they must have the same classes.
+        Several files are concatenated; they must have the same classes.
     split : str
     size : int or None
         As in `EncodedImages`; only for encoded images.
@@ -106,7 +106,7 @@ def image_arrays(
 
 
 def read_arrays(path: Path, split: str) -> Part:
-    """Check one file, and take what belongs to the split."""
+    """Check one file, and select the rows of the split."""
     arrays = read_npz(path)
     class_names = arrays[name_among(path, arrays, NAMES_OF_CLASSES)].astype(str)
     labels = integer_array(path, arrays, "labels")
@@ -119,7 +119,7 @@ def read_arrays(path: Path, split: str) -> Part:
         ends = integer_array(path, arrays, "offsets").astype(np.int64)
         offsets = np.stack([ends[:-1], ends[1:]], 1)
         if len(ends) < 2 or ends[0] < 0 or ends[-1] > len(pixels) or (np.diff(ends) < 0).any():
-            raise ValueError(f"{path} must have offsets that rise from 0 to the end of {kind!r}")
+            raise ValueError(f"{path} must have increasing offsets from 0 to the end of {kind!r}")
     if pixels.dtype != np.uint8:
         raise ValueError(f"{path} must have {kind!r} as uint8, got {pixels.dtype}")
     count = len(pixels) if offsets is None else len(offsets)
@@ -147,7 +147,7 @@ def read_arrays(path: Path, split: str) -> Part:
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not path.exists():
-        raise ValueError(f"paths must name files, got {path}, which is not there")
+        raise ValueError(f"paths must name files, got {path}, which does not exist")
     return archives.read_npz(path)
 
 

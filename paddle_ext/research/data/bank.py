@@ -1,4 +1,4 @@
-"""A feature bank: what a network made of a data set, one row per sample."""
+"""A feature bank: the features of a dataset, one row per sample."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Names: TypeAlias = "npt.NDArray[np.str_]"
 
 
 class FeatureBank:
-    """Features, labels, and what belongs to them.
+    """Features, labels, and related data.
 
     Parameters
     ----------
     features : Tensor [N, D]
         Floating point.
     labels : Tensor [N]
-        Integers in [0, K); -1 for a row that belongs to no class.
+        Integers in [0, K); -1 for a row without a class.
     class_names : sequence of K str, optional
-        By default there are as many classes as the largest label + 1, without names.
+        Default: as many classes as the largest label + 1, without names.
     split : str or sequence of N str, optional
-        The part of the data set that each row, or every row, belongs to.
+        The part of the dataset that each row, or every row, belongs to.
     base_mean : Tensor [D], optional
         Mean feature of the base classes, which the network was trained on.
 
@@ -121,7 +121,7 @@ class FeatureBank:
         return () if self.split is None else tuple(str(name) for name in np.unique(self.split))
 
     def counts(self) -> Tensor:
-        """Rows of each class, [K]; those of no class are not counted."""
+        """Rows of each class, [K], without those that have no class."""
         return torch.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
 
     def check_finite(self) -> FeatureBank:
@@ -143,7 +143,7 @@ class FeatureBank:
         wanted = [split] if isinstance(split, str) else list(split)
         for name in wanted:
             if name not in self.splits:
-                there = ", ".join(map(repr, self.splits)) or "none, for the bank has no splits"
+                there = ", ".join(map(repr, self.splits)) or "none (the bank has no splits)"
                 raise check.ArgumentValueError("split", f"must be one of {there}, got {name!r}")
         found: Tensor = torch.from_numpy(np.flatnonzero(np.isin(self.split, wanted)))  # type: ignore[arg-type]
         if len(found) == 0:
@@ -153,7 +153,7 @@ class FeatureBank:
     def subset(
         self, rows: Tensor | None = None, *, split: str | Iterable[str] | None = None
     ) -> FeatureBank:
-        """Some rows: by number [n] or mask [N], or by split. The classes keep their numbers.
+        """Some rows: by index [n] or mask [N], or by split. The classes keep their numbers.
 
         Examples
         --------
@@ -172,9 +172,9 @@ class FeatureBank:
         return self._selected(rows, self.labels, self.class_names)
 
     def take_classes(self, classes: Sequence[int | str] | Tensor | None = None) -> FeatureBank:
-        """Some classes, by label or name, with their rows; they are numbered in the order given.
+        """Some classes, by label or name, with their rows; numbered in the given order.
 
-        None takes all classes that have rows, in their order; rows of no class are left out.
+        None selects all classes that have rows, in order; rows without a class are dropped.
         """
         if classes is None:
             chosen = self.counts().nonzero().view(-1).tolist()
@@ -191,7 +191,7 @@ class FeatureBank:
         labels = number[self.labels]
         rows = (labels >= 0).nonzero().view(-1)
         if len(rows) == 0:
-            raise ValueError(f"classes must have rows, got only classes without, {chosen}")
+            raise ValueError(f"classes must have rows, got only empty classes, {chosen}")
         names = self.class_names
         return self._selected(rows, labels, None if names is None else [names[k] for k in chosen])
 
@@ -236,18 +236,18 @@ class FeatureBank:
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = False) -> FeatureBank:
-        """Read a bank; no code in the file is run.
+        """Read a bank; code in the file is never run.
 
         Parameters
         ----------
         path : str or Path
-            A ``.npz`` or ``.safetensors`` file with ``features`` and ``labels``, and if they are
-            there ``class_names`` (or ``wnids``), ``split`` (or ``class_split``, one per class) and
+            A ``.npz`` or ``.safetensors`` file with ``features`` and ``labels``, and optionally
+            ``class_names`` (or ``wnids``), ``split`` (or ``class_split``, one per class) and
             ``base_mean``; a folder with the same as ``.npy`` files; a ``.pt`` or ``.pth`` file of
             plain tensors; or the public few-shot code's pickle, ``.plk`` or ``.pkl``.
         mmap : bool
-            Leave the features on the disk and read what is used when it is used. Not for pickles,
-            nor for a compressed ``.npz``: save that bank again.
+            Leave the features on disk and read them on demand. Not for pickles or a compressed
+            ``.npz``: save that bank again.
 
         Examples
         --------
@@ -262,7 +262,7 @@ class FeatureBank:
         parts = bank_files.read(path, mmap)
         try:
             return cls(**parts)
-        except (TypeError, ValueError) as error:  # a bad file is a bad value, of whatever type
+        except (TypeError, ValueError) as error:  # an invalid file is an invalid value
             raise ValueError(f"{path} is not a feature bank: {error}") from error
 
 
@@ -289,7 +289,7 @@ def checked_split(split: str | Sequence[str] | Names, N: int) -> Names:
 
 
 def checked_rows(rows: Tensor, N: int) -> Tensor:
-    """Numbers of rows, from numbers or a mask."""
+    """Row indices, from indices or a mask."""
     (rows,) = check.tensors(rows)
     if getattr(rows, "dtype", None) == torch.bool:
         if rows.shape != (N,):

@@ -1,7 +1,7 @@
 """The files of a feature bank: `.npz`, `.safetensors`, a folder of `.npy`, `.pt`, and pickles.
 
-`read` gives the arguments of `FeatureBank`. Files of others use other names and forms; all that are
-known are here. Nothing in a file is ever run.
+`read` returns the arguments of `FeatureBank`. Files of other programs use other names and forms;
+all known ones are here. Code in a file is never run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FEATURES = ("features", "concat_features")
 LABELS = ("labels", "concat_labels")
 CLASS_NAMES = ("class_names", "wnids")
 BASE_MEAN = ("base_mean", "train_mean")
-NO_CLASS = "no class"  # the split of rows labelled -1, where classes have splits
+NO_CLASS = "no class"  # the split of rows labelled -1, if classes have splits
 KNOWN = {*FEATURES, *LABELS, *CLASS_NAMES, *BASE_MEAN, "split", "class_split"}
 PICKLES = (".plk", ".pkl", ".pickle")
 ALIGNMENT = 64  # of arrays in a file; a mapped tensor must be aligned to its dtype
-ALIGNMENT_FIELD = 0xD935  # of a zip entry; others skip it
+ALIGNMENT_FIELD = 0xD935  # of a zip entry; other readers skip it
 
 
 def read(path: Path, mmap: bool) -> dict[str, Any]:
@@ -78,11 +78,11 @@ def write(path: Path, **parts: Any) -> None:
     writers[path.suffix](path, tensors, parts.get("class_names"), parts.get("split"))
 
 
-# --- what is in a file --------------------------------------------------------------------------
+# --- contents of a file -------------------------------------------------------------------------
 
 
 def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The arguments of `FeatureBank` from named contents; names that are not known are ignored."""
+    """The arguments of `FeatureBank` from named contents; unknown names are ignored."""
     names = None
     for name in CLASS_NAMES:
         if name in contents:
@@ -114,7 +114,7 @@ def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def labels_and_names(
     value: Any, names: list[str] | None, path: Path
 ) -> tuple[Tensor, list[str] | None]:
-    """Labels as numbers [N], and the names of the classes, which labels that are texts make."""
+    """Labels as numbers [N], and the class names, derived from text labels."""
     try:
         texts = label_texts(value)
         if texts is not None:
@@ -129,7 +129,7 @@ def labels_and_names(
 
 
 def label_texts(value: Any) -> list[str] | None:
-    """Labels that are texts, or objects among which there may be texts; None: numbers."""
+    """Labels that are text, or objects that may be text; None: numbers."""
     if isinstance(value, list | tuple):
         if any(isinstance(item, str | bytes) or item is None for item in value):
             return [label_text(item) for item in value]
@@ -142,7 +142,7 @@ def label_texts(value: Any) -> list[str] | None:
 def spread(
     names: npt.NDArray[np.str_], index: npt.NDArray[Any], path: Path
 ) -> npt.NDArray[np.str_]:
-    """The name of each row: an array of texts takes the longest one's room for every row."""
+    """The name of each row: an array of text needs the length of the longest for every row."""
     check_room(path, len(index) * names.itemsize, path.stat().st_size, "names of rows")
     found: npt.NDArray[np.str_] = names[index]
     return found
@@ -158,7 +158,7 @@ def pick(contents: Mapping[str, Any], names: Sequence[str], path: Path) -> Any:
 
 
 def as_tensor(value: Any, name: str, path: Path) -> Tensor:
-    """Numbers, dense and in memory or in a file."""
+    """Numbers, dense, in memory or in a file."""
     if isinstance(value, Tensor):
         try:
             check.dense_tensor(repr(name), value)
@@ -201,9 +201,9 @@ def as_names(value: Any, name: str, path: Path) -> npt.NDArray[np.str_]:
 
 
 def named_contents(value: object, path: Path) -> Mapping[str, Any]:
-    """Named contents of what a program of others has saved.
+    """Named contents of what another program saved.
 
-    Known are: names to arrays; a pair of features and labels; classes to their rows; and TIM's
+    Known forms: names to arrays; a pair of features and labels; classes to their rows; and TIM's
     "support" and "query", each classes to their rows.
     """
     if isinstance(value, list | tuple) and len(value) == 2:
@@ -247,7 +247,7 @@ def stacked_classes(classes: Mapping[Any, Any], path: Path) -> dict[str, Tensor]
 
 
 def read_npz(path: Path, mmap: bool) -> dict[str, Any]:
-    """What is known of an archive; of other arrays the names, for messages."""
+    """The known arrays of an archive; the names of the others, for messages."""
     return archives.read_npz(path, KNOWN, FEATURES if mmap else ())
 
 
@@ -257,7 +257,7 @@ def write_npz(
     class_names: Sequence[str] | None,
     split: npt.NDArray[np.str_] | None,
 ) -> None:
-    """Uncompressed, every array aligned, so that it can be mapped."""
+    """Uncompressed, with every array aligned for mapping."""
     if tensors["features"].dtype == torch.bfloat16:
         raise ValueError(f"path must end in .safetensors for bfloat16 features, got {str(path)!r}")
     arrays = {name: x.numpy() for name, x in tensors.items()}
@@ -268,7 +268,7 @@ def write_npz(
     with replacing(path) as new, new.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy")
-            large = array.nbytes > 2**30  # then the header has 20 bytes more
+            large = array.nbytes > 2**30  # then the header has 20 more bytes
             here = file.tell() + 30 + len(entry.filename) + (20 if large else 0) + 4
             padding = -here % ALIGNMENT
             entry.extra = struct.pack("<HH", ALIGNMENT_FIELD, padding) + bytes(padding)
@@ -295,10 +295,10 @@ def read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
     module = safetensors()
     check_regular(path)
     with (
-        readable(path, "a whole .safetensors file"),
+        readable(path, "a complete .safetensors file"),
         module.safe_open(path, framework="pt") as file,
     ):
-        # A tensor of the library lies in the mapped file.
+        # A tensor of the library is a view of the mapped file.
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
         texts = {
@@ -327,7 +327,7 @@ def write_safetensors(
     class_names: Sequence[str] | None,
     split: npt.NDArray[np.str_] | None,
 ) -> None:
-    """Strings are metadata in JSON: `class_names`, and `splits`, which `split_index` counts."""
+    """Strings are JSON metadata: `class_names`, and `splits`, indexed by `split_index`."""
     module = safetensors()
     stored, texts = dict(tensors), {}
     if class_names is not None:
@@ -344,13 +344,13 @@ def write_safetensors(
 
 
 def read_torch(path: Path) -> object:
-    """What `torch.save` wrote; its tensors lie in the mapped file, if it is of torch 1.6 or newer.
+    """The output of `torch.save`; its tensors are views of the mapped file from torch 1.6 on.
 
-    So a tensor can be no larger than the file, whatever size it claims.
+    So a tensor cannot be larger than the file, whatever size it claims.
     """
     check_regular(path)
     try:
-        with readable(path, "a whole file of torch.save"):
+        with readable(path, "a complete file of torch.save"):
             mapped = zipfile.is_zipfile(path)
             if mapped:
                 refuse_compressed(path)
@@ -368,7 +368,7 @@ def read_torch(path: Path) -> object:
 
 
 def refuse_compressed(path: Path) -> None:
-    """torch compresses nothing, so a compressed part is no tensor's."""
+    """torch compresses nothing, so a compressed part is not a tensor."""
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed parts")
@@ -379,6 +379,6 @@ def read_pickle(path: Path) -> object:
         try:
             value = plain_pickle.load(file)
         except ValueError as error:
-            raise ValueError(f"{path} is no pickle of plain data: {error}") from error
+            raise ValueError(f"{path} is not a pickle of plain data: {error}") from error
     check_expanded(path, value)
     return value

@@ -1,8 +1,7 @@
-"""What a file may become in memory: no more than some times what it really holds.
+"""A limit on the memory of a file's contents, relative to its size.
 
-A few bytes can stand for any number of them: a compressed row of zeros, a list of the same list
-twice and so on, a tensor whose rows are all at one place. Nothing of that comes from a program that
-saves features.
+A few bytes can stand for any number of them: a compressed row of zeros, nested references to the
+same list, a tensor whose rows share one location. No program that saves features produces these.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from torch import Tensor
 
 from ..files import RefusedError
 
-RATIO = 50  # ReLU features of a large network, mostly zeros, are compressed to a tenth
-ALWAYS = 2**26  # bytes that may come of a file of any size
+RATIO = 50  # ReLU features of a large network, mostly zeros, compress to a tenth
+ALWAYS = 2**26  # bytes allowed for a file of any size
 
 
 def check_room(path: Path, wanted: int, held: int, what: str) -> None:
-    """Refuse what would take much more memory than the bytes that it comes from."""
+    """Reject contents that would take much more memory than the bytes they come from."""
     if wanted > ALWAYS + RATIO * held:
         raise RefusedError(
-            f"{path} must hold what it stands for, got {what} of {wanted} bytes in {held}"
+            f"{path} must not expand to more than it holds, got {what} of {wanted} bytes in {held}"
         )
 
 
@@ -31,19 +30,18 @@ def check_expanded(path: Path, value: object) -> None:
     try:
         wanted = expanded_bytes(value, {})
     except RecursionError:
-        raise RefusedError(f"{path} must hold what is not nested so deeply") from None
+        raise RefusedError(f"{path} must not be nested so deeply") from None
     check_room(path, wanted, path.stat().st_size, "contents")
 
 
 def expanded_bytes(value: object, seen: dict[int, int]) -> int:
-    """Bytes of all that is in a container, counted each time that it is there.
+    """Bytes of everything in a container, counted once per reference.
 
     Parameters
     ----------
     value : object
     seen : dict of int to int
-        Bytes of the containers known already, by their id, so that it takes no longer than the
-        file is large.
+        Bytes of known containers by id, so that the time stays linear in the file size.
     """
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()

@@ -1,4 +1,4 @@
-"""Picture files: told by their content, read only if they have an end, and not too large."""
+"""Image files: recognised by content, read only if regular and not too large."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..files import first_line, open_regular
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Not all that Pillow knows: EPS would start another program, and TGA takes any bytes for its own.
+# Not every format of Pillow: EPS would start another program, and TGA accepts any bytes.
 FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "MPO"),
     *("QOI", "ICO"),
 )
-MOST_PIXELS = 89_478_485  # where Pillow begins to warn; 1 GiB in the worst of modes
-LARGE = 2**24  # pixels from which only one picture is decoded at a time
+MOST_PIXELS = 89_478_485  # where Pillow begins to warn; 1 GiB in the worst mode
+LARGE = 2**24  # pixels from which images are decoded one at a time
 MOST_BYTES = 2**28
-BRANDS = {  # of files in boxes, as video has them, by what is needed to read them
-    b"avif": "an AVIF picture, which needs Pillow 11.3 or newer",
-    b"avis": "an AVIF picture, which needs Pillow 11.3 or newer",
+BRANDS = {  # of ISO media files, with what is needed to read them
+    b"avif": "an AVIF image, which needs Pillow 11.3 or newer",
+    b"avis": "an AVIF image, which needs Pillow 11.3 or newer",
 } | dict.fromkeys(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
     "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
@@ -44,7 +44,7 @@ class UnreadableError(ValueError):
 
 
 def read_picture_file(path: Path) -> bytes:
-    """The bytes of a file that may be a picture; no more than the beginning of another one.
+    """The bytes of a file that may be an image; only the beginning of any other.
 
     Raises
     ------
@@ -56,11 +56,11 @@ def read_picture_file(path: Path) -> bytes:
         if size > MOST_BYTES:
             raise UnreadableError(f"larger than {MOST_BYTES >> 20} MiB")
         file.seek(0)
-        return file.read(size)  # no more, should it grow meanwhile
+        return file.read(size)  # no more, in case it grows
 
 
 def check_beginning(file: BinaryIO) -> None:
-    """Refuse what does not begin as a picture does."""
+    """Reject data that does not begin like an image."""
     from PIL import Image
 
     first = file.read(32)
@@ -74,7 +74,7 @@ def check_beginning(file: BinaryIO) -> None:
 
 
 def what_else(first: bytes) -> str:
-    """What bytes are that begin no picture that can be read here."""
+    """A description of bytes that are not a readable image."""
     if first[4:8] == b"ftyp":
         return BRANDS.get(first[8:12], "not an image")
     return "not an image"
@@ -82,13 +82,13 @@ def what_else(first: bytes) -> str:
 
 @cache
 def known_formats() -> tuple[str, ...]:
-    """Those of Pillow, and HEIF where pillow-heif is installed."""
+    """The decoders of Pillow, and HEIF if pillow-heif is installed."""
     from PIL import Image
 
     Image.init()
     with suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
-    # What Pillow would say of a file on the terminal is told by us, with the name of the file.
+    # Pillow's terminal messages are replaced by ours, which name the file.
     logging.getLogger("PIL").addHandler(logging.NullHandler())
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     return tuple(name for name in FORMATS if name in Image.OPEN)
@@ -96,7 +96,7 @@ def known_formats() -> tuple[str, ...]:
 
 @contextmanager
 def opened(content: bytes) -> Iterator[Image]:
-    """The picture that some bytes are, not yet decoded.
+    """Open the image in some bytes without decoding it.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def opened(content: bytes) -> Iterator[Image]:
 
 
 def too_large(pixels: str) -> str:
-    return f"{pixels} pixels, where {MOST_PIXELS / 1e6:.0f} million are the most"
+    return f"{pixels} pixels, more than {MOST_PIXELS / 1e6:.0f} million"
 
 
 def why_unreadable(error: Exception) -> str:

@@ -1,10 +1,10 @@
-"""Characters drawn from the fonts of matplotlib: an image data set that needs no download.
+"""Characters drawn with matplotlib's fonts: an image dataset without a download.
 
-A class is a character: Latin, Greek, Cyrillic, Armenian and Georgian letters, syllabics, signs of
-mathematics, arrows and more. A sample of it is drawn in one of at least eight fonts, upright,
-bold and slanted, and distorted: turned, scaled, sheared, moved, bent, made thinner or thicker, with
-another contrast and noise. Characters that look like another one are left out. The same call gives
-the same images.
+A class is a character: Latin, Greek, Cyrillic, Armenian and Georgian letters, syllabics,
+mathematical symbols, arrows and more. A sample is drawn in one of at least eight fonts, upright,
+bold or slanted, and distorted: rotated, scaled, sheared, shifted, bent, made thinner or thicker,
+with random contrast and noise. Characters that look like another one are left out. The same call
+gives the same images.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ RANGES = (
     (0x10A0, 0x10FF),  # Georgian
     (0x1400, 0x167F),  # Canadian syllabics
     (0x1D00, 0x1D7F),  # phonetic extensions
-    (0x20A0, 0x214F),  # currencies, letter-like signs
-    (0x2190, 0x23FF),  # arrows, mathematics, technical signs
+    (0x20A0, 0x214F),  # currencies, letter-like symbols
+    (0x2190, 0x23FF),  # arrows, mathematics, technical symbols
     (0x25A0, 0x27FF),  # shapes, symbols, dingbats
     (0x2900, 0x2AFF),  # more arrows and mathematics
     (0x2C60, 0x2D7F),  # Latin, Georgian and Tifinagh letters
@@ -59,10 +59,10 @@ RANGES = (
 )
 UNICODE_CATEGORIES = "LNS"  # letters, numbers, symbols
 
-CANVAS = 64  # a glyph is drawn once, on so many pixels squared,
-INK = 44  # and its longer side has so many
+CANVAS = 64  # a glyph is drawn once, on this many pixels squared,
+INK = 44  # with this length of its longer side
 SHEET = 3 * CANVAS  # no glyph of these fonts is larger
-ALIKE = 0.9  # cosine between the drawings of two characters from which on they look the same
+ALIKE = 0.9  # cosine between the drawings of two characters that look the same
 CLASSES_AT_ONCE = 8
 
 
@@ -74,7 +74,7 @@ def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0
     split : {"base", "val", "test"}
         480, 100 and 240 classes; no character is in two of them.
     samples : int
-        Images of each class.
+        Images per class.
     size : int
         Images are size x size.
     seed : int
@@ -83,8 +83,8 @@ def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0
     Returns
     -------
     ImageArray
-        [classes * samples, size, size, 1] uint8, class after class; a class is called by its
-        code point and name, such as ``"U+03B1 GREEK SMALL LETTER ALPHA"``.
+        [classes * samples, size, size, 1] uint8, class by class; a class is named by its code point
+        and name, such as ``"U+03B1 GREEK SMALL LETTER ALPHA"``.
 
     Examples
     --------
@@ -111,27 +111,27 @@ def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0
 
 def characters(split: str) -> tuple[str, ...]:
     """Characters of a split, in the order of their code points."""
-    # In the order of a digest: neither a script nor the release of a font decides on the split.
+    # In the order of a digest, so that scripts and font releases do not decide the split.
     shuffled = sorted(distinct_characters(), key=lambda one: hashlib.blake2b(one.encode()).digest())
     names = list(CLASSES)
     start = sum(CLASSES[name] for name in names[: names.index(split)])
     if len(shuffled) < sum(CLASSES.values()):
         raise RuntimeError(
             "the fonts of matplotlib must have "
-            f"{sum(CLASSES.values())} characters that can be told apart, got {len(shuffled)}"
+            f"{sum(CLASSES.values())} distinct characters, got {len(shuffled)}"
         )
     return tuple(sorted(shuffled[start : start + CLASSES[split]]))
 
 
 @cache
 def distinct_characters() -> tuple[str, ...]:
-    """All characters that enough fonts have, without those that look like an earlier one."""
+    """All characters that enough fonts have, without look-alikes of earlier ones."""
     candidates = [
         chr(code)
         for first, last in RANGES
         for code in range(first, last + 1)
         if unicodedata.category(chr(code))[0] in UNICODE_CATEGORIES
-        # A letter and the same letter with an accent differ by a few pixels.
+        # A letter with and without an accent differ by a few pixels.
         and not unicodedata.decomposition(chr(code))
         and len(fonts_with(chr(code))) >= LEAST_FONTS
     ]
@@ -183,7 +183,7 @@ def load_font(font: str) -> FreeTypeFont:
 
 
 def draw(character: str, font: str) -> Pixels:
-    """A character as large as the canvas allows, [64, 64] uint8; all 0 if it has no ink."""
+    """A character as large as the canvas allows, [64, 64] uint8; all 0 if it is blank."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (CANVAS, CANVAS))
@@ -202,7 +202,7 @@ def draw(character: str, font: str) -> Pixels:
 def class_sources(
     character: str, samples: int, size: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All that is random in the samples of a class, from one generator of its own.
+    """All randomness in the samples of a class, from a separate generator.
 
     Returns
     -------

@@ -1,8 +1,7 @@
-"""Images with labels, in memory or decoded when they are read; everything uint8, [N, H, W, C].
+"""Labelled images, in memory or decoded on demand; always uint8, [N, H, W, C].
 
-An `ImageSet` is what base training and feature extraction take. `ImageArray` holds its pixels;
-`EncodedImages` has the bytes of JPEG, PNG or WebP files, or knows where they lie, and decodes them
-with Pillow.
+Base training and feature extraction take an `ImageSet`. `ImageArray` holds pixels; `EncodedImages`
+holds the bytes or paths of JPEG, PNG or WebP files and decodes them with Pillow.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class ImageSet(Protocol):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One name for each class, also for one that has no image here."""
+        """One name per class, including classes without images here."""
 
     @property
     def split(self) -> str:
-        """Which part of a data set this is, such as ``"base"``."""
+        """The part of a dataset, such as ``"base"``."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,7 +57,7 @@ class ImageSet(Protocol):
         """Images by number: [len(index), H, W, C] uint8."""
 
     def content(self) -> Iterator[bytes]:
-        """The bytes that each image is made of: with the same shape, they mean the same pixels."""
+        """The bytes of each image: with the same shape, equal bytes mean equal pixels."""
 
 
 class ImageArray:
@@ -124,7 +123,7 @@ class Contents(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """What an error message calls the image."""
+        """The name of the image in error messages."""
 
     def read(self, number: int) -> bytes:
         """Its bytes as encoded."""
@@ -162,8 +161,8 @@ class EncodedImages:
     class_names : sequence of str
     split : str
     size : int or None
-        Bring every image to size x size: the shorter side is scaled to it, the longer one cropped
-        on both ends. None: leave them, which then must all have the shape of the first.
+        Resize every image to size x size: the shorter side is scaled, the longer one cropped on
+        both ends. None: unchanged; all must then have the shape of the first.
     channels : int
         3 for RGB, 1 for grey.
 
@@ -207,8 +206,10 @@ class EncodedImages:
             return decoded(content, self.size, self.channels)
         except UnreadableError as error:
             raise ValueError(f"{name} must be an image, got: {error}") from None
-        except Exception as error:  # Pillow's decoders raise what they like
-            raise ValueError(f"{name} must be a whole image, got a damaged one: {error}") from error
+        except Exception as error:  # Pillow's decoders raise anything
+            raise ValueError(
+                f"{name} must be an intact image, got a damaged one: {error}"
+            ) from error
 
     def read(self, index: Tensor | Sequence[int]) -> Tensor:
         numbers = torch.as_tensor(index, dtype=torch.int64).tolist()
@@ -236,12 +237,12 @@ def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
     ----------
     images : ImageSet
     progress : bool
-        Say on stderr how far it is.
+        Show progress on stderr.
 
     Returns
     -------
     ImageArray
-        `images` itself if it is one already.
+        `images` itself if it is already an array.
 
     Examples
     --------
@@ -267,7 +268,7 @@ def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.u
     """[H, W, C] from the bytes of a file."""
     with opened(content) as image:
         picture: Image = image
-        if "transparency" in image.info:  # Pillow warns of palettes with it otherwise
+        if "transparency" in image.info:  # Pillow warns about palettes with it otherwise
             picture = image.convert("RGBA")
         picture = picture.convert(CHANNELS[channels])
     if size is not None:
@@ -277,7 +278,7 @@ def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.u
 
 
 def square_crop(picture: Image, size: int) -> Image:
-    """Scale the shorter side to `size`, and cut off what the longer one has too much."""
+    """Scale the shorter side to `size`, and crop the longer one."""
     from PIL.Image import Resampling
 
     width, height = picture.size
@@ -295,7 +296,7 @@ def require_pillow() -> None:
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Results of `work` in order; reading files and Pillow's decoders let go of the interpreter."""
+    """Results of `work` in order; file reads and Pillow's decoders release the GIL."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         yield from pool.map(work, items)
 
@@ -304,7 +305,7 @@ def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:
     names = tuple(map(str, class_names))
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"class_names must all be different, got {twice!r} twice")
+        raise ValueError(f"class_names must be unique, got {twice!r} twice")
     return names
 
 
@@ -323,7 +324,7 @@ def checked_labels(
     low, high = int(checked.min()), int(checked.max())
     if low < 0 or high >= classes:
         raise ValueError(
-            f"labels must be in [0, {classes}), as class_names has so many, "
+            f"labels must be in [0, {classes}), the number of class_names, "
             f"got {low if low < 0 else high}"
         )
     return checked

@@ -1,7 +1,7 @@
-"""What a label in a file means: one rule for every format.
+"""The meaning of a label in a file: one rule for every format.
 
-A label is a name or a whole number. No label is an empty one, -1, or what programs write for a gap:
-see `NO_LABEL`. The spelling counts, so that a class may be called "none".
+A label is a name or an integer. A missing label is empty, -1, or what programs write for missing
+values: see `NO_LABEL`. Case matters, so that a class may be called "none".
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 NO_LABEL = ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null")
-MOST_CLASSES = 2**24  # that numbers may count, for there are arrays with an entry for each
+MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
 
 
 def label_text(value: object) -> str:
-    """A label as text; empty if it is none.
+    """A label as text; empty if it is missing.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def are_texts(values: Any) -> bool:
 
 
 def sorted_names(labels: Sequence[str]) -> list[str]:
-    """The different names in order; whole numbers in the order of numbers.
+    """The unique names in order; integers in numeric order.
 
     Examples
     --------
@@ -57,12 +57,12 @@ def sorted_names(labels: Sequence[str]) -> list[str]:
 
 
 def numbered(labels: Sequence[str], names: Sequence[str]) -> Tensor:
-    """Places of labels among the names, [N] int64; -1 where there is none.
+    """Indices of labels among the names, [N] int64; -1 if missing.
 
     Raises
     ------
     ValueError
-        A label that is none of the names.
+        For a label that is not among the names.
     """
     number = {name: label for label, name in enumerate(names)} | {"": -1}
     for label in labels:
@@ -72,43 +72,43 @@ def numbered(labels: Sequence[str], names: Sequence[str]) -> Tensor:
 
 
 def whole_numbers(values: npt.NDArray[Any] | Tensor) -> Tensor:
-    """Labels as int64: some programs save them as floating point, with NaN for a gap.
+    """Labels as int64: some programs save them as floating point, with NaN if missing.
 
     Raises
     ------
     ValueError
-        Numbers that are not whole, or too large to count anything.
+        For numbers that are not integers, or too large to be classes.
     """
     if isinstance(values, Tensor) and values.is_floating_point():
         values = values.double()
     array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.dtype.kind == "b":
-        raise ValueError("labels must be whole numbers or names, got bool")
+        raise ValueError("labels must be integers or names, got bool")
     if array.dtype.kind not in "iuf":
-        raise ValueError(f"labels must be whole numbers or names, got {array.dtype}")
+        raise ValueError(f"labels must be integers or names, got {array.dtype}")
     if array.dtype.kind == "f":
         gaps = np.isnan(array)
         whole = np.where(gaps, -1.0, array.astype(np.float64))
         odd = whole[~(np.isfinite(whole) & (whole == np.floor(whole)))]
         if odd.size:
-            raise ValueError(f"labels must be whole numbers or names, got {odd.flat[0]:g}")
+            raise ValueError(f"labels must be integers or names, got {odd.flat[0]:g}")
         array = whole
     if array.size:
         low, high = array.min(), array.max()
         if low < -(2.0**62) or high > 2.0**62:
             worst = low if low < -(2.0**62) else high
-            raise ValueError(f"labels must be numbers that count classes, got {worst:g}")
+            raise ValueError(f"labels must be class numbers, got {worst:g}")
     return torch.from_numpy(array.astype(np.int64))
 
 
 def check_count(high: int) -> None:
-    """Refuse a label that counts more classes than there can be."""
+    """Reject a label above the limit on classes."""
     if high >= MOST_CLASSES:
-        raise ValueError(f"labels must be below {MOST_CLASSES}, for they count classes, got {high}")
+        raise ValueError(f"labels must be below {MOST_CLASSES}, the limit on classes, got {high}")
 
 
 def is_gap(value: object) -> bool:
-    """Whether a label is a gap that is not simply empty, which the user may like to know."""
+    """Whether a label is missing but not empty, which the user may want to know."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return False
     return not label_text(value) and str(value).strip() not in ("", "-1")

@@ -1,7 +1,7 @@
-"""Image data sets as they usually lie on a disk.
+"""Image datasets in their usual layouts on disk.
 
-Splits are called ``"base"``, ``"val"`` and ``"test"``; the lists and folders of the public data
-sets call the first one ``train``. i-Nat has ``"repr"`` (the support) and ``"query"`` in place of
+Splits are called ``"base"``, ``"val"`` and ``"test"``; the lists and folders of the public datasets
+call the first one ``train``. i-Nat has ``"repr"`` (the support) and ``"query"`` instead of
 ``"test"``.
 """
 
@@ -26,14 +26,14 @@ OTHER_NAMES = {"train": "base", "validation": "val", "novel": "test"}
 def image_folder(
     root: str | Path, *, split: str = "", size: int | None = 84, channels: int = 3
 ) -> EncodedImages:
-    """Read a folder that has one folder of images for each class.
+    """Read a folder that has one folder of images per class.
 
     Parameters
     ----------
     root : path
-        Classes are its folders, sorted by name; their images may lie in further folders.
+        Classes are its folders, sorted by name; images may be in subfolders.
     split : str
-        What to call it.
+        Its name.
     size, channels
         As in `EncodedImages`.
 
@@ -76,10 +76,10 @@ def image_list(
     path : path
         The list, with or without a header. Without one the columns are in this order.
     root : path
-        Where the file names start from.
+        The base folder of the file names.
     split : str
     class_names : sequence of str or None
-        The labels that may occur, in the order of their numbers; None: those that do, sorted.
+        The allowed labels, in the order of their numbers; None: those that occur, sorted.
     size, channels
         As in `EncodedImages`.
 
@@ -99,13 +99,13 @@ def image_list(
         if row.label not in number:
             raise ValueError(f"{path} must have only labels of class_names, got {row.label!r}")
     paths = [root / row.filename for row in rows]
-    if not paths[0].is_file():  # the others are looked for when they are read
+    if not paths[0].is_file():  # the others are checked when they are read
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
     files, labels = ImageFiles(paths), [number[row.label] for row in rows]
     return EncodedImages(files, labels, class_names, split, size=size, channels=channels)
 
 
-# --- the data sets of the paper ------------------------------------------------------------------
+# --- the datasets of the paper -------------------------------------------------------------------
 
 
 def mini_imagenet(
@@ -150,7 +150,7 @@ def tiered_imagenet(
     lists: str | Path | None = None,
     size: int | None = 84,
 ) -> EncodedImages:
-    """tiered-ImageNet: ``train``, ``val`` and ``test`` with one folder for each class, or lists.
+    """tiered-ImageNet: ``train``, ``val`` and ``test`` with one folder per class, or lists.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def tiered_imagenet(
         Has the three folders; or the lists and a folder ``data`` of all images.
     split : {"base", "val", "test"}
     lists : path or None
-        The folder of the lists, which then are used even where there are class folders.
+        The folder of the lists, which are then used even if there are class folders.
     size : int or None
         As in `EncodedImages`.
 
@@ -191,7 +191,7 @@ def inaturalist(
     Parameters
     ----------
     root : path
-        Where the file names of the lists start from.
+        The base folder of the file names in the lists.
     split : {"base", "val", "repr", "query"}
     lists : path or None
         The folder of the lists; None: `root`, or its folder ``split`` or ``splits``.
@@ -225,7 +225,7 @@ def array_folder(root: str | Path, split: str, *, size: int | None = None) -> Im
     Parameters
     ----------
     root : path
-        A folder of such files, or one file, in which ``class_split`` tells the splits.
+        A folder of such files, or one file with the splits in ``class_split``.
     split : {"base", "val", "test"}
     size : int or None
         As in `image_arrays`.
@@ -251,7 +251,7 @@ def array_folder(root: str | Path, split: str, *, size: int | None = None) -> Im
 
 
 def folder_of_splits(root: str | Path, split: str, *, size: int | None = 84) -> EncodedImages:
-    """Any images: a folder for each split, in it one for each class.
+    """Any images: a folder per split, with a folder per class.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ LAYOUTS: dict[str, Callable[..., ImageSet]] = {
 
 
 def open_images(layout: str, root: str | Path, split: str, *, size: int | None = None) -> ImageSet:
-    """Open one split of a data set by the name of its layout.
+    """Open one split of a dataset by the name of its layout.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
     root : path
     split : str
     size : int or None
-        Bring the images to size x size; None: 84 for image files, as they are in ``.npz`` files.
+        Resize the images to size x size; None: 84 for image files, unchanged for ``.npz`` files.
 
     Returns
     -------
@@ -311,18 +311,18 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
     return reader(root, split) if size is None else reader(root, split, size=size)
 
 
-# --- where things are ----------------------------------------------------------------------------
+# --- paths ---------------------------------------------------------------------------------------
 
 
 def known_split(split: str, splits: Sequence[str]) -> str:
-    """The name used here of a split, which may go by another one."""
+    """Our name of a split, which may have another one."""
     if OTHER_NAMES.get(split) in splits:
         return OTHER_NAMES[split]
     return check.choice("split", split, splits)
 
 
 def public_name(split: str) -> str:
-    """What the public lists and folders call a split."""
+    """The name of a split in the public lists and folders."""
     return "train" if split == "base" else split
 
 

@@ -15,19 +15,19 @@ LABEL_COLUMNS = ("label", "class", "category")
 
 
 class Row(NamedTuple):
-    """An image of a list."""
+    """An image in a list."""
 
     filename: str
     label: str
 
 
 def is_image(name: str) -> bool:
-    """Tell by the name; names that begin with a point are what other programs leave behind."""
+    """Decide by the name; names that begin with a dot are leftovers of other programs."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def read_list(path: str | Path) -> list[Row]:
-    """Read a list; a first line that names no image must be a header.
+    """Read a list; a first line that is not an image must be a header.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def read_list(path: str | Path) -> list[Row]:
     list of Row
     """
     if not Path(path).is_file():
-        raise ValueError(f"path must be a CSV file, got {path}, which is not there")
+        raise ValueError(f"path must be a CSV file, got {path}, which does not exist")
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file) if any(line)]
@@ -61,7 +61,7 @@ def read_list(path: str | Path) -> list[Row]:
 
 
 def header_columns(path: str | Path, header: list[str]) -> tuple[int, int]:
-    """Where the file name and the label are."""
+    """The columns of the file name and the label."""
     names = [cell.lower() for cell in header]
     found = []
     for known in (FILE_COLUMNS, LABEL_COLUMNS):

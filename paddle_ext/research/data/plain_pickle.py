@@ -1,14 +1,14 @@
 """Reads pickles of plain data without running anything they name.
 
-A pickle is a program that may call any function. The interpreter here is Python's own, `Unpickler`,
-with a list of the names it may use: lists, tuples, dictionaries, strings and numbers, NumPy arrays
-and torch tensors; any other name is refused.
+A pickle is a program that may call any function. The interpreter here is Python's own `Unpickler`,
+with a list of allowed names: lists, tuples, dictionaries, strings and numbers, NumPy arrays and
+torch tensors; any other name is rejected.
 
-The names on the list mean stand-ins in this file, which look at sizes and bytes alone. NumPy's and
-torch's own functions would not do: `numpy.ndarray` and `_reconstruct` make an array as large as the
-pickle likes, `_load_from_bytes` reads another pickle without any list, and a pickle may set the
-attributes of whatever it can name. `torch.load(weights_only=True)` has such stand-ins of its own,
-but reads only what `torch.save` wrote.
+The allowed names map to stand-ins in this file, which use only sizes and bytes. NumPy's and torch's
+own functions are not safe: `numpy.ndarray` and `_reconstruct` allocate an array as large as the
+pickle claims, `_load_from_bytes` reads another pickle without any list, and a pickle may set the
+attributes of anything it can name. `torch.load(weights_only=True)` has such stand-ins too, but
+reads only the output of `torch.save`.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ def load(file: BinaryIO) -> object:
     Raises
     ------
     ValueError
-        One sentence on why it is refused or cannot be read.
+        One sentence on why it is rejected or cannot be read.
     """
     try:
         return finished(unpickled(file), {})
     except NotPlainError:
         raise
-    except Exception as error:  # bytes at random can raise anything in an unpickler
-        raise ValueError(f"it must be a whole pickle, got {type(error).__name__}") from error
+    except Exception as error:  # random bytes can raise anything in an unpickler
+        raise ValueError(f"it must be an intact pickle, got {type(error).__name__}") from error
 
 
 class NotPlainError(ValueError):
-    """There is something in the pickle that is not plain data."""
+    """The pickle contains something other than plain data."""
 
 
 class Made:
-    """An array, a number or a tensor; wrapped, or a pickle could call its methods."""
+    """An array, a number or a tensor; wrapped, so that a pickle cannot call its methods."""
 
     __slots__ = ("value",)
 
@@ -75,7 +75,7 @@ class Made:
 
 
 class StandIn:
-    """What a name in a pickle stands for: can be called, and nothing else."""
+    """The stand-in for a name in a pickle: can be called, and nothing else."""
 
     __slots__ = ("_make",)
 
@@ -112,7 +112,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 class StorageUnpickler(PlainUnpickler):
-    """The object of a storage saved by itself: its dtype is all that is wanted."""
+    """The object of a separately saved storage: only its dtype is needed."""
 
     def persistent_load(self, identity: Any) -> torch.dtype:
         dtype = identity[1]
@@ -122,7 +122,7 @@ class StorageUnpickler(PlainUnpickler):
 
 
 def unpickled(file: BinaryIO, kind: type[PlainUnpickler] = PlainUnpickler) -> Any:
-    """The next pickle of a file, after a look at it: a damaged one may ask for any memory."""
+    """The next pickle of a file, inspected first: a damaged one may request any memory."""
     start = file.tell()
     for opcode, argument, position in pickletools.genops(file):
         numbers = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
@@ -136,7 +136,7 @@ def unpickled(file: BinaryIO, kind: type[PlainUnpickler] = PlainUnpickler) -> An
 
 
 def storage(data: bytes) -> Tensor:
-    """A storage as torch pickles it: a file of torch.save in its first format; flat."""
+    """A storage as pickled by torch: a flat file of torch.save in its first format."""
     file = io.BytesIO(data)
     magic, _version, system = (unpickled(file) for _ in range(3))
     if magic != TORCH_MAGIC or not system["little_endian"]:
@@ -179,7 +179,7 @@ class DType:
 
 
 class Array(Made):
-    """An array that gets its content later."""
+    """An array that receives its content later."""
 
     __slots__ = ()
 
@@ -201,12 +201,12 @@ def array(data: Any, dtype: DType, shape: tuple[int, ...], order: str) -> Any:
             f"it must have {math.prod(shape) * kind.itemsize} bytes for an array of shape "
             f"{list(shape)}, got {len(content)}"
         )
-    native = np.frombuffer(content, kind).astype(kind.newbyteorder("="))  # a copy: writable
+    native = np.frombuffer(content, kind).astype(kind.newbyteorder("="))  # a writable copy
     return native.reshape(shape, order="F" if order == "F" else "C")
 
 
 def object_array(items: Any, shape: tuple[int, ...], order: str) -> Any:
-    """An array of texts and numbers, as pandas has columns of texts."""
+    """An array of text and numbers, such as pandas columns of text."""
     if not isinstance(items, list) or len(items) != math.prod(shape):
         raise NotPlainError(f"it must have {math.prod(shape)} objects in an array, got others")
     flat = np.empty(len(items), object)
@@ -248,7 +248,7 @@ PLAIN: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def finished(value: object, done: dict[int, object]) -> object:
-    """The same containers with what was made in them; `done` has the containers by their id."""
+    """The same containers with the final objects; `done` has the containers by id."""
     if isinstance(value, Made):
         return value.value
     if isinstance(value, dict | list | tuple):

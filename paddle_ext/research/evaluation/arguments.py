@@ -1,4 +1,4 @@
-"""Which methods an evaluation takes, and in which order."""
+"""The methods of an evaluation, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...methods.registry import as_method, fields_of, load
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
-# As the tables of the paper have them, and then ours.
+# In the order of the paper's tables, followed by ours.
 PAPER_ORDER = (
     "baseline",
     "simpleshot",
@@ -32,7 +32,7 @@ PAPER_ORDER = (
 
 
 def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Method]:
-    """The methods by their labels, in order."""
+    """The methods by label, in order."""
     if preset is not None:
         check.choice("preset", preset, PRESETS)
     if isinstance(methods, str) and methods == "all":
@@ -62,7 +62,7 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
         if label in chosen:
             raise check.ArgumentValueError(
                 "methods",
-                "must have different labels (give a mapping of labels to methods), "
+                "must have unique labels (give a mapping of labels to methods), "
                 f"got {label!r} twice",
             )
         chosen[label] = one
@@ -70,7 +70,7 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
 
 
 def labelled_method(one: object) -> tuple[object, object]:
-    """With the name that it is shown by."""
+    """With its display name."""
     if isinstance(one, str) and ":" in one:
         found = load(one)
         return found.name, one if inspect.isclass(found) else found

@@ -1,4 +1,4 @@
-"""The work of an evaluation: blocks of numbered tasks, cut into batches that fit the memory."""
+"""The work of an evaluation: blocks of numbered tasks, split into batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ...methods import Method
 from ..data.bank import FeatureBank
 from ..tasks import TaskSampler
 
-# Tasks of a block, wherever and with whatever memory it is computed: what one rank takes at a time.
-# A GPU is busy with fewer.
+# Tasks of a block, on any device and with any memory: the unit of work of a rank. A GPU is busy
+# with fewer.
 BLOCK = 500
-# Seconds that a batch may take: no more than these, and what the journal waits, are lost.
+# Time limit of a batch in seconds: an interruption loses at most this and the journal's delay.
 BATCH_SECONDS = 15.0
-# GiB that a batch takes. The CPU gains nothing from more, and a slow method says more often how far
-# it is; methods have a budget of their own for what they compute from the rows.
+# GiB per batch. The CPU gains nothing from more, and slow methods report progress more often;
+# methods have a separate budget for what they compute from the rows.
 MEMORY = {"cpu": 1 / 32, "cuda": 2.0}
 
 
 class Count(NamedTuple):
-    """Right answers of some tasks, and the seconds they took."""
+    """Correct predictions of some tasks, and the seconds they took."""
 
     correct: int
-    squares: int  # of the right answers of each task, summed
+    squares: int  # of the correct predictions of each task, summed
     seconds: float
 
 
 class Part(NamedTuple):
-    """The first tasks of a block, and their answers."""
+    """The first tasks of a block, and their predictions."""
 
     tasks: int
     answers: Count
@@ -44,13 +44,13 @@ def block_sizes(n_tasks: int) -> list[int]:
 
 
 class DeviceBank:
-    """The features where they are computed with, and how much memory a batch may take.
+    """The features on the device that computes, and the memory limit of a batch.
 
     Parameters
     ----------
     bank : FeatureBank
         A GPU keeps the dtype of its features. The CPU computes in single or double precision, and
-        would convert half precision in every call.
+        would otherwise convert half precision in every call.
     device : torch.device
     memory : float or None
         GiB; None: `MEMORY` of the device.
@@ -63,13 +63,14 @@ class DeviceBank:
         self.features = features.contiguous()
         self.base_mean = bank.base_mean
         if bank.base_mean is not None:
-            # Methods want a mean that is as precise as the features, or both single and half.
+            # Methods require a mean as precise as the features, or one single and one half.
             double = torch.float64 in (features.dtype, bank.base_mean.dtype)
             self.base_mean = bank.base_mean.to(device, features.dtype if double else None)
         self.bytes = int(2**30 * (MEMORY[device.type] if memory is None else memory))
 
     def batch_size(self, sampler: TaskSampler, method: Method) -> int:
-        """How many tasks fit the memory: their indices and results, and rows if it gathers them."""
+        """How many tasks fit in memory: their indices and results, and rows if they are
+        gathered."""
         K, Q = sampler.num_classes, sampler.n_query
         rows = Q if sampler.shots is None else Q + K * sampler.shots
         size = 16 * rows + 12 * Q * K
@@ -85,7 +86,7 @@ class DeviceBank:
 
 
 def gathers(method: Method) -> bool:
-    """Whether a method copies the rows of its tasks out of the bank."""
+    """Whether a method copies the rows of its tasks from the bank."""
     return type(method).solve_indexed is Method.solve_indexed
 
 
@@ -105,19 +106,19 @@ class Block:
         keep: Callable[[Part], None] | None = None,
         pace: float = 0.0,
     ) -> Count:
-        """Right answers of a method, and its seconds from indices to labels.
+        """Correct predictions of a method, and its seconds from indices to labels.
 
         Parameters
         ----------
         method : Method
         advance : callable, optional
-            Is told how many tasks are done after each batch.
+            Called with the number of finished tasks after each batch.
         begun : Part, optional
-            What was done before.
+            Earlier progress.
         keep : callable, optional
-            Is told what is done after each batch but the last.
+            Called with the progress after each batch except the last.
         pace : float
-            Seconds that a task takes, as far as known: a slow method gets smaller batches.
+            Known seconds per task: a slow method gets smaller batches.
         """
         start, (correct, squares, seconds) = begun or Part(0, Count(0, 0, 0.0))
         B, most = len(self.tasks.query_index), self.bank.batch_size(self.sampler, method)
@@ -135,7 +136,7 @@ class Block:
         return Count(correct, squares, seconds)
 
     def right_answers(self, method: Method, part: slice) -> tuple[Tensor, float]:
-        """The number of right answers of each task, [b] int64, and the seconds."""
+        """The number of correct predictions of each task, [b] int64, and the seconds."""
         bank, tasks = self.bank, self.tasks
         shared = self.sampler.shots is None
         bank.wait()
@@ -147,7 +148,7 @@ class Block:
             tasks.query_index[part],
             num_classes=self.sampler.num_classes,
             base_mean=bank.base_mean,
-            validate=False,  # the bank was checked, and the sampler draws what is there
+            validate=False,  # the bank was checked, and the sampler draws valid rows
         )
         bank.wait()
         seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, markers, panels, titles, legends, and writing the file."""
+"""Shared by all figures: colours, markers, panels, titles, legends, and saving."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ K_EFF = r"$K_{\mathrm{eff}}$"
 K_EFF_BOLD = r"$\mathbf{K_{eff}}$"
 SUFFIXES = (".png", ".svg", ".pdf")
 
-# Colour and marker. The hues are those that colour-blind people tell apart best; methods that are
-# near in hue differ in lightness and in marker.
+# Colour and marker. The hues are distinct for colour-blind readers; methods of similar hue differ
+# in lightness and marker.
 STYLES: dict[str, tuple[str, str]] = {
     "paddle": ("#c8102e", "o"),
     "baseline": ("#8a8a8a", "s"),
@@ -56,7 +56,7 @@ def style(label: str) -> tuple[str, str]:
 
 
 def paler(colour: str) -> str:
-    """A colour mixed with white: not transparent, or the grid would show through."""
+    """A colour mixed with white; not transparent, or the grid would show through."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - 0.62 * (255 - part)):02x}" for part in parts)
 
@@ -66,11 +66,11 @@ def emphasised(label: str) -> bool:
 
 
 def line_style(label: str, *, dashed: bool = False) -> dict[str, Any]:
-    """How the curve of a method is drawn; dashed and without markers if others are held to it."""
+    """The style of a method's curve; dashed and without markers for a reference."""
     if dashed:
         return {"color": INK, "lw": 2.2, "ls": (0, (4, 1.6)), "zorder": 4}
     colour, marker = style(label)
-    # Width of the line, size of the marker (a star looks smaller than it is), and what is on top.
+    # Line width, marker size (a star looks smaller than it is), and stacking order.
     width, size, order = {"adaptive": (3.8, 13.0, 6), "paddle": (3.0, 7.5, 5)}.get(
         base_name(label), (1.7, 6.0, 3)
     )
@@ -92,7 +92,7 @@ def shots_title(shots: int | None) -> str:
 
 
 def tolerance_text(tol: float) -> str:
-    """A tolerance as people write it: 1e-6, not 1e-06."""
+    """A tolerance in common notation: 1e-6, not 1e-06."""
     return f"{tol:g}".replace("e-0", "e-")
 
 
@@ -110,7 +110,7 @@ def duration_text(seconds: float) -> str:
 def at_least_one(results: Iterable[Result]) -> list[Result]:
     found = list(results)
     if not found:
-        raise ValueError("a picture needs at least one result, got none")
+        raise ValueError("a figure needs at least one result, got none")
     return found
 
 
@@ -120,7 +120,7 @@ def distinct(values: Iterable[T]) -> list[T]:
 
 
 def settings_line(results: Iterable[Result], bank: str = "") -> str:
-    """What was evaluated, for the line below a title."""
+    """The settings of an evaluation, for the line below a title."""
     results = list(results)
 
     def listed(values: Iterable[int]) -> str:
@@ -137,7 +137,7 @@ def settings_line(results: Iterable[Result], bank: str = "") -> str:
 
 
 def interval(result: Result) -> float:
-    """Half the confidence interval; 0 where there is none to draw."""
+    """Half the confidence interval; 0 if there is none to draw."""
     return result.interval if math.isfinite(result.interval) else 0.0
 
 
@@ -163,7 +163,7 @@ def draw_bars(
     results: Sequence[Result],
     published: Mapping[str, Mapping[int | None, float]] | None,
 ) -> None:
-    """Horizontal bars, the best on top; published accuracies as ticks."""
+    """Horizontal bars, the best at the top; published accuracies as ticks."""
     ordered = sorted(results, key=lambda result: result.accuracy)
     known = published or {}
     ticks = [known.get(result.method, {}).get(result.shots) for result in ordered]
@@ -207,7 +207,7 @@ def figure_class() -> type[Figure]:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError(
-            "pictures need matplotlib, which is not installed: pip install 'paddle_ext[cli]'"
+            "figures need matplotlib, which is not installed: pip install 'paddle_ext[cli]'"
         ) from None
     return Figure
 
@@ -231,7 +231,7 @@ def leave_room(figure: Figure, **room: Any) -> None:
 
 
 def prepare(axes: Axes) -> None:
-    """Light grid, two spines, sizes: set here and not in matplotlib's global parameters."""
+    """Light grid, two spines, sizes: set here instead of in matplotlib's global parameters."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b5b5b5")
     axes.grid(color=GRID, lw=0.9)
@@ -249,7 +249,7 @@ def name_panel(axes: Axes, text: str, x: str = "", y: str = "") -> None:
 
 
 def mark_counts(axes: Axes, counts: Sequence[int]) -> None:
-    """A tick at each count; on a log scale if the small ones would be on top of each other."""
+    """A tick at each count; on a log scale if small ones would overlap."""
     if max(counts) > 10 * min(counts):
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -257,7 +257,7 @@ def mark_counts(axes: Axes, counts: Sequence[int]) -> None:
 
 
 def head(figure: Figure, title: str, below: str = "") -> None:
-    """The title, and in smaller letters what is below it; the panels get the rest."""
+    """The title, and below it a smaller line; the panels get the rest."""
     width, height = figure.get_size_inches()
     letters = int(72 * width / (0.56 * SMALL))  # that fit into one line
     lines = textwrap.wrap(below, letters)
@@ -303,17 +303,17 @@ def method_legend(
 
 
 def place_in(order: Sequence[object], item: object) -> int:
-    """Where an item comes; the end for those that are not there."""
+    """The position of an item; the end for missing ones."""
     return order.index(item) if item in order else len(order)
 
 
 def published_line() -> dict[str, Any]:
-    """How a published curve of PADDLE is drawn."""
+    """The style of a published curve of PADDLE."""
     return {"color": STYLES["paddle"][0], "lw": 1.7, "ls": (0, (4, 2)), "alpha": 0.8, "zorder": 4}
 
 
 def finish(figure: Figure, path: str | Path | None) -> Figure:
-    """Write the figure if asked to; an interrupted call leaves the old file."""
+    """Write the figure on request; an interrupted call keeps the old file."""
     if path is None:
         return figure
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Methods on many tasks of a feature bank: accuracy with its confidence interval, and seconds."""
+"""Methods on many tasks of a feature bank: accuracy with confidence intervals, and seconds."""
 
 from __future__ import annotations
 
@@ -58,55 +58,55 @@ def evaluate(
     Parameters
     ----------
     bank : FeatureBank
-        Rows of no class, label -1, are not drawn. Classes without rows do not count: the others
-        are then numbered anew, in their order.
+        Rows without a class, label -1, are not drawn. Classes without rows are dropped, and the
+        others renumbered in order.
     methods : str, Method, or a sequence of them, or a mapping of labels to methods
         A name of `methods.available(named=False)`, or ``"all"``, in the order of the paper's
-        tables, and then ours. A mapping gives the methods labels of your own, so that one of them
-        may come with several options. What is given by its name adapts to features below 0: PT-MAP
-        then takes ``power=1.0``, which the notes of the result tell.
+        tables, followed by ours. A mapping gives the methods your own labels, so that one of them
+        may appear with several options. Methods given by name adapt to negative features: PT-MAP
+        then uses ``power=1.0``, which the notes of the result say.
     shots : int, sequence of int, or None
-        Support rows of each class. None: all rows of `support`, shared by all tasks.
+        Support rows per class. None: all rows of `support`, shared by all tasks.
     k_eff : int or sequence of int
-        Classes that the queries of a task come from. Each number of shots is combined with each
-        of them.
+        Classes that the queries of a task come from. Every number of shots is combined with each of
+        them.
     n_tasks, n_query : int
-        Tasks of each combination, and queries of a task.
+        Tasks per combination, and queries per task.
     num_classes : int, optional
-        Candidate classes of a task; by default all.
+        Candidate classes per task; default: all.
     sampling, alpha
         As in `TaskSampler`.
     support, query : str or Tensor [n], optional
-        What to draw them from: a split of the bank, or rows. One of them given, the other is all
+        Where to draw them from: a split of the bank, or rows. If one is given, the other is all
         remaining rows.
     preset : {"paper", "mini", "tiered", "inat"}, optional
-        For methods given by name: options as the paper has them, see `methods.create`.
+        For methods given by name: options as in the paper, see `methods.create`.
     seed : int
         Of the tasks, in [0, 2**64).
     name : str
-        What the features are called in the result.
+        The name of the features in the result.
     device : device, optional
-        Default: where the bank is if that is a GPU, else a GPU if there is one. Under torchrun each
-        rank takes the GPU of its number on the machine.
+        Default: the bank's GPU, else a GPU if available. Under torchrun each rank uses the GPU of
+        its local number.
     memory : float, optional
-        GiB that a batch of tasks may take.
+        Memory limit of a batch of tasks, in GiB.
     output : path, optional
         A folder for the journal and, at the end, ``evaluation.json``.
     resume : bool
-        Go on from the journal in `output`; False starts anew.
+        Resume from the journal in `output`; False starts over.
     progress : bool
-        Say on stderr how far it is.
+        Show progress on stderr.
 
     Returns
     -------
     Evaluation
-        Results for each combination of shots and k_eff, in it for each method. It does not depend
-        on the number of ranks or on interruptions, except for the seconds.
+        Results for each combination of shots and k_eff, and in it for each method. They do not
+        depend on the number of ranks or on interruptions, except for the seconds.
 
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence.
+        For an invalid argument, before any work, in one sentence.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def evaluate_plan(
     settings: RunSettings,
     said: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate methods, by their labels, on planned tasks; `said` is what was done to them."""
+    """Evaluate methods, by label, on planned tasks; `said` lists changes made to them."""
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
@@ -180,7 +180,7 @@ def evaluate_plan(
 
 
 def journal_header(bank: FeatureBank, plan: TaskPlan) -> dict[str, object]:
-    """What the counts of a journal depend on: all but shots, k_eff and methods."""
+    """Everything the counts of a journal depend on except shots, k_eff and methods."""
     sampler = plan.samplers[0]
     return {
         "version": version(),
@@ -196,7 +196,7 @@ def journal_header(bank: FeatureBank, plan: TaskPlan) -> dict[str, object]:
 
 
 def machine_line(device: torch.device) -> str:
-    """What the seconds were measured on."""
+    """The hardware that the seconds were measured on."""
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
     else:
@@ -209,9 +209,9 @@ def machine_line(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done: settings, in each its blocks of tasks, for each block all methods.
+    """The plan: settings, in each its blocks of tasks, and for each block all methods.
 
-    So a block is drawn once for all methods, and all of them have a first result early.
+    So a block is drawn once for all methods, and every method has a first result early.
     """
 
     methods: Mapping[str, Method]
@@ -221,7 +221,7 @@ class Work:
     show: bool
 
     def keys(self) -> Iterator[tuple[Key, TaskSampler, str]]:
-        """All steps in their order, each with its setting and the label of its method."""
+        """All steps in order, each with its setting and the label of its method."""
         names = {
             label: f"{method.name} {digest(type(method).__qualname__, options_of(method))}"
             for label, method in self.methods.items()
@@ -232,7 +232,7 @@ class Work:
                     yield Key(sampler.shots, sampler.k_eff, name, number, size), sampler, label
 
     def run(self, journal: Journal | None, resume: bool) -> dict[Key, Count]:
-        """The counts of all steps; those of the journal are not computed again."""
+        """The counts of all steps; those in the journal are not recomputed."""
         done: dict[Key, Count] = {}
         if journal is not None:
             if not resume:
@@ -256,7 +256,7 @@ class Work:
     def steps(
         self, done: Mapping[Key, Count], journal: Journal | None
     ) -> Iterator[tuple[Key, Count]]:
-        """Compute what this rank has to; what is done of a block is kept in the journal."""
+        """Compute the steps of this rank; finished parts of a block go to the journal."""
         parts = {} if journal is None else journal.parts
         todo = {
             key: (sampler, label)
@@ -272,11 +272,11 @@ class Work:
             block, drawn = None, None
             for key, (sampler, label) in todo.items():
                 if block is None or drawn != (sampler, key.block):
-                    block, drawn = None, (sampler, key.block)  # the old one's memory is free first
+                    block, drawn = None, (sampler, key.block)  # frees the old one first
                     block = Block(self.bank, sampler, key.block * BLOCK, key.n_tasks)
                 right, answers = sums.get((sampler, label), (0, 0))
                 note = progress_note(sampler, label, right, answers)
-                shown.advance(0, note)  # a slow method is named before it has done anything
+                shown.advance(0, note)  # a slow method is named before its first result
                 count = block.count(
                     self.methods[label],
                     partial(shown.advance, note=note),
@@ -289,9 +289,9 @@ class Work:
                 yield key, count
 
     def warm_up(self, labels: Mapping[str, None]) -> dict[str, float]:
-        """Let each method see a task before the clock runs; what it cannot take is told early.
+        """Run each method on one task before timing it; unsupported tasks are reported early.
 
-        Returns the seconds that each took.
+        Returns the seconds of each method.
         """
         pace: dict[str, float] = {}
         if not labels:
@@ -301,7 +301,7 @@ class Work:
             try:
                 pace[label] = block.count(self.methods[label]).seconds
             except ValueError as error:
-                context = f"methods: {label!r} refuses these tasks: "
+                context = f"methods: {label!r} cannot run these tasks: "
                 if isinstance(error, check.ArgumentError):  # an option may help
                     raise check.ArgumentValueError(
                         "features", error.problem, error.or_pass, context + error.context
@@ -331,7 +331,7 @@ class Work:
 
 
 def progress_note(sampler: TaskSampler, label: str, right: int, answers: int) -> str:
-    """What is being computed, and how accurate it has been so far."""
+    """The current computation, and its accuracy so far."""
     shots = "" if sampler.shots is None else f"{sampler.shots} shots, "
     accuracy = f": {100 * right / answers:.1f} %" if answers else ""
     return f"{label}, {shots}{sampler.k_eff} effective classes{accuracy}"

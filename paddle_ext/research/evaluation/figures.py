@@ -1,7 +1,7 @@
-"""Pictures of evaluations: one colour and one marker for each method, in all of them.
+"""Figures of evaluations: each method has the same colour and marker in all of them.
 
-Every function returns a matplotlib figure, and with `path` also writes it, as the suffix says
-(``.png``, ``.svg``, ``.pdf``). No window opens and no state of pyplot is touched.
+Every function returns a matplotlib figure and, with `path`, also writes it in the format of the
+suffix (``.png``, ``.svg``, ``.pdf``). No window opens and pyplot's state is not touched.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curve:
-    """How the criterion of one solver fell on one task."""
+    """The criterion of one solver on one task over time."""
 
-    method: str  # its name in the registry, which gives the colour
-    title: str  # what the picture and the table call it
+    method: str  # its name in the registry, which sets the colour
+    title: str  # its name in the figure and the table
     iterations: tuple[int, ...]
     seconds: tuple[float, ...]  # since the start, at each of them
     criterion: tuple[float, ...]
-    accuracy: float  # of the final labels, in per cent
+    accuracy: float  # of the final labels, in percent
     reached: float | None  # seconds until the criterion was at most the tolerance
 
 
@@ -79,7 +79,7 @@ def accuracy_against_k_eff(
         From shots to K_eff to the published accuracy of PADDLE, drawn dashed.
     path : path, optional
     reference : str, optional
-        The method that the others are held to, drawn as a dashed line.
+        The method that the others are compared with, drawn as a dashed line.
 
     Examples
     --------
@@ -115,19 +115,19 @@ def accuracy_bars(
     path: str | Path | None = None,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draw the accuracies of all methods as bars, the best on top.
+    """Draw the accuracies of all methods as bars, the best at the top.
 
     Parameters
     ----------
     evaluation : Evaluation
         Of one `k_eff`. Whiskers are 95 % confidence intervals.
     shots : int, optional
-        Draw this number of shots alone. By default each has a panel.
+        Draw only this number of shots. Default: a panel for each.
     published : mapping, optional
         From methods to shots to published accuracies, drawn as ticks; `paper.accuracies` has them.
     path : path, optional
     axes : matplotlib Axes, optional
-        Draw one number of shots into these, which belong to a figure of your own.
+        Draw one number of shots into these, which belong to your own figure.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def ablation(
     published: Mapping[str, Mapping[int | None, float]] | None = None,
     path: str | Path | None = None,
 ) -> Figure:
-    """Draw what the partition complexity gives: soft K-means and PADDLE, side by side per shots.
+    """Draw the effect of the partition complexity: soft K-means and PADDLE, side by side per shots.
 
     Parameters
     ----------
@@ -312,14 +312,14 @@ def best_lambda_against_queries(
 def criterion_against_time(
     curves: Sequence[Curve], tol: float = 1e-6, path: str | Path | None = None
 ) -> Figure:
-    """Draw how far the prototypes still move against elapsed seconds, both on log scales.
+    """Draw the remaining movement of the prototypes against elapsed seconds, on log scales.
 
     Parameters
     ----------
     curves : sequence of Curve
-        Those of more than 200 points have a marker every 100 iterations.
+        Those with more than 200 points have a marker every 100 iterations.
     tol : float
-        The criterion to be reached, a dashed line.
+        The target of the criterion, a dashed line.
     path : path, optional
 
     Examples
@@ -332,7 +332,7 @@ def criterion_against_time(
     for curve in curves:
         points = [p for p in zip(curve.seconds, curve.criterion, strict=True) if min(p) > 0]
         if not points:
-            raise ValueError(f"curves must have a criterion above 0, got none of {curve.title!r}")
+            raise ValueError(f"curves must have a criterion above 0, got none for {curve.title!r}")
         colour, marker = style(curve.method)
         done = "not reached" if curve.reached is None else duration_text(curve.reached)
         axes.plot(
@@ -343,7 +343,7 @@ def criterion_against_time(
             mec="white",
             mew=0.6,
             lw=1.2 if len(points) > 200 else 2.0,
-            ls=(0, (4, 1.5)) if curve.method in seen else "-",  # a second way to compute the same
+            ls=(0, (4, 1.5)) if curve.method in seen else "-",  # another implementation
             markevery=100 if len(points) > 200 else 1 + len(points) // 30,
             label=f"{curve.title}: {done}",
         )
@@ -352,10 +352,10 @@ def criterion_against_time(
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], tol / 1e3))
-    name_panel(axes, "", "elapsed time (s)", "mean move of a prototype")
+    name_panel(axes, "", "elapsed time (s)", "mean shift of a prototype")
     below = f"time until they move by at most {tolerance_text(tol)}; "
     below += "long runs have a marker every 100 iterations"
-    head(figure, "How fast the prototypes of one task settle", below)
+    head(figure, "Convergence of the prototypes on one task", below)
     legend_below(figure, *axes.get_legend_handles_labels(), columns=1)
     return finish(figure, path)
 
@@ -364,7 +364,7 @@ def label_cost(path: str | Path | None = None) -> Figure:
     """Draw the label cost and its relaxation for two classes.
 
     The cost is the number of classes used; the partition complexity, the entropy of the
-    proportions, follows it and has a slope.
+    proportions, is a smooth relaxation.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What an interrupted evaluation has done: a file of JSON lines for each rank.
+"""The progress of an interrupted evaluation: a file of JSON lines for each rank.
 
-The first line says what the counts belong to. Then comes one line for each block of tasks that a
-method has finished, flushed at once; and of a block that takes long one for its tasks so far.
+The first line identifies the evaluation. Then follows one line for each block of tasks that a
+method has finished, flushed at once; a block that takes long has one for its tasks so far.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .blocks import BLOCK, Count, Part
 
 FORMAT = 2
 PATTERN = "journal-*.jsonl"
-SECONDS = 15.0  # between two lines, where a batch ends; with that of the batch, half a minute
-ROWS = 2**16  # read at a time: a mapped bank may exceed the memory
+SECONDS = 15.0  # between two lines, at the end of a batch; with the batch itself, half a minute
+ROWS = 2**16  # read at once: a mapped bank may exceed the memory
 
 
 class Key(NamedTuple):
@@ -33,17 +33,17 @@ class Key(NamedTuple):
     k_eff: int
     method: str  # its name, and a digest of its options
     block: int
-    n_tasks: int  # of this block, which is the last one where it is shorter
+    n_tasks: int  # of this block; the last one may be shorter
 
 
 class Journal:
-    """The journal of one rank in a folder that all ranks share.
+    """The journal of one rank, in a folder shared by all ranks.
 
     Parameters
     ----------
     folder : Path
     header : mapping
-        Everything that the counts depend on, beside what is in a `Key`.
+        Everything the counts depend on, in addition to a `Key`.
     rank : int
     """
 
@@ -51,16 +51,16 @@ class Journal:
         self.folder, self.header = folder, {"journal": FORMAT, **header}
         self.path = folder / f"journal-{rank}.jsonl"
         self.file: TextIO | None = None
-        self.parts: dict[Key, Part] = {}  # of blocks that were not finished
+        self.parts: dict[Key, Part] = {}  # of unfinished blocks
         self.written = time.monotonic()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         for path in self.folder.glob(PATTERN):
             path.unlink(missing_ok=True)  # another rank may have been faster
 
     def read(self) -> dict[Key, Count]:
-        """What all ranks have done."""
+        """The progress of all ranks."""
         done: dict[Key, Count] = {}
         for path in sorted(self.folder.glob(PATTERN)):
             header, *entries = whole_lines(path) or [self.header]
@@ -101,7 +101,7 @@ class Journal:
             )
 
     def open(self) -> None:
-        """Begin to write, after the last whole line."""
+        """Start writing after the last complete line."""
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = whole_bytes(self.path)
         self.file = self.path.open("a")
@@ -113,7 +113,7 @@ class Journal:
         self.write({"task": key, "count": count})
 
     def add_part(self, key: Key, part: Part) -> None:
-        """Of a block that goes on; only if nothing was written for a while."""
+        """Record an unfinished block, if nothing was written for a while."""
         if time.monotonic() - self.written >= SECONDS:
             self.write({"task": key, "tasks": part.tasks, "count": part.answers})
 
@@ -130,7 +130,7 @@ class Journal:
 
 
 def possible(key: Key, count: Count, n_query: object) -> bool:
-    """Whether tasks of so many queries can have such counts; a damaged line may say anything."""
+    """Whether tasks of this many queries can have such counts; a damaged line may say anything."""
     whole = [key.k_eff, key.block, key.n_tasks, count.correct, count.squares]
     if key.shots is not None:
         whole.append(key.shots)
@@ -138,7 +138,8 @@ def possible(key: Key, count: Count, n_query: object) -> bool:
         return False
     if min(whole) < 0 or not 1 <= key.n_tasks <= BLOCK or type(count.seconds) not in (int, float):
         return False
-    # Of all counts with one sum, equal ones have the least squares, whole tasks the most.
+    # For a given sum, equal counts minimise the sum of squares, and all-or-nothing ones maximise
+    # it.
     least = count.correct**2 <= key.n_tasks * count.squares
     if isinstance(n_query, int):
         most = count.correct <= key.n_tasks * n_query
@@ -147,7 +148,7 @@ def possible(key: Key, count: Count, n_query: object) -> bool:
 
 
 def whole_bytes(path: Path) -> int:
-    """Bytes up to the last line that is whole: a process may be killed while it writes."""
+    """Bytes up to the last complete line: a process may be killed while it writes."""
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
@@ -160,7 +161,7 @@ def whole_lines(path: Path) -> list[Any]:
 
 
 def digest(*parts: object) -> str:
-    """A short digest of tensors, and of anything that prints the same when it is the same."""
+    """A short digest of tensors, and of anything that is identified by its printed form."""
     result = hashlib.blake2b(digest_size=10)
     for part in parts:
         if isinstance(part, Tensor):

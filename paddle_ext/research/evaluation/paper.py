@@ -1,11 +1,11 @@
-"""The numbers of the paper, under the names of our methods; ``paper.json`` has them.
+"""The numbers of the paper, under the names of our methods, from ``paper.json``.
 
 Tables 1 and 2, the ablation and the convergence table are those of S. Martin, M. Boudiaf,
 E. Chouzenoux, J.-C. Pesquet, I. Ben Ayed, "Towards Practical Few-Shot Query Sets: Transductive
-Minimum Description Length Inference", NeurIPS 2022. The paper shows accuracy against K_eff as
-pictures only; the numbers behind them are those that its public repository once held
+Minimum Description Length Inference", NeurIPS 2022. The paper shows accuracy against K_eff only as
+figures; the numbers behind them are from the history of its public repository
 (SegoleneMartin/PADDLE, commit 1fcde3f, ``results_test``; its KM-UNBIASED and KM-BIASED are PADDLE
-and soft K-means). Accuracies are in per cent.
+and soft K-means). Accuracies are in percent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def numbers() -> Any:
 
 
 def data_sets(table: str) -> tuple[str, ...]:
-    """The data sets of a table."""
+    """The datasets of a table."""
     return tuple(numbers()[check.choice("table", table, TABLES)])
 
 
@@ -59,22 +59,22 @@ def accuracies(
 ) -> dict[str, dict[int | None, float]]:
     """A table: accuracy with K_eff = 5, for each method and number of shots.
 
-    Table 2 is of i-Nat, where all tasks share one support, so that shots are None. The ablation is
+    Table 2 is for i-Nat, where all tasks share one support, so shots are None. The ablation is
     PADDLE without the partition complexity (`soft_kmeans`) and with it.
 
     Parameters
     ----------
     table : {"table1", "table2", "ablation"}
     dataset : {"mini", "tiered", "inat"}
-        Of those that the table has.
+        One that the table has.
     backbone : {"resnet18", "wrn28_10"}
-        Table 1 alone has the second one.
+        Only Table 1 has the second one.
 
     Returns
     -------
     dict
-        From methods to shots to accuracy; empty where nothing was published. A method that was
-        intractable is missing.
+        From methods to shots to accuracy; empty if nothing was published. Intractable methods are
+        missing.
 
     Examples
     --------
@@ -102,11 +102,11 @@ def convergence() -> dict[str, Convergence]:
 
 
 def k_eff_curve(dataset: str, backbone: str, method: str, shots: int | None) -> dict[int, float]:
-    """Accuracy against K_eff, as the history of the public repository has it.
+    """Accuracy against K_eff, from the history of the public repository.
 
-    PADDLE ran 20 iterations with lambda = 75; the other methods had earlier options than the
-    public code has now. The values at K_eff = 5 are those of Table 1. LaplacianShot's rows are
-    noisy; those for mini-ImageNet with a WRN28-10 are of one task each, and left out.
+    PADDLE ran 20 iterations with lambda = 75; the other methods had other options than the current
+    public code. The values at K_eff = 5 are those of Table 1. LaplacianShot's rows are noisy; those
+    for mini-ImageNet with a WRN28-10 are of one task each, and left out.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def k_eff_curve(dataset: str, backbone: str, method: str, shots: int | None) -> 
     Returns
     -------
     dict
-        From K_eff to accuracy; empty where nothing was published.
+        From K_eff to accuracy; empty if nothing was published.
 
     Examples
     --------

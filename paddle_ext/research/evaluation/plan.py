@@ -1,4 +1,4 @@
-"""The tasks of an evaluation: which rows of a bank they are drawn from, in which settings."""
+"""The tasks of an evaluation: the rows of a bank they are drawn from, and their settings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ... import check
 from ..data.bank import FeatureBank
 from ..tasks import TaskSampler
 
-ROWS = 2**16  # checked at a time: a mapped bank may exceed the memory
+ROWS = 2**16  # checked at once: a mapped bank may exceed the memory
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A sampler for each combination of shots and k_eff, and what all of them draw from."""
+    """A sampler for each combination of shots and k_eff, and their shared data."""
 
     samplers: tuple[TaskSampler, ...]
     n_tasks: int  # of each
-    labels: Tensor  # [N] int64: classes that no task can draw left out, the others numbered anew
-    support: Tensor | None  # rows; None: all that the queries leave
+    labels: Tensor  # [N] int64: without classes that no task can draw, renumbered
+    support: Tensor | None  # rows; None: all that are not queries
     query: Tensor | None
 
 
@@ -40,7 +40,7 @@ def plan_tasks(
     support: str | Tensor | None = None,
     query: str | Tensor | None = None,
 ) -> TaskPlan:
-    """Check what tasks are asked for, against what the bank has; arguments as of `evaluate`."""
+    """Check the requested tasks against the bank; arguments as in `evaluate`."""
     if not isinstance(bank, FeatureBank):
         raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
     check.integer("n_tasks", n_tasks)
@@ -82,7 +82,7 @@ def distinct_integers(name: str, value: object) -> list[int]:
 
 
 def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tensor | None:
-    """The rows of a split that have a class; rows are left to the sampler, which checks them."""
+    """The rows of a split that have a class; the sampler checks explicit rows."""
     if not isinstance(given, str):
         return given
     if given not in bank.splits:
@@ -100,9 +100,9 @@ def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tens
 
 
 def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
-    """The labels [N], with classes that no task can draw left out and the others numbered anew.
+    """The labels [N], without classes that no task can draw, renumbered.
 
-    A class can be drawn if it has rows; with both pools given, if it has some of these.
+    A class can be drawn if it has rows; with both pools given, if it has rows in them.
     """
     labels = bank.labels.cpu()
     pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
@@ -110,14 +110,14 @@ def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | Non
     if len(pools) == 2:
         inside = torch.cat([x.cpu().view(-1).long() for x in pools])
         if len(inside) and int(inside.min()) >= 0 and int(inside.max()) < len(labels):
-            seen = labels[inside]  # else the sampler says what is wrong
+            seen = labels[inside]  # otherwise the sampler raises the error
     there = torch.bincount(seen[seen >= 0], minlength=bank.num_classes) > 0
     number = torch.where(there, there.cumsum(0) - 1, -1)
-    return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one: of -1
+    return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one is that of -1
 
 
 def check_features(bank: FeatureBank) -> None:
-    """Refuse features that cannot be summed, so that no method need look for them again."""
+    """Reject features that cannot be summed, so that methods need not check."""
     for name, x in (("features", bank.features), ("base_mean", bank.base_mean)):
         if x is None:
             continue

@@ -1,7 +1,7 @@
-"""What an evaluation found: exact counts, and what follows from them.
+"""Results of an evaluation: exact counts, and statistics derived from them.
 
-Right answers are summed as integers, so that the same tasks give the same result whatever the
-order, the size of the batches or the number of workers.
+Correct predictions are summed as integers, so that the same tasks give the same result whatever the
+order, the batch size or the number of workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..files import open_regular, replacing
 
-FORMAT = 2  # of every file that has results
+FORMAT = 2  # of every file with results
 NEARLY_BEST = 1.0  # points of accuracy below the best
 COUNTS = ("k_eff", "num_classes", "n_query", "n_tasks", "correct", "squares")
 
@@ -25,20 +25,20 @@ COUNTS = ("k_eff", "num_classes", "n_query", "n_tasks", "correct", "squares")
 class Result:
     """One method on the tasks of one setting."""
 
-    method: str  # what the tables call it
+    method: str  # its name in tables
     options: Mapping[str, object]  # of the method, all of them
     shots: int | None  # None: the support is the same in all tasks
     k_eff: int
     num_classes: int  # candidates, K
     n_query: int
     n_tasks: int
-    correct: int  # right answers, summed over the tasks
-    squares: int  # their squares, one for each task, summed
-    seconds: float  # in the method, all tasks together
+    correct: int  # correct predictions, summed over the tasks
+    squares: int  # their squares per task, summed
+    seconds: float  # in the method, over all tasks
 
     @property
     def accuracy(self) -> float:
-        """Mean accuracy in per cent."""
+        """Mean accuracy in percent."""
         return 100.0 * self.correct / (self.n_tasks * self.n_query)
 
     @property
@@ -63,7 +63,7 @@ class Evaluation:
     """All results of one evaluation; every method saw the same tasks."""
 
     results: tuple[Result, ...]
-    bank: str  # what the features are
+    bank: str  # description of the features
     sampling: str = "uniform"
     alpha: float = 1.0
     seed: int = 0
@@ -91,29 +91,29 @@ class Evaluation:
         return tuple(dict.fromkeys(result.method for result in self.results))
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file; an interrupted call leaves the old one."""
+        """Write a JSON file; an interrupted call keeps the old one."""
         write_json(Path(path), asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         with contents_of(Path(path), "an evaluation") as contents:
             return cls.from_fields(contents)
 
     @classmethod
     def from_fields(cls, contents: Mapping[str, Any]) -> Evaluation:
-        """From the fields of an evaluation as a file has them."""
+        """From the fields of an evaluation in a file."""
         fields = dict(contents)
         results = tuple(result_from_fields(result) for result in fields.pop("results"))
         return cls(results, **fields)
 
 
 def result_from_fields(fields: Mapping[str, Any]) -> Result:
-    """From the fields of a result as a file has them: tuples have become lists."""
+    """From the fields of a result in a file, where tuples have become lists."""
     options = {name: as_tuple(value) for name, value in fields["options"].items()}
     result = Result(**{**fields, "options": options})
     if not all(isinstance(getattr(result, name), int) for name in COUNTS):
-        raise ValueError("a count that is no integer")
+        raise ValueError("a count that is not an integer")
     return result
 
 
@@ -135,7 +135,7 @@ def lambda_of(result: Result) -> float:
 
 
 def best_of(results: Sequence[Result]) -> Result:
-    """The most accurate one; of equals that whose lambda is nearest the number of queries."""
+    """The most accurate result; of equals, the one with lambda nearest the number of queries."""
     return max(results, key=lambda r: (r.accuracy, -abs(lambda_of(r) - r.n_query)))
 
 
@@ -155,7 +155,7 @@ def write_json(path: Path, contents: Mapping[str, object]) -> None:
 
 @contextmanager
 def contents_of(path: Path, what: str) -> Iterator[dict[str, Any]]:
-    """The contents of a JSON file; what goes wrong with them is told in one sentence."""
+    """The contents of a JSON file; any problem raises a one-sentence error."""
     try:
         with open_regular(path) as file:
             contents = json.loads(file.read())

@@ -1,4 +1,4 @@
-"""How an evaluation runs, whatever it evaluates."""
+"""How an evaluation runs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..tasks.sampler import natural
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How `evaluate`, `tune` and the experiments run; each of them takes these as keywords.
+    """How `evaluate`, `tune` and the experiments run; each takes these as keywords.
 
     Parameters
     ----------
     seed : int
         Of the tasks, in [0, 2**64).
     name : str
-        What results and pictures call the features.
+        The name of the features in results and figures.
     device : device, optional
-        Default: where the bank is if that is a GPU, else a GPU if there is one. Under torchrun each
-        rank takes the GPU of its number on the machine.
+        Default: the bank's GPU, else a GPU if available. Under torchrun each rank uses the GPU of
+        its local number.
     memory : float, optional
-        GiB that a batch of tasks may take.
+        Memory limit of a batch of tasks, in GiB.
     output : path, optional
         A folder for the journal and, at the end, for the result.
     resume : bool
-        Go on from the journal in `output`; False starts anew.
+        Resume from the journal in `output`; False starts over.
     progress : bool
-        Say on stderr how far it is.
+        Show progress on stderr.
     """
 
     seed: int = 0
@@ -64,11 +64,11 @@ class RunSettings:
         return None if self.output is None else Path(self.output)
 
     def in_subfolder(self, name: str) -> RunSettings:
-        """The same, with a folder inside `output`."""
+        """The same with a folder inside `output`."""
         return self if self.folder is None else replace(self, output=self.folder / name)
 
     def device_for(self, bank: FeatureBank, local_rank: int = 0) -> torch.device:
-        """Where to compute; a GPU without a number is that of the rank."""
+        """The device; a GPU without a number is that of the rank."""
         if self.device is not None:
             found = check.device(self.device)
         elif bank.features.is_cuda:

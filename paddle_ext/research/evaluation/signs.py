@@ -1,4 +1,4 @@
-"""Features of both signs, which not every method takes as it is by default."""
+"""Negative features, which not every method supports by default."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from ...methods import Method
 from ..data.bank import FeatureBank
 
-ROWS = 2**16  # looked at together: a mapped bank may exceed the memory
-# Options with which a method takes features below 0, in place of those that do not.
+ROWS = 2**16  # checked at once: a mapped bank may exceed the memory
+# Options with which a method supports negative features.
 FOR_SIGNED: dict[str, dict[str, Any]] = {"pt_map": {"power": 1.0}}
 
 
 def has_signs(bank: FeatureBank) -> bool:
-    """Whether a feature is below 0."""
+    """Whether any feature is negative."""
     starts = range(0, len(bank), ROWS)
     return any(bool((bank.features[start : start + ROWS] < 0).any()) for start in starts)
 
@@ -23,13 +23,13 @@ def has_signs(bank: FeatureBank) -> bool:
 def fitted_to_signs(
     methods: Mapping[str, Method], by_name: Collection[str], bank: FeatureBank
 ) -> tuple[dict[str, Method], list[str]]:
-    """Methods with options for features of both signs, if the bank has such, and what to say of it.
+    """Methods with options for negative features, if the bank has any, and notes about them.
 
     Parameters
     ----------
     methods : mapping of str to Method
     by_name : collection of str
-        Labels of those whose options nobody chose.
+        Labels of methods whose options were not chosen explicitly.
     bank : FeatureBank
     """
     chosen, notes = dict(methods), list[str]()
@@ -44,12 +44,12 @@ def fitted_to_signs(
         wanted = changes(methods[label])
         chosen[label] = dataclasses.replace(methods[label], **wanted)  # type: ignore[type-var]
         listed = ", ".join(f"{name}={value:g}" for name, value in wanted.items())
-        notes.append(f"{label} with {listed}, because there are features below 0")
+        notes.append(f"{label} with {listed}, because some features are negative")
     return chosen, notes
 
 
 def changes(method: Method) -> dict[str, Any]:
-    """Options of a method that would have to be others."""
+    """Options of a method that would have to change."""
     wanted = FOR_SIGNED.get(method.name, {})
     return {name: value for name, value in wanted.items() if getattr(method, name, value) != value}
 
@@ -57,14 +57,14 @@ def changes(method: Method) -> dict[str, Any]:
 def chosen_by_nobody(
     methods: Collection[str], options: Mapping[str, Mapping[str, object]]
 ) -> set[str]:
-    """Methods whose options for features of both signs are not among some that were given."""
+    """Methods whose options for negative features are not among the given ones."""
     return {
         label for label in methods if not set(FOR_SIGNED.get(label, ())) & {*options.get(label, ())}
     }
 
 
 def remedies() -> dict[str, str]:
-    """What these options are called in messages, and how a command is told them."""
+    """The names of these options in messages and on the command line."""
     return {
         f"{name}={value}": f"--option {method}.{name}={value}"
         for method, wanted in FOR_SIGNED.items()
@@ -73,7 +73,7 @@ def remedies() -> dict[str, str]:
 
 
 def labels_by_name(methods: object, chosen: Mapping[str, Method]) -> set[str]:
-    """Labels of the methods that were given by their names, from what `evaluate` was given."""
+    """Labels of the methods given by name, from the argument of `evaluate`."""
     if isinstance(methods, str):
         return set(chosen)
     if isinstance(methods, Sequence):

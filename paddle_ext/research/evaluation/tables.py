@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .results import Evaluation, Result
 
-# What tables and pictures call the methods.
+# Display names of the methods.
 TITLES = {
     "baseline": "Baseline",
     "simpleshot": "SimpleShot",
@@ -28,19 +28,19 @@ MISSING = "–"
 
 
 class Setting(NamedTuple):
-    """What a column is about."""
+    """The setting of a column."""
 
     shots: int | None
     k_eff: int
 
 
 def base_name(label: str) -> str:
-    """Name of the method that a label of an evaluation stands for: "paddle" for "paddle (auto)"."""
+    """The method name in a label of an evaluation: "paddle" for "paddle (auto)"."""
     return max((name for name in TITLES if label.lower().startswith(name)), key=len, default="")
 
 
 def title_of(label: str) -> str:
-    """What tables and pictures call a method; what follows its name in the label is kept."""
+    """The display name of a method; the rest of its label is kept."""
     name = base_name(label)
     return TITLES[name] + label[len(name) :] if name else label
 
@@ -56,15 +56,15 @@ def rows(
     ----------
     evaluation : Evaluation
     published : mapping of methods to mappings of shots to accuracies, optional
-        In per cent; a setting of which one is there gets two columns more: the published accuracy,
-        and how far ours is above it.
+        In percent; a setting with published accuracies gets two more columns: the published
+        accuracy, and the difference.
 
     Returns
     -------
     header : list of str
-        The method, the settings, the milliseconds of a task.
+        The method, the settings, the milliseconds per task.
     cells : list of lists of str
-        A row for each method, in their order.
+        One row per method, in order.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def best_methods(evaluation: Evaluation, setting: Setting) -> set[str]:
 
 
 def published_cells(ours: float | None, theirs: float | None) -> list[str]:
-    """A published accuracy, and how far ours is above it."""
+    """A published accuracy, and the difference of ours."""
     if theirs is None:
         return [MISSING, MISSING]
     if ours is None:
@@ -194,6 +194,6 @@ def accuracy_text(result: Result) -> str:
 
 
 def milliseconds_text(results: tuple[Result, ...]) -> str:
-    """Milliseconds of a task, over all settings, with two digits."""
+    """Milliseconds per task, over all settings, with two digits."""
     value = 1e3 * sum(r.seconds for r in results) / sum(r.n_tasks for r in results)
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""Hyper-parameters by the protocol of the paper: the best of a grid on the validation classes."""
+"""Hyper-parameters by the protocol of the paper: the best of a grid on validation classes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FILE = "tuning.json"
 
 Grid = Mapping[str, Sequence[object]]
 
-# What is tried of each method: all combinations. The defaults are among them, those of the presets
-# too. PADDLE and its relatives are free of parameters, SimpleShot has none that changes a label.
+# The values tried for each method, in all combinations, including the defaults and those of the
+# presets. PADDLE and its relatives are parameter-free, and SimpleShot's parameter changes no label.
 GRIDS: dict[str, dict[str, tuple[object, ...]]] = {
     "baseline": {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)},
     "simpleshot": {},
@@ -57,7 +57,7 @@ GRIDS: dict[str, dict[str, tuple[object, ...]]] = {
 class Tuning:
     """The accuracy at each point of the grids, and the best points."""
 
-    curves: Evaluation  # a result for each point: its options tell which
+    curves: Evaluation  # a result for each point, identified by its options
     best: Mapping[str, Result]  # of each method
     options: Mapping[str, Mapping[str, object]]  # of each method, the best values of the tuned ones
 
@@ -66,14 +66,14 @@ class Tuning:
         return {name: lookup(name)(**result.options) for name, result in self.best.items()}
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file; an interrupted call leaves the old one."""
+        """Write a JSON file; an interrupted call keeps the old one."""
         index = {name: self.curves.results.index(result) for name, result in self.best.items()}
         contents = {"best": index, "options": self.options, "curves": asdict(self.curves)}
         write_json(Path(path), contents)
 
     @classmethod
     def load(cls, path: str | Path) -> Tuning:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         with contents_of(Path(path), "a tuning") as contents:
             curves = Evaluation.from_fields(contents["curves"])
             best = {name: curves.results[i] for name, i in contents["best"].items()}
@@ -116,37 +116,36 @@ def tune(
     preset: str | None = None,
     **run: Any,
 ) -> Tuning:
-    """Choose options of methods on a bank of validation classes, all on the same tasks.
+    """Choose options of methods on a bank of validation classes, on the same tasks.
 
     Parameters
     ----------
     bank : FeatureBank
-        Of validation classes: neither the base classes nor those of the tests.
+        Of validation classes: neither the base classes nor the test classes.
     methods : str, Method, or a sequence of them
-        As in `evaluate`. A method keeps the options that are not tuned.
+        As in `evaluate`. Options that are not tuned are kept.
     grids : mapping of methods to mappings of options to values, optional
-        Instead of those of `GRIDS`, for the methods it names. All combinations are tried. A method
-        without options to tune, as PADDLE is by default, gets one point.
+        Replaces `GRIDS` for the methods it names. All combinations are tried. A method without
+        options to tune, such as PADDLE by default, gets one point.
     shots, k_eff, num_classes, n_tasks, sampling, alpha
-        By default 1000 tasks of 5 classes and 5 shots, whose classes are unevenly frequent: the
-        protocol that the paper follows. With all classes equally frequent, methods that count on
-        that are tuned to it, and fail where few classes are present.
+        Default: 1000 tasks of 5 classes and 5 shots with uneven class frequencies, the protocol of
+        the paper. With equal frequencies, methods that rely on them are tuned to them, and fail if
+        few classes are present.
     n_query, preset
         As in `evaluate`.
     **run
-        Seed, name, device, memory, output, resume and progress, as in `evaluate`; `RunSettings` has
-        them. `output` gets the journal and, at the end, ``tuning.json``.
+        Seed, name, device, memory, output, resume and progress, as in `evaluate`; see
+        `RunSettings`. `output` gets the journal and, at the end, ``tuning.json``.
 
     Returns
     -------
     Tuning
-        Of equally accurate points the one nearest to the method's own options is taken, then the
-        first.
+        Of equally accurate points, the one nearest to the method's own options, then the first.
 
     Raises
     ------
     TypeError, ValueError
-        For a bad argument, before any work, in one sentence.
+        For an invalid argument, before any work, in one sentence.
 
     Examples
     --------
@@ -202,7 +201,7 @@ Point = tuple[Method, dict[str, object]]  # a method, and its tuned options
 
 
 def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Grid:
-    """The grid of a method; that of the user first."""
+    """The grid of a method; the user's takes precedence."""
     if grids is None or label not in grids:
         return GRIDS.get(method.name, {})
     known = tuple(option.name for option in describe(method.name))
@@ -221,7 +220,7 @@ def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Gri
 
 
 def grid_points(method: Method, grid: Grid) -> list[Point]:
-    """The method with each combination of options; bad values are refused here."""
+    """The method with each combination of options; invalid values are rejected here."""
     points = []
     for values in itertools.product(*grid.values()):
         options = dict(zip(grid, values, strict=True))
@@ -235,7 +234,7 @@ def best_points(
     best, options = {}, {}
     for label, method in chosen.items():
         of_method = zip(curves.select(label), points[label], strict=True)
-        # The first of equals: max keeps it.
+        # max keeps the first of equals.
         best[label], (_, options[label]) = max(
             of_method, key=lambda one: (one[0].correct, -options_distance(method, one[1][1]))
         )
@@ -243,12 +242,12 @@ def best_points(
 
 
 def options_distance(method: Method, options: Mapping[str, object]) -> float:
-    """How far options are from those of a method."""
+    """The distance of options from those of a method."""
     return sum(value_distance(getattr(method, name), value) for name, value in options.items())
 
 
 def value_distance(a: object, b: object) -> float:
-    """Between two values of an option: in logarithms, where they are numbers."""
+    """The distance between two values of an option; logarithmic for numbers."""
     if a == b:
         return 0.0
     if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):

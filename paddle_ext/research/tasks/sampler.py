@@ -1,4 +1,4 @@
-"""Few-shot tasks, numbered: task i depends on the seed and on i alone.
+"""Numbered few-shot tasks: task i depends only on the seed and on i.
 
 The draws come from a counter-based generator in native code (`csrc/common/random.h`), so that a
 task is the same on every machine, in any batch and on any number of threads or workers.
@@ -26,7 +26,7 @@ class TaskBatch(NamedTuple):
     support_index: Tensor  # [B, S], or [S] for a support that all tasks share
     support_labels: Tensor  # [B, S], or [S]; in [0, K)
     query_index: Tensor  # [B, Q]
-    query_labels: Tensor  # [B, Q]: for evaluation only, no method may see them
+    query_labels: Tensor  # [B, Q]: for evaluation only, hidden from methods
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
         """The same tasks on another device."""
@@ -37,37 +37,38 @@ class TaskSampler:
     """Draws few-shot tasks from labelled rows: many candidate classes, few of them queried.
 
     For each task, `k_eff` effective classes are drawn first, all classes equally likely; then
-    `shots` support rows of each candidate class; then `n_query` query rows of the effective
-    classes, from those that are not in the support. Nothing is drawn twice.
+    `shots` support rows of each candidate class; then `n_query` query rows of the effective classes
+    that are not in the support. Nothing is drawn twice.
 
     Parameters
     ----------
     labels : Tensor [N]
-        Integers in [0, K), each at least once; rows with -1 belong to no class, and are not drawn.
+        Integers in [0, K), each at least once; rows with -1 have no class and are not drawn.
     shots : int or None
         Support rows per class. None: all rows of `support`, however many each class has, shared by
         all tasks.
     n_query, k_eff : int
         Queries of a task, and the number of classes they come from.
     num_classes : int, optional
-        Candidate classes of a task, the effective ones among them. They are numbered from 0 in the
-        order of their labels. By default all classes, with their own labels.
+        Candidate classes of a task, including the effective ones. They are numbered from 0 in the
+        order of their labels. Default: all classes, with their own labels.
     sampling : {"uniform", "balanced", "dirichlet"}
         How the queries are drawn. "uniform": from all samples of the effective classes, each sample
-        equally likely. "balanced": equally many of each class; of what remains, one more of each of
-        the classes drawn first. "dirichlet": in proportions from the Dirichlet distribution whose
-        parameters are all `alpha`, rounded by largest remainders; what a class lacks, others give.
+        equally likely. "balanced": equally many per class; the remainder is one more for each of
+        the classes drawn first. "dirichlet": in proportions from the Dirichlet distribution with
+        all parameters `alpha`, rounded by largest remainders; if a class has too few rows, others
+        fill in.
     alpha : float
     seed : int
         In [0, 2**64).
     support, query : Tensor [n], optional
-        Rows to draw the support and the queries from, without a row in common; the order does not
-        matter. One of them given, the other is all remaining rows. By default both are all rows.
+        Rows to draw the support and the queries from, without common rows, in any order. If one is
+        given, the other is all remaining rows. Default: both are all rows.
 
     Notes
     -----
-    The support of a class does not change with the other options, but grows with `shots`: a task's
-    support at 5 shots is part of that at 10. The queries come in random order, the support by
+    The support of a class depends on no other option, and only grows with `shots`: a task's support
+    at 5 shots is part of that at 10. The queries are in random order, the support is ordered by
     class.
 
     Examples
@@ -128,7 +129,7 @@ class TaskSampler:
         self._check_counts()
 
     def _check_counts(self) -> None:
-        """Refuse what some task could not be given."""
+        """Reject options with which some task could not be drawn."""
         there = self._pools.support_end - self._pools.support_begin
         least = int(there.argmin())
         if self.shots is None and int(there[least]) == 0:
@@ -138,22 +139,22 @@ class TaskSampler:
         if self.shots is not None and int(there[least]) < self.shots:
             raise check.ArgumentValueError(
                 "shots",
-                "must be at most what every class has for the support, "
+                "must be at most the rows of every class for the support, "
                 f"{int(there[least])} of class {least}, got {self.shots}",
             )
         room, order = (self._pools.query_end - self._pools.query_begin).sort(stable=True)
         needed = -(-self.n_query // self.k_eff) if self.sampling == "balanced" else 1
         if int(room[0]) < needed:
             raise ValueError(
-                f"every class must have {needed} or more samples for the queries beside the "
+                f"every class must have {needed} or more samples for the queries outside the "
                 f"support, got {int(room[0])} of class {int(order[0])}"
             )
         most = int(room[: self.k_eff].sum())
         if most < self.n_query:
             raise check.ArgumentValueError(
                 "n_query",
-                f"must be at most {most}, what the {self.k_eff} smallest classes have "
-                f"beside the support ({int(room[0])} of class {int(order[0])}), got {self.n_query}",
+                f"must be at most {most}, the rows of the {self.k_eff} smallest classes outside "
+                f"the support ({int(room[0])} of class {int(order[0])}), got {self.n_query}",
             )
 
     def batch(self, start: int, count: int) -> TaskBatch:
@@ -167,7 +168,7 @@ class TaskSampler:
         Returns
         -------
         TaskBatch
-            On the CPU. A support that all tasks share has no batch dimension.
+            On the CPU. A shared support has no batch dimension.
         """
         start = natural("start", start, LAST_TASK)
         B = check.integer("count", count)
@@ -216,13 +217,13 @@ class TaskSampler:
 
 
 class Pools(NamedTuple):
-    """Rows to draw from, each class in one piece."""
+    """Rows to draw from, each class contiguous."""
 
     support: Tensor  # [n] int64, all rows for the support, by class
     rows: Tensor  # [M] int32
     support_begin: Tensor  # [K] int32, places in `rows`
     support_end: Tensor
-    query_begin: Tensor  # the first `shots` rows of a class are drawn by then
+    query_begin: Tensor  # after the first `shots` rows of a class
     query_end: Tensor
 
 
@@ -325,7 +326,7 @@ def checked_rows(name: str, rows: Tensor, labels: Tensor) -> Tensor:
 def disjoint_rows(
     labels: Tensor, support: Tensor | None, query: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The rows for support and query, by class; the one not given is what the other leaves."""
+    """The rows for support and query, by class; the one not given is the remainder of the other."""
     given = {
         name: checked_rows(name, rows, labels)
         for name, rows in (("support", support), ("query", query))

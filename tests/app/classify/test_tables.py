@@ -185,7 +185,7 @@ def test_labels_that_count_nothing(tmp_path: Path) -> None:
         (np.array([0, 0, 1, 1, np.inf, 1]), "got inf"),
         (np.array([0, 0, 1, 1, 2**64 - 1, 1], np.uint64), "too large"),
         (np.array([0, 0, 1, 1, -2, 1]), "at least 0, or -1 for no label, got -2"),
-        (np.array([0, 0, 1, 1, 0.5, 1]), "whole numbers or names, got 0.5"),
+        (np.array([0, 0, 1, 1, 0.5, 1]), "integers or names, got 0.5"),
     ):
         np.savez(tmp_path / "known.npz", features=features, labels=labels)
         with pytest.raises(ValueError, match=message):

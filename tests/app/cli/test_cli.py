@@ -358,7 +358,7 @@ def test_errors(error: Exception, text: str, bank: Path, monkeypatch: pytest.Mon
         (["--n-tasks", 0], "--n-tasks must be an integer in [1,"),
         (["--tasks", 0], "--n-tasks must be an integer in [1,"),
         (["--n-query", 0], "--n-query must be an integer in [1,"),
-        (["--shots", 70], "--shots must be at most what every class has"),
+        (["--shots", 70], "--shots must be at most the rows of every class"),
         (["--k-eff", 13], "--k-eff must be at most the number of candidate classes, 12"),
         (["--n-ways", 13], "--num-classes must be at most the number of classes, 12, got 13"),
         (["--sampling", "even"], "--sampling must be one of 'uniform', 'balanced', 'dirichlet'"),
@@ -393,7 +393,7 @@ def test_errors_of_other_commands_name_their_options(bank: Path) -> None:
     assert "error: --method must be one of" in run("info", "--method", "icy").output
     shown = run("reproduce", "table1", "--bank", bank, "--shots", 70).output
     context = "error: this bank cannot serve the experiment table1: "
-    assert f"{context}--shots must be at most what every class has" in shown
+    assert f"{context}--shots must be at most the rows of every class" in shown
 
 
 def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

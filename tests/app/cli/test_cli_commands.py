@@ -174,8 +174,8 @@ def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_pa
             1,
             "--epochs must be an integer in [1, 2147483647], got 0",
         ),
-        (["train", ".", "--teacher", "no.safetensors"], 1, "no.safetensors, which is not there"),
-        (["extract", "no.safetensors", "."], 1, "no.safetensors, which is not there"),
+        (["train", ".", "--teacher", "no.safetensors"], 1, "no.safetensors, which does not exist"),
+        (["extract", "no.safetensors", "."], 1, "no.safetensors, which does not exist"),
         (["extract", "no.safetensors", ".", "--output", "a.csv"], 2, "--output must end in"),
     ],
 )
@@ -232,11 +232,11 @@ def test_features_of_both_signs(bank: Path, tmp_path: Path) -> None:
     FeatureBank(loaded.features - loaded.features.mean(), loaded.labels).save(signed)
     few = ["--shots", 1, "--k-eff", 2, "--n-query", 5, "--n-tasks", 1, *CPU]
     shown = run("evaluate", signed, "--methods", "simpleshot,pt_map", *few)
-    assert "note: pt_map with power=1, because there are features below 0" in shown
+    assert "note: pt_map with power=1, because some features are negative" in shown
     option = ["--option", "pt_map.power=0.5"]
     code, message = refusal("evaluate", signed, "--methods", "pt_map", *option, *few)
     assert code == 1
-    assert "'pt_map' refuses these tasks: features must be at least 0 for power=0.5" in message
+    assert "'pt_map' cannot run these tasks: features must be at least 0 for power=0.5" in message
     assert message.endswith("(or pass --option pt_map.power=1.0)")
 
 

@@ -157,9 +157,9 @@ def test_the_same_draws_give_the_same_images() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"area": (0.0, 1.0)}, r"area must rise within \(0, 1\]"),
-        ({"area": (0.5, 0.4)}, "area must rise"),
-        ({"ratio": (2.0, 1.0)}, "ratio must rise"),
+        ({"area": (0.0, 1.0)}, r"area must be increasing within \(0, 1\]"),
+        ({"area": (0.5, 0.4)}, "area must be increasing"),
+        ({"ratio": (2.0, 1.0)}, "ratio must be increasing"),
         ({"jitter": 1.5}, r"jitter must be in \[0, 1\], got 1.5"),
         ({"turned": -0.1}, r"turned must be in \[0, 1\]"),
         ({"interpolation": "nearest"}, "interpolation must be one of 'bilinear', 'bicubic'"),

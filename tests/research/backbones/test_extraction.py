@@ -250,7 +250,7 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content in (whole[:100], whole[:-4], b""):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"{file.name} must be a whole file of the cache"):
+        with pytest.raises(ValueError, match=rf"{file.name} is a damaged cache file"):
             extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
 
 

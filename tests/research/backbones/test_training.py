@@ -245,7 +245,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     again = trained(settings, output=tmp_path)
     assert again.history == first.history
     assert_same_network(again.checkpoint, first.checkpoint)
-    with pytest.raises(ValueError, match=r"state.pt must be of a run with the same seed"):
+    with pytest.raises(ValueError, match=r"state.pt must belong to a run with the same seed"):
         trained(settings, output=tmp_path, seed=5)
     with pytest.raises(ValueError, match="with the same recipe"):
         trained(replace(settings, momentum=0.8), output=tmp_path)
@@ -271,10 +271,10 @@ def test_other_pictures_of_the_same_labels(tmp_path: Path) -> None:
     trained(settings, output=tmp_path)
     longer = replace(settings)
     with pytest.raises(
-        ValueError, match=r"same base, pictures, labels and classes, got others \(or pass resume"
+        ValueError, match=r"same base, images, labels and classes, got others \(or pass resume"
     ):
         trained(longer, changed(FEW), output=tmp_path)
-    with pytest.raises(ValueError, match="same validation, pictures, labels and classes, got oth"):
+    with pytest.raises(ValueError, match="same validation, images, labels and classes, got oth"):
         trained(longer, output=tmp_path, validation=changed(VALIDATION))
     trained(longer, output=tmp_path)
 

@@ -175,7 +175,11 @@ def test_not_finite() -> None:
         ({"labels": torch.zeros(4).long()}, ValueError, "labels must have one label for each row"),
         ({"labels": torch.full((N,), 3)}, ValueError, "labels must be in [0, 3), or -1"),
         ({"labels": torch.full((N,), -2)}, ValueError, "labels must be in [0, 3), or -1"),
-        ({"labels": torch.full((N,), 10**12)}, ValueError, "labels must be below 16777216, for"),
+        (
+            {"labels": torch.full((N,), 10**12)},
+            ValueError,
+            "labels must be below 16777216, the limit",
+        ),
         ({"features": features().to_sparse()}, TypeError, "features must be a dense tensor, got a"),
         ({"features": features().to("meta")}, TypeError, "features must be a tensor with numbers"),
         ({"labels": torch.zeros(N).long().to("meta")}, TypeError, "labels must be a tensor with"),
@@ -202,7 +206,7 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.take_classes([0, "cat"]), "must not have a class twice, got 0 more")
     refused(lambda: bank.take_classes([0.5]), "labels or names, got float", TypeError)  # type: ignore[list-item]
     train = bank.subset(split="train")
-    refused(lambda: train.take_classes([1]), "classes must have rows, got only classes without")
+    refused(lambda: train.take_classes([1]), "classes must have rows, got only empty classes")
     refused(lambda: bank.subset(), "rows or split must be given, got neither")
     refused(lambda: bank.subset(torch.tensor([0]), split="test"), "must be given, got both")
     refused(lambda: bank.subset(torch.tensor([N])), f"rows must be in [0, {N}), got {N}")
@@ -210,7 +214,7 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.subset(torch.zeros(N).bool()), "rows must be at least one, got shape [0]")
     refused(lambda: bank.subset([0]), "rows must be a torch.Tensor, got list", TypeError)  # type: ignore[arg-type]
     refused(lambda: bank.rows("dev"), "split must be one of 'oos', 'test', 'train', 'val', got")
-    refused(lambda: plain.rows("test"), "split must be one of none, for the bank has no splits")
+    refused(lambda: plain.rows("test"), "split must be one of none (the bank has no splits")
     refused(lambda: bank.rows([]), "split must have at least one name, got none")
 
 
@@ -373,9 +377,11 @@ def test_damaged_files(tmp_path: Path, file: str, mmap: bool) -> None:
     whole = path.read_bytes()
     for length in [0, 1, 7, 8, 30, 64, 100, 200, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:length])
-        refused(lambda: FeatureBank.load(path, mmap=mmap), f"{path} must be a whole {path.suffix}")
+        refused(
+            lambda: FeatureBank.load(path, mmap=mmap), f"{path} must be a complete {path.suffix}"
+        )
     path.write_bytes(b"\x00\xff" * 400)
-    refused(lambda: FeatureBank.load(path, mmap=mmap), f"{path} must be a whole {path.suffix}")
+    refused(lambda: FeatureBank.load(path, mmap=mmap), f"{path} must be a complete {path.suffix}")
 
 
 def test_changed_bytes(tmp_path: Path) -> None:
@@ -384,14 +390,16 @@ def test_changed_bytes(tmp_path: Path) -> None:
     whole = bytearray(path.read_bytes())
     whole[200] ^= 1  # in the features; the archive knows their checksum
     path.write_bytes(whole)
-    refused(lambda: FeatureBank.load(path), f"{path} must be a whole .npz file")
+    refused(lambda: FeatureBank.load(path), f"{path} must be a complete .npz file")
 
 
 def test_arrays_of_objects(tmp_path: Path) -> None:
     path = tmp_path / "bank.npz"
     np.savez(path, features=np.array([{}], dtype=object), labels=np.array([0]))
     for mmap in (False, True):
-        refused(lambda m=mmap: FeatureBank.load(path, mmap=m), "a whole .npz file of plain arrays")
+        refused(
+            lambda m=mmap: FeatureBank.load(path, mmap=m), "a complete .npz file of plain arrays"
+        )
 
 
 @pytest.mark.parametrize(
@@ -404,18 +412,18 @@ def test_arrays_of_objects(tmp_path: Path) -> None:
         ({"features": [0.0], "labels": [0]}, "features must have shape [N, D]"),
         ({"features": [[0]], "labels": [0]}, "features must be float16, bfloat16, float32"),
         ({"features": [["a"]], "labels": [0]}, "must have numbers as 'features', got strings"),
-        ({"features": [[0.0]], "labels": [0.5]}, "labels must be whole numbers or names, got 0.5"),
+        ({"features": [[0.0]], "labels": [0.5]}, "labels must be integers or names, got 0.5"),
         (
             {"features": [[0.0]], "labels": [np.inf]},
-            "labels must be whole numbers or names",
+            "labels must be integers or names",
         ),
         (
             {"features": [[0.0]], "labels": [1e300]},
-            "must be numbers that count classes",
+            "must be class numbers",
         ),
         (
             {"features": [[0.0]], "labels": [10**12]},
-            "labels must be below 16777216, for",
+            "labels must be below 16777216, the limit",
         ),
         ({"features": [[0.0]], "labels": np.array([2**64 - 1], np.uint64)}, "numbers as 'labels'"),
         (

@@ -74,7 +74,7 @@ def test_nested_lists(tmp_path: Path, suffix: str, contents: Any) -> None:
         torch.save(plain if isinstance(contents, tuple) else contents, path)
     else:
         path.write_bytes(pickle.dumps(contents))
-    refused(path, "must hold what it stands for, got contents of")
+    refused(path, "must not expand to more than it holds, got contents of")
 
 
 @pytest.mark.parametrize("suffix", [".plk", ".pt"])
@@ -84,10 +84,10 @@ def test_zero_strides(tmp_path: Path, suffix: str, mmap: bool) -> None:
     contents = {"features": torch.zeros(1).expand(10**8, 512), "labels": torch.zeros(1).expand(10)}
     if suffix == ".pt":
         torch.save(contents, path)
-        refused(path, "must hold what it stands for, got contents of 2048", mmap=mmap)
+        refused(path, "must not expand to more than it holds, got contents of 2048", mmap=mmap)
     elif not mmap:
         path.write_bytes(pickle.dumps(contents, 2))
-        refused(path, "must hold what it stands for, got contents of 2048")
+        refused(path, "must not expand to more than it holds, got contents of 2048")
 
 
 def test_tensors_larger_than_their_record(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_tensors_larger_than_their_record(tmp_path: Path) -> None:
             if name.endswith("/data/0"):
                 content = content[:8]
             new.writestr(name, content)
-    refused(changed, "must be a whole file of torch.save")
+    refused(changed, "must be a complete file of torch.save")
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
             new.writestr(name, old.read(name))
-    refused(changed, "a whole file of torch.save, got .*compressed parts")
+    refused(changed, "a complete file of torch.save, got .*compressed parts")
 
 
 def test_a_file_of_torch_that_says_it_goes_on_elsewhere(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_file_of_torch_that_says_it_goes_on_elsewhere(tmp_path: Path) -> None:
     place = content.rindex(b"PK\x06\x07")  # where a large archive says how many files it has
     content[place + 16] = 7
     path.write_bytes(content)
-    refused(path, "must be a whole file of torch.save, got .*span multiple disks")
+    refused(path, "must be a complete file of torch.save, got .*span multiple disks")
 
 
 def test_a_small_archive_of_large_arrays(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_small_archive_of_large_arrays(tmp_path: Path) -> None:
     assert path.stat().st_size < 400_000
     refused(path, r"^[^:]*, got an array 'features' of 134217\d\d\d bytes in \d+")
     refused(path, "an array 'features'|mmap must be False", mmap=True)
-    with pytest.raises(ValueError, match="must hold what it stands for"):
+    with pytest.raises(ValueError, match="must not expand to more than it holds"):
         archives.read_npz(path)
 
 
@@ -162,9 +162,9 @@ def test_shapes_that_are_not_there(tmp_path: Path, shape: tuple[int, ...], mmap:
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("features", "labels"):
             archive.write(folder / f"{name}.npy", f"{name}.npy")
-    with pytest.raises(ValueError, match=r"features.npy must be a whole \.npy file"):
+    with pytest.raises(ValueError, match=r"features.npy must be a complete \.npy file"):
         FeatureBank.load(folder, mmap=mmap)
-    refused(path, "must be a whole .npz file|mmap must be False", mmap=mmap)
+    refused(path, "must be a complete .npz file|mmap must be False", mmap=mmap)
 
 
 def test_two_arrays_of_one_name(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_names_take_the_room_of_the_longest(tmp_path: Path) -> None:
     path = tmp_path / "bank.plk"
     for more in ({"class_names": long}, {"split": long}):
         path.write_bytes(pickle.dumps(contents | more))
-        refused(path, "must hold what it stands for, got names")
+        refused(path, "must not expand to more than it holds, got names")
     contents = {"features": np.zeros((rows, 1), np.float32), "labels": np.zeros(rows, int)}
     path.write_bytes(pickle.dumps(contents | {"class_split": np.array(["x" * 100_000])}))
-    refused(path, "must hold what it stands for, got names of rows")
+    refused(path, "must not expand to more than it holds, got names of rows")
 
 
 # --- files without an end, or cut -----------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_cut_files_that_are_mapped(tmp_path: Path, suffix: str) -> None:
     for share in (0, 0.01, 0.5, 0.9, 0.999):
         path.write_bytes(whole[: int(share * len(whole))])
         for mmap in (False, True):
-            refused(path, "must be a whole|mmap must be", mmap=mmap)
+            refused(path, "must be a complete|mmap must be", mmap=mmap)
 
 
 def test_a_folder_that_is_cut(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_folder_that_is_cut(tmp_path: Path) -> None:
     for length in (0, 3, 50, 128, 5000):
         (tmp_path / "features.npy").write_bytes(whole[:length])
         for mmap in (False, True):
-            with pytest.raises(ValueError, match=r"features.npy must be a whole \.npy file"):
+            with pytest.raises(ValueError, match=r"features.npy must be a complete \.npy file"):
                 FeatureBank.load(tmp_path, mmap=mmap)
 
 
@@ -306,7 +306,7 @@ def test_objects_in_files_are_plain(tmp_path: Path) -> None:
         labels = np.empty(6, object)
         labels[:] = [bad] * 6
         np.savez(path, features=FEATURES, labels=labels)
-        refused(path, "must be a whole .npz file of plain arrays")
+        refused(path, "must be a complete .npz file of plain arrays")
 
 
 def test_labels_with_given_names(tmp_path: Path) -> None:
@@ -348,5 +348,7 @@ def test_images_in_archives(tmp_path: Path) -> None:
         archive.writestr("images.npy", written_header(shape, bytes(2**27), "|u1"))
         archive.writestr("labels.npy", written_header((2**11,), bytes(2**14), "<i8"))
         archive.writestr("class_names.npy", written_header((1,), struct.pack("<I", 97), "<U1"))
-    with pytest.raises(ValueError, match="must hold what it stands for, got an array 'images'"):
+    with pytest.raises(
+        ValueError, match="must not expand to more than it holds, got an array 'images'"
+    ):
         image_arrays(path)

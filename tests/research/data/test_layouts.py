@@ -253,7 +253,7 @@ def test_encoded_arrays_and_their_splits(tmp_path: Path) -> None:
         ({"labels": np.zeros(3)}, "'labels' as integers of rank 1, got float64"),
         ({"labels": np.array([0, 0, 1])}, r"must have labels in \[0, 1\)"),
         ({"filenames": np.array(["x"])}, "must have 3 filenames, got 1"),
-        ({"class_names": np.array([{}])}, "must be a whole .npz file"),
+        ({"class_names": np.array([{}])}, "must be a complete .npz file"),
     ],
 )
 def test_bad_arrays(tmp_path: Path, change: dict[str, np.ndarray | None], message: str) -> None:
@@ -271,15 +271,15 @@ def test_bad_offsets_and_files(tmp_path: Path) -> None:
     arrays = packed([0, 1]) | {"labels": np.zeros(2, int), "wnids": np.array(["a"])}
     for offsets in ([0, 9, 10**6], [0, 9, 3], [-1, 9, 12]):
         np.savez(tmp_path / "a.npz", **(arrays | {"offsets": np.array(offsets)}))
-        with pytest.raises(ValueError, match="must have offsets that rise"):
+        with pytest.raises(ValueError, match="must have increasing offsets"):
             layouts.image_arrays(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", **arrays)
     whole = (tmp_path / "a.npz").read_bytes()
     for content in (whole[:-40], b"", b"no file"):
         (tmp_path / "a.npz").write_bytes(content)
-        with pytest.raises(ValueError, match=r"a.npz must be a whole .npz file"):
+        with pytest.raises(ValueError, match=r"a.npz must be a complete .npz file"):
             layouts.image_arrays(tmp_path / "a.npz")
-    with pytest.raises(ValueError, match="which is not there"):
+    with pytest.raises(ValueError, match="which does not exist"):
         layouts.image_arrays(tmp_path / "b.npz")
     with pytest.raises(ValueError, match="paths must have at least one file, got none"):
         layouts.image_arrays([])

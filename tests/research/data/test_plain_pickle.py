@@ -294,16 +294,16 @@ def test_stand_ins_cannot_be_changed_nor_returned() -> None:
 def test_sizes_that_are_not_there() -> None:
     tensor = pickle.dumps(torch.arange(4.0), 2)
     assert tensor.count(b"K\x04\x85") == 1  # its size
-    with pytest.raises(ValueError, match="must be a whole pickle, got"):
+    with pytest.raises(ValueError, match="must be an intact pickle, got"):
         load(tensor.replace(b"K\x04\x85", b"K\x7f\x85"))
     array = pickle.dumps(np.arange(4.0), 2)
     assert array.count(b"K\x04\x85") == 1
     with pytest.raises(ValueError, match=r"1016 bytes for an array of shape \[127\], got 32"):
         load(array.replace(b"K\x04\x85", b"K\x7f\x85"))
-    with pytest.raises(ValueError, match="must be a whole pickle, got"):
+    with pytest.raises(ValueError, match="must be an intact pickle, got"):
         load(b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b".")  # a bytearray of 4 EiB
     endless = b"\x80\x02]q\x00h\x00a."  # a list of itself
-    with pytest.raises(ValueError, match="must be a whole pickle, got"):
+    with pytest.raises(ValueError, match="must be an intact pickle, got"):
         load(endless)
     with pytest.raises(
         ValueError, match="it must number its parts one by one, got number 2147483647"
@@ -339,7 +339,9 @@ def test_damaged_pickles(tmp_path: Path, value: Any) -> None:
             load(bytes(changed))
     path = bank_file(tmp_path, value)
     path.write_bytes(whole[:50])
-    with pytest.raises(ValueError, match=re.escape(f"{path} is no pickle of plain data: it must")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{path} is not a pickle of plain data: it must")
+    ):
         FeatureBank.load(path)
 
 

@@ -103,7 +103,7 @@ def test_negative_features(bank: FeatureBank) -> None:
     positive = FeatureBank(bank.features.abs(), bank.labels)
     (found,) = run(positive, methods="pt_map", **few).evaluation.select("pt_map")
     assert found.options["power"] == 0.5
-    with pytest.raises(ValueError, match="'pt_map' refuses these tasks"):
+    with pytest.raises(ValueError, match="'pt_map' cannot run these tasks"):
         run(bank, methods="pt_map", options={"pt_map": {"power": 0.5}}, **few)
 
 
@@ -147,7 +147,10 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shots": 9}, "shots must be at most what every class has for the support, 8 of class 11"),
+        (
+            {"shots": 9},
+            "shots must be at most the rows of every class for the support, 8 of class 11",
+        ),
         ({"shots": 8}, "every class must have 1 or more samples for the queries"),
         ({"k_eff": 13}, "k_eff must be at most the number of candidate classes, 12, got 13"),
         ({"support": "train"}, "support must be rows or a split of the bank"),

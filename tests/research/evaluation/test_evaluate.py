@@ -272,7 +272,7 @@ def test_one_method_of_each_kind() -> None:
         ({"methods": [3]}, TypeError, "methods must be names or methods, got int"),
         ({"methods": {1: Spy()}}, TypeError, "methods must have strings as labels, got int"),
         ({"methods": [Spy(), Spy(sharpness=2.0)]}, ValueError, "got 'spy' twice"),
-        ({"methods": ["paddle", "paddle"]}, ValueError, "methods must have different labels"),
+        ({"methods": ["paddle", "paddle"]}, ValueError, "methods must have unique labels"),
         (
             {"preset": "imagenet"},
             ValueError,
@@ -283,7 +283,7 @@ def test_one_method_of_each_kind() -> None:
         ({"shots": (2, 2)}, ValueError, "shots must not have a number twice, got 2"),
         ({"shots": (2, 0)}, ValueError, "shots must be an integer in [1,"),
         ({"shots": (2, 30)}, ValueError, "every class must have 1 or more samples"),
-        ({"shots": (2, 31)}, ValueError, "shots must be at most what every class has"),
+        ({"shots": (2, 31)}, ValueError, "shots must be at most the rows of every class"),
         ({"shots": None}, ValueError, "support or query must be given with shots=None"),
         ({"k_eff": (2, 13)}, ValueError, "k_eff must be at most the number of candidate classes"),
         ({"k_eff": None}, TypeError, "k_eff must be an integer, got None"),
@@ -340,7 +340,8 @@ def test_what_a_method_refuses_is_told_with_its_name() -> None:
     negative = FeatureBank(bank.features - 3, bank.labels)
     asked = [Spy(), methods.create("pt_map")]  # options of one's own, which are not changed
     with pytest.raises(
-        ValueError, match=r"'pt_map' refuses these tasks: features must be at .*pass power=1\.0\)$"
+        ValueError,
+        match=r"'pt_map' cannot run these tasks: features must be at .*pass power=1\.0\)$",
     ):
         run(negative, asked)
     assert len(Spy.seen) == 1  # the warm-up: no block was computed
@@ -353,7 +354,7 @@ def test_all_methods_on_features_of_both_signs(capsys: pytest.CaptureFixture[str
     found = run(signed, ["simpleshot", "pt_map"], progress=True)
     (result,) = found.select("pt_map")
     assert result.options["power"] == 1.0
-    note = "pt_map with power=1, because there are features below 0"
+    note = "pt_map with power=1, because some features are negative"
     assert found.notes["methods"] == [note]
     assert note in capsys.readouterr().err
     (result,) = run(bank, ["pt_map"]).select("pt_map")

@@ -270,12 +270,12 @@ def test_registry() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("table1", {"shots": 31}, "shots must be at most what every class has .*30 of class 0"),
+        ("table1", {"shots": 31}, "shots must be at most the rows of every class .*30 of class 0"),
         ("table1", {"n_query": 200}, "n_query must be at most"),
         ("ablation", {"k_eff": 13}, "k_eff must be at most the number of candidate classes, 12"),
         ("keff", {"k_eff": (5, 13)}, "k_eff must be at most the number of candidate classes, 12"),
         ("lambda", {"n_query": 200}, "n_query must be at most"),
-        ("convergence", {"shots": 31}, "shots must be at most what every class has"),
+        ("convergence", {"shots": 31}, "shots must be at most the rows of every class"),
         ("table2", {"support": "train"}, r"support must be rows or a split of the bank .*'repr'"),
     ],
 )
@@ -294,7 +294,7 @@ def test_bad_arguments(bank: FeatureBank) -> None:
         run("keff", bank, backbone="vit")
     with pytest.raises(TypeError, match="bank must be a FeatureBank, got str"):
         run("table1", "bank.npz")
-    with pytest.raises(ValueError, match="factors must be at least two different ones"):
+    with pytest.raises(ValueError, match="factors must have at least two different values"):
         run("lambda", bank, factors=(1.0, 1.0))
     with pytest.raises(ValueError, match="tol must be"):
         run("convergence", bank, tol=0.0)
@@ -308,7 +308,7 @@ def test_only_the_first_rank_writes(tmp_path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_matplotlib_the_numbers_are_there(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pictures need matplotlib"):
+    with pytest.raises(ImportError, match="figures need matplotlib"):
         run("label-cost", output=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["label-cost.json", "label-cost.md"]
 

@@ -110,16 +110,16 @@ def test_rows_of_no_class() -> None:
     [
         (
             {"shots": 12},
-            "shots must be at most what every class has for the support, 10 of class 1",
+            "shots must be at most the rows of every class for the support, 10 of class 1",
         ),
-        ({"shots": 10}, "1 or more samples for the queries beside the support, got 0 of class 1"),
+        ({"shots": 10}, "1 or more samples for the queries outside the support, got 0 of class 1"),
         (
             {"shots": 4, "n_query": 15, "k_eff": 2, "sampling": "balanced"},
-            "8 or more samples for the queries beside the support, got 6 of class 1",
+            "8 or more samples for the queries outside the support, got 6 of class 1",
         ),
         (
             {"shots": 4, "n_query": 19, "k_eff": 2},
-            "at most 18, what the 2 smallest classes have beside the support (6 of class 1), got",
+            "at most 18, the rows of the 2 smallest classes outside the support (6 of class 1),",
         ),
         (
             {"shots": 4, "n_query": 19, "k_eff": 2, "sampling": "dirichlet"},
@@ -127,7 +127,7 @@ def test_rows_of_no_class() -> None:
         ),
         (
             {"support": torch.arange(30)},
-            "what every class has for the support, 0 of class 2, got 2",
+            "the rows of every class for the support, 0 of class 2, got 2",
         ),
         (
             {"shots": None, "support": torch.arange(30)},

@@ -20,7 +20,7 @@ __all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment that can be run by its name; `run` of its module documents the arguments."""
+    """An experiment that can be run by name; `run` of its module documents the arguments."""
 
     name: str
     description: str
@@ -29,7 +29,7 @@ class Experiment:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of what `run` takes, those of `RunSettings` among them."""
+        """Names of the arguments of `run`, including those of `RunSettings`."""
         own = inspect.signature(self.run).parameters.values()
         named = [each.name for each in own if each.kind is not each.VAR_KEYWORD]
         return (*named, *(field.name for field in dataclasses.fields(RunSettings)))
@@ -75,7 +75,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             "any-batch",
-            "accuracy from one class present to all of them, beside the nearest class mean",
+            "accuracy from one class present to all, compared with the nearest class mean",
             any_batch.run,
             any_batch.AnyBatch,
         ),
@@ -102,7 +102,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def load(path: str | Path) -> ExperimentResult:
-    """Read a result that was saved, to show or draw it again.
+    """Read a saved result, to show or draw it again.
 
     Parameters
     ----------

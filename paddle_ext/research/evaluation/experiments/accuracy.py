@@ -1,6 +1,6 @@
-"""Methods beside the paper: Table 1, Table 2, the ablation, and accuracy against K_eff.
+"""Methods compared with the paper: Table 1, Table 2, the ablation, and accuracy against K_eff.
 
-All four are one experiment: methods on the tasks of a bank, beside what was published of them.
+All four are one experiment: methods on the tasks of a bank, alongside their published accuracy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JOURNAL = "tasks"  # folder of evaluate's journal, in that of the experiment
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyTable(EvaluationResult):
-    """One evaluation, beside what the paper has for a data set and a backbone."""
+    """One evaluation, alongside the paper's numbers for a dataset and a backbone."""
 
     dataset: str | None  # None: the paper has nothing to compare with
     backbone: str
@@ -52,7 +52,7 @@ class AccuracyTable(EvaluationResult):
         return TITLES[self.experiment]
 
     def published(self) -> dict[str, dict[int | None, float]]:
-        """The paper's table, which has K_eff = 5 alone."""
+        """The paper's table, which has only K_eff = 5."""
         if self.dataset is None or self.evaluation.results[0].k_eff != 5:
             return {}
         return paper.accuracies(self.experiment, self.dataset, self.backbone)
@@ -71,7 +71,7 @@ class AccuracyTable(EvaluationResult):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyCurves(AccuracyTable):
-    """An evaluation of several K_eff, beside the public curves."""
+    """An evaluation of several K_eff, alongside the public curves."""
 
     def curve(self, method: str, shots: int | None) -> dict[int, float]:
         """The public curve of a method."""
@@ -129,17 +129,17 @@ def run(
     Parameters
     ----------
     experiment : {"table1", "table2", "ablation", "keff"}
-        Each has defaults of its own: `EXPERIMENTS` calls this function with them.
+        Each has its own defaults: `EXPERIMENTS` calls this function with them.
     bank : FeatureBank
         All its classes are candidates.
     dataset : {"mini", "tiered", "inat"} or None
-        What the bank is made of, of what the table has: chooses the presets of the methods and the
-        paper's column. i-Nat has one support for all tasks, whatever `shots` is. None: the options
-        of the paper without those for a data set, and no published numbers.
+        The dataset of the bank, among those of the table: selects the presets of the methods and
+        the paper's column. i-Nat has one support for all tasks, whatever `shots` is. None: the
+        options of the paper without those for a dataset, and no published numbers.
     backbone : {"resnet18", "wrn28_10"}
-        Chooses the paper's rows.
+        Selects the paper's rows.
     methods : {"paper", "all"}, or names
-        Those of the table, or all there are.
+        Those of the table, or all available.
     shots, n_tasks, n_query
         As in `evaluate`.
     k_eff : int, or for "keff" a sequence of int
@@ -151,8 +151,8 @@ def run(
         From names to options of methods, such as `Tuning.options`.
     **run
         Seed, name, device, memory, output, resume and progress: see `RunSettings`. `output` gets
-        the journal, from which a second call goes on, and the result. Pictures call the features by
-        `name`; by default by the data set and the backbone.
+        the journal, from which a second call resumes, and the result. Figures label the features by
+        `name`; default: by the dataset and the backbone.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Any batch: accuracy from one class present to all of them, beside the nearest class mean."""
+"""Any batch: accuracy from one class present to all, compared with the nearest class mean."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPERIMENT = "any-batch"
-NEAREST = "nearest class mean"  # of unit-norm rows: what no method should fall below
-# Those that can be told apart in one picture, without the slowest.
+NEAREST = "nearest class mean"  # of unit-norm rows: no method should be worse
+# Methods that can be distinguished in one figure, without the slowest.
 METHODS = (
     "baseline",
     "simpleshot",
@@ -40,7 +40,7 @@ METHODS = (
     "paddle",
     "adaptive",
 )
-FEW = (1, 2, 5, 10, 20)  # classes present, beside half and all of them
+FEW = (1, 2, 5, 10, 20)  # classes present, in addition to half and all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class AnyBatch(EvaluationResult):
 
 
 def overview(shots: int | None, evaluation: Evaluation) -> Table:
-    """The mean over all K_eff, and where a method falls furthest below the nearest class mean."""
+    """The mean over all K_eff, and where a method is worst compared with the nearest class mean."""
     nearest = evaluation.select(NEAREST)
     cells = []
     for method in evaluation.methods:
@@ -88,14 +88,14 @@ def overview(shots: int | None, evaluation: Evaluation) -> Table:
 
 
 def worst_cells(own: Sequence[Result], nearest: Sequence[Result]) -> list[str]:
-    """The smallest difference from the nearest class mean, and where it is."""
+    """The smallest difference from the nearest class mean, and its K_eff."""
     pairs = zip(own, nearest, strict=True)
     value, k_eff = min((a.accuracy - b.accuracy, a.k_eff) for a, b in pairs)
     return [f"{round(value, 1) + 0.0:+.1f}", str(k_eff)]  # + 0.0: no -0.0
 
 
 def table(shots: int | None, evaluation: Evaluation) -> Table:
-    """Accuracies, K_eff in columns; below them the queries, where not all have as many."""
+    """Accuracies, with K_eff in columns; below them the numbers of queries, if they differ."""
     nearest = evaluation.select(NEAREST)
     cells = [
         [title_of(method), *map(accuracy_text, evaluation.select(method))]
@@ -127,16 +127,16 @@ def run(
     bank : FeatureBank
         All its classes are candidates.
     methods : {"paper", "all"}, or names
-        With their default options, which are for no data set in particular; PT-MAP takes no roots
-        of features if some are negative. The nearest class mean of unit-norm rows is always there:
-        the others are compared with it.
+        With their default options, which are not specific to a dataset; PT-MAP takes no roots if
+        some features are negative. The nearest class mean of unit-norm rows is always included, as
+        the baseline.
     shots, n_tasks
-        As in `evaluate`. Each number of shots has a picture and a table.
+        As in `evaluate`. Each number of shots has a figure and a table.
     k_eff : int or sequence of int, optional
-        Classes that the queries of a task come from. By default 1, 2, 5, 10, 20, half and all of
-        them, as far as there are so many.
+        Classes that the queries of a task come from. Default: 1, 2, 5, 10, 20, half and all of
+        them, as far as available.
     n_query : int
-        Queries of a task; fewer where the smallest `k_eff` classes have fewer rows beside the
+        Queries per task; fewer if the smallest `k_eff` classes have fewer rows left after the
         support.
     support, query : str, optional
         Splits to draw from.
@@ -172,7 +172,7 @@ def run(
 
 
 def needed_options(bank: FeatureBank) -> dict[str, dict[str, object]]:
-    """Options without which a method would refuse the features."""
+    """Options that a method needs for these features."""
     return FOR_SIGNED if has_signs(bank) else {}
 
 
@@ -183,10 +183,10 @@ def plans_by_queries(
     n_query: int,
     tasks: Mapping[str, Any],
 ) -> dict[int, TaskPlan]:
-    """The tasks of all settings, by how many queries they have: a journal has one number."""
+    """The tasks of all settings, by number of queries: a journal has only one such number."""
     found: dict[int, TaskPlan] = {}
     for count in [None] if shots is None else distinct_integers("shots", shots):
-        # The smallest tasks there are: what they cannot be drawn from, others cannot either.
+        # The smallest possible tasks: if they cannot be drawn, others cannot either.
         least = plan_experiment(EXPERIMENT, bank, shots=count, k_eff=1, n_query=1, **tasks)
         room = rows_for_queries(least)
         K = least.samplers[0].num_classes
@@ -213,7 +213,7 @@ def default_k_eff(K: int) -> list[int]:
 
 
 def rows_for_queries(plan: TaskPlan) -> Tensor:
-    """Rows of each class [K] that are left for the queries, the smallest number first."""
+    """Rows of each class [K] left for the queries, in ascending order."""
     sampler, taken = plan.samplers[0], 0
     rows = torch.ones_like(plan.labels, dtype=torch.bool)
     if plan.query is not None:

@@ -1,4 +1,4 @@
-"""What all experiments share: their results, the check of the bank, the methods, files."""
+"""Shared by all experiments: results, the check of the bank, methods, files."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentResult(ABC):
-    """What an experiment found; `save` writes it, and `load` of this package reads it.
+    """The result of an experiment; `save` writes it, and `load` of this package reads it.
 
-    A subclass is a frozen dataclass of what can be written as JSON.
+    A subclass is a frozen dataclass that can be written as JSON.
     """
 
     experiment: str  # its name on the command line
@@ -61,15 +61,15 @@ class ExperimentResult(ABC):
 
     @abstractmethod
     def tables(self) -> list[Table]:
-        """Ours beside the paper's."""
+        """Our numbers alongside the paper's."""
 
     @abstractmethod
     def figures(self) -> dict[str, Figure]:
-        """Pictures, by the names of their files without suffix."""
+        """Figures, by file name without suffix."""
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """Make it from what was read from JSON."""
+        """Construct it from JSON contents."""
         return cls(**data)
 
     def markdown(self) -> str:
@@ -78,9 +78,9 @@ class ExperimentResult(ABC):
         return "\n".join([*parts, *(table.markdown() for table in self.tables())])
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write JSON, Markdown and pictures into a folder; returns their paths.
+        """Write JSON, Markdown and figures into a folder; returns their paths.
 
-        The pictures come last, so that without matplotlib the rest is there.
+        The figures come last, so that the rest is written even without matplotlib.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class ExperimentResult(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult(ExperimentResult):
-    """What an experiment found that is one evaluation."""
+    """The result of an experiment that is one evaluation."""
 
     evaluation: Evaluation
 
@@ -114,7 +114,7 @@ R = TypeVar("R", bound=ExperimentResult)
 
 
 def save_on_first_rank(result: R, settings: RunSettings) -> R:
-    """The result, written to `output`; of the processes of torchrun the first one writes."""
+    """The result, written to `output` by the first torchrun process."""
     if settings.folder is not None and is_first_rank():
         result.save(settings.folder)
     return result
@@ -127,7 +127,7 @@ def check_data_set(dataset: object, backbone: object, known: Sequence[str]) -> N
 
 
 def features_title(name: str, dataset: str | None, backbone: str) -> str:
-    """What the pictures call the features, unless they have a name of their own."""
+    """The label of the features in figures, unless they have a name."""
     if name or dataset is None:
         return name
     return f"{DATA_SET_TITLES[dataset]}, {BACKBONE_TITLES[backbone]}"
@@ -139,9 +139,9 @@ def methods_by_name(
     preset: str | None,
     options: Mapping[str, Mapping[str, object]] | None,
 ) -> dict[str, Method]:
-    """Those of the paper, all, or some; options as tuning found them.
+    """Those of the paper, all, or some; with tuned options.
 
-    Options of a method that is not among them are not needed, and not looked at.
+    Options of a method that is not among them are ignored.
     """
     if isinstance(methods, str):
         named = {"paper": tuple(published), "all": PAPER_ORDER}.get(methods, (methods,))
@@ -168,7 +168,7 @@ def plan_experiment(
     n_tasks: int = 1,
     **tasks: Any,
 ) -> TaskPlan:
-    """`plan_tasks`; where it is the bank that cannot serve them, the error says so."""
+    """`plan_tasks`; if the bank does not suffice, the error says so."""
     if shots is not None:
         distinct_integers("shots", shots)
     distinct_integers("k_eff", k_eff)

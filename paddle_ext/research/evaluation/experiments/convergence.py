@@ -1,4 +1,4 @@
-"""How fast PADDLE and projected gradient descent settle on one task.
+"""Convergence of PADDLE and projected gradient descent on one task.
 
 The criterion is the mean distance that a prototype moves in an iteration, in scaled coordinates.
 """
@@ -53,9 +53,9 @@ class Convergence(ExperimentResult):
 
     experiment: str = "convergence"
     curves: tuple[Curve, ...]
-    alpha_tim: float  # accuracy in per cent
+    alpha_tim: float  # accuracy in percent
     tol: float
-    task: str  # what it is
+    task: str  # description
     machine: str
 
     @classmethod
@@ -133,13 +133,13 @@ def run(
         Number of the task.
     scaling : {"minmax", "auto", "none"}
     max_iter, pgd_max_iter : int
-        Iterations of PADDLE and PGD, at most.
+        Limits on the iterations of PADDLE and PGD.
     learning_rate : float
-        Of PGD; the paper's by default.
+        Of PGD; default: the paper's.
     tol : float
-        The criterion to be reached, > 0.
+        The target of the criterion, > 0.
     repeats : int
-        PADDLE's times are the best of this many.
+        PADDLE's times are the best of this many runs.
 
     Returns
     -------
@@ -199,7 +199,7 @@ class OneTask(NamedTuple):
     num_classes: int
 
     def accuracy(self, labels: Tensor) -> float:
-        """In per cent."""
+        """Accuracy in percent."""
         return 100.0 * float((labels == self.truth).double().mean())
 
 
@@ -227,7 +227,7 @@ def paddle_curve(
     tol: float,
     scaling: str,
 ) -> Curve:
-    """The solver keeps no trace: it runs for more and more iterations, each run timed."""
+    """The solver keeps no trace: it is run for increasing numbers of iterations, each run timed."""
 
     def run(iterations: int, tol: float) -> Solution:
         return solve(
@@ -240,7 +240,7 @@ def paddle_curve(
             backend=backend,
         )
 
-    final = run(max_iter, tol)  # also the warm-up
+    final = run(max_iter, tol)  # also warms up
     counts = [1]
     while counts[-1] < int(final.iterations):
         counts.append(min(max(counts[-1] + 1, 5 * counts[-1] // 4), int(final.iterations)))
@@ -260,10 +260,10 @@ def paddle_curve(
 def best_times(
     calls: Sequence[Callable[[], object]], device: torch.device, repeats: int
 ) -> list[float]:
-    """The shortest time of each call in seconds; each call does what the one before does, and more.
+    """The shortest time of each call in seconds; each call extends the previous one.
 
-    They take turns, so that a busy moment of the machine does not fall on one of them alone. A call
-    that does more bounds the times of those that do less.
+    They take turns, so that a busy moment of the machine does not affect only one of them. A longer
+    call bounds the times of shorter ones.
     """
     best = [math.inf] * len(calls)
     for _ in range(repeats):

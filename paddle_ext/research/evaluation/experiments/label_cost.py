@@ -1,4 +1,4 @@
-"""The label cost and its relaxation, for two classes: a picture that needs no bank."""
+"""The label cost and its relaxation, for two classes: a figure that needs no bank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PADDLE's only parameter, lambda: how accuracy depends on it, and which value is best."""
+"""PADDLE's only parameter, lambda: its effect on accuracy, and the best value."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Lambda(ExperimentResult):
 
 
 def best_text(results: list[Result]) -> str:
-    """The best lambda of one setting, as a cell; + says that it is the largest one tried."""
+    """The best lambda of one setting, as a cell; + marks the largest value tried."""
     top, near = best_of(results), nearly_best_lambdas(results)
     end = "+" if lambda_of(top) == max(map(lambda_of, results)) else ""
     theory = [result for result in results if lambda_of(result) == result.n_query]
@@ -126,18 +126,18 @@ def run(
     ----------
     bank : FeatureBank
     k_eff : sequence of int
-        A panel of the pictures for each.
+        One panel of the figures for each.
     n_query : int
         Queries for accuracy against lambda.
     queries : sequence of int
-        Numbers of queries for the best lambda. Those for which the bank has too few rows are left
-        out, and the result says so.
+        Numbers of queries for the best lambda. Those for which the bank has too few rows are
+        skipped, and the result says so.
     factors : sequence of float
         Values of lambda, divided by the number of queries.
     scaling : {"minmax", "auto", "none"}
         Of the features; the paper's is "minmax".
     dataset, backbone, **run
-        As in `accuracy.run`; the paper shows these curves as pictures only.
+        As in `accuracy.run`; the paper shows these curves only as figures.
     shots, n_tasks
         As in `evaluate`.
 
@@ -157,7 +157,7 @@ def run(
     factors = [check.real("factors", factor) for factor in factors]
     if len(set(factors)) < 2:
         raise check.ArgumentValueError(
-            "factors", f"must be at least two different ones, got {factors}"
+            "factors", f"must have at least two different values, got {factors}"
         )
     check.integer("shots", shots)
     plans, left_out = {}, []
