@@ -52,7 +52,7 @@ class Example:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and the figures of all examples."""
-    found = [notebook(name) for name in NOTEBOOKS]
+    found = [notebook(name, (EXAMPLES / f"{name}.ipynb").read_text()) for name in NOTEBOOKS]
     found += [program(name) for name in PROGRAMS]
     for example in found:
         page = f"# {example.title}\n\n{example.text}"
@@ -132,22 +132,23 @@ def run_program(path: Path, arguments: tuple[str, ...]) -> tuple[str, list[bytes
 # --- notebooks ------------------------------------------------------------------------------------
 
 
-def notebook(name: str) -> Example:
+@cache
+def notebook(name: str, source: str) -> Example:
     """The notebook `name`.ipynb; its cells are run in their order, without Jupyter."""
-    cells = json.loads((EXAMPLES / f"{name}.ipynb").read_text())["cells"]
+    cells = json.loads(source)["cells"]
     title, _, text = "".join(cells[0]["source"]).partition("\n\n")
     about = text.partition("\n\n")[0]
     example = Example(name, title.removeprefix("# "), about)
     names: dict[str, Any] = {"__name__": "notebook"}
     parts = [text]
     for cell in cells[1:]:
-        source = "".join(cell["source"])
+        code = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(code)
             continue
         with captured() as (printed, figures):
-            run_cell(source, names)
-        parts.append(fenced("python", source))
+            run_cell(code, names)
+        parts.append(fenced("python", code))
         if printed.getvalue():
             parts.append(fenced("text", printed.getvalue()))
         for figure in figures:
