@@ -1,7 +1,7 @@
-"""Every check of a call, made before any work: one sentence naming argument, expected and got.
+"""Checks of arguments before any work: errors of one sentence with argument, expected and got.
 
-Bad types are TypeError, bad values ValueError. What looks at types, shapes, dtypes, devices and
-options is cheap and always done; what looks at the values of tensors costs a pass over them, and is
+Invalid types raise TypeError, invalid values ValueError. Checks of types, shapes, dtypes, devices
+and options are cheap and always run; checks of the values of tensors need a pass over them, and are
 in `check_values`.
 """
 
@@ -19,23 +19,23 @@ from torch import Tensor
 
 from . import check_values
 
-# lam, scaling as the native code numbers it, temperature, epsilon, max_iter, tol, the prior of the
-# proportions as it numbers it, update_prototypes
+# lam, the native number of the scaling, temperature, epsilon, max_iter, tol, the native number of
+# the prior of the proportions, update_prototypes
 Options: TypeAlias = tuple[float | None, int, float, float, int, float, int, bool]
 
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2, "calibrated": 3}
-SCALING_NAMES = ("none", "minmax", "auto")  # of the methods;
-SOLVER_SCALINGS = tuple(SCALINGS)  # of `solve`
+SCALING_NAMES = ("none", "minmax", "auto")  # for the methods;
+SOLVER_SCALINGS = tuple(SCALINGS)  # for `solve`
 PRIORS = {"paddle": 0, "dirichlet": 1}
 PRIOR_NAMES = tuple(PRIORS)
 DIRICHLET = PRIORS["dirichlet"]
-MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # of `solve` by default: on prototypes, and on counts
+MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # defaults of `solve`: for prototypes, and for counts
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 MOST = 2**31 - 1  # iterations and classes are counted in int32
 
-# The checks of values are called as part of this module.
+# The checks of values are called through this module.
 LARGEST, SUMMABLE = check_values.LARGEST, check_values.SUMMABLE
 dense_values, indexed_values = check_values.dense_values, check_values.indexed_values
 values, outside, too_large = check_values.values, check_values.outside, check_values.too_large
@@ -46,7 +46,7 @@ numbers_of, plainly_summable = check_values.numbers_of, check_values.plainly_sum
 
 
 class ArgumentError(Exception):
-    """A bad argument that is known by its name, so that a command can name its own option.
+    """An invalid argument with its name, so that a command can name its own option.
 
     Parameters
     ----------
@@ -54,18 +54,18 @@ class ArgumentError(Exception):
     problem : str
         The rest of the sentence: what is expected, and what was given.
     or_pass : str
-        What may be passed instead, such as "resume=False".
+        An alternative to pass, such as "resume=False".
     context : str
-        What comes before the sentence.
+        Text before the sentence.
     """
 
     def __init__(self, argument: str, problem: str, or_pass: str = "", context: str = "") -> None:
-        super().__init__(argument, problem, or_pass, context)  # all of them, to be pickled
+        super().__init__(argument, problem, or_pass, context)  # all of them, for pickling
         self.argument, self.problem, self.or_pass = argument, problem, or_pass
         self.context = context
 
     def sentence(self, names: Mapping[str, str]) -> str:
-        """The message, with the names that a mapping gives to arguments."""
+        """The message, with arguments renamed by a mapping."""
         hint = f" (or pass {names.get(self.or_pass, self.or_pass)})" if self.or_pass else ""
         return f"{self.context}{names.get(self.argument, self.argument)} {self.problem}{hint}"
 
@@ -74,11 +74,11 @@ class ArgumentError(Exception):
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument of a wrong type."""
+    """An argument of the wrong type."""
 
 
 class ArgumentValueError(ArgumentError, ValueError):
-    """An argument with a wrong value."""
+    """An argument with an invalid value."""
 
 
 # --- options ------------------------------------------------------------------------------------
@@ -128,20 +128,20 @@ def flag(name: str, value: object) -> bool:
 
 
 def device(value: object) -> torch.device:
-    """The CPU or a CUDA device that can be used; for None a GPU, if there is one."""
+    """The CPU or a usable CUDA device; for None a GPU, if available."""
     if value is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(value, str | torch.device):
         raise ArgumentTypeError("device", f"must be a string or a torch.device, got {kind(value)}")
     try:
         found = torch.device(value)
-    except RuntimeError:  # torch knows no such name
+    except RuntimeError:  # not a device name for torch
         found = torch.device("meta")
     if found.type not in ("cpu", "cuda"):
         raise ArgumentValueError("device", f"must be the CPU or a CUDA device, got {str(value)!r}")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentValueError(
-            "device", f"must be 'cpu', for torch finds no usable GPU, got {value}"
+            "device", f"must be 'cpu' because torch finds no usable GPU, got {value}"
         )
     return found
 
@@ -151,7 +151,7 @@ def classes(num_classes: int | None, validate: bool) -> int | None:
         return integer("num_classes", num_classes)
     if not validate:
         raise ValueError(
-            "num_classes must be given with validate=False, which does not look at the labels, "
+            "num_classes must be given with validate=False, which does not read the labels, "
             "got None"
         )
     return None
@@ -201,7 +201,7 @@ def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """The end of a message about a name that is not among the choices, if one of them is near.
+    """The end of a message about an unknown name: the closest choice, if any.
 
     Examples
     --------
@@ -212,32 +212,33 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-# --- tensors, without looking at their values ---------------------------------------------------
+# --- tensors, without reading their values ------------------------------------------------------
 
 
 def tensors(*given: Any) -> tuple[Any, ...]:
-    """NumPy arrays as tensors, which share their memory if they can; anything else as it is."""
+    """NumPy arrays as tensors, sharing their memory if possible; anything else unchanged."""
     return tuple(of_array(x) if isinstance(x, np.ndarray) else x for x in given)
 
 
 def of_array(x: np.ndarray[Any, Any]) -> Any:
     if x.dtype.kind not in "biuf" or x.itemsize > 8:
-        return x  # the check that follows says what it is
-    # torch knows neither another byte order nor negative steps, and warns of read-only memory.
+        return x  # the next check raises the error
+    # torch supports neither foreign byte orders nor negative strides, and warns about read-only
+    # memory.
     order_known = x.dtype.isnative and min(x.strides, default=0) >= 0
-    wide = x.dtype.kind == "u" and 1 < x.itemsize < 8  # torch can do little with these
+    wide = x.dtype.kind == "u" and 1 < x.itemsize < 8  # torch supports few operations on these
     if wide or not order_known or not x.flags.writeable:
         x = x.astype(np.int64 if wide else x.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(x)
 
 
 def dense_tensor(name: str, x: Tensor) -> None:
-    """One number after the other in memory, and all of them there."""
+    """Contiguous, and with all numbers in memory."""
     if x.layout is not torch.strided or x.is_nested:
         form = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
         raise TypeError(f"{name} must be a dense tensor, got a {form} one")
     if x.device.type == "meta":
-        raise TypeError(f"{name} must be a tensor with numbers in it, got one on the device meta")
+        raise TypeError(f"{name} must be a tensor with data, got one on the device meta")
 
 
 def features(name: str, x: object) -> None:
@@ -350,7 +351,7 @@ def logits(x: Tensor) -> None:
 
 
 def base_mean(mean: Tensor, query: Tensor) -> None:
-    """A vector [D] beside checked queries; half and single precision may be mixed."""
+    """A vector [D] matching checked queries; half and single precision may be mixed."""
     features("base_mean", mean)
     if (mean.dtype is torch.float64) != (query.dtype is torch.float64):
         raise ValueError(

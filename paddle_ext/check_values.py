@@ -1,7 +1,7 @@
-"""Checks that look at the values of tensors: labels, indices, finite features.
+"""Checks of the values of tensors: labels, indices, finite features.
 
-They cost a pass over the tensors, and on CUDA one host synchronisation, or two without
-`num_classes`. `check` has the others, and these under the same names.
+They need a pass over the tensors, and on CUDA one host synchronisation, or two without
+`num_classes`. `check` has the other checks, and re-exports these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LARGEST = torch.finfo(torch.float64).max
-# Features up to here can be summed, over any number of rows, without overflow.
+# Features up to this size can be summed, over any number of rows, without overflow.
 SUMMABLE = {torch.float16: 1e30, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
 
 
@@ -54,9 +54,9 @@ def indexed_values(
 def values(
     seen: dict[str, Tensor], labels: Tensor, limits: dict[str, int], num_classes: int | None
 ) -> int:
-    """Check all tensors through their extremes: one pass each, and one read for all of them."""
+    """Check all tensors by their extremes: one pass each, and one read for all."""
     seen = {name: x for name, x in seen.items() if x.numel() and not plainly_summable(x)}
-    # A NaN anywhere makes both extremes NaN, so they tell about finiteness too.
+    # A NaN anywhere makes both extremes NaN, so they show finiteness too.
     scalars = [extreme for x in seen.values() for extreme in torch.aminmax(x.detach())]
     if num_classes is not None:
         scalars += every_class(labels, num_classes)
@@ -85,18 +85,18 @@ def values(
 
 
 def plainly_summable(x: Tensor) -> bool:
-    """Whether the norm alone rules out NaN, infinity and all too large numbers.
+    """Whether the norm alone rules out NaN, infinity and too large numbers.
 
-    On the CPU it takes a third of the time of the extremes, which then need not be looked for;
-    False says nothing. (`torch.dot` takes even less, but a forked child hung in it.)
+    On the CPU it takes a third of the time of the extremes, which are then not needed; False is
+    inconclusive. (`torch.dot` is even faster, but a forked child hung in it.)
     """
     if not x.is_cpu or x.dtype not in SUMMABLE or x.numel() < 2**12:
-        return False  # on CUDA it would be one more host synchronisation
+        return False  # on CUDA it would add a host synchronisation
     return bool(torch.linalg.vector_norm(x.detach()).item() <= SUMMABLE[x.dtype])
 
 
 def numbers_of(scalars: list[Tensor]) -> list[float]:
-    """Read tensors without dimensions, with one synchronisation for all of them."""
+    """Read zero-dimensional tensors, with one synchronisation for all."""
     if scalars and scalars[0].is_cuda:
         together: list[float] = torch.stack([x.double() for x in scalars]).tolist()
         return together
@@ -104,14 +104,14 @@ def numbers_of(scalars: list[Tensor]) -> list[float]:
 
 
 def every_class(labels: Tensor, num_classes: int) -> list[Tensor]:
-    """Whether each task has each class; nothing where there are fewer rows than classes."""
+    """Whether each task has each class; None if there are fewer rows than classes."""
     if num_classes > labels.shape[-1]:
         return []
     return [presence(labels, num_classes).all()]
 
 
 def presence(labels: Tensor, num_classes: int) -> Tensor:
-    """[B or 1, K] bool; labels out of range, an error of their own, are ignored."""
+    """[B or 1, K] bool; ignores labels out of range, which are reported separately."""
     labels = labels.long().reshape(-1, labels.shape[-1]).clamp(0, num_classes - 1)
     found = torch.zeros(labels.shape[0], num_classes, dtype=torch.bool, device=labels.device)
     return found.scatter_(1, labels, True)
@@ -124,7 +124,7 @@ def outside(name: str, low: float, high: float, limit: int) -> None:
 
 
 def missing_class(labels: Tensor, num_classes: int) -> None:
-    if num_classes > labels.shape[-1]:  # then any task misses one, and K may be too large to list
+    if num_classes > labels.shape[-1]:  # every task misses one, and K may be too large to list
         task, there = 0, set(labels.reshape(-1, labels.shape[-1])[0].tolist())
         label = next(k for k in range(num_classes) if k not in there)
     else:

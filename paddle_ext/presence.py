@@ -1,7 +1,7 @@
-"""Which queries are of no class at all, and which labelled rows have a wrong label.
+"""Find queries of unknown classes, and labelled rows with a wrong label.
 
-The probabilities of a solution only compare classes with each other, so this needs the features.
-Which classes are present, and which labels are doubtful, a `Solution` tells by itself.
+The probabilities of a solution only compare classes with each other, so this needs the features. A
+`Solution` itself says which classes are present and which labels are doubtful.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from .solution import Solution
 __all__ = ["LabelDoubt", "label_doubt", "novelty"]
 
 ALONE = "support_labels must have a class of two rows or more, got one of each"
-MOST_ROWS = 1024  # labelled rows that queries are compared with, at most
+MOST_ROWS = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # of labelled rows; less is rounding
-SPREAD_SHARE = 0.25  # of the mean: the spread before any row is seen
-PRIOR_ROWS = 16  # what is assumed before any row is seen counts as much as so many
-FOLDS = 5  # of classes that are left out together, to see how strangers would look
+SPREAD_SHARE = 0.25  # of the mean: the spread a priori
+PRIOR_ROWS = 16  # weight of the prior, in rows
+FOLDS = 5  # of classes left out together, to simulate strangers
 
 
 def novelty(
     solution: Solution | Prediction, support: Tensor, support_labels: Tensor, query: Tensor
 ) -> Tensor:
-    """How unlike its class each query is: near 1 for a sample of none of the classes.
+    """How unlike its class each query is: near 1 for a sample of an unknown class.
 
-    The share of the labelled rows that are less strange than the query, each of them left out of
-    its class. A row is strange if it is far from the mean of its class, in the feature scale of the
+    The share of labelled rows that are less strange than the query, each of them left out of its
+    class. A row is strange if it is far from the mean of its class, in the feature scale of the
     method `adaptive`, and if its cosine with it, and its largest with any class mean, are small.
-    How much distances count and how much cosines, labelled rows choose that are judged twice: with
-    their class among the known ones, and without it, as strangers. If they are few, cosines count.
-    Of samples like the labelled ones, about 5 in 100 exceed 0.95. Class means are those of the
-    labelled rows, whatever the solver: those of a solution may have moved onto the strangers. For
-    a solution of PADDLE the class of a row is that of the largest cosine, because a large class may
-    have swallowed the rows of another.
+    The weights of distances and cosines are chosen on labelled rows that are scored twice: with
+    their class known, and without it, as strangers. With few rows, cosines dominate. About 5 in 100
+    samples like the labelled ones exceed 0.95. Class means are those of the labelled rows, whatever
+    the solver: those of a solution may have moved to the strangers. For a PADDLE solution the class
+    of a row is that of the largest cosine, because a large class may have absorbed the rows of
+    another.
 
     Parameters
     ----------
     solution : Solution or Prediction
-        What `solve`, or a method's `predict`, gave for the following; one task.
+        The result of `solve`, or of a method's `predict`, for the following; one task.
     support, support_labels, query : Tensor [S, D], [S], [Q, D]
-        At least one class must have two rows or more: a class with one says nothing about how far
-        its samples lie apart.
+        At least one class must have two rows or more: a single row says nothing about the spread of
+        its class.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def novelty(
     u = solution.probabilities
     if u.dim() != 2 or u.shape[0] != len(query):
         raise ValueError(
-            "solution must be that of the one task given, with probabilities of shape "
+            "solution must belong to the one given task, with probabilities of shape "
             f"[{len(query)}, K], got {list(u.shape)}"
         )
     K = check.dense_values(support, support_labels, query, u.shape[-1])
@@ -87,21 +87,22 @@ def novelty(
 class LabelDoubt(NamedTuple):
     """How likely the labels of labelled rows are to be wrong."""
 
-    doubt: Tensor  # [S]: the probability of all other classes; 0 for a row alone in its class
+    doubt: Tensor  # [S]: the probability of all other classes; 0 for the only row of its class
     suggestion: Tensor  # [S] int64: the most probable class
 
     def suspects(self, threshold: float = 0.9) -> Tensor:
-        """Rows whose label has less than 1 - `threshold`, the most doubtful first, [n] int64."""
+        """Rows whose label has a probability below 1 - `threshold`, most doubtful first, [n]
+        int64."""
         threshold = check.real("threshold", threshold)
         order = self.doubt.argsort(descending=True, stable=True)
         return order[self.doubt[order] > threshold]
 
 
 def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
-    """Look for wrong labels among labelled rows.
+    """Find wrong labels among labelled rows.
 
-    Each row is classified by all the others, as the method `adaptive` would classify one new row
-    of which nothing is known but that it is as likely of one class as of another.
+    Each row is classified from all others, as the method `adaptive` would classify one new row,
+    with equal prior probability for every class.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     Returns
     -------
     LabelDoubt
-        What a class of one row has to say about itself is nothing: its doubt is 0.
+        A class with a single row has no evidence about itself: its doubt is 0.
 
     Examples
     --------
@@ -134,7 +135,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
 
 
 def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoubt:
-    """The same for rows that were checked."""
+    """The same for checked rows."""
     if len(labels) == num_classes:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
     likelihood = calibrated(rows.unsqueeze(0), labels.unsqueeze(0), num_classes)
@@ -148,22 +149,22 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
 
 @dataclass(frozen=True)
 class KnownClasses:
-    """Where the labelled rows of classes lie."""
+    """Location of the labelled rows of classes."""
 
     centre: Tensor  # [D]
-    means: Tensor  # [K, D] class means, less the centre
-    scale: Tensor  # [D] how features count
+    means: Tensor  # [K, D] class means, minus the centre
+    scale: Tensor  # [D] feature weights
     directions: Tensor  # [K, D] unit-norm class means
 
     def signs(self, unit: Tensor, labels: Tensor | None) -> Tensor:
-        """Of unit-norm rows with these labels, by default those of the largest cosines, [n, 2]."""
+        """Signs of unit-norm rows with these labels, by default the largest cosines', [n, 2]."""
         best, nearest = (cosines := unit @ self.directions.mT).max(1)
         own = nearest if labels is None else labels
         cosine = cosines.gather(1, own.unsqueeze(1)).squeeze(1)
         return signs(self.distances(unit, own), cosine, best)
 
     def distances(self, unit: Tensor, labels: Tensor) -> Tensor:
-        """Squared, of unit-norm rows to the means of their classes, [n]."""
+        """Squared distances of unit-norm rows to the means of their classes, [n]."""
         x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0][0]
         return ((x - self.means[labels]).square() * self.scale).sum(-1)
 
@@ -176,31 +177,31 @@ class KnownClasses:
 
 @dataclass(frozen=True)
 class Familiar(KnownClasses):
-    """What samples of known classes look like; tensors, so that they may be kept as arrays."""
+    """A model of samples of known classes; tensors, so that they can be stored as arrays."""
 
-    weights: Tensor  # [2] float64: what distances count, and cosines
-    usual: Tensor  # [m] float64: how strange labelled rows are, sorted
+    weights: Tensor  # [2] float64: weights of distances and cosines
+    usual: Tensor  # [m] float64: sorted strangeness of labelled rows
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
-        """Of rows [n, D] with these labels, by default those of the largest cosines; float64."""
+        """Novelty of rows [n, D] with these labels, by default the largest cosines'; float64."""
         found = []
         for part in parts(len(rows), 3 * rows.shape[-1] + len(self.means)):
-            # Unit-norm first: what float64 can hold may be too large for the dtype of the means.
+            # Unit-norm first: float64 values may be too large for the dtype of the means.
             unit = unit_rows(rows[part].double()).to(self.means.dtype)
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.usual, torch.cat(found))
 
 
 def signs(distance: Tensor, own: Tensor, best: Tensor) -> Tensor:
-    """What is large for strange rows: their distances and what their cosines lack, [n, 2] float64.
+    """Signs of strangeness, large for strange rows: distance and lack of cosine, [n, 2] float64.
 
-    Of the distance to the mean of the class, the cosine with it and the largest cosine, [n] each.
+    From the distance to the class mean, the cosine with it and the largest cosine, [n] each.
     """
     return torch.stack([distance.double(), 2 - own.double() - best.double()], dim=1)
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
-    """What labelled rows [S, D] of all classes say; None if each is alone in its class."""
+    """The model of labelled rows [S, D] of all classes; None if no class has two."""
     K = num_classes
     rows = support.to(computing_dtype(support))
     shots = labels.bincount(minlength=K)
@@ -235,10 +236,10 @@ def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClas
 def judged_as_known(
     found: KnownClasses, x: Tensor, labels: Tensor, sums: Tensor, shots: Tensor
 ) -> Tensor:
-    """Signs of labelled unit-norm rows, as of new rows of their classes; [n, 2].
+    """Signs of labelled unit-norm rows, as for new rows of their classes; [n, 2].
 
-    A row is part of the mean of its class. The mean without it is shorter, but has the same
-    product with the row as the true mean, on average; a new row would see the length of the whole.
+    A row is part of the mean of its class. The mean without it is shorter, but has the same product
+    with the row as the true mean, on average; a new row would see the length of the whole.
     """
     n, own = shots[labels].to(x.dtype), labels.unsqueeze(1)
     distance = found.distances(x, labels) * (n + 1) / (n - 1)
@@ -252,7 +253,7 @@ def judged_as_known(
 def judged_as_strange(
     found: KnownClasses, rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor
 ) -> Tensor:
-    """Signs of the chosen rows where their class and others are not known; none of two classes."""
+    """Signs of the chosen rows if their class and others were unknown; none for two classes."""
     K = len(found.means)
     folds = min(FOLDS, K) if K > 2 else 0
     fold = torch.arange(K, device=labels.device) % max(1, folds)
@@ -271,10 +272,10 @@ def judged_as_strange(
 
 
 def discriminant(known: Tensor, strange: Tensor) -> Tensor:
-    """What each sign counts: Fisher's linear discriminant of rows [.., 2], none below 0; [2].
+    """Weights of the signs: Fisher's linear discriminant of rows [.., 2], none below 0; [2].
 
-    Few rows are drawn to signs that are independent, and of which the cosines alone tell. Of known
-    rows the weighted sum has a spread of 1.
+    Few rows are shrunk towards independent signs of which only the cosines are informative. For
+    known rows the weighted sum has a spread of 1.
     """
     unit = torch.stack([spread(x) for x in known.unbind(1)])
     known, strange = known / unit, strange / unit
@@ -284,22 +285,22 @@ def discriminant(known: Tensor, strange: Tensor) -> Tensor:
     apart = strange.mean(0) - known.mean(0) if m else prior
     apart = (m * apart + PRIOR_ROWS * prior) / (m + PRIOR_ROWS)
     weights = torch.linalg.solve(covariance, apart).clamp(min=0)
-    weights[1] += weights.sum() == 0  # cosines, if nothing tells strangers
+    weights[1] += weights.sum() == 0  # cosines, if nothing identifies strangers
     found: Tensor = weights / spread(known @ weights) / unit
     return found
 
 
 def spread(x: Tensor) -> Tensor:
-    """Of numbers that are not negative; that of a few is drawn to a share of the mean."""
+    """The spread of non-negative numbers; for few numbers, shrunk to a share of the mean."""
     mean = x.mean()
     squares = (x - mean).square().sum() + PRIOR_ROWS * (SPREAD_SHARE * mean) ** 2
     return (squares / (len(x) + PRIOR_ROWS)).sqrt().clamp(min=NO_SPREAD)
 
 
 def rank(usual: Tensor, scores: Tensor) -> Tensor:
-    """The share of sorted `usual` scores [m] below each score, in between and beyond it smooth.
+    """The share of sorted `usual` scores [m] below each score, interpolated and extrapolated.
 
-    It grows with the score everywhere, so that nothing of the order is lost.
+    It increases strictly with the score, so that the order is preserved.
 
     Examples
     --------

@@ -215,7 +215,7 @@ def test_novelty_with_few_rows() -> None:
 def test_novelty_of_another_task() -> None:
     support, labels, query = task()
     solution = paddle_ext.solve(support, labels, query)
-    with pytest.raises(ValueError, match="that of the one task given"):
+    with pytest.raises(ValueError, match="belong to the one given task"):
         presence.novelty(solution, support, labels, query[:5])
 
 

@@ -242,9 +242,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return None
         if self.method != "adaptive" or named:
             what = "prototypes" if named else f"method={self.method!r}"
-            raise ValueError(
-                f"sample_weight must be None with {what}, got {check.kind(given)}"
-            )
+            raise ValueError(f"sample_weight must be None with {what}, got {check.kind(given)}")
         weights = checked_weights(given, len(known))[known]
         mass = np.bincount(places, weights, minlength=len(self.classes_))
         if (mass == 0).any():

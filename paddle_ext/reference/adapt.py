@@ -1,8 +1,8 @@
 """Class proportions of a batch with a learned Dirichlet prior, in plain torch: the specification.
 
 Letters: B tasks, Q queries, K classes. The proportions of a batch are drawn from Dirichlet(a, ...,
-a), and query q is of class k with probability pi_k; l_qk is the logarithm of its likelihood, up to
-a constant for each query. Mean-field inference alternates
+a), and query q has class k with probability pi_k; l_qk is its log-likelihood, up to a constant per
+query. Mean-field inference alternates
 
     u_qk = softmax_k( l_qk + e_k )
     N_k  = w sum_q u_qk                                       w: weight of a query in the counts
@@ -14,8 +14,8 @@ from e = 0 and a = 1. No step lowers the bound of the evidence
     w sum_q ( ln sum_k exp(l_qk + e_k) - sum_k u_qk e_k )
       + ln G(K a) - K ln G(a) - ln G(w Q + K a) + sum_k ln G(N_k + a).
 
-If all classes are present, a grows and the proportions hardly count; if few are, a shrinks and the
-absent ones die.
+If all classes are present, a grows and the proportions hardly matter; if few are, a shrinks and
+absent classes vanish.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LOWEST = -1.7e308  # stands for minus infinity
 
 
 def trigamma(x: Tensor) -> Tensor:
-    """For x > 0. Torch's is right to 5e-10 only where x is small, so x is first shifted up."""
+    """For x > 0. Torch's digamma is accurate to only 5e-10 for small x, so x is first shifted
+    up."""
     lower = torch.zeros_like(x)
     for _ in range(20):
         lower = lower + x.square().reciprocal()
@@ -52,7 +53,7 @@ def next_concentration(a: Tensor, counts: Tensor, total: float) -> Tensor:
 
 
 def bound(logits: Tensor, e: Tensor, a: Tensor, weight: float) -> Tensor:
-    """Of the evidence, [B], with u the best for e; logits [B, Q, K], e [B, K], a [B, 1]."""
+    """Bound of the evidence, [B], with u optimal for e; logits [B, Q, K], e [B, K], a [B, 1]."""
     Q, K = logits.shape[-2:]
     z = logits + e.unsqueeze(-2)
     counts = weight * z.softmax(-1).sum(-2)
@@ -98,7 +99,7 @@ def adapt(
         e_next = e_next - torch.special.digamma(weight * Q + K * a_next)
         moved = (counts_next - counts).abs().amax(-1)
 
-        live = running.unsqueeze(-1)  # tasks that have stopped stay as they are
+        live = running.unsqueeze(-1)  # stopped tasks keep their state
         counts, a = torch.where(live, counts_next, counts), torch.where(live, a_next, a)
         e = torch.where(live, e_next, e)
         criterion = torch.where(running, moved, criterion)

@@ -1,7 +1,7 @@
 """The method `adaptive` in plain torch, task by task: the specification.
 
-Letters: S labelled rows, Q queries, K classes, D features; class k has n_k labelled rows, and w_k
-is their mean; v_i is what row i is off the mean of its class. docs/adaptive.md has the equations.
+Letters: S labelled rows, Q queries, K classes, D features; class k has n_k labelled rows with mean
+w_k; v_i is the difference of row i from its class mean. The equations are in docs/adaptive.md.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .paddle import batched, computing_dtype, unit_rows
 SHARPNESS = 16.0  # of one shot, and the centre of its prior
 SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
-SOFTER, FEW = 0.7, 0.02  # logits count less by this share, if the concentration is far below this
-BEFORE, MANY = 0.5, 10.0  # of one shot: share of distances before the second unit norm, at most;
-# it takes a large batch, and a concentration far above this
+SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
+BEFORE, MANY = 0.5, 10.0  # of one shot: largest share of distances before the second unit norm;
+# it requires a large batch, and a concentration far above this
 
 
 class Judged(NamedTuple):
-    """Distances in one metric, of queries and of the labelled rows that calibrate."""
+    """Distances in one metric, of queries and of the calibration rows."""
 
     query: Tensor  # [Q, K]
     rows: Tensor  # [R, K], each row left out of its own class
@@ -34,7 +34,7 @@ class Judged(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The labelled rows that calibrate."""
+    """The calibration rows."""
 
     x: Tensor  # [R, D]
     own: Tensor  # [R] their classes
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 
 
 def centred(x: Tensor, centre: Tensor) -> Tensor:
-    """Unit-norm rows, less the centre, unit-norm again; a row that is the centre becomes zero."""
+    """Unit-norm rows, minus the centre, unit-norm again; a row at the centre becomes zero."""
     x = unit_rows(x) - centre
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.where(norm > SAME, x / norm.clamp(min=SAME), 0)
@@ -65,7 +65,7 @@ def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor, full: b
 
 
 def feature_scale(rows: Rows) -> Tensor:
-    """Features that vary much inside the classes count less, [D]."""
+    """Feature weights, lower for large variance within the classes, [D]."""
     degrees = ((rows.shots - 1) / rows.shots).sum()
     variance = rows.off.square().sum(0) / degrees
     mean = variance.mean()
@@ -81,7 +81,7 @@ def squared(x: Tensor, w: Tensor, metric: Tensor) -> Tensor:
 
 
 def less_noise(query: Tensor, others: Tensor, own: Tensor, rows: Rows, shots: Tensor) -> Judged:
-    """The distances, of which the noise of the class means is taken off."""
+    """The distances minus the noise of the class means."""
     judged = others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1))
     noise = 0.6 * (own * rows.shots / (rows.shots + 1)).mean() / shots
     return Judged(query - noise, judged - noise, torch.empty(0))
@@ -101,7 +101,7 @@ def by_scale(query: Tensor, rows: Rows, means: Tensor, shots: Tensor) -> tuple[J
 def by_covariance(
     query: Tensor, rows: Rows, means: Tensor, shots: Tensor, off: Tensor, scale: Tensor, own: Tensor
 ) -> Judged:
-    """Distances in the full metric, those of a row as if it had not been there.
+    """Distances in the full metric, for each row as if it were absent.
 
     `off` is v of all labelled rows, `scale` the diagonal metric, `own` its own distances.
     """
@@ -113,7 +113,7 @@ def by_covariance(
     inverse = torch.linalg.inv(covariance / level + torch.eye(D).to(covariance))
     metric = root.unsqueeze(1) * inverse * root
 
-    # Without row i the covariance is less by cut v v^T, and its inverse follows in closed form.
+    # Without row i the covariance loses cut v v^T, and its inverse follows in closed form.
     cut = rows.shots / ((rows.shots - 1) * degrees * level)
     square = ((rows.off @ metric) * rows.off).sum(-1)
     kept = (1 - cut * square).clamp(min=1e-3)
@@ -127,14 +127,14 @@ def by_covariance(
 
 
 def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:
-    """The calibrated sharpness, and the objective that it minimises."""
+    """The calibrated sharpness, and the objective it minimises."""
     count = torch.tensor([len(own)], device=own.device)
     found = calibrate(distances.unsqueeze(0), own.unsqueeze(0), count)
     return float(found[0]), float(found[1])
 
 
 def hubs(distances: Tensor, rows: Rows, f: float) -> Tensor:
-    """Classes that draw rows of others get less, [K]."""
+    """Lower bias for classes that attract rows of others, [K]."""
     R, K = distances.shape
     p = torch.softmax(-f / 2 * distances, dim=-1)
     drawn = p.scatter(1, rows.own.unsqueeze(1), 0.0).sum(0)
@@ -155,7 +155,8 @@ def one_shot_hubs(means: Tensor) -> Tensor:
 def moved_distances(
     x: Tensor, means: Tensor, shots: Tensor, weights: Tensor, metric: Tensor
 ) -> Tensor:
-    """To prototypes that have taken in the queries with weights [Q, K], each without itself."""
+    """Distances to prototypes that absorbed the queries with weights [Q, K], each without
+    itself."""
     found = []
     for q in range(len(x)):
         others = weights.clone()
@@ -167,16 +168,16 @@ def moved_distances(
 
 
 def less_sharp(logits: Tensor, a: Tensor) -> Tensor:
-    """Where few classes are present, odds are beyond what labelled rows have shown."""
+    """The factor on logits if few classes are present: odds exceed those seen in labelled rows."""
     return logits * (1 - SOFTER / (1 + a / FEW))
 
 
 def with_lengths(
     logits: Tensor, support: Tensor, query: Tensor, labels: Tensor, centre: Tensor, share: Tensor
 ) -> Tensor:
-    """Of one shot: where all classes seem present, also what the plain nearest mean says.
+    """For one shot: adds the plain nearest mean if all classes seem present.
 
-    `share` is how much that counts.
+    `share` is its weight.
     """
     rows = means_of(unit_rows(support) - centre, labels, logits.shape[1])
     scatter = rows.square().sum(-1).mean().clamp(min=SAME**2)

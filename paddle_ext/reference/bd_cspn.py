@@ -37,11 +37,11 @@ def bd_cspn(
         As in `paddle_ext.reference.simpleshot`.
     scaling : {"cl2n", "l2n", "none"}
         "cl2n" centres the features and makes rows unit-norm; "l2n" makes them unit-norm; "none"
-        takes them as they are.
+        leaves them unchanged.
     temperature : float
         Sharpness of the weights.
     empty_class : {"keep_own", "keep_all"}
-        When no row is nearest to some w_k: that class keeps its w_k, or all classes keep theirs.
+        If no row is nearest to some w_k: that class keeps its w_k, or all classes keep theirs.
 
     Returns
     -------

@@ -4,7 +4,7 @@ For rows i with distances d_ik to the classes and own classes y_i, each task min
 
     sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln centre)^2 / (2 spread^2)
 
-by Newton steps inside a bracket, which is halved where they leave it.
+by Newton steps inside a bracket; a step outside the bracket becomes a bisection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def calibrate(
     centre: float = 16.0,
     spread: float = math.log(2.0),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the sharpness [B], what was minimised [B] and what classes draw [B, K].
+    """Find the sharpness [B], the minimum [B] and the attraction of classes [B, K].
 
     See `paddle_ext.ops.calibrate`.
 

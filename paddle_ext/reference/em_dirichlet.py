@@ -29,10 +29,10 @@ def fit(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
 
 def best_classes(value: Tensor, clusters: Sequence[int]) -> dict[int, int]:
-    """A class for each cluster, one to one, of the largest sum of values [K, K].
+    """A class for each cluster, one to one, maximising the sum of values [K, K].
 
-    Clusters come one after the other; each takes the chain of changes that costs least (Bellman
-    and Ford on the graph of possible changes).
+    Clusters are added one at a time; each takes the cheapest chain of changes (Bellman-Ford on the
+    graph of possible changes).
     """
     K = len(value)
     cost = (-value).tolist()
@@ -56,7 +56,7 @@ def best_classes(value: Tensor, clusters: Sequence[int]) -> dict[int, int]:
 
 
 def renamed(u: Tensor, x: Tensor) -> Tensor:
-    """u [Q, K] with each cluster in the place of its class."""
+    """u [Q, K] with clusters reordered to their classes."""
     K, labels = u.shape[1], u.argmax(-1)
     held = [k for k in range(K) if bool((labels == k).any())]
     means = torch.zeros(K, K, dtype=x.dtype)
@@ -93,11 +93,11 @@ def em_dirichlet(
     support, support_labels, query, prototypes, logits, logit_scale
         As in `paddle_ext.reference.transclip`.
     assignment : {"soft", "hard"}
-        "hard" gives each query to one class at the end of an iteration.
+        "hard" assigns each query to one class at the end of an iteration.
     lam : float, optional
         Weight of the penalty for many classes; by default K // k_eff times Q.
     k_eff : int
-        Number of classes among the queries that the default of `lam` is for.
+        Number of classes among the queries assumed by the default of `lam`.
     temperature : float
         Factor on the cosines of rows and prototypes.
     schedule : pairs of floats, optional

@@ -26,9 +26,9 @@ def lasso_path(design: Tensor, target: Tensor) -> list[Tensor]:
     """Coefficients [N, K] of the multi-task lasso at decreasing penalties, the first ones of 100.
 
     Minimises ``1/2 ||target - design G||^2 + penalty sum_n ||G_n||`` for a projector, by
-    accelerated proximal gradients that start afresh when they overshoot. The first penalty is the
-    least at which G = 0, the others fall by equal factors to a thousandth of it. The path ends
-    early where no row is zero: then none is at any smaller penalty.
+    accelerated proximal gradients that restart when they overshoot. The first penalty is the least
+    at which G = 0, the others decrease geometrically to a thousandth of it. The path ends early if
+    no row is zero: then none is at any smaller penalty.
     """
     largest = float((design.T @ target).norm(dim=-1).max())
     path = [torch.zeros_like(target)]
@@ -93,20 +93,20 @@ def ici(
     dimension: int = 2,
     inverse_regularisation: float = 10.0,
 ) -> Tensor:
-    """Classify queries by logistic regression that takes them in, credible pseudo-labels first.
+    """Classify queries by logistic regression that absorbs them, credible pseudo-labels first.
 
     With unit-norm rows, H the projector on their first principal components and Y the one-hot
-    labels of all rows, queries with those of the model, each round solves the multi-task lasso
-    ``(I - H) Y ~ (I - H) G`` at 100 penalties. From the smallest penalty up it takes in the queries
-    whose row of G is zero, in their order, at most `step` of each class, and then fits the model
-    again. Queries taken in are labelled afresh in every round.
+    labels of all rows, with those of the model for queries, each round solves the multi-task lasso
+    ``(I - H) Y ~ (I - H) G`` at 100 penalties. From the smallest penalty up it absorbs the queries
+    whose row of G is zero, in order, at most `step` per class, and then fits the model again.
+    Absorbed queries are labelled again in every round.
 
     Parameters
     ----------
     support, support_labels, query, num_classes
         As in `paddle_ext.reference.solve`.
     step, max_iter : int
-        Queries taken in per class and round, at most; rounds, at most.
+        Limits on queries absorbed per class and round, and on rounds.
     dimension : int
         Number of principal components.
     inverse_regularisation : float
@@ -150,7 +150,7 @@ def ici(
 
 
 def most_credible(path: list[Tensor], labels: Tensor, included: list[int], step: int) -> list[int]:
-    """Rows to take in, of those not included, from the smallest penalty up."""
+    """Rows to absorb, of those not included, from the smallest penalty up."""
     chosen: list[int] = []
     taken = [0] * path[0].shape[1]
     for coefficients in reversed(path):

@@ -1,6 +1,6 @@
-"""Labelled rows, their coordinates and what they calibrate with, in plain torch.
+"""Labelled rows, their coordinates and calibration rows, in plain torch.
 
-docs/adaptive.md has the equations.
+The equations are in docs/adaptive.md.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Fields: TypeAlias = tuple[
 
 
 def inverse_lengths(x: Tensor) -> Tensor:
-    """1 / norm of rows [.., D], 0 for those that are rounding."""
+    """1 / norm of rows [.., D], 0 for those within rounding of zero."""
     length = torch.linalg.vector_norm(x, dim=-1)
     return torch.where(length > SAME, 1 / length.clamp(min=SAME), 0)
 
 
 def coordinates(rows: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [B, N, D] unit-norm, less the centre [B or 1, D], unit-norm again; and the norms.
+    """Rows [B, N, D] unit-norm, minus the centre [B or 1, D], unit-norm again; and the norms.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def coordinates(rows: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def evenly_spread(able: Tensor, rows: int) -> tuple[Tensor, int]:
-    """At most `rows` of the rows that are able [S], padded with row 0; and how many they are."""
+    """At most `rows` of the eligible rows [S], padded with row 0; and their number."""
     numbers = able.nonzero().flatten()
     count = min(len(numbers), rows)
     places = (2 * torch.arange(count, device=able.device) + 1) * len(numbers) // max(1, 2 * count)

@@ -13,7 +13,7 @@ def graph(z: Tensor, knn: int) -> Tensor:
     """Row q has ones at the knn - 1 queries nearest to q, itself excluded, [Q, Q].
 
     Squared distances are compared in single precision, above 2^-20, so that equal ones compare
-    equal; of equals the first are taken.
+    equal; of equals, the first are taken.
     """
     Q = len(z)
     compared = (distances(z, z) + 2.0**-20).float().fill_diagonal_(torch.inf)
@@ -34,11 +34,11 @@ def laplacian_shot(
     max_iter: int = 20,
     tol: float = 1e-6,
 ) -> Tensor:
-    """Classify queries by the nearest class mean, neighbours drawn to one class.
+    """Classify queries by the nearest class mean, with neighbours pulled to one class.
 
     With W the graph, a_qk the squared distance of query q to the mean of class k's support and
     y = softmax_k(-a), every iteration does ``y = softmax_k( -a + lam W y )``. A task stops when
-    ``sum y (ln y + a - lam W y)`` changes by at most `tol` of itself, at the third iteration or
+    ``sum y (ln y + a - lam W y)`` changes by at most a share of `tol`, at the third iteration or
     later.
 
     Parameters
@@ -48,9 +48,9 @@ def laplacian_shot(
     lam : float
         Weight of the neighbours.
     knn : int
-        Size of a neighbourhood, the query itself included.
+        Size of a neighbourhood including the query itself.
     max_iter, tol : int, float
-        At most this many iterations; relative change at which a task stops.
+        Limit on iterations; relative change at which a task stops.
 
     Returns
     -------

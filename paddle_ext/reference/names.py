@@ -1,6 +1,6 @@
 """The method `adaptive` with class names, in plain torch and float64, task by task.
 
-Letters as in `reference.adaptive`; t_k is the name of class k. docs/names.md has the equations.
+Letters as in `reference.adaptive`; t_k is the name of class k. The equations are in docs/names.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7
 
 
 class Names:
-    """What the names say: logits of rows, less their mean over the classes, with their weight."""
+    """Logits of the names for rows, minus their mean over the classes, with their weight."""
 
     def __init__(self, task: NamedTask, logit_scale: float) -> None:
         shots = shots_of(task)
@@ -162,7 +162,7 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
                 (f, objective), best = found, mixed
     bias = hubs(best.rows, rows, f)
     still = squared(z, means, best.metric)
-    noise = (still - best.query).mean(0)  # what was taken off the distances to a class
+    noise = (still - best.query).mean(0)  # the noise correction of distances to a class
 
     share, factor = 1.0, 1.0
     if names.judges is not None:

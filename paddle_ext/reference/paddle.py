@@ -9,8 +9,8 @@ Letters: B tasks, Q queries, S support rows, K classes, D features. A task minim
 over the probabilities u, the dual v and the prototypes w, one after the other, each in closed form.
 With v at its optimum the second line is lam times the entropy of p: few classes are present.
 
-proportions="dirichlet" has another second line, lam/Q times the negative logarithm of the evidence
-for the counts N_k = sum_q u_qk, whose concentration a is learned as in `reference.adapt`:
+proportions="dirichlet" has another second line, lam/Q times the negative log evidence of the counts
+N_k = sum_q u_qk, whose concentration a is learned as in `reference.adapt`:
 
       - lam/Q ( ln G(K a) - K ln G(a) - ln G(Q + K a) + sum_k ln G(N_k + a) )
 """
@@ -28,12 +28,12 @@ from .adapt import FIRST, next_concentration
 from .calibrate import calibrate
 
 AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in squared distance
-AUTO_MIN_GAP = 1e-12  # a smaller lead is none,
-AUTO_MIN_SHARE = 1e-5  # and so is one that is less than this of the distance of the median class
+AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
+AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the median class's distance
 
-MOST_ROWS = 256  # scaling="calibrated": labelled rows that calibrate, or K if that is more, unless
-MOST_ENTRIES = 2**24  # of a matrix of them and the classes would be exceeded
-SPREAD = 1e3  # of the logarithm of the sharpness a priori: nothing is known
+MOST_ROWS = 256  # scaling="calibrated": calibration rows, or K if larger, unless
+MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
+SPREAD = 1e3  # of the logarithm of the sharpness a priori: uninformative
 
 
 class Task(NamedTuple):
@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows of norm 1; a zero row stays zero."""
-    largest = x.abs().amax(-1, keepdim=True)  # first to at most 1, or the squares could overflow
+    largest = x.abs().amax(-1, keepdim=True)  # scale to at most 1, so that squares cannot overflow
     x = x / torch.where(largest > 0, largest, 1)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(norm > 0, norm, 1)
@@ -59,30 +59,30 @@ def class_means(support: Tensor, one_hot: Tensor) -> Tensor:
 
 
 def squared_distances(query: Tensor, prototypes: Tensor) -> Tensor:
-    """[B, Q, D] and [B, K, D] -> [B, Q, K]; both centred, so that little cancels."""
+    """[B, Q, D] and [B, K, D] -> [B, Q, K]; both centred, to avoid cancellation."""
     squares = query.square().sum(-1).unsqueeze(-1) + prototypes.square().sum(-1).unsqueeze(-2)
     return (squares - 2 * query @ prototypes.mT).clamp(min=0)
 
 
 def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much the nearest class leads the median one, and the distance of that; [B, Q] each."""
+    """Lead of the nearest class over the median one, and the median distance; [B, Q] each."""
     distance = squared_distances(query, means)
     median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
     return median - distance.amin(-1), median
 
 
 def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
-    """The factor of scaling="auto" from what `leads` gives, [B]."""
+    """The factor of scaling="auto" from the results of `leads`, [B]."""
     gap = lead.mean(-1)
     least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
 def sharpness(support: Tensor, one_hot: Tensor) -> Tensor:
-    """What the labelled rows of tasks want, [B or 1]; 0 where no class has two rows.
+    """The sharpness that fits the labelled rows of tasks, [B or 1]; 0 if no class has two rows.
 
-    Unit-norm rows [B or 1, S, D]. Evenly spread ones of classes with two or more calibrate, each
-    with the distance to its own class that a new row would have on average.
+    Unit-norm rows [B or 1, S, D]. Evenly spread rows of classes with two or more calibrate, each
+    with the mean distance that a new row would have to its class.
     """
     found = []
     for rows, members in zip(support, one_hot, strict=True):
@@ -108,9 +108,9 @@ def sharpness(support: Tensor, one_hot: Tensor) -> Tensor:
 
 
 def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace: bool) -> Task:
-    """Bring tasks into the coordinates the method works in; see `solve` for the scalings.
+    """Bring tasks into the coordinates of the method; see `solve` for the scalings.
 
-    A shared support (a batch of 1) is never repeated for every task. Only a trace needs `scatter`.
+    A shared support (a batch of 1) is never copied for every task. Only a trace needs `scatter`.
     """
     unit = scaling in ("auto", "calibrated")
     if unit:
@@ -172,7 +172,7 @@ def solve(
     return_prototypes: bool = False,
     trace: bool = False,
 ) -> Solution:
-    """Solve transductive few-shot tasks by PADDLE, with explicit prototypes and distances.
+    """Solve transductive few-shot tasks with PADDLE, with explicit prototypes and distances.
 
     From ``w_k`` = support mean of class k and ``v = 0``, each iteration does::
 
@@ -180,13 +180,13 @@ def solve(
         v_k  = 1 + ln( mean_q u_qk + epsilon )
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
-    until the prototypes move by at most `tol` on average. Every task of a batch stops by itself.
+    until the prototypes move by at most `tol` on average. Every task of a batch stops on its own.
     proportions="dirichlet" has ``v_k = digamma(N_k + a) - digamma(Q + K a)`` after a step of a.
 
     Parameters
     ----------
     support : Tensor [S, D] or [B, S, D]
-        Labelled features. Without a batch dimension beside a batched query: shared by all tasks.
+        Labelled features. Without a batch dimension but with a batched query: shared by all tasks.
     support_labels : Tensor [S] or [B, S]
         Integers in [0, K); every class must occur.
     query : Tensor [Q, D] or [B, Q, D]
@@ -196,20 +196,20 @@ def solve(
         Weight of the partition complexity; by default Q. 0 is soft K-means with a support.
     proportions : {"paddle", "dirichlet"}
     update_prototypes : bool
-        If False, they stay the class means of the support.
+        If False, they stay at the class means of the support.
     scaling : {"auto", "minmax", "none", "calibrated"}
-        "none" takes the features as they are. "minmax" divides every feature by its range over the
-        task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, such
+        "none" leaves the features unchanged. "minmax" divides every feature by its range over the
+        task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, so
         that the nearest class leads the median one by 13 in squared distance, averaged over the
-        queries. "calibrated" is as "auto", with the factor that the labelled rows want if that is
+        queries. "calibrated" is like "auto", with the factor that fits the labelled rows if it is
         larger; see `sharpness`.
     temperature, epsilon : float
-        Factor on the data term; what is added to the proportions inside the logarithm.
+        Factor on the data term; added to the proportions inside the logarithm.
     max_iter, tol : int, float
-        At most this many iterations; 0.0 never stops earlier. By default 1e-6; where prototypes
-        stay 1e-3, and it is about the count that moves most, in queries.
+        Limit on iterations; 0.0 runs all. Default 1e-6; 1e-3 for fixed prototypes, for the largest
+        change of a count, in queries.
     return_prototypes, trace : bool
-        Also return the prototypes in the coordinates of the inputs; what each iteration did.
+        Also return the prototypes in the coordinates of the inputs; the course of the iterations.
 
     Returns
     -------
@@ -234,7 +234,7 @@ def solve(
     if tol is None:
         tol = 1e-6 if update_prototypes else 1e-3
 
-    # Coordinates of about 1: then squares fit every dtype, and no scale overflows the logits.
+    # Coordinates of about 1: squares fit every dtype, and no scale overflows the logits.
     task, unit = of_size_one(task)
     sharpened = temperature / 2 * unit.square()
     steep = sharpened.clamp(max=torch.finfo(dtype).max).to(dtype)
@@ -247,19 +247,19 @@ def solve(
     running = torch.ones(B, dtype=torch.bool, device=z.device)
     rows: list[tuple[Tensor, Tensor, float]] = []
     for _ in range(max_iter):
-        # 1) probabilities, from how far each class is behind the nearest: that cannot overflow
+        # 1) probabilities, from the distance of each class minus the nearest: cannot overflow
         distance = squared_distances(z, w)
         behind = distance - distance.amin(-1, keepdim=True)
         u_next = torch.softmax(weight / Q * v - steep * behind, dim=-1)
         # 2) dual
         v_next, a_next = dual(u_next, a, epsilon)
-        # 3) prototypes, unless they stay
+        # 3) prototypes, unless fixed
         w_next, moved = w, (counts(u_next) - counts(u)).abs().amax(-1)
         if update_prototypes:
             w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
             moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
 
-        live = running.view(-1, 1, 1)  # tasks that have stopped stay as they are
+        live = running.view(-1, 1, 1)  # stopped tasks keep their state
         u, v = torch.where(live, u_next, u), torch.where(live, v_next.to(dtype), v)
         w = torch.where(live, w_next, w)
         a = a_next if a is None or a_next is None else torch.where(live[..., 0], a_next, a)
@@ -290,7 +290,7 @@ def counts(u: Tensor) -> Tensor:
 
 
 def dual(u: Tensor, a: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor | None]:
-    """The v-step [B, 1, K], and of a concentration [B, 1] its step before that; float64."""
+    """The v-step [B, 1, K], after the step of a concentration [B, 1], if any; float64."""
     if a is None:
         p = u.mean(-2, keepdim=True, dtype=torch.float64)
         return 1 + torch.log(p + epsilon), None
@@ -309,7 +309,7 @@ def evidence(u: Tensor, a: Tensor) -> Tensor:
 
 
 def of_size_one(task: Task) -> tuple[Task, Tensor]:
-    """The task in units in which no coordinate exceeds 1, and how large one is, [B, 1, 1]."""
+    """The task in units in which no coordinate exceeds 1, and the size of one, [B, 1, 1]."""
     unit = power_of_two_above(task)
     scatter = task.scatter / unit.square().view(-1)
     return Task(task.query / unit, task.means / unit, task.shots, scatter), unit
@@ -338,7 +338,7 @@ def objective(
     w: Tensor,
     a: Tensor | None = None,
 ) -> Tensor:
-    """The function that no iteration increases, [B]; `sharpened` is the factor on the data term."""
+    """The objective, which no iteration increases, [B]; `sharpened` multiplies the data term."""
     u, v, w = u.double(), v.double(), w.double()
     p = u.mean(-2, keepdim=True)
     if a is None:
@@ -350,7 +350,7 @@ def objective(
 
 
 def input_prototypes(support: Tensor, one_hot: Tensor, query: Tensor, u: Tensor) -> Tensor:
-    """The prototypes that belong to u, in the coordinates of the inputs, [B, K, D]."""
+    """The prototypes for u, in the coordinates of the inputs, [B, K, D]."""
     shots, u = one_hot.sum(-2).unsqueeze(-1), u.double()
     sums = shots * class_means(support, one_hot) + u.mT @ query
     return sums / (shots + u.sum(-2).unsqueeze(-1))
@@ -372,7 +372,7 @@ def finish(
     keep_batch: bool,
     a: Tensor | None = None,
 ) -> Solution:
-    """The batched results [B, ..] as the caller wants them."""
+    """The batched results [B, ..] in the form of the inputs."""
     proportions = u.mean(-2)
     if a is not None:
         _, Q, K = u.shape

@@ -45,7 +45,7 @@ def simplex_project(x: Tensor) -> Tensor:
 def objective(
     task: Task, temperature: float, lam: float, epsilon: float, u: Tensor, w: Tensor
 ) -> Tensor:
-    """What is minimised, [B]."""
+    """The objective, [B]."""
     u, w = u.double(), w.double()
     p = u.mean(-2) + epsilon
     return temperature / 2 * data_term(task, u, w) - lam * (p * p.log()).sum(-1)
@@ -72,17 +72,17 @@ def pgd(
     From the support means and the probabilities they give (the first u-step of PADDLE), each
     iteration takes one step of Adam on u and w together, and projects every row of u onto the
     simplex. The public code maximises the entropy instead, and stops updating u after one
-    iteration; this function does what the paper describes.
+    iteration; this function follows the paper.
 
     Parameters
     ----------
     support, support_labels, query, num_classes, lam, scaling, temperature, epsilon
         As in `paddle_ext.reference.solve`.
     max_iter, learning_rate : int, float
-        Iterations and learning rate of Adam: those of the public code. (The paper's text has a
+        Iterations and learning rate of Adam, as in the public code. (The paper's text has a
         learning rate of 1e-3.)
     tol : float
-        A task stops when its prototypes move by at most this on average; 0.0 never stops earlier.
+        A task stops when its prototypes move by at most this on average; 0.0 runs all iterations.
     return_prototypes, trace : bool
         As in `paddle_ext.reference.solve`.
 
@@ -93,9 +93,9 @@ def pgd(
 
     Notes
     -----
-    This is no descent method. Adam moves every entry of u at about the same speed, while the
-    projection is Euclidean and takes from all entries of a row alike; so the objective falls at
-    first and can rise later, the sooner the larger the learning rate.
+    This is not a descent method. Adam moves every entry of u at about the same speed, while the
+    projection is Euclidean and subtracts the same from all entries of a row; so the objective
+    decreases at first and can increase later, the sooner the larger the learning rate.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def pgd(
         w.grad = temperature * (shots * (w - means) + u.sum(-2).unsqueeze(-1) * w - u.mT @ z)
         adam.step()
 
-        # In place, for Adam holds these tensors; tasks that have stopped stay as they are.
+        # In place, because Adam holds these tensors; stopped tasks keep their state.
         live = running.view(-1, 1, 1)
         u.copy_(torch.where(live, simplex_project(u), u_before))
         w.copy_(torch.where(live, w, w_before))

@@ -8,7 +8,7 @@ from torch import Tensor
 from .paddle import batched, class_means, unit_rows
 from .sinkhorn import sinkhorn
 
-AT_THE_MEAN = 1e-5  # a unit-norm row nearer to the mean of its set than this has no direction
+AT_THE_MEAN = 1e-5  # a unit-norm row closer than this to the mean of its set has no direction
 
 
 def prepared(x: Tensor, power: float) -> Tensor:
@@ -54,17 +54,17 @@ def pt_map(
     support, support_labels, query, num_classes
         As in `paddle_ext.reference.solve`; at least 0 unless `power` is 1.
     power : float
-        The features are raised to it, after 1e-6 is added; 1 leaves them as they are.
+        Exponent of the features, after 1e-6 is added; 1 leaves them unchanged.
     reg : float
         Weight of the entropy.
     step : float
-        Share of the way to their new place that centroids go in an epoch.
+        Step fraction of the centroids towards their new position per epoch.
     epochs : int
         Moves of the centroids.
     class_mass : {"balanced", "oracle"}
-        With "oracle" each of the K classes gets a mass of Q // k_eff instead, as the
-        public code has it, against the 1 of every query. Such a plan does not exist; Sinkhorn's
-        iteration then ends at the "balanced" plan, times K (Q // k_eff) / Q.
+        With "oracle" each of the K classes gets a mass of Q // k_eff instead, as in the public
+        code, against the 1 of every query. Such a plan does not exist; Sinkhorn's iteration then
+        ends at the "balanced" plan, times K (Q // k_eff) / Q.
     k_eff : int
         The number of classes among the queries, known to an oracle.
     max_iter, tol : int, float

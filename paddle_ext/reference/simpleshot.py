@@ -45,7 +45,7 @@ def simpleshot(
     support, support_labels, query, num_classes
         As in `paddle_ext.reference.solve`.
     base_mean : Tensor [D], optional
-        What "cl2n" subtracts; by default the mean of the task's support.
+        Subtracted by "cl2n"; default: the mean of the task's support.
     scaling : {"cl2n", "l2n"}
         "cl2n" centres the features and makes rows unit-norm; "l2n" makes them unit-norm.
     temperature : float

@@ -1,11 +1,11 @@
 """Entropic optimal transport by Sinkhorn's iteration, in plain torch: the specification.
 
-Letters: B tasks, Q rows, K columns. Wanted is the plan
+Letters: B tasks, Q rows, K columns. The result is the plan
 
     P_qk = exp(-cost_qk / reg + f_q + g_k)      with row sums row_mass and column sums col_mass,
 
-which minimises sum P cost + reg sum P ln P under these sums. f and g are found one after the
-other, each in closed form, from g = 0 on.
+which minimises sum P cost + reg sum P ln P under these sums. f and g are computed alternately, each
+in closed form, starting from g = 0.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def sinkhorn(
         Any finite numbers.
     row_mass, col_mass : Tensor [Q] or [B, Q], and [K] or [B, K]
         At least 0, of equal totals; column masses are scaled to the exact total of the rows.
-        Without a batch dimension beside a batched cost: shared by all tasks.
+        Without a batch dimension but with a batched cost: shared by all tasks.
     reg : float
         Weight of the entropy.
     max_iter, tol : int, float
-        At most this many iterations, each a row step and a column step; a task stops when its
-        residual is at most `tol`, and 0.0 never stops earlier.
+        Limit on iterations, each a row step and a column step; a task stops when its residual is at
+        most `tol`; 0.0 runs all.
 
     Returns
     -------
@@ -59,8 +59,8 @@ def sinkhorn(
     c = col_mass.detach().double().reshape(-1, 1, K)
     c = c * (r.sum(-2, keepdim=True) / c.sum(-1, keepdim=True))
 
-    # Offsets of rows and columns of the cost are taken care of by f and g. Taken off, they cannot
-    # hide the differences; g starts with those of the columns.
+    # f and g absorb offsets of rows and columns of the cost. Subtracting them first keeps them from
+    # hiding differences; g starts with those of the columns.
     cost = cost.detach().double().reshape(-1, Q, K)
     logits = (cost.amin(-1, keepdim=True) - cost) / reg
     logits = logits.clamp(min=-1e300)
@@ -79,7 +79,7 @@ def sinkhorn(
         next_plan = c * torch.softmax(logits + f, dim=-2)  # exp(logits + f + g)
         off = (next_plan.sum(-1, keepdim=True) - r).abs().amax((-2, -1))
 
-        plan = torch.where(running.view(-1, 1, 1), next_plan, plan)  # who has stopped stays
+        plan = torch.where(running.view(-1, 1, 1), next_plan, plan)  # stopped tasks keep their plan
         residual = torch.where(running, off, residual)
         iterations += running.int()
         if tol > 0:

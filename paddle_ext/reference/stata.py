@@ -1,4 +1,4 @@
-"""StatA in plain torch, task by task, with the graph as a matrix and every difference taken."""
+"""StatA in plain torch, task by task, with the graph as a matrix and all differences explicit."""
 
 from __future__ import annotations
 

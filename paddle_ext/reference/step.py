@@ -1,4 +1,4 @@
-"""The late step of `adaptive` in plain torch: every query is judged without itself."""
+"""The late step of `adaptive` in plain torch: every query is classified without itself."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ from ..solution import TimSolution
 from .paddle import batched, class_means, computing_dtype, unit_rows
 
 EPSILON = 1e-12
-# The cross-entropy of alpha > 1 explodes where p_y is small. Beyond this power it goes on as its
+# The cross-entropy of alpha > 1 explodes for small p_y. Beyond this power it continues as its
 # tangent in ln p_y: float32 could not square the derivative.
 MAX_POWER = 1e15
-# No coordinate of a prototype leaves this range, in units of the spread of the queries, and no
-# temperature that one, in the same units: then nothing overflows, whatever the options.
+# Limits on coordinates of prototypes, in units of the spread of the queries, and on temperatures,
+# in the same units: nothing overflows, whatever the options.
 FAR_AWAY = 1e60
 MAX_TEMPERATURE = 1e60
 MAX_LOG = 1e200
@@ -41,7 +41,7 @@ BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 class Task(NamedTuple):
     """A batch of tasks, centred at the query mean and in units of the spread of the queries.
 
-    A support that is shared by all tasks is never repeated: it stays in its own coordinates.
+    A shared support is never copied: it stays in its own coordinates.
     """
 
     query: Tensor  # [B, Q, D]
@@ -85,7 +85,7 @@ def prepare(
 
 
 def logits(task: Task, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the support [B, S, K] and of the query [B, Q, K], each row less its largest."""
+    """Logits of the support [B, S, K] and the query [B, Q, K], minus the largest of each row."""
     half_norms = w.square().sum(-1).unsqueeze(-2) / 2  # [B, 1, K]
     rows = task.stretch * (task.support @ w.mT) + task.shift @ w.mT, task.query @ w.mT
     scores = [products - half_norms for products in rows]
@@ -102,7 +102,7 @@ def entropy(p: Tensor, alpha: float) -> Tensor:
 
 
 def cross_entropy(p: Tensor, alpha: float) -> Tensor:
-    """Of the probability of a row's own class."""
+    """Cross-entropy from the probability of a row's own class."""
     surprise = -(p + EPSILON).log()
     if alpha == 1:
         return surprise
@@ -114,7 +114,7 @@ def cross_entropy(p: Tensor, alpha: float) -> Tensor:
 def loss(
     task: Task, w: Tensor, weights: tuple[float, float, float], alphas: tuple[float, float, float]
 ) -> Tensor:
-    """Of every task, [B]."""
+    """The loss of every task, [B]."""
     p_support, p_query = (x.softmax(-1) for x in logits(task, w))
     own = p_support.gather(-1, task.labels.expand(len(w), -1).unsqueeze(-1)).squeeze(-1)
     fit = cross_entropy(own, alphas[0]).mean(-1)
@@ -131,7 +131,7 @@ def gradient_step(
     learning_rate: float,
     step: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One step of Adam, as if the coordinates were the features' own."""
+    """One step of Adam, as if in the coordinates of the features."""
     rate = (learning_rate / task.unit).clamp(max=MAX_LOG)
     epsilon = (ADAM_EPSILON * task.unit).clamp(min=1 / MAX_LOG)  # gradients are `unit` times larger
     first = BETA1 * moments[0] + (1 - BETA1) * gradient

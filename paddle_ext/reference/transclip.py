@@ -1,4 +1,4 @@
-"""TransCLIP in plain torch, task by task, with the graph as a matrix and every difference taken."""
+"""TransCLIP in plain torch, task by task, with a graph matrix and all differences explicit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GAMMAS = (0.002, 0.01, 0.02, 0.2)
 def affinity(rows: Tensor, query: Tensor, knn: int) -> Tensor:
     """Cosines of unit-norm rows with the queries nearest to them, else zero, [N, Q].
 
-    A query is no neighbour of itself. Squared distances are compared in single precision, above
-    2^-20, so that equal ones compare equal; of equals the first are taken.
+    A query is not its own neighbour. Squared distances are compared in single precision, above
+    2^-20, so that equal ones compare equal; of equals, the first are taken.
     """
     compared = (distances(rows, query) + 2.0**-20).float()
     count = min(knn, len(query))
@@ -56,7 +56,7 @@ def iterate(
     (Q, D), S = x.shape, len(rows)
     Y = torch.nn.functional.one_hot(task.labels, task.num_classes).double()
     W, labelled = affinity(x, x, knn), affinity(rows, x, knn)
-    # ln of the weights of all rows, of the queries first.
+    # Log weights of all rows, queries first.
     features = torch.cat([x, rows])
     log_labels = (50 * gamma / max(S, 1) * Y).log()
     mu = certain_means(x, log_y, confident)
@@ -109,10 +109,10 @@ def transclip(
     lam : float, optional
         Weight of the zero-shot probabilities; by default 1 without labelled rows, else 0.5.
     gamma : float, optional
-        Weight of the labelled rows; by default that of four with which most of them agree with
+        Weight of the labelled rows; default: the one of four with which the most of them agree with
         their nearest query.
     knn, confident, max_iter, inner_iter : int
-        Neighbours of a query, queries that a mean starts from, iterations, and their sweeps.
+        Neighbours of a query, queries from which a mean starts, iterations, and their sweeps.
 
     Returns
     -------

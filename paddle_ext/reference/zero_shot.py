@@ -37,7 +37,7 @@ def one_by_one(
     prototypes: Tensor | None,
     logits: Tensor | None,
 ) -> Tensor:
-    """What `solve` says about each task, [.., Q, K]."""
+    """The probabilities from `solve` for each task, [.., Q, K]."""
     given = prototypes if logits is None else logits
     assert given is not None
     K = given.shape[-2 if logits is None else -1]
@@ -76,9 +76,9 @@ def zero_shot(
     query : Tensor [Q, D] or [B, Q, D]
         Features to classify.
     prototypes : Tensor [K, D] or [B, K, D]
-        One embedding of each class; or
+        One embedding per class; or
     logits : Tensor [Q, K] or [B, Q, K]
-        zero-shot logits from elsewhere.
+        external zero-shot logits.
     logit_scale : float
         Factor on the cosines.
 

@@ -306,7 +306,7 @@ def assert_answers_nearly(answer: dict[str, np.ndarray], other: dict[str, np.nda
 def test_device_of_another_machine() -> None:
     """Whoever makes it need not have the GPU that is asked for; whoever calls it must."""
     model = classifier(device="cuda:3")
-    with pytest.raises(ArgumentError, match="device must be 'cpu', for torch finds no usable GPU"):
+    with pytest.raises(ArgumentError, match="device must be 'cpu' because torch finds no usable GPU"):
         model(QUERY)
 
 

@@ -204,7 +204,7 @@ def test_only_one_large_picture_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert decoding.one_large_picture.locked()
     assert not decoding.one_large_picture.locked()
     monkeypatch.setattr(decoding, "MOST_PIXELS", 100)
-    with pytest.raises(UnreadableError, match=r"^64 x 48 pixels, where"), opened(content):
+    with pytest.raises(UnreadableError, match=r"^64 x 48 pixels, more than"), opened(content):
         pass
     assert not decoding.one_large_picture.locked()
 
