@@ -1,5 +1,7 @@
 """What all tests share: the marker ``cuda``, places to run at, the profiles of hypothesis."""
 
+import contextlib
+import importlib.util
 import os
 import sys
 import warnings
@@ -118,6 +120,11 @@ def torchvision_operators() -> "Iterator[None]":
     import torch
 
     declared = torch.library.Library("torchvision", "FRAGMENT")
+    own = importlib.util.find_spec("torchvision")
+    if own is not None and own.origin is not None:
+        for compiled in Path(own.origin).parent.glob("_C*.so"):
+            with contextlib.suppress(OSError):  # made for another build of torch
+                torch.ops.load_library(str(compiled))
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -125,7 +125,7 @@ def environment(extras: str, wheel: Path) -> Path:
         call([sys.executable, "-m", "venv", "--clear", str(venv)])
         what = f"{wheel}[{extras}]" if extras else str(wheel)
         pins = str(ROOT / "constraints.txt")
-        call([str(python), "-m", "pip", "install", "-q", "-c", pins, what])
+        call([str(python), "-m", "pip", "install", "-q", "--no-compile", "-c", pins, what])
         mark.touch()
     return python
 
