@@ -37,7 +37,7 @@ def options() -> argparse.Namespace:
 
 
 def make_logits(B: int, K: int, present: int, device: torch.device, seed: int) -> Tensor:
-    """Of queries from some of the classes, about as sure as those of real features."""
+    """Logits of queries from some of the classes, about as confident as those of real features."""
     generator = torch.Generator(device).manual_seed(seed)
     truth = torch.randint(0, present, (B, QUERIES, 1), generator=generator, device=device)
     logits = torch.randn(B, QUERIES, K, generator=generator, device=device)
@@ -46,7 +46,7 @@ def make_logits(B: int, K: int, present: int, device: torch.device, seed: int) -
 
 
 def in_torch(logits: Tensor) -> Tensor:
-    """The same iteration, batched, until all tasks have settled."""
+    """The same iteration, batched, until all tasks have converged."""
     Q, K = logits.shape[-2:]
     e, a = logits.new_zeros(len(logits), K), torch.ones_like(logits[:, 0, :1]).double()
     before = e
@@ -89,9 +89,9 @@ def run_adapt(chosen: argparse.Namespace, device: torch.device) -> list[dict[str
 
 
 def busy(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Milliseconds of processor time of each call, the least of all rounds.
+    """Milliseconds of CPU time of each call, the minimum over all rounds.
 
-    Of a CPU that others use too, these tell more than those of the clock.
+    On a shared CPU these are more reliable than wall times.
     """
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):

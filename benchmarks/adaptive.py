@@ -1,9 +1,9 @@
 """Any batch: accuracy and calibration against the number of classes present, on real features.
 
 A cell is a bank, a number of shots, of classes present (K_eff) and of queries. The nearest class
-mean of unit-norm rows is always among the methods, and the others are compared with it on the same
-tasks. Classes with fewer than ten rows beside their shots are left out; where the classes present
-have fewer rows than queries are asked for, a cell has fewer queries.
+mean of unit-norm rows is always included, and the others are compared with it on the same tasks.
+Classes with fewer than ten rows in addition to their shots are left out; if the classes present
+have fewer rows than the requested queries, a cell has fewer queries.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ EXAMPLES = """\
 """
 
 NEAREST = "nearest mean"
-SPARE = 10  # rows that a class needs beside its shots
+SPARE = 10  # rows that a class needs in addition to its shots
 BINS = 15
-CHUNK = {"cpu": 10, "cuda": 100}  # tasks of a call
+CHUNK = {"cpu": 10, "cuda": 100}  # tasks per call
 Predict = Callable[[FeatureBank, TaskBatch], Prediction]
 
 
@@ -44,8 +44,8 @@ def options() -> argparse.Namespace:
     add("banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT")
     add("--shots", default="1,2,5,20", help="default: 1,2,5,20")
     add("--k-eff", default="1,2,5,10,20,half,all", help="default: 1,2,5,10,20,half,all")
-    add("--n-query", default="75,300", help="at most; default: 75,300")
-    add("--n-tasks", type=int, default=200, help="of each cell (default: 200)")
+    add("--n-query", default="75,300", help="limits; default: 75,300")
+    add("--n-tasks", type=int, default=200, help="per cell (default: 200)")
     add("--methods", default="adaptive,vb,paddle", help="names, or NAME:OPTION=VALUE; vb: below")
     return parser.parse_args()
 
@@ -80,8 +80,8 @@ def predictor(text: str) -> Predict:
 def plain_vb(bank: FeatureBank, batch: TaskBatch) -> Prediction:
     """Proportions with a learned Dirichlet prior on unit-norm rows, and nothing else.
 
-    Distances to class means, as sharp as labelled rows left out of their means ask for, but never
-    less than `scaling="auto"` makes them; one shot: twice as sharp as that.
+    Distances to class means, with the sharpness that fits left-out labelled rows, but at least that
+    of `scaling="auto"`; for one shot, twice that.
     """
     K = len(bank.counts())
     support, query = (unit_rows(bank.features[i]) for i in (batch.support_index, batch.query_index))
@@ -111,7 +111,7 @@ class Cell(NamedTuple):
     K: int
     shots: int
     k_eff: int
-    queries: int  # asked for
+    queries: int  # requested
     tasks: TaskSampler
 
 
@@ -124,7 +124,7 @@ def load(argument: str, device: torch.device) -> tuple[str, FeatureBank]:
 
 
 def numbers(text: str, K: int) -> list[int]:
-    """Of classes present, at most K, each once."""
+    """Numbers of classes present, at most K, each once."""
     words = {"half": max(1, K // 2), "all": K}
     found = {words.get(word) or int(word) for word in text.split(",")}
     return sorted(number for number in found if number <= K)
@@ -179,7 +179,7 @@ def measure(
 
 
 def calibration_error(confidence: Tensor, right: Tensor) -> float:
-    """Mean distance of confidence and accuracy, over bins of equal width."""
+    """Mean distance between confidence and accuracy, over bins of equal width."""
     place = (confidence * BINS).long().clamp(0, BINS - 1)
     said, true = (torch.bincount(place, x.double(), minlength=BINS) for x in (confidence, right))
     return float((said - true).abs().sum() / len(place))

@@ -1,9 +1,9 @@
-"""How large a batch should be: accuracy of `BatchClassifier` on streams cut into batches.
+"""The effect of the batch size: accuracy of `BatchClassifier` on streams cut into batches.
 
-Four streams: rows of all classes in random order, as frequent as in the bank; the same with
-frequencies that fall as 1 / rank; five classes at a time, others after every 300 rows; sorted by
-class, as files often are. With as many rows of every class the batch has nothing to tell in the
-first: the concentration of the proportions is at its upper bound, and labels are those of row by
+Four streams: rows of all classes in random order, with the frequencies of the bank; the same with
+frequencies that fall as 1 / rank; five classes at a time, changing every 300 rows; sorted by class,
+as files often are. If all classes are equally frequent, the batch carries no information in the
+first: the concentration of the proportions is at its upper bound, and labels are the same as row by
 row.
 """
 
@@ -23,7 +23,7 @@ from paddle_ext import BatchClassifier, FeatureBank
 EXAMPLES = """\
   python benchmarks/batches.py mini_test_resnet18.npz clinc150_minilm.npz flowers102_efflite0.npz
 """
-STAY, PRESENT = 300, 5  # rows for which so many classes stay
+STAY, PRESENT = 300, 5  # rows for which this many classes stay
 
 
 def options() -> argparse.Namespace:
@@ -37,7 +37,7 @@ def options() -> argparse.Namespace:
 
 
 def few_at_a_time(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.ndarray:
-    """Places of rows, none of them twice inside a stretch."""
+    """Indices of rows, without repetition within a stretch."""
     classes, found = np.unique(labels), []
     for _ in range(-(-rows // STAY)):
         pool = np.flatnonzero(np.isin(labels, random.choice(classes, PRESENT, replace=False)))
@@ -50,7 +50,7 @@ def shuffled(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.n
 
 
 def unequal(labels: np.ndarray, rows: int, random: np.random.Generator) -> np.ndarray:
-    """Without a row twice, so that large classes may have less than their share."""
+    """Without repetition, so large classes may have less than their share."""
     classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
     ranks = 1 + random.permutation(len(classes))
     weights = 1 / (ranks * counts)[places]
@@ -74,7 +74,7 @@ STREAMS: dict[str, Stream] = {
 def draws(
     bank: FeatureBank, shots: int, count: int
 ) -> Iterator[tuple[BatchClassifier, np.ndarray, np.ndarray, np.random.Generator]]:
-    """A classifier by some rows of each class, and the other rows with their labels."""
+    """A classifier from some rows of each class, and the other rows with their labels."""
     features, labels = bank.features.float().numpy(), bank.labels.numpy()
     for number in range(count):
         random = np.random.default_rng(number)
@@ -89,7 +89,7 @@ def draws(
 def main() -> None:
     chosen = options()
     sizes = [int(size) for size in chosen.sizes.split(",")]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; accuracy in per cent")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; accuracy in percent")
     head = [f"{size}" for size in sizes]
     print("| bank | order of the rows | " + " | ".join(head) + " |")
     print("|---" * (2 + len(sizes)) + "|")
@@ -110,7 +110,9 @@ def main() -> None:
         for name, shares in right.items():
             cells = " | ".join(f"{100 * share:.1f}" for share in shares)
             print(f"| {Path(path).stem} | {name} | {cells} |")
-        print(f"| | rows a second | {' | '.join(f'{rows / s:.0f}' for s in seconds)} |", flush=True)
+        print(
+            f"| | rows per second | {' | '.join(f'{rows / s:.0f}' for s in seconds)} |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """`paddle-ext classify` on a feature bank: seconds, memory and accuracy of the whole command.
 
 The bank is split into labelled samples, some of each class, and all others in random order; the
-command runs in a process of its own. With --names the classes are also known by embeddings of their
-names, and --labelled may be 0. With --k-eff: instead tasks with queries of so many classes,
-by the nearest class mean, by `paddle_ext.solve`, and by the method `adaptive`, the command's rule.
+command runs in its own process. With --names the classes are also known by embeddings of their
+names, and --labelled may be 0. With --k-eff: instead tasks with queries of this many classes,
+classified by the nearest class mean, by `paddle_ext.solve`, and by the method `adaptive`, which the
+command uses.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from paddle_ext.rows import class_means, squared_distances, unit_rows
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bank", type=Path)
-    parser.add_argument("--labelled", type=int, default=20, help="samples of each class")
+    parser.add_argument("--labelled", type=int, default=20, help="samples per class")
     parser.add_argument("--names", type=Path, help="file with text and class_names")
-    parser.add_argument("--sorted", action="store_true", help="leave the others in their order")
+    parser.add_argument("--sorted", action="store_true", help="keep the others in order")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--k-eff", type=int, help="classes of a task's queries")
+    parser.add_argument("--k-eff", type=int, help="classes present in a task")
     parser.add_argument("--n-tasks", type=int, default=20)
-    parser.add_argument("--n-query", type=int, default=75, help="queries of a task")
-    parser.add_argument("--num-classes", type=int, help="candidates of a task; default: all")
+    parser.add_argument("--n-query", type=int, default=75, help="queries per task")
+    parser.add_argument("--num-classes", type=int, help="candidates per task; default: all")
     parser.add_argument("--keep", type=Path, help="folder for the files, instead of a temporary")
     arguments = parser.parse_args()
     bank = FeatureBank.load(arguments.bank)
@@ -107,7 +108,7 @@ def split(bank: FeatureBank, folder: Path, arguments: argparse.Namespace) -> Non
 
 
 def show_nearest(bank: FeatureBank, labelled: torch.Tensor, rest: torch.Tensor) -> None:
-    """What the nearest class mean alone would reach."""
+    """The accuracy of the nearest class mean."""
     rows = unit_rows(bank.features.float())
     means = class_means(rows[labelled], bank.labels[labelled], bank.num_classes)
     right = squared_distances(rows[rest], means).argmin(1) == bank.labels[rest]
@@ -115,7 +116,7 @@ def show_nearest(bank: FeatureBank, labelled: torch.Tensor, rest: torch.Tensor) 
 
 
 def show_zero_shot(bank: FeatureBank, text: torch.Tensor, rest: torch.Tensor) -> None:
-    """What the nearest name alone would reach."""
+    """The accuracy of the nearest name."""
     found = (unit_rows(bank.features[rest].float()) @ unit_rows(text).mT).argmax(1)
     print(f"zero-shot {100 * (found == bank.labels[rest]).double().mean():.2f} %")
 

@@ -1,9 +1,9 @@
-"""A whole evaluation, sampling included: wall seconds, seconds in the method, memory, accuracy.
+"""A whole evaluation, including sampling: wall time, time in the method, memory, accuracy.
 
 K = 20 classes, 5 shots, 75 queries of 5 classes, 512 features: those of a synthetic bank, or of a
 file. The first evaluation is repeated with a tenth of the tasks, which must take the same memory.
-With --reference, PADDLE must be as accurate as the float64 reference on the same tasks. Methods
-have the options of the paper.
+With --reference, PADDLE must be as accurate as the float64 reference on the same tasks. Methods use
+the options of the paper.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def options() -> argparse.Namespace:
     add("--n-tasks", type=int, default=10_000, help="default: 10000")
     add("--shots", type=int, default=5, help="default: 5")
     add("--k-eff", type=int, default=5, help="default: 5")
-    add("--memory", type=float, help="GiB of a batch of tasks")
+    add("--memory", type=float, help="GiB per batch of tasks")
     add("--reference", type=int, default=100, help="tasks compared with it (default: 100, 0: none)")
     return parser.parse_args()
 
@@ -73,7 +73,7 @@ def run(
 
 
 def peak_mib(device: torch.device) -> float:
-    """The most memory so far: of the process, or on CUDA of the tensors."""
+    """The peak memory so far: of the process, or on CUDA of the tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

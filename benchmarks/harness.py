@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, the machine's bandwidth, tables, CSV, PNG and options."""
+"""Shared by all benchmarks: timing, the machine's bandwidth, tables, CSV, PNG and options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 2**30
 @dataclass
 class Timing:
     milliseconds: list[float] = field(default_factory=list)
-    peak_bytes: int | None = None  # extra CUDA memory of one call, its outputs included
+    peak_bytes: int | None = None  # extra CUDA memory of one call, including its outputs
 
     @property
     def minimum(self) -> float:
@@ -37,7 +37,8 @@ class Timing:
         return statistics.median(self.milliseconds)
 
     def best(self, device: torch.device) -> float:
-        """What the tables show: on a CPU, always disturbed, the minimum; on a GPU the median."""
+        """The value in tables: the minimum on a CPU, which is always disturbed; the median on a
+        GPU."""
         return self.median if device.type == "cuda" else self.minimum
 
     @property
@@ -64,7 +65,7 @@ class Clock:
                 self.scratch = torch.empty(2 * l2, dtype=torch.uint8, device=device)
 
     def __call__(self, call: Callable[[], object]) -> float:
-        """Milliseconds of one call; its result is dropped inside the timed part."""
+        """Milliseconds of one call; its result is released inside the timed part."""
         if self.device.type != "cuda":
             begin = time.perf_counter()
             call()
@@ -98,10 +99,10 @@ def time_side_by_side(
     budget: float,
     flush: bool = False,
 ) -> dict[Any, Timing]:
-    """Time all calls in turns, so that a disturbance of the machine meets all of them alike.
+    """Time all calls in turns, so that a disturbance of the machine affects all of them alike.
 
-    The callers have checked every call, so all have run once. On CUDA each runs once more, for its
-    peak memory. Then come `rounds` rounds; a call that has used up `budget` seconds sits out the
+    The callers have checked every call, so all have run once. On CUDA each runs again, for its
+    peak memory. Then follow `rounds` rounds; a call that has used up `budget` seconds skips the
     remaining ones.
     """
     clock = Clock(device, flush)
@@ -133,7 +134,7 @@ def copy_bandwidth(device: torch.device, bytes_moved: int | None = None) -> floa
 
 
 def progress(text: str) -> None:
-    """One line that overwrites itself; silent where nobody watches."""
+    """One line that overwrites itself; silent unless stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K{text[:78]}")
         sys.stderr.flush()
@@ -180,7 +181,7 @@ def native_line() -> str:
 
 
 def print_table(title: str, rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> None:
-    """Rows as a table: by rich if it is installed, else in plain text."""
+    """Print rows as a table: with rich if it is installed, else in plain text."""
     if not rows:
         return
     names = list(columns) or list(dict.fromkeys(key for row in rows for key in row))
@@ -201,7 +202,7 @@ def print_table(title: str, rows: Sequence[dict[str, Any]], columns: Iterable[st
     for line in cells:
         table.add_row(*line)
     console = Console()
-    if not console.is_terminal:  # a log has no width: never cut a number off
+    if not console.is_terminal:  # a log has no width: never truncate a number
         console = Console(width=240)
     console.print(table)
 
@@ -228,11 +229,11 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot without a display, or None and one line saying what is missing."""
+    """matplotlib.pyplot without a display, or None and one line about what is missing."""
     try:
         import matplotlib as mpl
     except ImportError:
-        print("no picture: matplotlib is not installed (pip install 'paddle_ext[bench]')")
+        print("no figure: matplotlib is not installed (pip install 'paddle_ext[bench]')")
         return None
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -260,7 +261,7 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def parser(description: str, examples: str) -> argparse.ArgumentParser:
-    """The options all benchmarks have."""
+    """The options of all benchmarks."""
     result = argparse.ArgumentParser(
         description=description,
         epilog="examples:\n" + examples,
@@ -270,7 +271,7 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
     add("--device", default="cpu", choices=["cpu", "cuda"], help="default: cpu")
     add("--threads", type=int, default=1, help="CPU threads of torch and paddle_ext (default: 1)")
     add("--rounds", type=int, help="timed calls of each competitor (default: 5, on CUDA 20)")
-    add("--budget", type=float, default=10.0, help="seconds per competitor after which it sits out")
+    add("--budget", type=float, default=10.0, help="time limit per competitor in seconds")
     add("--flush", action="store_true", help="CUDA: empty the L2 cache before every timed call")
     add("--seed", type=int, default=1, help="seed of the tasks (default: 1)")
     add(
@@ -283,7 +284,7 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
 
 
 def start(options: argparse.Namespace) -> torch.device:
-    """Apply the common options and print what this run stands on."""
+    """Apply the common options and print the environment of this run."""
     if options.threads < 1:
         raise SystemExit(f"--threads must be at least 1, got {options.threads}")
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -1,7 +1,8 @@
-"""One large task: PADDLE and `adaptive` on a million queries, beside plain torch, and their growth.
+"""One large task: PADDLE and `adaptive` on a million queries, compared with plain torch.
 
-Correctness first, against the float64 reference on a task that it can take. Then times: on the CPU
-ratios to plain torch, in turn, in one process; on CUDA medians with their spread, beside the floor.
+First correctness, against the float64 reference on a task that it can handle. Then times: on the
+CPU ratios to plain torch, in turns, in one process; on CUDA medians with their spread, alongside
+the lower bound.
 
     python benchmarks/large.py                    # this machine
     python benchmarks/large.py --growth out.png   # cost against N, K and D, as a figure
@@ -49,7 +50,7 @@ def make_task(
 def plain_iterations(
     support: Tensor, labels: Tensor, query: Tensor, K: int, iterations: int
 ) -> Tensor:
-    """PADDLE as one writes it in torch, with the whole matrix and float32 products."""
+    """PADDLE in straightforward torch, with the whole matrix and float32 products."""
     z = torch.nn.functional.normalize(query.float(), dim=1)
     s = torch.nn.functional.normalize(support.float(), dim=1)
     members = torch.nn.functional.one_hot(labels, K).float()
@@ -114,7 +115,7 @@ def on_cpu() -> None:
 
 
 def on_cuda() -> None:
-    """The bars: an iteration, a whole solve, `adaptive`, memory."""
+    """Times of an iteration, a whole solve and `adaptive`, and memory."""
     N, K, D = 1_000_000, 1000, 512
     flops, peak, bandwidth = 4 * N * K * D, 790e12, 4.8e12
     for dtype in (torch.float16, torch.float32):
@@ -156,7 +157,7 @@ def on_cuda() -> None:
 
 
 def show_iterations(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
-    """An iteration of a whole solve, with everything between two of them."""
+    """An iteration of a whole solve, including everything between two of them."""
     options = {"num_classes": K, "tol": 0.0, "return_assignments": False, "validate": False}
     few, many = 2, 22
     times = {few: [], many: []}
@@ -220,7 +221,7 @@ def growth(path: str, device: str) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the selected benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

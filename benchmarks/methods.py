@@ -1,9 +1,9 @@
 """Every method at the paper's settings: seconds per 1000 tasks, and accuracy.
 
 K = 20 and K = 160 classes, 5 shots, 75 queries of 5 classes. Every method runs through
-`paddle_ext.methods` with its default options, from features to labels, checks included. Before it
-is timed, its labels are compared with those it gives in float64. On the CPU a few tasks are timed,
-on a GPU a thousand, in batches.
+`paddle_ext.methods` with its default options, from features to labels, including checks. Its labels
+are compared with those in float64 before timing it. On the CPU a few tasks are timed, on a GPU a
+thousand, in batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLES = """\
 """
 
 BOTH = {shape.name: shape for shape in (Shape("K20-5shot", 20, 5), SHAPES["K160-5shot"])}
-# Queries whose second class is as probable as this share of the first may fall either way.
+# Queries whose second class has at least this share of the probability of the first may differ.
 TIE = 0.999
 
 
@@ -33,9 +33,9 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--methods", default="all", help="names, comma separated (default: all)")
     add("--shapes", default=",".join(BOTH), help="default: both")
-    add("--n-tasks", type=int, help="tasks of a call (default: 4, on CUDA 1000)")
+    add("--n-tasks", type=int, help="tasks per call (default: 4, on CUDA 1000)")
     add("--checked", type=int, default=1, help="tasks compared with float64 (default: 1)")
-    add("--max-iter", type=int, help="fewer iterations, for those that have so many")
+    add("--max-iter", type=int, help="limit on iterations")
     return parser.parse_args()
 
 
@@ -46,7 +46,7 @@ def create(name: str, max_iter: int | None) -> methods.Method:
 
 
 def compare(method: methods.Method, dense: DenseTasks, checked: int) -> tuple[int, int]:
-    """Labels that differ from those in float64, and those that are close to a tie there."""
+    """Labels that differ from those in float64, and those that are nearly ties."""
     few = dense.take(slice(0, checked))
     labels, K = few.support_labels, few.shape.classes
     single = method.predict(few.support, labels, few.query, num_classes=K)

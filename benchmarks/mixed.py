@@ -1,7 +1,7 @@
-"""How often a solution of PADDLE says that its batch looks mixed, by the number of classes present.
+"""How often a PADDLE solution says that its batch looks mixed, by the number of classes present.
 
-Tasks in per cent, for each bank and number of shots: it should be near 0 with five classes or
-fewer, and near 100 with half of them or all.
+Share of tasks in percent, for each bank and number of shots: it should be near 0 with five classes
+or fewer, and near 100 with half of them or all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paddle_ext import FeatureBank, TaskSampler
 EXAMPLES = """\
   python benchmarks/mixed.py mini_test_resnet18.npz clinc150_minilm.npz pets_vitb32.npz
 """
-CHUNK = 20  # tasks of a call
+CHUNK = 20  # tasks per call
 
 
 def options() -> argparse.Namespace:
@@ -26,8 +26,8 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("banks", nargs="+", metavar="BANK", help="a file of features")
     add("--shots", default="1,5,20", help="default: 1,5,20")
-    add("--n-query", type=int, default=75, help="at most; fewer where classes are small")
-    add("--n-tasks", type=int, default=100, help="of each cell (default: 100)")
+    add("--n-query", type=int, default=75, help="limit; fewer if classes are small")
+    add("--n-tasks", type=int, default=100, help="per cell (default: 100)")
     return parser.parse_args()
 
 

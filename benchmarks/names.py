@@ -1,13 +1,13 @@
 """Class names: accuracy against the classes present and the labelled rows, on real features.
 
-A bank is an .npz file of `features`, `labels` and, one row for each class, `text`, which may also
-be in a file of its own. A cell is a bank, a number of shots, of classes present (K_eff) and of
-queries; the same tasks for all methods. A task has K_eff classes drawn from those with rows enough,
-queries spread evenly over them, and `shots` other rows of every class, at most half of its rows.
-Where the classes present have fewer rows than queries are asked for, a cell has fewer queries.
+A bank is an .npz file of `features`, `labels` and, one row per class, `text`, which may also be in
+a separate file. A cell is a bank, a number of shots, of classes present (K_eff) and of queries; the
+same tasks for all methods. A task has K_eff classes drawn from those with enough rows, queries
+spread evenly over them, and `shots` other rows of every class, at most half of its rows. If the
+classes present have fewer rows than the requested queries, a cell has fewer queries.
 
-A method is given names and labelled rows, as far as it can use them; METHOD@names has no labelled
-rows, METHOD@shots no names. The rivals are compared with their references before they are timed.
+A method gets names and labelled rows, as far as it can use them; METHOD@names has no labelled rows,
+METHOD@shots no names. The baselines are compared with their references before timing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ EXAMPLES = """\
   python benchmarks/names.py whurs19_rn50.npz --shots 0,1,4 --methods transclip,adaptive@shots
 """
 
-SPARE = 10  # rows that a class needs beside its shots to be present
-CHUNK = {"cpu": 10, "cuda": 100}  # tasks of a call
-AGREEMENT = 0.002  # how far probabilities may be from the reference in float64
+SPARE = 10  # rows that a class needs in addition to its shots to be present
+CHUNK = {"cpu": 10, "cuda": 100}  # tasks per call
+AGREEMENT = 0.002  # largest difference of probabilities from the reference in float64
 
 
 def options() -> argparse.Namespace:
@@ -51,8 +51,8 @@ def options() -> argparse.Namespace:
     add("--shots", default="0", help="default: 0")
     add("--k-eff", default="1,2,4,8,half,all", help="default: 1,2,4,8,half,all")
     add("--n-query", default="64,300", help="numbers, or all; default: 64,300")
-    add("--n-tasks", type=int, default=40, help="of each cell (default: 40)")
-    add("--logit-scale", type=float, default=100.0, help="where a bank has none (default: 100)")
+    add("--n-tasks", type=int, default=40, help="per cell (default: 40)")
+    add("--logit-scale", type=float, default=100.0, help="if a bank has none (default: 100)")
     return parser.parse_args()
 
 
@@ -105,7 +105,7 @@ def present_candidates(bank: Bank, shots: int) -> Tensor:
 
 
 def draw(bank: Bank, shots: int, k_eff: int, queries: int, n_tasks: int, seed: int) -> Tasks:
-    """Tasks by their numbers: the first of many are those of few."""
+    """Tasks by number: the first of many are the same as a few."""
     rows_of = [(bank.labels == k).nonzero().flatten() for k in range(bank.num_classes)]
     labelled = [min(shots, len(rows) // 2) for rows in rows_of]
     candidates = present_candidates(bank, shots)
@@ -117,8 +117,8 @@ def draw(bank: Bank, shots: int, k_eff: int, queries: int, n_tasks: int, seed: i
         present = candidates[torch.randperm(len(candidates), generator=random)[:k_eff]].tolist()
         pools = [orders[k][labelled[k] :] for k in present]
         pool = torch.cat(pools)
-        # Rows in the order of exponential times whose rate is one over the class's rows: the first
-        # ones are drawn evenly from the classes, without replacement.
+        # Rows in the order of exponential times with rate one over the class size: the first ones
+        # are drawn evenly from the classes, without replacement.
         rate = torch.cat([torch.full((len(rows),), float(len(rows))) for rows in pools])
         times = torch.empty(len(pool)).exponential_(generator=random) * rate
         found.append((support, pool[times.argsort()[:queries]]))
@@ -127,7 +127,7 @@ def draw(bank: Bank, shots: int, k_eff: int, queries: int, n_tasks: int, seed: i
 
 
 def room(bank: Bank, shots: int, k_eff: int) -> int:
-    """The most queries that any K_eff classes have."""
+    """The largest number of queries that any K_eff classes have."""
     counts = bank.labels.bincount(minlength=bank.num_classes)[present_candidates(bank, shots)]
     rest = counts - torch.minimum(torch.full_like(counts, shots), counts // 2)
     return int(rest.sort().values[:k_eff].sum())
@@ -138,7 +138,7 @@ def room(bank: Bank, shots: int, k_eff: int) -> int:
 
 @dataclass(frozen=True)
 class Competitor:
-    """A method, and what it is given."""
+    """A method and its inputs."""
 
     label: str
     method: Method
@@ -169,7 +169,7 @@ class Competitor:
 
 
 def competitor(text: str, logit_scale: float) -> Competitor:
-    """Of NAME, NAME:OPTION=VALUE, and @names or @shots behind it."""
+    """From NAME, NAME:OPTION=VALUE, and an optional @names or @shots."""
     what, _, given = text.partition("@")
     if given not in ("", "names", "shots"):
         raise SystemExit(f"a method must end in @names or @shots, got {text!r}")
@@ -189,13 +189,13 @@ def competitor(text: str, logit_scale: float) -> Competitor:
 
 
 def agrees(competitor: Competitor, bank: Bank, tasks: Tasks) -> None:
-    """Compare a method with its reference on one task, where it has one that takes names."""
+    """Compare a method with its reference on one task, if it has one that takes names."""
     oracle = getattr(reference, competitor.method.name, None)
     if not type(competitor.method).needs_prototypes or oracle is None:
         return
     one = Tasks(tasks.support[:1], tasks.support_labels[:1], tasks.query[:1])
     given = competitor.arguments(bank, one)
-    # The fit of EM-Dirichlet takes a reference in plain torch a minute; fewer steps are as telling.
+    # The reference fit of EM-Dirichlet takes a minute; fewer steps are as conclusive.
     fewer = {"max_iter": 2, "fit_iter": 60} if hasattr(competitor.method, "fit_iter") else {}
     method = replace(competitor.method, **fewer)  # type: ignore[type-var]
     want = oracle(**given, **vars(method))
@@ -253,7 +253,7 @@ def sizes(bank: Bank, shots: int, chosen: Any) -> Iterator[tuple[int, int]]:
 
 
 def cells(bank: Bank, device: torch.device, chosen: Any) -> list[dict[str, Any]]:
-    # Commas also part the numbers of an option.
+    # Commas also separate the numbers of an option.
     named = re.split(r",(?=[a-z])", chosen.methods)
     competitors = [competitor(text, bank.logit_scale) for text in named]
     rows = []

@@ -46,12 +46,14 @@ def options() -> argparse.Namespace:
     add("--suite", default="table", help=f"comma separated: table, {', '.join(suites.SUITES)}, all")
     add("--shapes", default=",".join(SHAPES), help="comma separated (default: all four)")
     add("--bank", type=Path, action="append", help="a file of real features instead; repeatable")
-    add("--shots", type=int, default=20, help="of a task of a bank (default: 20)")
-    add("--ways", type=int, help="candidate classes of a task of a bank (default: all)")
-    add("--only", help=f"comma separated, of {', '.join(PEERS)} (default: all but gram-compiled)")
+    add("--shots", type=int, default=20, help="per class, for a bank (default: 20)")
+    add("--ways", type=int, help="candidate classes per task of a bank (default: all)")
+    add(
+        "--only", help=f"comma separated, of {', '.join(PEERS)} (default: all except gram-compiled)"
+    )
     add("--compile", action="store_true", help="also torch.compile of the Gram form")
     add("--n-tasks", type=int, help="tasks per call (default: 8, on CUDA 1000)")
-    add("--max-iter", type=int, default=100, help="iterations at most (default: 100)")
+    add("--max-iter", type=int, default=100, help="limit on iterations (default: 100)")
     add("--tol", type=float, default=0.0, help="stop a task at this criterion (default: 0, never)")
     add("--scaling", default="minmax", choices=["minmax", "auto", "none"], help="default: minmax")
     add("--check-tasks", type=int, default=3, help="tasks compared with the float64 reference")
@@ -72,13 +74,13 @@ def options() -> argparse.Namespace:
     else:
         result.only = [name for name in PEERS if name != "gram-compiled" or result.compile]
     if result.scaling == "auto" and "public" in result.only:
-        print("public: left out, it has no automatic scaling")
+        print("public: skipped, it has no automatic scaling")
         result.only.remove("public")
     return result
 
 
 class Rates(NamedTuple):
-    """What the device reaches, a second."""
+    """The peak rates of the device, per second."""
 
     bytes: float  # of a plain copy, read and written
     flops: float  # of a large product in float32
@@ -92,7 +94,7 @@ def product_rate(device: torch.device) -> float:
 
 
 def check(call: Call, truth: torch.Tensor, dense: DenseTasks, tolerance: float) -> dict[str, Any]:
-    """Compare the first tasks with the float64 reference; all of them count for the accuracy."""
+    """Compare the first tasks with the float64 reference; accuracy is over all tasks."""
     result = call()
     found = agreement(result.probabilities[: len(truth)], truth)
     return {
@@ -105,7 +107,7 @@ def check(call: Call, truth: torch.Tensor, dense: DenseTasks, tolerance: float) 
 
 
 def nearest_prototype(dense: DenseTasks) -> float:
-    """Accuracy of the nearest support mean, features as given: says how hard the tasks are."""
+    """Accuracy of the nearest support mean on raw features: shows how hard the tasks are."""
     right = total = 0
     for i in range(min(len(dense), 32)):
         sums = torch.zeros(dense.shape.classes, dense.shape.dim, device=dense.query.device)
@@ -172,7 +174,7 @@ def one_shape(
         mine = dense if size == count else dense.take(slice(size))
         call = peer.prepare(tasks, mine, settings)
         harness.progress(f"check: {name}")
-        # With a stopping rule two correct answers may be an iteration apart.
+        # With a stopping rule two correct results may be an iteration apart.
         tolerance = peer.tolerance if settings.tol == 0.0 else max(peer.tolerance, 5e-3)
         checks[name] = check(call, truth, mine, tolerance)
         if checks[name]["check"] == "ok":
@@ -202,7 +204,7 @@ def columns(
     rates: Rates,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Figures of one row; `work`, in operations, is that of one task."""
+    """The columns of one row; `work`, in operations, is that of one task."""
     ms = timing.best(device)
     floor, work = 1e3 * size * bytes_moved(shape) / rates.bytes, size * work
     row = {

@@ -1,9 +1,9 @@
-"""The competitors, behind one interface: `prepare(tasks, settings)` gives the call to be timed.
+"""The competitors, behind one interface: `prepare(tasks, settings)` returns the call to time.
 
 - "torch Gram": the Gram form of the iteration in batched torch, what a careful PyTorch user would
   write without native code. Class sums once; centred; G = Z Z^T and C = Z s^T once; then one
   product G U per iteration.
-- "public arithmetic": what the published implementation computes, stated anew: min-max scaling,
+- "public arithmetic": what the published implementation computes, restated: min-max scaling,
   one-hot labels, and in every iteration the product of the one-hot labels with the whole support.
 - "reference": `paddle_ext.reference.solve`, the specification.
 """
@@ -75,7 +75,7 @@ class Sums(NamedTuple):
 
 
 def class_sums(support: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """[B, K, D]. `index_add_` beats a one-hot product and `scatter_add_` by far."""
+    """[B, K, D]. `index_add_` is much faster than a one-hot product or `scatter_add_`."""
     B, S, D = support.shape
     rows = (labels + classes * torch.arange(B, device=labels.device)[:, None]).flatten()
     sums = torch.zeros(B * classes, D, dtype=support.dtype, device=support.device)
@@ -144,8 +144,8 @@ def gram_criterion(gram: Gram, new: State, old: State) -> torch.Tensor:
 def gram_iterate(
     gram: Gram, settings: Settings, step: Callable[..., State] = gram_step, check_every: int = 5
 ) -> Result:
-    """All iterations. With a tolerance the host looks every few iterations, and as soon as half of
-    the tasks have converged the batch is compacted to the others."""
+    """All iterations. With a tolerance the host checks every few iterations, and compacts the batch
+    to the remaining tasks once half of them have converged."""
     B = gram.C.shape[0]
     zero = torch.zeros_like(gram.counts)
     state = State(
@@ -184,7 +184,7 @@ def gram_iterate(
 
 
 def public_arithmetic(tasks: DenseTasks, settings: Settings) -> Result:
-    """No centring, no stopping rule, the support's class sums anew in every iteration."""
+    """No centring, no stopping rule, and class sums of the support again in every iteration."""
     support, query, shape = tasks.support, tasks.query, tasks.shape
     if settings.scaling == "minmax":
         ranges, low = query_range(query), query.amin(1, keepdim=True)
@@ -266,7 +266,7 @@ def prepare_gram(tasks: Tasks, dense: DenseTasks, settings: Settings) -> Call:
 
 
 def prepare_gram_late(tasks: Tasks, dense: DenseTasks, settings: Settings) -> Call:
-    """Products and iterations alone, scaling and class sums done beforehand."""
+    """Only products and iterations; scaling and class sums are done beforehand."""
     sums = gram_sums(dense, settings)
     return lambda: gram_iterate(gram_products(sums, settings), settings)
 
@@ -294,8 +294,8 @@ class Peer:
     title: str
     colour: str
     prepare: Callable[[Tasks, DenseTasks, Settings], Call]
-    tolerance: float  # of the probabilities, away from ties, against the float64 reference
-    form: str = "gram"  # how its arithmetic is counted: "gram", "direct" or "onehot"
+    tolerance: float  # of the probabilities, except ties, against the float64 reference
+    form: str = "gram"  # how its operations are counted: "gram", "direct" or "onehot"
     most_tasks: int | None = None  # timed on fewer tasks than the others: too slow or too large
 
 
@@ -328,6 +328,7 @@ def flops(form: str, shape: Shape, iterations: float) -> float:
 
 
 def bytes_moved(shape: Shape) -> int:
-    """Bytes one dense task has to move: features and labels in, probabilities and labels out."""
+    """Bytes that one dense task has to move: features and labels in, probabilities and labels
+    out."""
     S, Q, K, D = shape.support, shape.queries, shape.classes, shape.dim
     return 4 * (S + Q) * D + 8 * S + 4 * Q * K + 8 * Q

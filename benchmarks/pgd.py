@@ -33,9 +33,9 @@ def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
     add = parser.add_argument
     add("--shape", default="K160-20shot", choices=list(SHAPES), help="default: K160-20shot")
-    add("--tol", type=float, default=1e-6, help="criterion to be reached (default: 1e-6)")
-    add("--max-iter", type=int, default=100, help="PADDLE: at most (default: 100)")
-    add("--pgd-max-iter", type=int, default=1000, help="PGD: at most (default: 1000)")
+    add("--tol", type=float, default=1e-6, help="target of the criterion (default: 1e-6)")
+    add("--max-iter", type=int, default=100, help="PADDLE: limit on iterations (default: 100)")
+    add("--pgd-max-iter", type=int, default=1000, help="PGD: limit on iterations (default: 1000)")
     add("--learning-rate", default="1e-3", help="PGD: comma separated (default: the paper's)")
     add("--scaling", default="minmax", choices=["minmax", "auto", "none"], help="default: minmax")
     return parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> int:
         print(f"{found.wrong} labels DIFFER: nothing timed")
         return 1
 
-    dense = dense.take(0)  # the batch dimension goes
+    dense = dense.take(0)  # drops the batch dimension
     inputs = dense.support, dense.support_labels, dense.query
     curves = measure(chosen, OneTask(inputs, dense.query_labels, shape.classes))
     rows: list[dict[str, Any]] = [

@@ -1,10 +1,10 @@
 """Which classes are present, and which labels are doubtful: measured on real features.
 
 Precision and recall of the present classes against the number of effective classes; how well doubt
-tells wrong labels from right ones, and how well it is calibrated; and, in a bank with rows of no
-class, how well doubt and novelty tell those rows when they are mixed into the queries. With
---unknown: instead how well novelty tells rows of classes that have no label, alongside the largest
-cosine with a class mean; of one such class, and of many.
+separates wrong labels from correct ones, and how well it is calibrated; and, in a bank with rows
+without a class, how well doubt and novelty detect those rows among the queries. With --unknown:
+instead how well novelty detects rows of classes without labels, alongside the largest cosine with a
+class mean; for one such class, and for many.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHARES = (
     DUAL_SHARE,
     5 / 6,
     1.0,
-)  # of the dual, taken off; 0: probabilities
+)  # of the dual, subtracted; 0: probabilities
 OURS = {"adaptive": 0, "paddle": SHARES.index(DUAL_SHARE)}  # doubt
-CHUNK = 20  # tasks of a call
+CHUNK = 20  # tasks per call
 BINS = 10
 
 
@@ -48,12 +48,14 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT")
     add("--method", choices=tuple(OURS), default="adaptive", help="default: adaptive")
-    add("--n-tasks", type=int, default=100, help="of each setting (default: 100)")
+    add("--n-tasks", type=int, default=100, help="per setting (default: 100)")
     add("--shots", type=int, default=5, help="default: 5")
-    add("--n-query", type=int, default=75, help="at most; fewer where classes are small")
+    add("--n-query", type=int, default=75, help="limit; fewer if classes are small")
     add("--k-eff", default="1,2,5,10,20", help="default: 1,2,5,10,20")
-    add("--outsiders", default="15,60", help="rows of no class beside 60 others (default: 15,60)")
-    add("--unknown", action="store_true", help="rows of classes without a label")
+    add(
+        "--outsiders", default="15,60", help="rows without a class among 60 others (default: 15,60)"
+    )
+    add("--unknown", action="store_true", help="rows of classes without labels")
     return parser.parse_args()
 
 
@@ -75,7 +77,7 @@ def sampler(bank: FeatureBank, chosen: argparse.Namespace, k_eff: int, queries: 
 
 
 class Answers(NamedTuple):
-    """Of the tasks of one setting."""
+    """Results for the tasks of one setting."""
 
     there: Tensor  # [B, K] bool
     held: Tensor  # [B, K]: queries that each class holds
@@ -128,7 +130,7 @@ def solve_one(support: Tensor, labels: Tensor, query: Tensor, method: str) -> So
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:
-    """The chance that a positive has the larger score than a negative; ties count a half."""
+    """The probability that a positive has a larger score than a negative; ties count half."""
     above, below = score[positive].double(), score[~positive].double().sort().values
     if len(above) == 0 or len(below) == 0:
         return float("nan")
@@ -137,7 +139,7 @@ def auroc(score: Tensor, positive: Tensor) -> float:
 
 
 def reliability(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean confidence, accuracy and share of the samples, of each bin that has some."""
+    """Mean confidence, accuracy and share of the samples, for each non-empty bin."""
     place = (confidence * BINS).long().clamp(max=BINS - 1)
     size = torch.bincount(place, minlength=BINS)
     means = [torch.bincount(place, x.double(), minlength=BINS) / size for x in (confidence, right)]
@@ -154,7 +156,7 @@ def calibration_error(confidence: Tensor, right: Tensor) -> float:
 
 
 def presence_row(name: str, k_eff: int, found: Answers) -> dict[str, Any]:
-    """Precision, recall and their harmonic mean at each threshold, over all tasks together."""
+    """Precision, recall and their harmonic mean at each threshold, over all tasks."""
     row: dict[str, Any] = {"bank": name, "k_eff": k_eff, "queries": found.wrong.shape[1]}
     row["accuracy"] = 100 * float((~found.wrong).double().mean())
     single = (found.held >= 0.5) & (found.held < 1.5)  # classes with about one query
@@ -181,7 +183,7 @@ def doubt_row(name: str, k_eff: object, found: list[Answers]) -> dict[str, Any]:
 def outsider_row(
     name: str, bank: FeatureBank, chosen: argparse.Namespace, k_eff: int, count: int
 ) -> dict[str, Any]:
-    """Each task with rows of no class among its queries; the mean over tasks."""
+    """Each task with rows without a class among its queries; the mean over tasks."""
     tasks = sampler(bank, chosen, k_eff, 60)
     strangers = (bank.labels < 0).nonzero().view(-1)
     generator = torch.Generator().manual_seed(chosen.seed)
@@ -281,7 +283,7 @@ def measure_unknown(chosen: argparse.Namespace) -> None:
                 harness.progress(f"{name}: {shots} shots")
                 scores.append(unknown_tasks(bank, chosen, shots, clustered))
                 cells.append(unknown_row(name, shots, kind, scores[-1]))
-            # Tasks of all shots have the same classes, and so are not independent.
+            # Tasks of all shots have the same classes, so they are not independent.
             banks.append(unknown_row(name, "all", kind, torch.stack(scores).mean(0)))
     harness.progress("")
     title = "rows of classes without a label: AUROC"
@@ -310,7 +312,7 @@ def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
             axis.plot(said, true, marker="o", markersize=4, label=name)
         axis.set_title(title)
         axis.set_xlabel("mean of the bin")
-    axes[0, 0].set_ylabel("share of right labels")
+    axes[0, 0].set_ylabel("share of correct labels")
     axes[0, -1].legend(fontsize=8)
     harness.save_figure(figure, path)
 
@@ -343,9 +345,9 @@ def main() -> None:
             ]
     harness.progress("")
     tables = {
-        "presence": ("present classes: per cent, at each threshold", there),
-        "doubt": ("doubt, by the share taken off: wrong labels, calibration error", doubtful),
-        "outsiders": ("rows of no class among the queries", outsiders),
+        "presence": ("present classes: percent, at each threshold", there),
+        "doubt": ("doubt, by the share subtracted: wrong labels, calibration error", doubtful),
+        "outsiders": ("rows without a class among the queries", outsiders),
     }
     for name, (title, table) in tables.items():
         if table:
@@ -355,7 +357,7 @@ def main() -> None:
 
 
 def mean_row(table: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean over all settings, of what is measured."""
+    """The mean over all settings of each measurement."""
     names = [name for name, value in table[0].items() if isinstance(value, float)]
     return {"bank": "mean"} | {name: sum(row[name] for row in table) / len(table) for name in names}
 

@@ -1,10 +1,10 @@
 """The rule behind scaling="auto": PADDLE on feature banks, over shots and effective classes.
 
-Compares, on the same tasks: the nearest prototype of unit-norm rows; the features as they are, by
-min-max, by "auto"; "auto" with other leads of the nearest class; and one factor on unit-norm rows
-for all tasks of a bank and a number of shots, of which the best is found with the query labels.
-What "auto" loses to that, and wins over the best of the first three, is the measure of the rule.
-Accuracies are means over the numbers of effective classes.
+Compares, on the same tasks: the nearest prototype of unit-norm rows; raw features, min-max, and
+"auto"; "auto" with other leads of the nearest class; and one factor on unit-norm rows for all tasks
+of a bank and a number of shots, the best of which is found with the query labels. The loss of
+"auto" against that, and its gain over the best of the first three, measure the rule. Accuracies are
+means over the numbers of effective classes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
     add = parser.add_argument
     add("banks", nargs="+", type=Path, metavar="BANK", help="files of features")
-    add("--n-tasks", type=int, default=40, help="of each shots and effective classes (default: 40)")
+    add("--n-tasks", type=int, default=40, help="per shots and effective classes (default: 40)")
     add("--shots", type=numbers, default=[1, 2, 5, 10, 20], help="default: 1,2,5,10,20")
     add("--k-eff", type=numbers, default=[2, 3, 5, 7, 10], help="default: 2,3,5,7,10")
     add("--least", type=int, default=0, help="leave out classes with fewer rows")
@@ -73,7 +73,7 @@ def factor_methods() -> dict[str, Method]:
 def accuracies(
     bank: FeatureBank, shots: int, chosen: argparse.Namespace, device: torch.device
 ) -> list[dict[str, float]]:
-    """Of all methods, for each number of effective classes that the bank has the rows for."""
+    """Accuracies of all methods, for each number of effective classes that the bank supports."""
     unit = FeatureBank(F.normalize(bank.features), bank.labels)
     counts = bank.counts().sort().values
     found = []

@@ -53,8 +53,8 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--suite", default="sinkhorn,pt_map", help="comma separated (default: sinkhorn,pt_map)")
     add("--shapes", help="BxQxK, comma separated (default: 32x75x160,128x75x20; more on CUDA)")
-    add("--only", help=f"comma separated, of {', '.join(TOLERANCE)} (default: all there are)")
-    add("--max-iter", type=int, default=100, help="iterations at most (default: 100)")
+    add("--only", help=f"comma separated, of {', '.join(TOLERANCE)} (default: all available)")
+    add("--max-iter", type=int, default=100, help="limit on iterations (default: 100)")
     add("--tol", type=float, default=0.0, help="stop at this residual (default: 0, never)")
     add("--reg", type=float, default=0.1, help="weight of the entropy (default: 0.1)")
     add("--n-tasks", type=int, help="PT-MAP: tasks per call (default: 8, on CUDA 1000)")
@@ -89,7 +89,7 @@ def ours_validated(problem: Problem, settings: Settings) -> torch.Tensor:
 
 
 def loop(problem: Problem, settings: Settings) -> torch.Tensor:
-    """What one writes first: scale the rows, scale the columns; the batch stops as a whole."""
+    """The obvious loop: scale the rows, scale the columns; the batch stops as a whole."""
     cost, row_mass, col_mass = problem
     plan = torch.exp(-cost / settings.reg)
     for i in range(settings.max_iter):
@@ -129,7 +129,7 @@ def available(names: list[str]) -> list[str]:
     try:
         from ot.batch import bregman_log_projection_batch  # noqa: F401
     except ImportError as error:
-        print(f"pot: left out, {error} (pip install 'POT>=0.9.7')")
+        print(f"pot: skipped, {error} (pip install 'POT>=0.9.7')")
         return [name for name in names if name != "pot"]
     return names
 

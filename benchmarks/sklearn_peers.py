@@ -1,11 +1,11 @@
-"""`PaddleClassifier` against scikit-learn's classifiers, transductive ones among them.
+"""`PaddleClassifier` against scikit-learn's classifiers, including transductive ones.
 
-Tasks of 20 candidate classes (digits: 10), from few present to all, with 1 to 20 labels of each
-and batches of 10 to 5000 rows. "adaptive" is the method of that name by itself, without what the
-estimator adds where labels are many. `LogisticRegression(C=100)` and self-training by it see
-unit-norm rows, as do label spreading and label propagation, but for digits, where these two see raw
-pixels as in scikit-learn's own example. Of the kernels "knn" and "rbf" the better one counts in
-every cell: that flatters them.
+Tasks of 20 candidate classes (digits: 10), from few present to all, with 1 to 20 labels per class
+and batches of 10 to 5000 rows. "adaptive" is the plain method, without the estimator's additions
+for many labels. `LogisticRegression(C=100)` and self-training with it use unit-norm rows, as do
+label spreading and label propagation, except for digits, where these two use raw pixels as in
+scikit-learn's own example. In every cell the better of the kernels "knn" and "rbf" counts, which
+flatters them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paddle_ext.integrations.model_selection import BatchSplit
 DIGITS = "digits"
 OURS, LOGISTIC = "PaddleClassifier", "logistic regression"
 ALL = ("PaddleClassifier", "adaptive", LOGISTIC, "self-training", "spreading", "propagation")
-LARGE = 1000  # batches from which self-training takes two rounds, and one draw is enough
+LARGE = 1000  # batch size from which self-training has two rounds, and one draw is enough
 
 
 def unit(X: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def tasks(
 def answers(
     name: str, rows: tuple[np.ndarray, ...], size: int, only: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """The labels that each classifier gives to the batch."""
+    """The labels that each classifier predicts for the batch."""
     support, labels, batch, _ = rows
     X, y = np.concatenate([support, batch]), np.concatenate([labels, np.full(len(batch), -1)])
     n, graph_rows = len(support), X if name == DIGITS else unit(X)
@@ -101,7 +101,7 @@ def answers(
 
 
 def better_kernels(scores: dict[str, float]) -> dict[str, float]:
-    """One number for spreading and for propagation: that of the better kernel."""
+    """One number each for spreading and propagation: that of the better kernel."""
     merged: dict[str, float] = {}
     for title, score in scores.items():
         short = title.removesuffix(" knn").removesuffix(" rbf")
@@ -118,7 +118,7 @@ def main() -> None:
     )
     parser.add_argument("--sizes", default="10,100,1000,5000")
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--classes", default="20", help="candidates of a task, or all")
+    parser.add_argument("--classes", default="20", help="candidates per task, or all")
     parser.add_argument("--only", default=",".join(ALL), help="names of classifiers")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -156,7 +156,7 @@ def cell(
     size: int,
     chosen: argparse.Namespace,
 ) -> dict[str, float] | None:
-    """Mean accuracies; None where the classes have not half as many rows."""
+    """Mean accuracies; None if the classes have fewer than half of the rows."""
     sums: dict[str, list[float]] = defaultdict(list)
     draws = 1 if size >= LARGE else chosen.draws
     candidates = None if chosen.classes == "all" else int(chosen.classes)

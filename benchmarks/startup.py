@@ -1,7 +1,7 @@
-"""How long the package and the command take to start: the median of several processes, in ms.
+"""Startup time of the package and the command: the median of several processes, in ms.
 
-The time of Python itself, which every process needs, is a row of its own; the imports are timed
-inside their processes, the help from outside.
+The time of Python itself, which every process needs, has its own row; the imports are timed inside
+their processes, the help from outside.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ CASES: dict[str, Callable[[], float]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="processes of each (default: 9)")
+    parser.add_argument("--rounds", type=int, default=9, help="processes per row (default: 9)")
     rounds = parser.parse_args().rounds
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(rounds + 1):  # they take turns; the first round fills the caches of the disk
+    for _ in range(rounds + 1):  # in turns; the first round warms the disk caches
         for name, measure in CASES.items():
             seconds[name].append(measure())
     for name, found in seconds.items():

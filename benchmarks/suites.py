@@ -1,6 +1,6 @@
 """The smaller measurements of paddle.py: one function per claim, each with its own table and CSV.
 
-A suite takes the command line's options and the device, and returns whether all results were right.
+A suite takes the command-line options and the device, and returns whether all results were correct.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def single(options: argparse.Namespace, device: torch.device) -> bool:
 
 
 def _host_milliseconds(call: Call, device: torch.device, rounds: int) -> float:
-    """Median from the call to the moment the result is there, as a caller sees it."""
+    """Median time from the call to the result, as seen by a caller."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -114,7 +114,7 @@ def indexed(options: argparse.Namespace, device: torch.device) -> bool:
 
 
 def overhead(options: argparse.Namespace, device: torch.device) -> bool:
-    """What a call costs when there is nothing to compute: Q = 5, K = 2, D = 8, on the CPU."""
+    """The overhead of a call: Q = 5, K = 2, D = 8, on the CPU."""
     generator = torch.Generator().manual_seed(options.seed)
     support = torch.randn(4, 8, generator=generator)
     labels = torch.tensor([0, 1, 0, 1])
@@ -149,7 +149,7 @@ def overhead(options: argparse.Namespace, device: torch.device) -> bool:
 def threads(options: argparse.Namespace, device: torch.device) -> bool:
     """Two threads against one on a batch of 64 tasks, in turns.
 
-    Says little where other processes run: two threads that got one core cannot be faster.
+    Not meaningful if other processes run: two threads on one core cannot be faster.
     """
     shape = SHAPES["K160-20shot"]
     cpu = torch.device("cpu")
@@ -192,7 +192,7 @@ def threads(options: argparse.Namespace, device: torch.device) -> bool:
             }
         )
     harness.print_table(f"threads, {shape.name}, {harness.load_line()}", rows)
-    print("results bit-identical" if same else "results DIFFER with the number of threads")
+    print("results bitwise identical" if same else "results DIFFER with the number of threads")
     harness.write_csv(options.output / "threads-cpu.csv", rows)
     return same
 
@@ -246,7 +246,7 @@ def direct_form(dense: DenseTasks, settings: Settings) -> Result:
         ranges = query_range(query)
         query, s = query / ranges, s / ranges
     elif settings.scaling == "auto":
-        raise SystemExit("--suite large knows the scalings minmax and none")
+        raise SystemExit("--suite large supports the scalings minmax and none")
     centre = query.mean(1, keepdim=True)
     query, s = query - centre, s - dense.shape.shots * centre
     w = s / dense.shape.shots

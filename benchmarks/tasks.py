@@ -1,8 +1,8 @@
-"""Tasks of the benchmarks: K candidate classes, of which K_eff are present among the queries.
+"""Tasks of the benchmarks: K candidate classes, K_eff of them present among the queries.
 
 A class is a point of a 40-dimensional latent space; a sample is that point plus noise, mixed into
 D dimensions, plus noise there, through a ReLU. The noise is such that the nearest support mean is
-right about 88 to 99 % of the time, depending on the number of classes and shots. The support rows
+correct about 88 to 99 % of the time, depending on the number of classes and shots. The support rows
 of a task are shuffled, so that no implementation can profit from sorted labels.
 
 Synthetic tasks reach a fixed point after a few iterations; those of a real bank do not.
@@ -95,7 +95,7 @@ class DenseTasks:
 
 
 def make_bank(shape: Shape, per_class: int, device: torch.device, seed: int = 0) -> torch.Tensor:
-    """Features [K * per_class, D], class after class, made on the device."""
+    """Features [K * per_class, D], class by class, generated on the device."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*size: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ def make_bank(shape: Shape, per_class: int, device: torch.device, seed: int = 0)
 
     mixing = normal(LATENT, shape.dim) / LATENT**0.5
     bank = torch.empty(shape.classes, per_class, shape.dim, device=device)
-    for k in range(shape.classes):  # class by class: the noise never doubles the bank's memory
+    for k in range(shape.classes):  # class by class, so that the noise does not double the memory
         latent = normal(1, LATENT) + WITHIN * normal(per_class, LATENT)
         bank[k] = torch.relu_(latent @ mixing + NOISE * normal(per_class, shape.dim))
     return bank.flatten(0, 1)
@@ -113,7 +113,7 @@ def sample_tasks(
     shape: Shape, tasks: int, device: torch.device, per_class: int | None = None, seed: int = 1
 ) -> Tasks:
     """Tasks; queries are drawn uniformly from the present classes' samples outside the support."""
-    if per_class is None:  # on a GPU larger than its L2, as a real bank is
+    if per_class is None:  # on a GPU larger than its L2 cache, like a real bank
         per_class = 600 if device.type == "cuda" else 60
     least = shape.shots + -(-shape.queries // shape.present)
     if per_class < least:
@@ -154,7 +154,7 @@ def bank_shape(bank: FeatureBank, path: Path, shots: int, ways: int | None) -> S
 def bank_tasks(
     bank: FeatureBank, shape: Shape, tasks: int, device: torch.device, seed: int = 1
 ) -> Tasks:
-    """Tasks of a real bank, drawn as `TaskSampler` draws them, the support of each shuffled."""
+    """Tasks of a real bank, drawn by `TaskSampler`, the support of each shuffled."""
     K = shape.classes
     sampler = TaskSampler(
         bank.labels,
@@ -187,7 +187,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def fitting_tasks(shape: Shape, tasks: int, device: torch.device) -> int:
-    """As many of the tasks as fit twice, with a one-hot support, into 80 % of the free memory."""
+    """As many of the tasks as fit twice, with a one-hot support, in 80 % of the free memory."""
     per_task = 4 * (
         2 * (shape.support + shape.queries) * shape.dim
         + shape.support * shape.classes

@@ -1,6 +1,6 @@
-"""How long it takes to draw tasks: 10,000 of them in batches, one CPU thread unless told otherwise.
+"""Time to draw tasks: 10,000 of them in batches, one CPU thread unless set otherwise.
 
-Every row is checked before it is timed: no sample twice in a task, the right number of each class,
+Every case is checked before timing it: no sample twice in a task, the right number of each class,
 the same tasks in batches of another size.
 """
 

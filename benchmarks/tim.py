@@ -34,14 +34,14 @@ SHAPES = {
         Shape("K160-20shot", 160, 20),
     )
 }
-# Tasks per call of the peer: as many as it gains from.
+# Tasks per call of the peer: as many as it benefits from.
 PEER_TASKS = {
     "cpu": {"K20-5shot": 32, "K160-5shot": 4, "K160-20shot": 2},
     "cuda": {"K20-5shot": 200, "K160-5shot": 100, "K160-20shot": 50},
 }
 CHECKED_ITERATIONS = 100
-# Of the prototypes after them. An alternation goes far in one step, and the peer's powers of small
-# probabilities lose digits on the way.
+# Of the prototypes after them. An alternation moves far in one step, and the peer's powers of small
+# probabilities lose precision on the way.
 TOLERANCE = {"ours": 1e-4, "autograd": 1e-4, "closed_form": 5e-3}
 EPSILON = 1e-12
 
@@ -109,7 +109,7 @@ def in_double(tasks: DenseTasks, settings: Settings, iterations: int) -> torch.T
 
 
 class Start(NamedTuple):
-    """What the torch versions begin with."""
+    """The inputs of the torch versions."""
 
     support: torch.Tensor  # [B, S, D], unit norm
     query: torch.Tensor  # [B, Q, D], unit norm
@@ -135,7 +135,7 @@ def entropy(p: torch.Tensor, alpha: float) -> torch.Tensor:
 
 
 def autograd(tasks: DenseTasks, settings: Settings, iterations: int) -> Result:
-    """What the published implementation computes, stated anew: a graph, its gradients, Adam."""
+    """What the published implementation computes, restated: a graph, its gradients, Adam."""
     support, query, one_hot, w = start(tasks)
     w.requires_grad_()
     optimizer = torch.optim.Adam([w], lr=settings.learning_rate)
@@ -156,7 +156,7 @@ def autograd(tasks: DenseTasks, settings: Settings, iterations: int) -> Result:
 
 
 def closed_form(tasks: DenseTasks, settings: Settings, iterations: int) -> Result:
-    """TIM-ADM as published, stated anew in batched torch."""
+    """TIM-ADM as published, restated in batched torch."""
     support, query, one_hot, w = start(tasks)
     l0, l1, l2 = settings.weights
     c_support, c_query = l0 / (1 + l2), support.shape[1] / query.shape[1]

@@ -155,7 +155,7 @@ def draw_proportions(axes: "Axes", run: Run, step: Step) -> str:
         return "the truth (unknown)"
     labels = step.probabilities.argmax(-1)
     right = 100 * (labels == run.truth).float().mean()
-    return f"{len(labels.unique())} classes\n{right:.0f} % right"
+    return f"{len(labels.unique())} classes\n{right:.0f} % correct"
 
 
 def draw(run: Run, path: Path) -> None:
