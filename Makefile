@@ -1,15 +1,15 @@
-# Everything happens in .venv, made on demand; `make` alone says what there is.
+# Everything runs in .venv, created on demand; `make` alone lists the targets.
 #
-#   PYTHON=python3.12                    the interpreter the environment is made from
+#   PYTHON=python3.12                    the interpreter of the environment
 #   PADDLE_EXT_CUDA=AUTO|ON|OFF          the CUDA backend
-#   PADDLE_EXT_CUDA_ARCHITECTURES=80;90  what it is built for; default: the GPU of this machine
+#   PADDLE_EXT_CUDA_ARCHITECTURES=80;90  its architectures; default: the GPU of this machine
 #   WERROR=ON                            compiler warnings are errors
-#   MINUTES=30                           of make fuzz
+#   MINUTES=30                           duration of make fuzz
 #   TEST_ARGS="-k fork"                  more arguments for pytest; DEMO_ARGS, BENCH_ARGS likewise
 
 PYTHON ?= python3
 PADDLE_EXT_CUDA ?= AUTO
-# 90-real: one architecture, so that the CUDA code is compiled also where no GPU is.
+# 90-real: one architecture, so that the CUDA code is compiled even without a GPU.
 PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 WERROR ?= OFF
 MINUTES ?= 30
@@ -36,16 +36,16 @@ help: ## show this list
 demo: $(BUILD) ## build, then run the demo
 	$(BIN)/paddle-ext demo $(DEMO_ARGS)
 
-test: $(BUILD) ## build, then run the tests (GPU tests where there is a GPU)
+test: $(BUILD) ## build, then run the tests (with GPU tests if there is a GPU)
 	$(BIN)/python -m pytest -m "not slow" $(TEST_ARGS)
 
-test-slow: $(BUILD) ## the tests that only do more of what the others do
+test-slow: $(BUILD) ## run the slow tests, which extend the others
 	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
 
-test-install: | $(BIN)/python ## run the commands of every page, each with only what the page says to install
+test-install: | $(BIN)/python ## run the commands of every page, each with only the packages the page names
 	$(BIN)/python tests/install/pages.py $(TEST_ARGS)
 
-fuzz: $(DEPS) ## build with sanitizers, then make random calls for so many MINUTES
+fuzz: $(DEPS) ## build with sanitizers, then make random calls for MINUTES
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
 lint: $(DEPS) ## check style and types, without a build
@@ -77,7 +77,7 @@ bench: $(BUILD) ## build, then run the benchmarks named in BENCHMARKS
 build: $(BUILD) ## compile and install the package for development
 deps: $(DEPS) ## make .venv with the pinned dependencies
 
-clean: ## remove what was built, keep .venv
+clean: ## remove build files, keep .venv
 	rm -rf build dist $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -89,19 +89,19 @@ $(BIN)/python:
 	    { echo "paddle_ext needs Python 3.10 or newer; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# constraints.txt is complete, so it is also the list of what to install.
+# constraints.txt is complete, so it is also the list of packages to install.
 $(DEPS): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing the pinned dependencies in $(VENV) (torch is large)"
 	$(PIP) install --quiet -r constraints.txt
 	@touch $@
 
-# Rewritten only when a setting changes, which then rebuilds.
+# Rewritten only when a setting changes, which triggers a rebuild.
 $(SETTINGS): FORCE | $(BIN)/python
 	@echo '$(PADDLE_EXT_CUDA) $(PADDLE_EXT_CUDA_ARCHITECTURES) $(WERROR)' | cmp -s - $@ || \
 	    echo '$(PADDLE_EXT_CUDA) $(PADDLE_EXT_CUDA_ARCHITECTURES) $(WERROR)' > $@
 
-# Editable: changes of Python code need no rebuild. Without isolation and with a build directory
-# that stays, only what changed is compiled again.
+# Editable: changes of Python code need no rebuild. Without isolation and with a persistent build
+# directory, only changed files are compiled again.
 $(BUILD): $(NATIVE) CMakeLists.txt pyproject.toml $(DEPS) $(SETTINGS)
 	@echo "== building paddle_ext"
 	PADDLE_EXT_CUDA='$(PADDLE_EXT_CUDA)' \
