@@ -51,6 +51,9 @@ WORDS = [
     for words, advice in AVOID.items()
 ]
 
+# In docstrings: code, and the names and types of parameters and results.
+NOT_PROSE = re.compile(r"\s*(?:>>>|\.\.\.|\w+(?:, \w+)* : |[A-Z]\w+$)")
+
 Lines = Iterator[tuple[int, str]]  # line number, text
 
 
@@ -82,7 +85,7 @@ def prose_of_python(text: str) -> Lines:
         sentence = kind in {"STRING", "FSTRING_MIDDLE"} and len(token.string.split()) > 2
         if kind == "COMMENT" or sentence:
             for number, line in enumerate(token.string.splitlines(), token.start[0]):
-                if not line.lstrip().startswith((">>>", "...")):
+                if not NOT_PROSE.match(line):
                     yield number, re.sub(r"`[^`]*`|\{[^{}]*\}", "``", line)
 
 
