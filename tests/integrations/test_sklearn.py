@@ -393,7 +393,7 @@ def test_lazy_import() -> None:
 
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line prints what the comment beside it says."""
+    """Each line prints what its comment says."""
     page = Path(__file__).resolve().parents[2] / "docs" / "estimator.md"
     code = "".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     exec(code, {})  # noqa: S102 - our own page

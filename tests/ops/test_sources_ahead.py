@@ -57,7 +57,7 @@ def test_one_chunk_is_read_while_another_is_in_use(monkeypatch: pytest.MonkeyPat
         chunk = next(chunks)
         assert chunk.flatten().tolist() == [2 * number, 2 * number + 1]
         if number < 4:
-            assert source.began[number + 1].wait(10)  # although nobody asked for it
+            assert source.began[number + 1].wait(10)  # although it was not requested
             source.may_end[number + 1].set()
             assert source.ended[number + 1].wait(10)
         assert chunk.flatten().tolist() == [2 * number, 2 * number + 1]  # still valid

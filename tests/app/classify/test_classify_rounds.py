@@ -104,7 +104,7 @@ def test_strangers_are_a_group_of_the_page(files: tuple[Path, Path], tmp_path: P
 
 
 def test_names_and_labelled_samples_of_some_classes() -> None:
-    """Novelty is told where there are labelled samples to compare with."""
+    """Novelty is given for classes with labelled samples."""
     features = torch.eye(3).repeat(2, 1) + 0.01 * torch.arange(18).view(6, 3)
     labelled = Labelled(
         features[[0, 1, 3, 4]],
