@@ -40,7 +40,9 @@ def test_scikit_learn(scaling: str | None) -> None:
     )
     refused = [result for result in results if result["status"] not in ("passed", "skipped")]
     failed = {result["check_name"]: result["exception"] for result in refused}
-    assert failed.keys() == expected.keys(), failed
+    made = {result["check_name"] for result in results}  # scikit-learn 1.6 has fewer
+    assert EXPECTED.keys() <= made
+    assert failed.keys() == expected.keys() & made, failed
     for name in NO_WEIGHTS.keys() & failed.keys():
         assert any(word in str(failed[name]) for word in ("sample_weight", "one label")), name
     assert sum(result["status"] == "passed" for result in results) > 40
