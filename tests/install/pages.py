@@ -36,7 +36,7 @@ NOT_RUN = {
 }
 # The same in less time, by options that the page leaves at their defaults.
 SMALLER = {
-    r"^paddle-ext train ": "--epochs 1 --no-validation",
+    r"^paddle-ext train ": "--epochs 1 --no-validation --size 32",
     r"^paddle-ext tune ": "--n-tasks 2 --methods simpleshot,paddle",
     r"^paddle-ext demo": "--quick",
     r"^paddle-ext evaluate (?!.*--n-tasks)": "--n-tasks 2",
