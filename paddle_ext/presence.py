@@ -26,7 +26,7 @@ ALONE = "support_labels must have a class of two rows or more, got one of each"
 MOST_ROWS = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # of labelled rows; less is rounding
 SPREAD_SHARE = 0.25  # of the mean: the spread a priori
-PRIOR_ROWS = 16  # weight of the prior, in rows
+PRIOR_ROWS = 8  # weight of the prior, in rows
 FOLDS = 5  # of classes left out together, to simulate strangers
 
 
@@ -39,11 +39,12 @@ def novelty(
     class. A row is strange if it is far from the mean of its class, in the feature scale of the
     method `adaptive`, and if its cosine with it, and its largest with any class mean, are small.
     The weights of distances and cosines are chosen on labelled rows that are scored twice: with
-    their class known, and without it, as strangers. With few rows, cosines dominate. About 5 in 100
-    samples like the labelled ones exceed 0.95. Class means are those of the labelled rows, whatever
-    the solver: those of a solution may have moved to the strangers. For a PADDLE solution the class
-    of a row is that of the largest cosine, because a large class may have absorbed the rows of
-    another.
+    their class known, and without it, as strangers. With few rows, cosines dominate. The cosine
+    with the class counts less if few labelled rows have their largest cosine with their own class,
+    because labels are then often wrong. About 5 in 100 samples like the labelled ones exceed 0.95.
+    Class means are those of the labelled rows, whatever the solver: those of a solution may have
+    moved to the strangers. For a PADDLE solution the class of a row is that of the largest cosine,
+    because a large class may have absorbed the rows of another.
 
     Parameters
     ----------
@@ -157,7 +158,7 @@ class KnownClasses:
     directions: Tensor  # [K, D] unit-norm class means
 
     def signs(self, unit: Tensor, labels: Tensor | None) -> Tensor:
-        """Signs of unit-norm rows with these labels, by default the largest cosines', [n, 2]."""
+        """Signs of unit-norm rows with these labels, by default the largest cosines', [n, 3]."""
         best, nearest = (cosines := unit @ self.directions.mT).max(1)
         own = nearest if labels is None else labels
         cosine = cosines.gather(1, own.unsqueeze(1)).squeeze(1)
@@ -179,7 +180,7 @@ class KnownClasses:
 class Familiar(KnownClasses):
     """A model of samples of known classes; tensors, so that they can be stored as arrays."""
 
-    weights: Tensor  # [2] float64: weights of distances and cosines
+    weights: Tensor  # [3] float64: weights of the signs
     usual: Tensor  # [m] float64: sorted strangeness of labelled rows
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
@@ -193,11 +194,11 @@ class Familiar(KnownClasses):
 
 
 def signs(distance: Tensor, own: Tensor, best: Tensor) -> Tensor:
-    """Signs of strangeness, large for strange rows: distance and lack of cosine, [n, 2] float64.
+    """Signs of strangeness, large for strange rows: distance and lack of cosines, [n, 3] float64.
 
     From the distance to the class mean, the cosine with it and the largest cosine, [n] each.
     """
-    return torch.stack([distance.double(), 2 - own.double() - best.double()], dim=1)
+    return torch.stack([distance.double(), 1 - own.double(), 1 - best.double()], dim=1)
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
@@ -219,7 +220,10 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
             for part in (chosen[one] for one in parts(m, 4 * rows.shape[1] + 2 * K))
         ]
     )
-    weights = discriminant(usual, judged_as_strange(found, rows, unit, labels, chosen))
+    strange = judged_as_strange(found, rows, unit, labels, chosen)
+    trust = float((usual[:, 1] == usual[:, 2]).double().mean())  # the own class is the nearest
+    combined = usual.new_tensor([[1.0, 0.0], [0.0, trust], [0.0, 2 - trust]])  # both cosines
+    weights = combined @ discriminant(usual @ combined, strange @ combined)
     return Familiar(**vars(found), weights=weights, usual=(usual @ weights).sort().values)
 
 
@@ -236,7 +240,7 @@ def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClas
 def judged_as_known(
     found: KnownClasses, x: Tensor, labels: Tensor, sums: Tensor, shots: Tensor
 ) -> Tensor:
-    """Signs of labelled unit-norm rows, as for new rows of their classes; [n, 2].
+    """Signs of labelled unit-norm rows, as for new rows of their classes; [n, 3].
 
     A row is part of the mean of its class. The mean without it is shorter, but has the same product
     with the row as the true mean, on average; a new row would see the length of the whole.
@@ -257,7 +261,7 @@ def judged_as_strange(
     K = len(found.means)
     folds = min(FOLDS, K) if K > 2 else 0
     fold = torch.arange(K, device=labels.device) % max(1, folds)
-    judged = [rows.new_empty(0, 2, dtype=torch.float64)]
+    judged = [rows.new_empty(0, 3, dtype=torch.float64)]
     for number in range(folds):
         rest = fold != number
         among = rest[labels]

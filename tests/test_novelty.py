@@ -33,7 +33,7 @@ def known_by_hand(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tenso
 
 def signs_by_hand(distances: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
     own = torch.arange(len(labels)), labels
-    return torch.stack([distances[own], 2 - cosines[own] - cosines.amax(1)], dim=1)
+    return torch.stack([distances[own], 1 - cosines[own], 1 - cosines.amax(1)], dim=1)
 
 
 def strangeness_by_hand(
@@ -53,24 +53,26 @@ def strangeness_by_hand(
         _, renamed = labels[~out].unique(return_inverse=True)
         distances, cosines = known_by_hand(support[~out], renamed, support[out])
         strange.append(signs_by_hand(distances, cosines, distances.argmin(1)))
-    weights = discriminant_by_hand(known, torch.cat(strange))
+    nearest = (known[:, 1] - known[:, 2] < 1e-12).double().mean()
+    both = torch.tensor([[1, 0], [0, nearest], [0, 2 - nearest]], dtype=torch.float64)
+    weights = both @ discriminant_by_hand(known @ both, torch.cat(strange) @ both)
     distances, cosines = known_by_hand(support, labels, query)
     asked = signs_by_hand(distances, cosines, cosines.argmax(1) if found is None else found)
     return known @ weights, asked @ weights
 
 
 def discriminant_by_hand(known: Tensor, strange: Tensor) -> Tensor:
-    """With 16 more rows: of unit covariance, the second sign one unit of spread apart."""
+    """With 8 more rows: of unit covariance, the second sign one unit of spread apart."""
 
     def spread(x: Tensor) -> Tensor:
-        return (((x - x.mean()).square().sum() + (x.mean()) ** 2) / (len(x) + 16)).sqrt()
+        return (((x - x.mean()).square().sum() + 8 * (x.mean() / 4) ** 2) / (len(x) + 8)).sqrt()
 
     m = len(known)
     unit = torch.stack([spread(known[:, 0]), spread(known[:, 1])])
     known, strange = known / unit, strange / unit
     scatter = (m - 1) * (torch.cov(known.mT) + torch.cov(strange.mT))
-    (a, b), (_, c) = (scatter + 16 * torch.eye(2)) / (2 * m + 16)
-    u, v = (m * (strange.mean(0) - known.mean(0)) + torch.tensor([0, 16])) / (m + 16)
+    (a, b), (_, c) = (scatter + 8 * torch.eye(2)) / (2 * m + 8)
+    u, v = (m * (strange.mean(0) - known.mean(0)) + torch.tensor([0, 8])) / (m + 8)
     weights = torch.stack([c * u - b * v, a * v - b * u]).clamp(min=0)
     return weights / spread(known @ weights) / unit
 
