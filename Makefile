@@ -54,6 +54,7 @@ lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/codespell
+	$(BIN)/python docs/check_words.py
 	.github/actionlint.sh
 
 format: $(DEPS) ## rewrite the sources in the house style
