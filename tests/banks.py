@@ -1,4 +1,4 @@
-"""Small feature banks, and a method that tells what it was asked."""
+"""Small feature banks, and a method that records its calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ def small_bank(noise: float = 1.0, **parts: Any) -> FeatureBank:
 
 @dataclass(frozen=True, kw_only=True)
 class Spy(Method):
-    """The nearest prototype; keeps the tasks it has seen, and may stop the program."""
+    """The nearest prototype; records the tasks it has seen, and may stop the program."""
 
     name: ClassVar[str] = "spy"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}

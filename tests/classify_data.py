@@ -1,4 +1,4 @@
-"""Small data sets for the tests of ``paddle-ext classify``."""
+"""Small datasets for the tests of ``paddle-ext classify``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def embeddings(
 
 
 def pattern(kind: int, seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
-    """Stripes, discs or a chessboard in their own colour, each image a little different."""
+    """Stripes, discs or a chessboard in a fixed colour, each image slightly different."""
     random = np.random.default_rng(seed)
     width, height = size
     y, x = np.mgrid[:height, :width]

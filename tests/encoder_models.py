@@ -1,4 +1,4 @@
-"""Tiny random image-text models for tests, saved as their libraries save them."""
+"""Tiny random image-text models for tests, saved by their libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALF, QUARTER = [0.5] * 3, [0.25] * 3
 
 
 def usable(module: str, name: str) -> None:
-    """Skip where a library is missing, or broken by what it needs."""
+    """Skip if a library is missing or broken."""
     try:
         getattr(importlib.import_module(module), name)
     except Exception as error:  # noqa: BLE001 - of whatever it needs
@@ -169,7 +169,7 @@ COLOURS = {"red": 0, "green": 1, "blue": 2}
 
 
 class StandInModel(torch.nn.Module):
-    """Six features: the mean colours of the halves of an image, or what a text says of them."""
+    """Six features: the mean colours of the halves of an image, or the colours in a text."""
 
     SCALE = 50.0
 

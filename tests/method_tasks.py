@@ -1,4 +1,4 @@
-"""What the tests of all methods share: settings that are fast, and tasks that each method takes."""
+"""Shared by the tests of all methods: fast settings, and tasks that each method accepts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def fast(name: str, **options: Any) -> Method:
 
 
 def nonnegative(problem: Problem) -> Problem:
-    """Shifted to numbers >= 0, as features after a ReLU: some methods take no others."""
+    """Shifted to numbers >= 0, like features after a ReLU: some methods accept no others."""
     least = min(float(problem.support.min()), float(problem.query.min()))
     return problem.map(lambda x: x - least)
 
 
 def hard(B: int | None = None, *, D: int = 5, shared: bool = False) -> Problem:
-    """Classes that overlap, so that probabilities are none of 0 and 1."""
+    """Overlapping classes, so that no probability is 0 or 1."""
     problem = make_problem(B=B, Q=20, K=9, D=D, shots=(2, 4), lead=2.0, shared=shared, seed=3)
     return nonnegative(problem)
 
 
 def assert_prediction(got: Prediction, problem: Problem) -> None:
-    """Shapes, dtypes and device are right, rows are on the simplex, labels the largest entries."""
+    """Shapes, dtypes and device are correct, rows on the simplex, labels the largest entries."""
     labels, u = got
     assert isinstance(got, Prediction)
     assert u.shape == (*problem.query.shape[:-1], problem.num_classes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Named:
-    """What `Method.predict` is given."""
+    """The arguments of `Method.predict`."""
 
     support: Tensor
     support_labels: Tensor
@@ -24,7 +24,7 @@ class Named:
         return vars(self).copy()
 
     def to(self, target: torch.dtype | str) -> Named:
-        """Of another dtype, or on another device; labels stay integers."""
+        """With another dtype or device; labels stay integers."""
         moved = {
             name: x
             if x is None or (name == "support_labels" and target in DTYPES)
@@ -34,7 +34,7 @@ class Named:
         return Named(**moved)
 
     def task(self, b: int) -> Named:
-        """One task of a batch; what is shared stays."""
+        """One task of a batch; shared tensors stay shared."""
         ranks = {"support": 3, "support_labels": 2, "query": 3, "prototypes": 3, "logits": 3}
         own = {
             name: x if x is None or x.dim() < ranks[name] else x[b]
@@ -67,7 +67,7 @@ def make_named(
     shared: bool = False,
     seed: int = 0,
 ) -> Named:
-    """Rows around centres, prototypes near the centres and all moved along one direction.
+    """Rows around centres, and prototypes near the centres, all shifted in one direction.
 
     The last `without` classes have no labelled row; `shared`: one support for all tasks.
     """

@@ -1,4 +1,4 @@
-"""Which cases of a test run where: all of them on the CPU, and some of them on CUDA too."""
+"""Where the cases of a test run: all of them on the CPU, and some of them on CUDA too."""
 
 from __future__ import annotations
 

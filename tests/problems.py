@@ -1,7 +1,7 @@
-"""Tasks for all tests: random ones whose classes are clear, and nasty ones; and how to compare.
+"""Tasks for all tests: random ones with distinct classes, and difficult ones; and comparisons.
 
-A problem is made on the CPU, in float32 or what it is converted to. The truth about it is the
-reference in float64 on the very same numbers.
+A problem is made on the CPU, in float32 or converted from it. The truth is the float64 reference on
+the very same numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMEMBERED: dict[tuple[object, ...], Any] = {}
 
 
 def remembered(function: Callable[..., Result], *tensors: Tensor, **options: Any) -> Result:
-    """What a slow function says of these numbers, computed once for all places that ask."""
+    """The result of a slow function for these numbers, computed once for all callers."""
     bits = (hashlib.blake2b(x.detach().numpy().tobytes()).digest() for x in tensors)
     forms = ((x.shape, x.dtype) for x in tensors)
     key = (function, *bits, *forms, repr(sorted(options.items())))
@@ -53,11 +53,11 @@ class Problem:
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Problem:
-        """Change support and query alike."""
+        """Apply the same change to support and query."""
         return replace(self, support=change(self.support), query=change(self.query))
 
     def task(self, b: int) -> Problem:
-        """One task of a batch, by itself."""
+        """One task of a batch on its own."""
         if self.support.dim() == 2:
             return replace(self, query=self.query[b])
         labels = self.support_labels[b]
@@ -86,7 +86,7 @@ def make_problem(
     shared: bool = False,
     seed: int = 0,
 ) -> Problem:
-    """Random classes, on average `lead` nats apart, of which at most five are among the queries.
+    """Random classes, on average `lead` nats apart, at most five of them among the queries.
 
     The shots differ from class to class, between the two bounds, and the rows are shuffled; in a
     batch every task has its own shots for every class, but the same number of rows.
@@ -190,7 +190,7 @@ def far_queries() -> Problem:
 
 
 def zero_rows() -> Problem:
-    """All-zero rows in support and query, which no norm can be given."""
+    """All-zero rows in support and query, which cannot be normalised."""
     base = make_problem(Q=20, K=4, D=8, shots=(3, 3), seed=8)
     support, query = base.support.clone(), base.query.clone()
     support[base.support_labels == 2] = 0.0
@@ -217,7 +217,7 @@ NASTY: dict[str, Callable[[], Problem]] = {
 
 
 def tied() -> Problem:
-    """Classes 1 and 3 have the same support, so nothing can tell them apart."""
+    """Classes 1 and 3 have the same support, so they cannot be distinguished."""
     base = make_problem(Q=20, K=4, D=6, shots=(2, 2), seed=10)
     support = base.support.clone()
     support[base.support_labels == 3] = support[base.support_labels == 1]
@@ -231,7 +231,7 @@ def all_equal() -> Problem:
 
 
 def one_direction() -> Problem:
-    """Classes of one direction and different lengths: unit-norm rows cannot tell them apart."""
+    """Classes of one direction and different lengths: unit-norm rows cannot separate them."""
     base = make_problem(Q=12, K=2, D=5, shots=(3, 3), seed=12)
     direction = torch.linspace(-1.0, 1.3, 5)
     lengths = 1.0 + base.support_labels + 0.37 * torch.arange(len(base.support_labels))
@@ -254,7 +254,7 @@ def late_class() -> Problem:
 
 
 def margin(solution: Solution) -> Tensor:
-    """How much the largest assignment of a query exceeds the second, [.., Q]."""
+    """The lead of the largest assignment of a query over the second, [.., Q]."""
     if solution.probabilities.shape[-1] == 1:
         return torch.ones_like(solution.probabilities[..., 0])
     best = solution.probabilities.topk(2, dim=-1).values
@@ -264,8 +264,8 @@ def margin(solution: Solution) -> Tensor:
 def sensitivity(problem: Problem, **options: Any) -> float:
     """How far the float64 solution moves when the inputs move by a float32 rounding.
 
-    Where this is not far below the tolerance a task is near a tie, and no float32 computation can
-    be held to it.
+    If this is not far below the tolerance, a task is near a tie, and no float32 computation can be
+    expected to agree.
     """
     random = torch.Generator().manual_seed(0)
 
@@ -282,7 +282,7 @@ def largest(x: Tensor) -> float:
 
 
 def assert_agrees(got: Solution, truth: Solution, *, epsilon: float = 1e-6) -> None:
-    """Assignments, labels, proportions and dual are those of the float64 reference."""
+    """Assignments, labels, proportions and dual agree with the float64 reference."""
     tolerance = TOLERANCE[got.probabilities.dtype]
     u = got.probabilities.cpu().double()
     assert u.shape == truth.probabilities.shape
@@ -312,7 +312,7 @@ def assert_on_simplex(got: Solution) -> None:
 
 
 def each_tensor(solution: Solution, change: Callable[[Tensor], Tensor]) -> Solution:
-    """The solution with its tensors changed; what it was asked for stays."""
+    """The solution with its tensors changed; its options stay."""
     return Solution(*(change(x) if isinstance(x, Tensor) else x for x in solution))
 
 
@@ -410,7 +410,7 @@ class Place(NamedTuple):
 
 @contextmanager
 def nothing_waits() -> Iterator[None]:
-    """Torch raises in the block where it waits for the device; the mode is never left on."""
+    """Torch raises an error in the block if it waits for the device; always resets the mode."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
         try:

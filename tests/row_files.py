@@ -1,4 +1,4 @@
-"""Files of rows in all formats, for the tests of what reads them."""
+"""Files of rows in all formats, for the tests of their readers."""
 
 import json
 import struct
@@ -52,7 +52,7 @@ def write(folder: Path, kind: str, x: Tensor) -> Path:
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """As the library does, which need not be installed."""
+    """Like the library, which need not be installed."""
     names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
     names |= {torch.float64: "F64", torch.int64: "I64"}
     header: dict[str, Any] = {"__metadata__": {"made": "by hand"}}

@@ -1,4 +1,4 @@
-"""The package as it was built and installed: what it links, what importing it touches."""
+"""The built and installed package: what it links, what importing it touches."""
 
 import importlib.metadata
 import importlib.resources
@@ -41,7 +41,7 @@ def fork(work):
 
 
 def run(tmp_path: Path, code: str) -> None:
-    """Run Python code by itself, away from the checkout."""
+    """Run Python code on its own, away from the checkout."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + code],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Which samples are of no class, and which labelled rows have a wrong label."""
+"""Samples of unknown classes, and labelled rows with a wrong label."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def discriminant_by_hand(known: Tensor, strange: Tensor) -> Tensor:
 @pytest.mark.parametrize("offset", [0.0, 3.0])  # distances alone count; cosines count too
 @pytest.mark.parametrize("method", ["solve", "adaptive"])
 def test_novelty_by_hand(method: str, offset: float) -> None:
-    """Between the ranks among the labelled rows, and in their order beyond them."""
+    """Between the ranks of the labelled rows, and in order beyond them."""
     support, labels, query = task(strangers=5, offset=offset)
     solution: Solution | Prediction
     if method == "solve":
@@ -106,7 +106,7 @@ def test_novelty_by_hand(method: str, offset: float) -> None:
 def test_novelty_is_no_worse_than_the_largest_cosine(
     method: str, clustered: bool, shots: int
 ) -> None:
-    """Also if the strangers form a class, onto which PADDLE's prototypes move."""
+    """Even if the strangers form a class, to which PADDLE's prototypes move."""
     generator = torch.Generator().manual_seed(shots)
     K, D, n = 20, 32, 30
     spread = 0.2 + 2 * torch.rand(D, generator=generator)
@@ -148,7 +148,7 @@ def test_novelty_finds_strangers(proportions: str, moving: bool, scaling: str) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shots", [3, SHOTS])
 def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
-    """Labelled rows are compared as new rows are: with class means that they are no part of."""
+    """Labelled rows are compared like new rows: with class means that exclude them."""
     support, labels, query = task(strangers=10)
     support, labels = support[: shots * CLASSES].to(dtype), labels[: shots * CLASSES]
     query = query.to(dtype)
@@ -186,7 +186,7 @@ def test_signs_count_as_much_as_they_tell() -> None:
 
 
 def test_novelty_of_one_class() -> None:
-    """There is no other class that a row could be judged by as a stranger."""
+    """There is no other class to compare a row with as a stranger."""
     support, labels, query = task(strangers=10)
     one = support[labels == 4]
     labels = torch.zeros(len(one), dtype=torch.int64)
@@ -199,7 +199,7 @@ def test_novelty_of_one_class() -> None:
 
 
 def test_novelty_with_few_rows() -> None:
-    """Classes with one row do not count; if there are no others, that is said."""
+    """Classes with one row do not count; if there are no others, an error says so."""
     support, labels, query = task()
     solution = paddle_ext.solve(support[:CLASSES], labels[:CLASSES], query)
     with pytest.raises(ValueError, match="a class of two rows or more"):

@@ -1,4 +1,4 @@
-"""Which classes are present, which labels are doubtful, which samples are of no class."""
+"""Which classes are present, which labels are doubtful, which samples are of unknown classes."""
 
 import doctest
 import math
@@ -46,7 +46,7 @@ def test_present_in_a_batch() -> None:
 
 
 def test_of_a_prediction() -> None:
-    """Any method's prediction tells the same, from its probabilities."""
+    """Any method's prediction gives the same, from its probabilities."""
     found = Adaptive().predict(*task())
     assert found.present().nonzero().view(-1).tolist() == [1, 4, 7]
     assert not found.present(threshold=1000).any()
@@ -80,7 +80,7 @@ def test_doubt_by_hand(lam: float | None) -> None:
 
 
 def test_doubt_of_a_swallowed_sample() -> None:
-    """A class with most of the batch is preferred; doubt is larger than the assignment tells."""
+    """A class with most of the batch is preferred; doubt exceeds what the assignment suggests."""
     dual = torch.tensor([0.9, -5.0, -5.0])  # 1 + ln of about 0.9 and 0.0025
     u = torch.softmax(dual - torch.tensor([[0.0, 9, 9], [3, 0, 9], [9, 0, 9]]), -1)
     solution = made(u, dual)

@@ -1,4 +1,4 @@
-"""How the tests of TIM solve a problem, and compare with the float64 reference."""
+"""How the tests of TIM solve a problem and compare with the float64 reference."""
 
 from __future__ import annotations
 

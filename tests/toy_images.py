@@ -1,4 +1,4 @@
-"""Small images that the tests of data, training and extraction share."""
+"""Small images shared by the tests of data, training and extraction."""
 
 from collections.abc import Iterator
 from pathlib import Path

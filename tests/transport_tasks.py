@@ -1,4 +1,4 @@
-"""Tasks for the tests of Sinkhorn's iteration: random and nasty ones; and how to compare."""
+"""Tasks for the tests of Sinkhorn's iteration: random and difficult ones; and comparisons."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def offsets() -> Tasks:
 
 
 def far_column() -> Tasks:
-    """A column that is far from every row; its mass must go there all the same."""
+    """A column far from every row; its mass must go there anyway."""
     tasks = make_tasks(2, 20, 9)
     cost = tasks.cost.clone()
     cost[0, :, 3] += 1e4
@@ -116,7 +116,7 @@ def far_row() -> Tasks:
 
 
 def forbidden() -> Tasks:
-    """Some pairs have a cost no plan would pay."""
+    """Some pairs have a prohibitive cost."""
     tasks = make_tasks(2, 20, 9)
     random = torch.Generator().manual_seed(1)
     cost = torch.where(torch.rand(2, 20, 9, generator=random) < 0.3, 1e30, tasks.cost)

@@ -98,7 +98,7 @@ def check_tasks(labels: Tensor, options: dict[str, Any], batch: Any) -> None:
 
 
 def arguments_of(name: str) -> str:
-    """A call with random arguments, which cannot be right: one is missing, or is no number."""
+    """A call with random arguments that must fail: one is missing, or is not a number."""
     maker = getattr(native.module, name)
     signature: str = maker.__text_signature__
     names = [word.strip("(), *") for word in signature.split(",")]

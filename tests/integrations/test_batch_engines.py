@@ -1,4 +1,4 @@
-"""The examples for large data run on the engines themselves, and all find the same."""
+"""The examples for large data on the engines themselves, with the same results."""
 
 import importlib.util
 import os
@@ -37,7 +37,7 @@ def columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def run_example(name: str, *arguments: Any, needs: str, **environment: str) -> None:
-    """In a process of its own: engines change much of theirs."""
+    """In its own process: engines change much of theirs."""
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"needs {needs}")
     done = subprocess.run(

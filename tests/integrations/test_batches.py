@@ -1,4 +1,4 @@
-"""The classifier of batches: its results, the kinds of batches, and what it refuses."""
+"""The classifier of batches: its results, the kinds of batches, and invalid arguments."""
 
 import multiprocessing
 import pickle
@@ -77,7 +77,7 @@ def test_is_the_method() -> None:
 
 
 def test_batches_are_independent() -> None:
-    """A result does not depend on earlier batches, and the batch shows the classes in it."""
+    """A result does not depend on earlier batches, and the batch shows its classes."""
     model = classifier()
     before = model(batch())
     model({"embedding": random_rows(np.full(30, 2), 4)})
@@ -114,7 +114,7 @@ def test_arrays_are_not_written_to() -> None:
 
 
 def test_later_changes_of_the_arrays() -> None:
-    """What was given may be used for something else afterwards."""
+    """The arguments may be reused for something else afterwards."""
     text = random_rows(np.arange(K), 5)
     for prototypes in (None, text.copy()):
         support, places = SUPPORT.copy(), PLACES.copy()
@@ -126,7 +126,7 @@ def test_later_changes_of_the_arrays() -> None:
 
 
 def test_half_precision_and_integers() -> None:
-    """float16 is what it stands for in float32; counts are embeddings too."""
+    """float16 equals the same values in float32; counts are embeddings too."""
     half = QUERY.astype(np.float16)
     answer, usual = (classifier()(x)["probability"] for x in (half, half.astype(np.float32)))
     assert np.array_equal(answer, usual)
@@ -135,7 +135,7 @@ def test_half_precision_and_integers() -> None:
 
 
 def test_array_has_the_answers_alone() -> None:
-    """As predict_batch_udf of Spark calls it, and asks for its columns."""
+    """The interface for Spark's predict_batch_udf."""
     assert list(classifier()(QUERY)) == ["label", "probability", "doubt"]
     assert_answers(classifier()(QUERY), expected())
 
@@ -181,7 +181,7 @@ def test_names_alone() -> None:
 
 
 def test_labels_and_names() -> None:
-    """Labels as places among names, as names, and by themselves."""
+    """Labels as indices of names, as names, and without names."""
     text = np.array(NAMES)[PLACES]
     found = [
         BatchClassifier(SUPPORT, labels, names, device="cpu")
@@ -257,7 +257,7 @@ def test_in_other_processes() -> None:
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as asked for during a call, even one that fails; then as many as before."""
+    """As many as requested during a call, even one that fails; then as many as before."""
     seen = []
     solve_one = SharedRows.solve_one
 
@@ -304,9 +304,9 @@ def assert_answers_nearly(answer: dict[str, np.ndarray], other: dict[str, np.nda
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_device_of_another_machine() -> None:
-    """Whoever makes it need not have the GPU that is asked for; whoever calls it must."""
+    """The constructor does not need the requested GPU; the call does."""
     model = classifier(device="cuda:3")
-    with pytest.raises(ArgumentError, match="device must be 'cpu' because torch finds no usable GPU"):
+    with pytest.raises(ArgumentError, match="must be 'cpu' because torch finds no usable GPU"):
         model(QUERY)
 
 

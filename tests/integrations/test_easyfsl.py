@@ -1,4 +1,4 @@
-"""The adapter to easyfsl, in the real library: its episodes, data set and evaluation loop."""
+"""The easyfsl adapter, with the real library: its episodes, dataset and evaluation loop."""
 
 import doctest
 import random
@@ -111,7 +111,7 @@ def test_backbone_and_centring(adapter: ModuleType) -> None:
 
 
 def test_evaluation_loop(adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """easyfsl's own data set, sampler and `evaluate`."""
+    """easyfsl's own dataset, sampler and `evaluate`."""
     from easyfsl.datasets import FeaturesDataset
     from easyfsl.methods import FewShotClassifier, PrototypicalNetworks
     from easyfsl.samplers import TaskSampler
@@ -152,7 +152,7 @@ def test_examples(adapter: ModuleType) -> None:
 
 
 def test_without_easyfsl() -> None:
-    """One sentence, and the package itself does not need it."""
+    """A one-sentence error; the package itself does not need the library."""
     code = (
         "import sys; sys.modules['easyfsl'] = None\n"
         "import paddle_ext\n"

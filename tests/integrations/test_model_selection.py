@@ -107,7 +107,7 @@ def test_a_new_batch_by_names() -> None:
 
 
 def test_the_batch_counts() -> None:
-    """With few classes present a batch knows more than its rows one by one."""
+    """With few classes present, a batch is classified better than its rows one by one."""
     X, y = data(1.5)
     split = BatchSplit(n_splits=6, shots=3, n_query=80, n_present=2)
     together = cross_val_score(PaddleClassifier(), X, y, cv=split, scoring=batch_accuracy)

@@ -1,4 +1,4 @@
-"""The scikit-learn estimator: what it finds, and how it fits into scikit-learn."""
+"""The scikit-learn estimator: its results, and how it fits into scikit-learn."""
 
 import doctest
 import inspect
@@ -80,7 +80,7 @@ def tells(model: PaddleClassifier, expected: paddle_ext.Solution, y: np.ndarray)
 
 
 def everything(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `batch`, but all classes are among the unlabelled rows."""
+    """Like `batch`, with all classes among the unlabelled rows."""
     random = np.random.default_rng(3)
     centres = random.normal(size=(CLASSES, DIMENSION))
     truth = np.concatenate([np.arange(CLASSES).repeat(SHOTS), np.arange(CLASSES).repeat(30)])
@@ -99,7 +99,7 @@ def nearest(X: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def test_all_classes_present() -> None:
-    """At least as good as the nearest class mean, and probabilities mean what they say."""
+    """At least as good as the nearest class mean, with calibrated probabilities."""
     X, y, truth = everything()
     asked = y < 0
     model = PaddleClassifier().fit(X, y)
@@ -120,7 +120,7 @@ def test_the_fewer_classes_the_smaller_the_concentration() -> None:
 
 
 def test_options_of_paddle() -> None:
-    """Taken as they are, however many classes there are."""
+    """Unchanged, however many classes there are."""
     X, y, _ = everything()
     options = {"temperature": 2.5, "lam": 50.0, "max_iter": 7, "tol": 0.0, "epsilon": 1e-4}
     options |= {"scaling": "minmax"}
@@ -147,7 +147,7 @@ def test_defaults_are_those_of_the_methods() -> None:
 
 
 def test_as_the_command_does() -> None:
-    """One batch, the same rule: the same labels."""
+    """One batch, the same method: the same labels."""
     from paddle_ext.app.classify import Batch, Labelled, answer
 
     for X, y, _ in (batch(np.float32), everything(np.float32)):
@@ -171,7 +171,7 @@ def test_present_classes() -> None:
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_predict_of_paddle_maps_as_fit_did(scaling: str) -> None:
-    """The rows of the fit get, one by one, what they got together: u has converged by then."""
+    """The rows of the fit get the same labels one by one as together: u has converged."""
     X, y, _ = batch()
     asked = y < 0
     model = PaddleClassifier(method="paddle", scaling=scaling, tol=1e-10, max_iter=1000).fit(X, y)
@@ -205,7 +205,7 @@ def test_predict(dtype: type, shots: int) -> None:
 
 
 def few_shots(shots: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`batch` with so many of the labelled rows of each class."""
+    """`batch` with this many of the labelled rows of each class."""
     X, y, truth = batch(dtype)
     number = np.array([(y[:i] == k).sum() for i, k in enumerate(y)])
     kept = (y < 0) | (number < shots)
@@ -227,7 +227,7 @@ def test_predict_of_paddle_by_hand() -> None:
 
 @pytest.mark.parametrize("method", integration.METHODS)
 def test_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large batches go in parts, to the same result."""
+    """Large batches are processed in parts, with the same result."""
     X, y, _ = batch()
     whole = PaddleClassifier(method=method).fit(X, y)
     monkeypatch.setattr("paddle_ext.rows.PART", 100)
@@ -278,7 +278,7 @@ def test_one_shot() -> None:
 
 
 def test_which_probabilities_are_calibrated() -> None:
-    """Expected calibration error of what is called calibrated, and that of what is not."""
+    """Expected calibration error of calibrated and of uncalibrated probabilities."""
     random = np.random.default_rng(0)
     truth = np.concatenate([np.arange(20).repeat(6), random.integers(20, size=600)])
     X = random.normal(size=(20, 24))[truth] + 2.0 * random.normal(size=(len(truth), 24))
@@ -378,7 +378,7 @@ def test_examples() -> None:
 
 
 def test_lazy_import() -> None:
-    """The package needs no scikit-learn; the estimator says that it does."""
+    """The package does not need scikit-learn; the estimator says that it does."""
     assert "PaddleClassifier" in dir(paddle_ext)
     with pytest.raises(AttributeError, match="no attribute 'Classifier'"):
         paddle_ext.Classifier  # noqa: B018

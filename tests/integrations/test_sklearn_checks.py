@@ -49,5 +49,5 @@ def test_scikit_learn(scaling: str | None) -> None:
 
 
 def test_classes() -> None:
-    """The exempted check, as scikit-learn makes it for classifiers that know unlabelled rows."""
+    """The exempted check, as scikit-learn runs it for classifiers with unlabelled rows."""
     estimator_checks.check_classifiers_classes("SelfTrainingClassifier", PaddleClassifier())

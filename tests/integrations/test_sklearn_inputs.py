@@ -1,4 +1,4 @@
-"""Labels in every form that the estimator takes, and what it refuses."""
+"""Labels in every form that the estimator accepts, and invalid ones."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_bad_labels(labels: Any, message: str) -> None:
 
 
 def test_text_with_a_number_that_means_unlabelled() -> None:
-    """NumPy makes text of all of it, and a class called -1."""
+    """NumPy would turn all of it into text, and -1 into a class."""
     X = np.eye(3)
     with pytest.raises(ValueError, match=r"^y must have None for an unlabelled row among text"):
         PaddleClassifier().fit(X, ["up", "right", -1])

@@ -1,4 +1,4 @@
-"""The scikit-learn estimator with names of classes: what it finds, what it refuses."""
+"""The scikit-learn estimator with class names: its results, and invalid arguments."""
 
 import pickle
 from typing import Any
@@ -20,7 +20,7 @@ NAMES = np.array(["oak", "elm", "ash", "fir", "yew", "box", "bay", "fig"])
 
 
 def batch(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of three classes, their classes, and prototypes that names might have."""
+    """Rows of three classes, their classes, and plausible prototypes of their names."""
     random = np.random.default_rng(3)
     text = random.normal(size=(CLASSES, DIMENSION))
     centres = 0.4 * text + 0.4 * random.normal(size=text.shape) + 1
@@ -65,7 +65,7 @@ def test_fit_is_the_method(dtype: type, count: int) -> None:
 
 
 def test_names_count() -> None:
-    """Labelled rows of one class alone say nothing of the others; names do."""
+    """Labelled rows of one class say nothing about the others; names do."""
     X, truth, text = batch()
     y = labels_of_some(truth, 0)
     y[np.flatnonzero(truth == 4)[:3]] = NAMES[4]
@@ -76,7 +76,7 @@ def test_names_count() -> None:
 
 @pytest.mark.parametrize("count", [0, 5, 40])
 def test_predict(count: int) -> None:
-    """A row by itself gets what it got in its batch."""
+    """A single row gets the same label as in its batch."""
     X, truth, text = batch()
     y = labels_of_some(truth, count)
     model = PaddleClassifier().fit(X[:50], y[:50], prototypes=text, classes=NAMES)
@@ -125,7 +125,7 @@ def test_default_classes() -> None:
 
 
 def test_logit_scale() -> None:
-    """It is the method's."""
+    """It equals the method's."""
     X, _, text = batch()
     X = X + np.random.default_rng(1).normal(size=X.shape)
     found = [

@@ -46,7 +46,7 @@ def truth(problem: Problem, **options: Any) -> Solution:
 
 
 def agrees(place: Place, problem: Problem, **options: Any) -> None:
-    """The method says what the reference says about the same numbers."""
+    """The method agrees with the reference on the same numbers."""
     given = {"max_iter": STEPS, "tol": 0.0} | options
     problem = problem.to(place.dtype)
     there = place.put(problem)
@@ -97,7 +97,7 @@ def test_nasty(place: Place, problem: str) -> None:
 
 
 def test_ends_with_the_reference(place: Place) -> None:
-    """Also where it stops by itself; the bound has another constant, that of the likelihoods."""
+    """Even if it stops early; the bound has another constant, that of the likelihoods."""
     problem = make_problem(B=2, Q=30, K=6, D=10, shots=(3, 3), lead=8.0, seed=3).to(place.dtype)
     got, want = solution(place.put(problem)), truth(problem)
     assert torch.equal(got.iterations.cpu(), want.iterations)
@@ -169,7 +169,7 @@ def test_concentration_tells_few_from_many() -> None:
 
 
 def test_sharpness_is_the_best() -> None:
-    """No other sharpness makes the labels of left-out rows more likely, the prior included."""
+    """No other sharpness makes the labels of left-out rows more likely, including the prior."""
     n, K, D = 4, 6, 8
     problem = make_problem(K=K, D=D, shots=(n, n), lead=1.5, seed=5).to(torch.float64)
     found = calibrated(
@@ -208,7 +208,7 @@ def test_noise_of_class_means() -> None:
 
 @pytest.mark.parametrize("shots", [(1, 1), (2, 5), (6, 6)])
 def test_likelihood_of_further_rows(place: Place, shots: tuple[int, int]) -> None:
-    """Logits need nothing but the labelled rows; with the dual they are those of the batch."""
+    """Logits need only the labelled rows; with the dual they are those of the batch."""
     problem = place.put(make_problem(B=2, Q=9, K=5, D=8, shots=shots, lead=4.0, seed=7))
     task, method = task_of(problem), Adaptive()
     likelihood, found = method.likelihood(task), method.solution(task)

@@ -49,7 +49,7 @@ def predict(support: Tensor, labels: Tensor, query: Tensor) -> Prediction:
 
 
 def test_all_classes_present() -> None:
-    """Each query nearly by itself, where the solver collapses; probabilities are calibrated."""
+    """Each query nearly on its own, where the solver collapses; probabilities are calibrated."""
     *given, truth = task(CLASSES)
     found = predict(*given)
     right = share(found.labels, truth)
@@ -69,7 +69,7 @@ def test_few_classes_present(present: int) -> None:
 
 
 def test_where_the_solver_goes_astray() -> None:
-    """Two classes that lie widely in some directions drag others along in PADDLE."""
+    """Two classes with a large spread in some directions absorb others in PADDLE."""
     *given, truth = task(2, queries=600, noise=1.2, uneven=3.0)
     found = share(predict(*given).labels, truth)
     assert found > share(paddle_ext.solve(*given).labels, truth) + 0.3
@@ -115,7 +115,7 @@ def likelihood(shots: int, metric: str = "auto") -> Likelihood:
 
 @pytest.mark.parametrize("metric", ["diagonal", "full"])
 def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to the same numbers; which one is taken depends on the shapes."""
+    """Both code paths give the same numbers; which one runs depends on the shapes."""
     known = likelihood(5, metric)
     x = known.coordinates(task(3)[2].double()[None, :50])
     weights = torch.rand(1, 50, CLASSES, dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.Monk
 
 
 def test_many_classes_of_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, to the same result."""
+    """In parts, with the same result."""
     whole = likelihood(1).bias
     monkeypatch.setattr(calibration, "MOST_ENTRIES", 7 * CLASSES)
     torch.testing.assert_close(likelihood(1).bias, whole)
@@ -136,7 +136,7 @@ def test_many_classes_of_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("metric", ["diagonal", "full"])
 def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer rows calibrate than there are classes, which says nearly the same."""
+    """Fewer calibration rows than classes give nearly the same result."""
     whole = likelihood(10, metric)
     monkeypatch.setattr(calibration, "MOST_ROWS", 30)
     all_classes = likelihood(10, metric)

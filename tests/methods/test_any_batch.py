@@ -17,7 +17,7 @@ from paddle_ext.ops.large import fixed, queries
 @pytest.mark.parametrize("shots", [1, 3, 8])
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_one_rule(shots: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The method, the function, and the function on a large task or a file say the same."""
+    """The method, the function, and the function on a large task or a file agree."""
     problem = make_problem(Q=400, K=14, D=20, shots=(shots, shots), seed=shots).to(where)
     inputs = problem.inputs()
     want = methods.create("adaptive").predict(*inputs).probabilities

@@ -1,4 +1,4 @@
-"""LR + ICI: against the reference, against scikit-learn, and its parts by themselves."""
+"""LR + ICI: against the reference, against scikit-learn, and its parts separately."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tasks_that_need_different_numbers_of_rounds() -> None:
 
 
 def test_queries_taken_in_are_labelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strong penalty, so that the model may change its mind about them."""
+    """A strong penalty, so that the model may change its predictions."""
     seen: list[tuple[Tensor, Tensor]] = []
     choose = ici.Ici.most_credible
 
@@ -122,7 +122,7 @@ def test_queries_taken_in_are_labelled_again(monkeypatch: pytest.MonkeyPatch) ->
 def with_scikit_learn(
     problem: Problem, step: int, dimension: int
 ) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """The loop of the method on scikit-learn's functions; also what each round takes in."""
+    """The loop of the method with scikit-learn's functions; also the queries of each round."""
     linear_model = pytest.importorskip("sklearn.linear_model")
     decomposition = pytest.importorskip("sklearn.decomposition")
     K, S = problem.num_classes, len(problem.support)
@@ -294,7 +294,7 @@ def test_place_in_class() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_most_credible(step: int) -> None:
-    """The places are those of the walk along the path, which the reference takes."""
+    """The order agrees with walking along the path, as the reference does."""
     axes, labels = path_problem(1, 18, 2, 3)
     path = lasso_path(*design_of(axes, labels, 3))
     included = torch.arange(18) < 5

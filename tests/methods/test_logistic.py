@@ -135,7 +135,7 @@ def test_hardly_a_penalty(tol: float) -> None:
 
 @pytest.mark.parametrize("tol", [0.01, 0.0])
 def test_hardly_any_data(tol: float) -> None:
-    """What is left are the intercepts, which know how many rows each class has."""
+    """Only the intercepts remain, which reflect the class frequencies."""
     features, labels, included = batch(torch.float32)
     got = fitted(features, labels, included, 1e-6, tol)
     assert (got.iterations < logistic.MAX_ITER).all()

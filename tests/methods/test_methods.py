@@ -1,4 +1,4 @@
-"""What every method promises, whatever it computes."""
+"""Guarantees of every method, whatever it computes."""
 
 import copy
 import math
@@ -213,7 +213,7 @@ def test_nasty_tasks_get_an_answer(device: str, name: str, problem: str) -> None
 
 @every_method
 def test_duplicated_samples(name: str) -> None:
-    """Copies of a query get what it gets."""
+    """Copies of a query get the same result."""
     base = nonnegative(make_problem(Q=8, K=4, D=6))
     doubled = replace(base, query=base.query.repeat(2, 1))
     got = fast(name).predict(*doubled.inputs())
@@ -227,7 +227,7 @@ LABELS = torch.arange(S).remainder(K).repeat(B, 1)
 
 
 def call(**changes: Any) -> dict[str, Any]:
-    """A good call, with changes."""
+    """A valid call, with changes."""
     random = torch.Generator().manual_seed(0)
     good = {
         "support": torch.rand(B, S, D, generator=random),

@@ -195,7 +195,7 @@ def test_preset_of_paddle() -> None:
 
 
 def test_defaults_of_paddle_are_those_of_solve() -> None:
-    """Also in every other place that solves."""
+    """In every other function that solves, too."""
     of_solve = inspect.signature(paddle_ext.solve).parameters
     for option in methods.describe("paddle"):
         default = of_solve[option.name].default

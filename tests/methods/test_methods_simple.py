@@ -61,7 +61,7 @@ def truth(name: str, problem: Problem, base_mean: Tensor | None = None, **option
 
 
 def agrees(place: Place, name: str, problem: Problem, **options: Any) -> None:
-    """The method says what the reference says about the same numbers."""
+    """The method agrees with the reference on the same numbers."""
     problem = problem.to(place.dtype)
     there = place.put(problem)
     got = methods.create(name, **options).predict(*there.inputs(), num_classes=problem.num_classes)

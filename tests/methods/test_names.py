@@ -1,4 +1,4 @@
-"""`adaptive` with class names: against the specification, and what it promises."""
+"""`adaptive` with class names: against the specification, and its guarantees."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ def towers(
     noise: float = 0.6,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Rows and names by two towers: an offset apart, and names that are only near their class."""
+    """Rows and names from two towers: an offset apart, and names only near their class."""
     random = torch.Generator().manual_seed(seed)
     K = len(shots)
 
@@ -107,7 +107,7 @@ def test_metrics_agree_with_the_reference(metric: str) -> None:
 
 
 def test_more_classes_than_can_be_present() -> None:
-    """Those that no query is likely to be of are left out, and have no share."""
+    """Classes that no query is likely to have are dropped, and have no share."""
     K = LEAST_CLASSES + 40
     for shots in ((0,) * K, (2, 1) + (0,) * (K - 2)):
         scene = towers(shots, present=5, Q=20, D=24, noise=0.3)
@@ -123,7 +123,7 @@ def test_more_classes_than_can_be_present() -> None:
 
 
 def test_a_task_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks of one batch may go different ways: with and without rows of every class."""
+    """Tasks of one batch may use different code: with and without rows of every class."""
     shots = [(3, 3, 3, 3), (0, 6, 3, 3), (6, 2, 2, 2), (12, 0, 0, 0)]
     scenes = [towers(one, seed=i) for i, one in enumerate(shots)]
     together = predict(batch(*scenes))
@@ -167,7 +167,7 @@ def accuracy(scene: dict[str, Tensor], **options: Any) -> float:
 
 
 def test_the_batch_helps_the_names() -> None:
-    """Whether one class is present or all, names and batch beat names."""
+    """Whether one class is present or all, names with a batch beat names alone."""
     for present in (1, 3, 12):
         scenes = [
             towers((0,) * 12, present=present, Q=60, D=32, noise=0.9, seed=s) for s in range(8)
@@ -189,7 +189,7 @@ def test_labelled_rows_help_the_names() -> None:
 
 
 def test_names_of_no_use_do_little_harm() -> None:
-    """Prototypes of other classes: labelled rows say so, from two of a class on."""
+    """Prototypes of other classes: labelled rows reveal it, from two per class on."""
     for seed in range(4):
         scene = towers((4,) * 8, D=24, noise=0.8, seed=seed)
         wrong = scene | {"prototypes": scene["prototypes"].roll(1, 0)}
@@ -214,7 +214,7 @@ def test_without_names_nothing_changes() -> None:
 
 
 def test_the_scale_of_an_encoder_hardly_matters() -> None:
-    """Logits are no sharper than both towers are wide."""
+    """Logits are no sharper than the spread of both towers allows."""
     scene = towers((0,) * 6, Q=40, D=24)
     assert_close(predict(scene, logit_scale=300.0), predict(scene, logit_scale=1e4), 1e-9)
 

@@ -1,4 +1,4 @@
-"""Prototypes and zero-shot logits of every method: how they reach it, and what is refused."""
+"""Prototypes and zero-shot logits of every method: how they are passed, and invalid ones."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ K, Q, D = 4, 5, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Listener(methods.Method):
-    """Keeps the tasks that it is given; not one of the registered methods."""
+    """Records its tasks; not one of the registered methods."""
 
     name: ClassVar[str] = "listener"
     takes_prototypes: ClassVar[bool] = True

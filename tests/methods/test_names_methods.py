@@ -1,4 +1,4 @@
-"""The methods for class names: what they promise, and that they say what their references say."""
+"""The methods for class names: their guarantees, and agreement with their references."""
 
 import copy
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def truth(name: str, task: Named, **options: Any) -> Tensor:
 
 
 def agrees(place: Place, name: str, task: Named, **options: Any) -> None:
-    """The method says what the reference says about the same numbers."""
+    """The method agrees with the reference on the same numbers."""
     task = task.to(place.dtype)
     got = fast(name, **options).predict(**task.to(place.device).call())
     want = truth(name, task, **options)
@@ -170,7 +170,7 @@ def test_input_is_not_modified(name: str) -> None:
 
 @every_method
 def test_easy_tasks_are_solved(device: str, name: str) -> None:
-    """Classes far apart, names that are nearly right, and all classes present."""
+    """Classes far apart, nearly correct names, and all classes present."""
     labels = torch.arange(4).repeat(8)
     random = torch.Generator().manual_seed(0)
     centres = torch.eye(4).repeat(1, 4)
@@ -244,7 +244,7 @@ def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
 
 
 def test_labelled_rows_decide_where_names_do_not() -> None:
-    """Names that cannot tell two classes apart, and one labelled row of each that can."""
+    """Names that cannot separate two classes, and one labelled row of each that can."""
     axes = torch.eye(3)
     query = torch.cat(
         [
@@ -261,7 +261,7 @@ def test_labelled_rows_decide_where_names_do_not() -> None:
 
 
 def test_gamma_is_that_of_the_labelled_rows() -> None:
-    """By default one of the four published weights, and each of them may be asked for."""
+    """By default one of the four published weights; each of them can also be chosen."""
     task = make_named(B=3, Q=20, K=5, D=8, shots=2, noise=2.0)
     chosen = methods.create("transclip").predict(**task.call()).probabilities
     four = [
@@ -274,7 +274,7 @@ def test_gamma_is_that_of_the_labelled_rows() -> None:
 
 
 def test_clusters_get_the_classes_that_they_are_of() -> None:
-    """The names are turned round at the start: the penalty alone cannot tell, the matching does."""
+    """The names are swapped at the start: the penalty alone cannot fix it, the matching does."""
     u = torch.tensor([[[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.9, 0.0]]])
     x = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1]]])
     # Both clusters want class 1; the sum of the means is the largest if the second one gives way.

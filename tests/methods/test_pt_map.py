@@ -98,7 +98,7 @@ def test_shapes(place: Place, shape: dict[str, Any]) -> None:
 
 
 def naive(problem: Problem, power: float, sharpness: float, step: float, epochs: int) -> Tensor:
-    """One task, as plainly as can be."""
+    """One task, as simple as possible."""
 
     def prepare(rows: Tensor) -> list[Tensor]:
         found = [(row + 1e-6) ** power for row in rows]
@@ -203,7 +203,7 @@ def test_nasty_tasks_get_an_answer(place: Place, name: str) -> None:
 
 
 def test_constant_features(place: Place) -> None:
-    """Nothing tells the classes apart, so all are equally probable."""
+    """Nothing separates the classes, so all are equally probable."""
     problem = overlapping(Q=12, K=3).map(lambda x: torch.full_like(x, 0.3))
     u = predict(problem, place).probabilities
     assert largest(u - 1 / 3) < 1e-6

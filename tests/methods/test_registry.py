@@ -27,7 +27,7 @@ class NearestRow:
 
 
 class Sharp:
-    """By probabilities of all tasks at once."""
+    """With probabilities of all tasks at once."""
 
     def solve(self, task: Task) -> Tensor:
         distances = torch.cdist(task.query, task.means(task.support))

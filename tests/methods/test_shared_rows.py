@@ -1,4 +1,4 @@
-"""What labelled rows say that many batches share: the correction, weights, rows left out."""
+"""Labelled rows shared by many batches: the correction, weights, left-out rows."""
 
 import math
 
@@ -35,7 +35,7 @@ def metric_of(likelihood: Likelihood) -> Tensor:
 
 @pytest.mark.parametrize(("D", "shots"), [(30, 3), (6, 8), (40, 8)])
 def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None:
-    """To other classes as any row; to their own as far as a new one, which is farther."""
+    """Compared with other classes like any row; with their own like a new row, farther away."""
     support, labels = rows(4, D, shots)
     likelihood = calibrated(support[None], labels[None], 4)
     found = left_out(likelihood, support, labels)

@@ -1,4 +1,4 @@
-"""What the methods share: layout of tasks, preprocessing, chunks."""
+"""Shared by the methods: layout of tasks, preprocessing, chunks."""
 
 import doctest
 import importlib

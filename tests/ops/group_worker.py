@@ -12,7 +12,7 @@ import paddle_ext
 
 
 def main() -> None:
-    """Solve the queries of this rank, and save what was found."""
+    """Solve the queries of this rank, and save the result."""
     rank, size, port, folder, mode = sys.argv[1:]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     backend = "nccl" if mode.startswith("nccl") else "gloo"

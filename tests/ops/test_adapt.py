@@ -44,7 +44,7 @@ NASTY: dict[str, Tensor] = {
 
 
 def agrees(logits: Tensor, place: Place, **options: Any) -> paddle_ext.Solution:
-    """After the same number of iterations: a fixed point can take a thousand."""
+    """After the same number of iterations: convergence may take a thousand."""
     options = {"tol": 0.0, "max_iter": 25} | options
     rounded = logits.to(place.dtype)
     got = paddle_ext.adapt(rounded.to(place.device), **options)
@@ -99,7 +99,7 @@ def test_levels(place: Place) -> None:
 
 
 def test_the_batch_decides() -> None:
-    """Few classes: unsure queries follow the others. All classes: nothing changes."""
+    """Few classes: uncertain queries follow the others. All classes: nothing changes."""
     logits = make_logits(100, 30, B=None, present=2, lead=3.0)
     truth_like = paddle_ext.adapt(logits)
     assert truth_like.labels.unique().tolist() == [0, 1]
@@ -136,7 +136,7 @@ def test_the_bound_is_that_of_the_evidence() -> None:
 
 
 def test_gamma_functions() -> None:
-    """Against SciPy: torch's trigamma is right to 5e-10 only."""
+    """Against SciPy: torch's trigamma is accurate to only 5e-10."""
     special = pytest.importorskip("scipy.special", reason="needs SciPy")
     x = torch.logspace(-4, 8, 3000, dtype=torch.float64).numpy()
     got = zip(*(_native.gamma_functions(value) for value in x.tolist()), strict=True)

@@ -53,7 +53,7 @@ def test_is_the_least_of_a_search() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-3, 1e3, 1e20])
 def test_any_scale(place: Place, scale: float) -> None:
-    """The end of the range where it must be, and never NaN."""
+    """The end of the range where appropriate, and never NaN."""
     distances, labels, count = make(3, 20, 7)
     distances = (scale * distances).to(place.device, place.dtype)
     f, found, drawn = calibrate(distances, labels.to(place.device), count.to(place.device))

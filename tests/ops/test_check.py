@@ -1,4 +1,4 @@
-"""Bad input: the right exception, before any work, in one sentence saying what is wrong."""
+"""Invalid input: the right exception, before any work, in one sentence."""
 
 import math
 import re
@@ -21,7 +21,7 @@ B, Q, S, K, D, N = 2, 5, 6, 3, 4, 11
 
 
 def dense(**changes: Any) -> dict[str, Any]:
-    """A good batched call, with changes."""
+    """A valid batched call, with changes."""
     random = torch.Generator().manual_seed(0)
     call = {
         "support": torch.randn(B, S, D, generator=random),

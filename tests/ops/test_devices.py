@@ -1,4 +1,4 @@
-"""GPUs that the build has no code for: known before any launch, and what happens then."""
+"""GPUs that the build has no code for: detected before any launch, with a fallback."""
 
 import pickle
 import warnings
@@ -89,7 +89,7 @@ def test_an_old_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("old_gpu")
 def test_falls_back_to_the_cpu_and_warns_once() -> None:
-    """The operator as on CUDA: its first attempt finds no code, the second runs on the CPU."""
+    """The operator as on CUDA: the first attempt finds no code, the second runs on the CPU."""
     attempts = []
 
     def kernel(*arguments: object) -> object:

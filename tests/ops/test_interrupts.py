@@ -25,7 +25,7 @@ FOREVER = 2**31 - 1  # iterations
 
 
 class HandlerError(Exception):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 @contextlib.contextmanager
@@ -44,14 +44,14 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def task(Q: int, K: int, D: int, *batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Support, its labels and queries, at random: nothing settles soon."""
+    """Random support, labels and queries: nothing converges soon."""
     generator = torch.Generator().manual_seed(Q)
     support = torch.randn(K, D, generator=generator)
     return support, torch.arange(K), torch.randn(*batch, Q, D, generator=generator)
 
 
 def solve(device: str, Q: int, K: int, D: int, *batch: int, **options: Any) -> object:
-    """Tasks that settle would end by themselves: there are many of them, or large ones."""
+    """Converging tasks would end on their own, so there are many of them, or large ones."""
     support, labels, query = task(Q, K, D)
     bank = torch.cat([support, query]).to(device)
     rows = torch.arange(K, K + Q, device=device).expand(*batch, Q)
@@ -116,7 +116,7 @@ def test_the_sampler_ends_soon_after_a_signal() -> None:
 
 
 def test_a_handler_may_call_the_solver_itself() -> None:
-    """The small workspace that a thread keeps belongs to the call that was interrupted."""
+    """The small workspace of a thread belongs to the interrupted call."""
     calls = []
 
     def handler(number: int, frame: FrameType | None) -> None:

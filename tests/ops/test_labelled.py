@@ -73,7 +73,7 @@ def test_rows_of_zeros_and_equal_rows(place: Place) -> None:
 
 
 def test_labels_that_are_no_class(place: Place) -> None:
-    """Without validation they are left out, and nothing is read elsewhere."""
+    """Without validation they are ignored, and nothing is read out of bounds."""
     support, labels = make(20, 4, 8)
     labels[:, 5], labels[:, 9] = -(2**40), 4
     rows = support.to(place.device, place.dtype)

@@ -1,4 +1,4 @@
-"""One large task: in chunks, from anywhere, in any precision, without its matrix."""
+"""One large task: in chunks, from any source, in any precision, without its full matrix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_chunks_agree_with_the_reference(place: Place, switch: dict[str, Any]) -
 @pytest.mark.parametrize("K", [3, 130, 1100, 2500])
 @pytest.mark.usefixtures("many_chunks")
 def test_few_classes_and_many(place: Place, K: int) -> None:
-    """Of which a kernel takes those of a row at once, four by four or one by one, or not."""
+    """Numbers of classes that a kernel reads at once, four at a time or one by one, or not."""
     problem = make_problem(Q=600, K=K, D=40, shots=(1, 2), seed=2)
     options = {"max_iter": 4, "tol": 0.0}
     want = problem.to(place.dtype).truth(**options)
@@ -107,7 +107,7 @@ def test_a_file_with_a_nan_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("many_chunks")
 def test_rows_of_very_different_lengths(place: Place) -> None:
-    """Which half precision could not hold side by side."""
+    """A ratio that half precision cannot represent."""
     problem = make_problem(Q=700, K=20, D=16, seed=4)
     lengths = torch.logspace(-3, 3, 700).unsqueeze(-1)
     problem = Problem(
@@ -166,7 +166,7 @@ def make_logits(place: Place, sharpness: float) -> Tensor:
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "recomputed"])
 @pytest.mark.usefixtures("many_chunks")
 def test_adapt(place: Place, sharpness: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharp logits of which the batch prefers what is far below the largest one of a row."""
+    """Sharp logits, where the batch prefers a class far below the largest of a row."""
     monkeypatch.setattr(fixed, "KEPT_BYTES", 2**31 if kept else 0)
     logits = make_logits(place, sharpness)
     want = reference.adapt(logits.double().cpu(), tol=0.0, max_iter=40)

@@ -29,7 +29,7 @@ SHAPES = [
 
 @pytest.fixture
 def in_many_calls(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What makes the method compose its parts in torch."""
+    """Makes the method compose its parts in torch."""
 
     def compose() -> None:
         for module in (adaptive, calibration):
@@ -88,7 +88,7 @@ def bad_tasks() -> Iterator[Problem]:
 @at_places("case", everywhere=[0, 1, 2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("batched", [False, True])
 def test_bad_values_are_found(place: Place, case: int, batched: bool) -> None:
-    """Also those that only a pass over the rows finds, with the sentences of all methods."""
+    """Including those that only a pass over the rows finds, with the usual errors."""
     problem = list(bad_tasks())[case]
     if place.dtype is torch.float64 and case in (4, 5):
         return  # a number like any other
@@ -105,7 +105,7 @@ def test_bad_values_are_found(place: Place, case: int, batched: bool) -> None:
 
 
 def test_odd_values_are_not_bad(place: Place) -> None:
-    """Rows of zeros, tiny and huge ones look suspicious, and are not."""
+    """Rows of zeros, tiny and huge ones look suspicious but are valid."""
     problem = make_problem(B=2, Q=9, K=4, D=6, shots=(3, 3), seed=1)
     support = problem.support.clone()
     support[0, 0], support[1, 1], support[1, 2] = 0, 1e-30 * support[1, 1], 1e25 * support[1, 2]

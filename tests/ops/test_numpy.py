@@ -1,4 +1,4 @@
-"""NumPy arrays wherever tensors are taken: the same results, and the arrays stay as they are."""
+"""NumPy arrays in place of tensors: the same results, and the arrays are not modified."""
 
 import re
 from collections.abc import Callable

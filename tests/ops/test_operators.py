@@ -1,4 +1,4 @@
-"""The torch operators called directly, without the checks of the public functions before them."""
+"""The torch operators called directly, without the checks of the public functions."""
 
 import re
 import subprocess
@@ -106,7 +106,7 @@ CALLS = {
 
 
 def refused(name: str, device: str, **changes: Any) -> str:
-    """The operator refuses the changed call in one sentence, and its fake kernel in the same."""
+    """The operator rejects the changed call in one sentence, and so does its fake kernel."""
     operator, make = CALLS[name]
     call = make(device) | changes
     with pytest.raises((TypeError, ValueError)) as caught:
@@ -275,7 +275,7 @@ def test_sharpness(name: str, device: str) -> None:
 @pytest.mark.parametrize("bad", BAD_VALUES)
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "sinkhorn"])
 def test_labels_and_indices_out_of_range(name: str, bad: int, device: str) -> None:
-    """The public functions refuse them; here they must only not be taken for addresses."""
+    """The public functions reject them; here they must only not become addresses."""
     operator, make = CALLS[name]
     for argument in ("support_labels", "support_index", "query_index"):
         call = make(device)
@@ -315,7 +315,7 @@ def test_no_tasks(device: str) -> None:
 
 
 def test_sleeping_class_with_a_large_logit(device: str) -> None:
-    """Where logits are far apart, a class that held nothing may be the nearest in the next step."""
+    """If logits are far apart, a class that held nothing may be the nearest in the next step."""
     features = torch.tensor(
         [
             [-7392.1035, 11676.6475],

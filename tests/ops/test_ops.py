@@ -139,7 +139,7 @@ def test_export() -> None:
 
 @pytest.fixture
 def unloaded() -> Iterator[None]:
-    """The native module as before its first use."""
+    """The native module before its first use."""
 
     def forget() -> None:
         native.load.cache_clear()

@@ -104,7 +104,7 @@ def test_soft_assignments(place: Place, scaling: str, lam: float | None) -> None
 
 @cache
 def like_features_of_images(scaling: str) -> tuple[Problem, Solution, float]:
-    """What a network gives: non-negative, correlated, overlapping classes, many of them."""
+    """Typical of a network: non-negative, correlated, overlapping classes, many of them."""
     random = torch.Generator().manual_seed(2)
     mixing = torch.randn(40, 512, generator=random) / 40**0.5
     labels = torch.arange(800).remainder(160)

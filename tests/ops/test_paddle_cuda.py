@@ -1,4 +1,4 @@
-"""What only CUDA has: streams, graphs, devices, and tasks too large for a CPU to test on.
+"""Specific to CUDA: streams, graphs, devices, and tasks too large to test on a CPU.
 
 The comparisons with the reference are in test_paddle.py, for every device.
 """
@@ -89,7 +89,7 @@ def test_graph(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_switches(shape: tuple[int, int, int], switch: dict[str, Any]) -> None:
-    """As the CPU does it, without waiting, in a graph, and twice the same."""
+    """Like on the CPU, without waiting, in a graph, and reproducible."""
     Q, K, D = shape
     problem = make_problem(B=3, Q=Q, K=K, D=D, lead=9.0, seed=2).to("cuda")
     options = {**switch, "num_classes": K, "validate": False, "return_prototypes": True}
@@ -142,7 +142,7 @@ def test_graph_of_indexed() -> None:
 
 
 def warm_up(call: Callable[[], object]) -> None:
-    """Run once on a side stream, as torch wants it before a capture."""
+    """Run once on a side stream, as torch requires before a capture."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -192,7 +192,7 @@ def test_rows_of_a_bank_are_not_gathered() -> None:
 @pytest.mark.parametrize("K", [8, 9, 32, 33])
 @pytest.mark.parametrize("Q", [80, 81, 144, 145])
 def test_at_the_bounds_of_the_kernels(Q: int, K: int) -> None:
-    """Of classes and queries that stay in registers and in shared memory."""
+    """Classes and queries that stay in registers and in shared memory."""
     problem = make_problem(B=3, Q=Q, K=K, D=34, lead=6.0, seed=Q + K)
     options = {"tol": 0.0, "max_iter": 25, "scaling": "minmax"}
     got = problem.to("cuda").solve(**options)

@@ -11,6 +11,6 @@ def test_random_tasks() -> None:
 
 @pytest.mark.slow
 def test_very_many_random_tasks() -> None:
-    """Where rounding decides early, float32 goes another way: ours no more often than torch."""
+    """If rounding decides early, float32 diverges: ours no more often than torch."""
     found = compare(100_000, 1)
     assert found.ours <= 1.5 * found.plain + 10

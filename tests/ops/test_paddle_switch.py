@@ -1,6 +1,6 @@
-"""`solve` with Dirichlet proportions, prototypes that stay, calibrated distances; in all mixtures.
+"""`solve` with Dirichlet proportions, fixed prototypes, calibrated distances; all combinations.
 
-The truth is the float64 reference; where prototypes stay, `adapt` is a second one.
+The truth is the float64 reference; with fixed prototypes, `adapt` is a second one.
 """
 
 from itertools import product
@@ -46,7 +46,7 @@ def named(switch: dict[str, Any]) -> str:
 
 
 def assert_agrees(got: Solution, truth: Solution) -> None:
-    """All that both hold is the same, up to rounding."""
+    """All common fields are equal, up to rounding."""
     tolerance = TOLERANCE[got.probabilities.dtype]
     u = got.probabilities.cpu().double()
     assert u.shape == truth.probabilities.shape
@@ -66,7 +66,7 @@ def assert_agrees(got: Solution, truth: Solution) -> None:
 
 
 def assert_same_prior(got: Solution, truth: Solution) -> None:
-    """Where the batch tells the concentration; its gamma functions are right to 2e-12."""
+    """If the batch determines the concentration; its gamma functions are accurate to 2e-12."""
     tolerance = 1e-2 if got.probabilities.dtype == torch.float32 else 1e-6
     assert largest(got.concentration.cpu().double() / truth.concentration - 1) < tolerance
     assert largest(got.proportions.cpu().double() - truth.proportions) < tolerance
@@ -174,7 +174,7 @@ def test_no_iteration_increases_the_objective(lam: float | None, switch: dict[st
 
 
 def plain_logits(problem: Problem) -> Tensor:
-    """Of variational Bayes: unit-norm rows, class means, the sharpness that labelled rows want."""
+    """Variational Bayes: unit-norm rows, class means, the sharpness of the labelled rows."""
     support, labels, query = problem.inputs()
     support, query = (x / x.norm(dim=-1, keepdim=True) for x in (support, query))
     K = problem.num_classes
@@ -235,7 +235,7 @@ def test_dirichlet_proportions_serve_any_number_of_classes(place: Place) -> None
 
 
 def test_calibrated_is_never_less_sharp_than_auto() -> None:
-    """Class means that lie apart, with rows that do not: those want it less sharp."""
+    """Class means far apart, with overlapping rows, which call for less sharpness."""
     torch.manual_seed(0)
     labels = torch.arange(5).repeat(3)
     problem = Problem(torch.randn(15, 9), labels, torch.randn(40, 9), 5)
@@ -251,7 +251,7 @@ def test_calibrated_is_never_less_sharp_than_auto() -> None:
 
 
 def test_many_labelled_rows_are_spread_over_the_classes() -> None:
-    """Of 6400 rows 256 calibrate; of which classes must not depend on the order of the rows."""
+    """256 of 6400 rows calibrate; their classes must not depend on the order of the rows."""
     problem = make_problem(Q=10, K=20, D=6, shots=(320, 320), lead=2.0, seed=5)
     support, labels, _ = problem.inputs()
     by_class = labels.sort(stable=True).indices

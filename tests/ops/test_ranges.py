@@ -73,7 +73,7 @@ def test_any_temperature_epsilon_and_lam(place: Place, scaling: str) -> None:
 @pytest.mark.parametrize("scaling", ["none", "minmax"])
 @pytest.mark.parametrize("temperature", [1.0, 1e-3, 1e12])
 def test_queries_all_but_one_point(place: Place, scaling: str, temperature: float) -> None:
-    """Their spread is no measure of the task: prototypes are far away in it, and not all alike."""
+    """Their spread does not represent the task: prototypes are far away, and not all alike."""
     for queries in (1, Q):
         support, labels, query = task(place, queries)
         for share in (1e-4, 1e-8, 1e-9, 3e-10, 1e-12, 1e-15, 1e-20):
@@ -103,7 +103,7 @@ def test_rows_of_subnormal_numbers(place: Place) -> None:
 
 
 def test_features_that_are_no_numbers_end_too(device: str) -> None:
-    """Nobody promises a result without validation, but there is one, at once."""
+    """Without validation there is no guarantee, but there is a result, at once."""
     support, labels, query = task(Place(device, torch.float32))
     query[3, 3] = torch.nan
     got = paddle_ext.solve(
@@ -114,7 +114,7 @@ def test_features_that_are_no_numbers_end_too(device: str) -> None:
 
 @pytest.mark.parametrize("reg", [1e-3, 0.05, 1.0, 1e5])
 def test_transport_with_lost_rows(place: Place, reg: float) -> None:
-    """Columns without mass, and rows that others leave nothing of, after few iterations too."""
+    """Columns without mass, and rows left with nothing by others, after few iterations too."""
     generator = torch.Generator().manual_seed(1)
     for size in ((3, 2), (20, 5), (40, 40), (300, 200)):
         cost = torch.rand(size, generator=generator, dtype=torch.float64) * 100

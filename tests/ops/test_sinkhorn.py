@@ -136,7 +136,7 @@ IN_GLOBAL_MEMORY = ("far column", "largest", "no mass", "uneven mass")
     cpu_only=product([name for name in NASTY if name not in IN_GLOBAL_MEMORY], [512]),
 )
 def test_nasty_tasks_in_large_kernels(place: Place, name: str, copies: int) -> None:
-    """Copies of a row share its mass, and get what it gets."""
+    """Copies of a row share its mass, and get the same result."""
     cost, rows, columns = NASTY[name]().to(place.dtype)
     few = Tasks(cost, rows, columns).truth(reg=0.2, max_iter=6, tol=0.0)
     many = Tasks(cost.repeat(1, copies, 1), rows.repeat(1, copies) / copies, columns)

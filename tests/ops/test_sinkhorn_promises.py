@@ -1,4 +1,4 @@
-"""What Sinkhorn's iteration promises besides the right plan: forms of input, errors, operators."""
+"""Guarantees of Sinkhorn's iteration besides the plan: forms of input, errors, operators."""
 
 import doctest
 import math
@@ -167,7 +167,7 @@ def test_errors(case: int) -> None:
 
 
 def test_bad_values_end_without_validation(place: Place) -> None:
-    """Nothing is promised for them, but the call comes back."""
+    """Nothing is guaranteed for them, but the call returns."""
     tasks = make_tasks(2, 20, 9)
     for bad in (
         tasks._replace(cost=torch.full_like(tasks.cost, math.nan)),

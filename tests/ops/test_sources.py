@@ -252,7 +252,7 @@ def test_bad_columns(tmp_path: Path, column: Callable[[], Any], sentence: str) -
 
 
 def test_bad_rows_are_counted_in_the_file(tmp_path: Path) -> None:
-    """Not in a group of rows, a piece of it or a shard."""
+    """Not in a row group, a part of it or a shard."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     rows: list[list[float]] = [[1.0, 2.0]] * 50

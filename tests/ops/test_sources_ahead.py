@@ -24,7 +24,7 @@ from paddle_ext.ops.large.sources import FileRows, rows_of
 
 
 class Slow:
-    """Rows of their own numbers; each read waits until it is let through, and is noted."""
+    """Rows that contain their own numbers; each read is recorded, and waits for permission."""
 
     shape, dtype = (10, 1), torch.float32
 
@@ -90,7 +90,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 
 def test_errors_come_to_the_caller() -> None:
-    """Even StopIteration, which would else end the loop in silence."""
+    """Even StopIteration, which would otherwise end the loop silently."""
     found = iter([1, 2])
     numbers = ahead(lambda: next(found), Event())
     assert [next(numbers), next(numbers)] == [1, 2]
@@ -189,7 +189,7 @@ print(*found.tolist())
 
 
 def run_bounded(path: Path, small: Path, allowed: int, chunk: int) -> list[str]:
-    """What a process says that may use so much more memory than it has when it begins."""
+    """The output of a process with this limit on additional memory."""
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, str(path), str(small), str(allowed), str(chunk)],
         capture_output=True,
@@ -204,7 +204,7 @@ def run_bounded(path: Path, small: Path, allowed: int, chunk: int) -> list[str]:
 
 
 def test_a_file_larger_than_the_memory_allowed(tmp_path: Path) -> None:
-    """The file does not fit into all the memory of the process, which two chunks of it do."""
+    """The file does not fit in the memory of the process, but two chunks of it do."""
     rows, width, chunk = 112 * 1024, 1024, 2048
     # Whole numbers, whose sums are exact.
     block = np.random.default_rng(0).integers(-3, 4, (chunk, width)).astype(np.float32)
@@ -231,7 +231,7 @@ def test_a_file_larger_than_the_memory_allowed(tmp_path: Path) -> None:
 
 
 def test_parquet_in_bounded_memory(tmp_path: Path) -> None:
-    """One group of rows of which no part but a few pages is in memory."""
+    """One row group, of which only a few pages are in memory."""
     x = np.random.default_rng(0).integers(-999, 999, (60_000, 512)).astype(np.float32)
     path, small = tmp_path / "large.parquet", tmp_path / "small.parquet"
     write_parquet(path, "fixed", x, group=len(x))
@@ -282,7 +282,7 @@ def test_a_slow_device_keeps_its_chunks(
 
 @pytest.mark.cuda
 def test_memory_on_cuda(tmp_path: Path) -> None:
-    """Two chunks, whatever the size of the file; and all of it is given back."""
+    """Two chunks, whatever the size of the file; and all of it is released."""
     np.save(tmp_path / "rows.npy", np.zeros((200_000, 64), np.float32))
     rows = rows_of(tmp_path / "rows.npy", "cuda")
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Solving from files: as from tensors, in memory that the file does not fit into."""
+"""Solving from files: the same as from tensors, with less memory than the file."""
 
 import os
 import subprocess

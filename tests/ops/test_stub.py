@@ -1,4 +1,4 @@
-"""`_native.pyi`, against which mypy checks the callers, says what the native module is."""
+"""`_native.pyi`, against which mypy checks the callers, matches the native module."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""CPU threads: made once and kept, as many as torch allows a call, without a trace in results."""
+"""CPU threads: created once and kept, as many as torch allows, without effect on results."""
 
 import os
 import subprocess

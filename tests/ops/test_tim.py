@@ -31,7 +31,7 @@ Triple = tuple[float, float, float]
 
 
 def by_optimizer(problem: Problem, weights: Triple, alphas: Triple, steps: int) -> torch.Tensor:
-    """Prototypes by torch.optim.Adam on the loss as published; one task, features as they are."""
+    """Prototypes by torch.optim.Adam on the published loss; one task, raw features."""
     support, labels, query = (
         problem.support.double(),
         problem.support_labels,
@@ -70,7 +70,7 @@ def test_reference_is_adam_on_the_loss(alphas: Triple) -> None:
 
 
 def published_closed_form(problem: Problem, weights: Triple, steps: int) -> torch.Tensor:
-    """Prototypes of TIM-ADM, as published, features as they are; one task."""
+    """Prototypes of TIM-ADM, as published, on raw features; one task."""
     l0, l1, l2 = weights
     support, query = problem.support.double(), problem.query.double()
     y = F.one_hot(problem.support_labels, problem.num_classes).double()

@@ -205,7 +205,7 @@ def test_no_synchronisation_and_graphs() -> None:
 
 
 def call(**changes: Any) -> dict[str, Any]:
-    """A good call, with changes."""
+    """A valid call, with changes."""
     problem = make_problem(B=2, Q=5, K=3, D=4)
     good = dict(zip(("support", "support_labels", "query"), problem.inputs(), strict=True))
     return good | {"max_iter": 2} | changes

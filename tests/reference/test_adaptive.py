@@ -1,4 +1,4 @@
-"""The specification of `adaptive`, piece by piece against the maths written out again."""
+"""The specification of `adaptive`, piece by piece, against the equations written out again."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_feature_scale_by_hand() -> None:
 
 
 def test_a_row_leaves_the_covariance() -> None:
-    """The closed form is what the covariance without the row gives."""
+    """The closed form agrees with the covariance without the row."""
     n, K, D = 5, 4, 6
     x, labels, means, shots = scene(K, n, D)
     rows = calibrating(x, labels, means, shots, True)
@@ -123,7 +123,7 @@ def test_hubs_by_hand() -> None:
 
 
 def test_hubs_of_one_shot_by_hand() -> None:
-    """Three classes on a line: the one between draws both of the others."""
+    """Three classes on a line: the middle one attracts both others."""
     means = torch.tensor([[-1.0], [0.0], [1.0]]).double()
     between = 1 / (1 + math.exp(-8 * (4 - 1)))  # what it has of the outer ones
     drawn = torch.tensor([1.5 - between, 2 * between, 1.5 - between]).double()

@@ -1,4 +1,4 @@
-"""The references of the methods for class names, against their maths written out again."""
+"""The references of the methods for class names, against their equations written out again."""
 
 import math
 from itertools import permutations

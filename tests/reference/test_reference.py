@@ -1,4 +1,4 @@
-"""The specification: PADDLE in plain torch, checked against the maths written out again."""
+"""The specification: PADDLE in plain torch, against the equations written out again."""
 
 import doctest
 import math

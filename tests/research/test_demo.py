@@ -1,4 +1,4 @@
-"""The demo at its smallest: every step runs, and what it shows is what it computed."""
+"""The demo at its smallest: every step runs, and its output matches its results."""
 
 import re
 import struct

@@ -1,4 +1,4 @@
-"""Files are replaced as a whole, or stay as they are; only those that have an end are read."""
+"""Files are replaced atomically or left unchanged; only regular ones are read."""
 
 import os
 import shutil
@@ -56,7 +56,7 @@ def test_a_new_file_may_be_read_by_those_who_may_read_any(tmp_path: Path) -> Non
 
 
 def test_threads_that_write_one_file(tmp_path: Path) -> None:
-    """Complete or absent, whoever comes last; no writer sees the file of another."""
+    """Complete or absent, whoever is last; no writer sees the file of another."""
     path = tmp_path / "file"
     failed: list[BaseException] = []
 
@@ -135,7 +135,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file that could not be closed
 def test_an_interrupt_never_closes_a_file_twice(tmp_path: Path) -> None:
-    """Wherever it comes: a second close would hit whatever file has the number by then."""
+    """Wherever it occurs: a second close would hit whatever file has the number by then."""
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     for last in range(1000):

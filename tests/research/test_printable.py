@@ -1,4 +1,4 @@
-"""Text from files is shown without doing anything to a terminal or a spreadsheet."""
+"""Text from files is shown without effect on a terminal or a spreadsheet."""
 
 import doctest
 

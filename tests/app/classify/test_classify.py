@@ -1,4 +1,4 @@
-"""``paddle-ext classify`` on embeddings: formats, tables with gaps, batches, messages."""
+"""``paddle-ext classify`` on embeddings: formats, tables with missing labels, batches, messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def write_table(path: Path, columns: dict[str, list[object]]) -> None:
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".csv", ".tsv", ".parquet"])
 def test_formats(tmp_path: Path, suffix: str) -> None:
-    """Every format gives the same labels, and they are right."""
+    """Every format gives the same, correct labels."""
     support, labels, query, truth = embeddings()
     write(tmp_path / f"known{suffix}", support, labels)
     write(tmp_path / f"new{suffix}", query, None)
@@ -100,7 +100,7 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
 
 
 def test_one_table_with_gaps(tmp_path: Path) -> None:
-    """Rows without a label are listed under their own names; gaps come in several spellings."""
+    """Rows without a label are listed by name; missing labels come in several spellings."""
     support, labels, query, truth = embeddings()
     features = np.concatenate([support, query])
     wanted = ["", " ", "NaN", "None"] * 10
@@ -123,7 +123,7 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
 
 
 def test_columns_of_numbers(tmp_path: Path) -> None:
-    """A prefix or a range leaves out a number that is no feature; the note tells what was taken."""
+    """A prefix or a range leaves out a number that is not a feature; a note lists the columns."""
     support, labels, query, truth = embeddings()
     for name, features, more in (("known", support, labels), ("new", query, None)):
         columns = {"year": list(range(len(features)))}
@@ -146,7 +146,7 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
 
 
 def test_truth_of_arrays(tmp_path: Path) -> None:
-    """Labels of the unlabelled file are used only if they are asked for; -1 is no truth."""
+    """Labels of the unlabelled file are used only on request; -1 is not a true class."""
     support, labels, query, truth = embeddings()
     np.savez(tmp_path / "known.npz", features=support, labels=labels, class_names=NAMES)
     given = truth.copy()
@@ -278,7 +278,7 @@ def test_texts_need_a_model(tmp_path: Path) -> None:
 
 
 def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in for sentence-transformers, which sees what the cache does not have."""
+    """With a stand-in for sentence-transformers, which sees only what is not cached."""
     asked: list[str] = []
 
     class SentenceTransformer:
@@ -326,7 +326,7 @@ def test_texts(tmp_path: Path) -> None:
 
 
 def test_texts_beside_embeddings(tmp_path: Path) -> None:
-    """With both, the numbers decide and the texts are shown; no model is needed."""
+    """With both, the numbers are the features and the texts are shown; no model is needed."""
     support, labels, query, truth = embeddings()
     features = np.concatenate([support, query])
     columns: dict[str, list[object]] = {f"f{i}": features[:, i].tolist() for i in range(16)}

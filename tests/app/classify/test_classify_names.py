@@ -40,7 +40,7 @@ def labels_of(folder: Path) -> list[str]:
 
 
 def centred() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`embeddings`, and what a text tower might make of the names: near the class means."""
+    """`embeddings`, and plausible text embeddings of the names: near the class means."""
     support, labels, query, truth = embeddings(queries=60)
     random = np.random.default_rng(5)
     means = np.stack([support[labels == k].mean(0) for k in range(len(NAMES))])
@@ -52,7 +52,7 @@ def centred() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def test_one_file_with_its_names(tmp_path: Path) -> None:
-    """No label at all: what the file says of its classes is enough."""
+    """No label at all: the class embeddings in the file are enough."""
     _, _, query, truth, text = centred()
     np.savez(tmp_path / "rows.npz", features=query, text=text, class_names=NAMES)
     report = run(tmp_path / "rows.npz", None, tmp_path)
@@ -65,7 +65,7 @@ def test_one_file_with_its_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["labels", "prototypes"])
 def test_labels_of_some_rows(tmp_path: Path, key: str) -> None:
-    """Labelled rows of some classes help, whatever the rows of names are called."""
+    """Labelled rows of some classes help, whatever the key of the names."""
     support, labels, query, truth, text = centred()
     some = labels < 3
     arrays: Arrays = {
@@ -83,7 +83,7 @@ def test_labels_of_some_rows(tmp_path: Path, key: str) -> None:
 
 
 def test_all_rows_labelled(tmp_path: Path) -> None:
-    """Then there is nothing to classify but all of them; the labels may be their truth."""
+    """Then all rows are classified; the labels may be their truth."""
     _, _, query, truth, text = centred()
     wrong = truth.copy()
     wrong[:6] = 0
@@ -122,7 +122,7 @@ def test_names_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several batches in one call are classified as one after the other, whatever their sizes."""
+    """Several batches in one call give the same as one at a time, whatever their sizes."""
     support, labels, query, truth, text = (torch.from_numpy(x) for x in centred())
     known = Labelled(
         support, labels, tuple(NAMES), ("",) * len(labels), prototypes=text, logit_scale=50.0
@@ -145,7 +145,7 @@ SENTENCES = ["red as a rose", "deep blue sea", "green grass", "the red sun", "bl
 
 @pytest.fixture
 def sentences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A stand-in for sentence-transformers, which looks for colours; the texts that it saw."""
+    """A stand-in for sentence-transformers, which looks for colours; returns the texts it saw."""
     seen: list[str] = []
 
     class SentenceTransformer:
@@ -165,7 +165,7 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_texts(tmp_path: Path, sentences: list[str]) -> None:
-    """Names go through the encoder of the texts, with spaces for underscores."""
+    """Names are encoded like the texts, with spaces for underscores."""
     lines = ["sentence", *(f'"{text}"' for text in SENTENCES)]
     (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "names.txt").write_text("light_red\nlight_green\nlight_blue\n")
@@ -181,7 +181,7 @@ def test_texts(tmp_path: Path, sentences: list[str]) -> None:
 
 
 def test_texts_with_labels_and_truth(tmp_path: Path, sentences: list[str]) -> None:
-    """Gaps in the labels are classified; a column that is the truth is no label."""
+    """Rows without a label are classified; a column of true classes is not used as labels."""
     rows = [
         f'"{text}",{label}' for text, label in zip(SENTENCES, ["red", "", "", "", ""], strict=True)
     ]
@@ -213,7 +213,7 @@ def test_texts_by_the_model_itself(tmp_path: Path) -> None:
 
 
 def coloured(folder: Path, colours: str, seed: int) -> None:
-    """Pictures in folders that are called by their colours."""
+    """Images in folders named by their colours."""
     random = np.random.default_rng(seed)
     for number, colour in enumerate(colours.split()):
         pixels = random.integers(0, 60, size=(40, 50, 3))
@@ -299,7 +299,7 @@ def test_names_files(tmp_path: Path) -> None:
 
 
 def test_means_of_several_phrases() -> None:
-    """Unit-norm before and after, so that a phrase that makes long vectors does not count more."""
+    """Unit-norm before and after, so that a phrase with a long embedding has no more weight."""
     rows = {"x a": [3.0, 4.0], "a x": [0.0, 9.0], "own": [5.0, 0.0]}
     names = Names(("a", "b"), ((), ("own",)))
     found = embedded(

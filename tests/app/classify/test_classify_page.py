@@ -108,7 +108,7 @@ def browser() -> str:
 
 
 def dumped(browser: str, path: Path, width: int) -> str:
-    """The document as the browser has it in the end."""
+    """The final document in the browser."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     options += ["--hide-scrollbars", f"--window-size={width},900", "--virtual-time-budget=3000"]
     profile = f"--user-data-dir={path.parent / 'profile'}"
@@ -118,7 +118,7 @@ def dumped(browser: str, path: Path, width: int) -> str:
 
 
 def shown_by(browser: str, path: Path, width: int) -> dict[str, object]:
-    """What the probe of a page says."""
+    """The output of the probe of a page."""
     parser = Told()
     parser.feed(dumped(browser, path, width))
     return json.loads(parser.shown)
@@ -134,7 +134,7 @@ class Told(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
-    """From disk: the classes, the counts, the search; nothing is loaded; names are no markup."""
+    """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
     shown = shown_by(browser, path, 1200)
@@ -152,7 +152,7 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
-    """Nothing is wider than the screen; headless windows may be no narrower than 500 pixels."""
+    """Nothing is wider than the screen; headless windows are at least 500 pixels wide."""
     inside = with_probe(made(kind), REPORT)
     (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
     frame = tmp_path / "frame.html"
@@ -195,7 +195,7 @@ window.addEventListener("load", async () => {
 
 @pytest.mark.parametrize("kind", ["pictures", "rows"])
 def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: str) -> None:
-    """A sample is shown large; its new label is in a file that `--corrected` takes."""
+    """A sample is enlarged; its new label is exported to a file for `--corrected`."""
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), CORRECT), encoding="utf-8")
     shown = shown_by(browser, path, 1200)
@@ -244,7 +244,7 @@ addEventListener("message", (e) => { document.body.dataset.shown = JSON.stringif
 
 
 def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
-    """Even markup that got into the page could load nothing: its policy forbids it."""
+    """Even injected markup could load nothing: the policy forbids it."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -272,7 +272,7 @@ def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
 
 
 def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str) -> None:
-    """The policy knows the script of the page by its digest, and obeys no other."""
+    """The policy identifies the script of the page by its digest, and allows no other."""
     run = "document.body.dataset.shown = 'obeyed'"
     smuggled = f'<script>{run}</script><img src="data:," onerror="{run}"></body>'
     text = made("rows").replace("</body>", smuggled)
@@ -314,7 +314,7 @@ def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
 
 
 def test_formulas_and_escapes_stay_text(tmp_path: Path) -> None:
-    """Names from a file do nothing to a spreadsheet, and nothing to a terminal."""
+    """Names from a file do nothing to a spreadsheet or a terminal."""
     red = "\x1b[31mred"
     rows = [f"1,2,=HYPERLINK(1),a{red}", "2,1,@y,b", "1.1,2,,=3+4", "2,1.1,,-7"]
     (tmp_path / "table.csv").write_text("\n".join(["a,b,label,+who", *rows, ""]))

@@ -31,7 +31,7 @@ class Colours(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A network that needs no weights, in place of the default; counts the images it sees."""
+    """A network without weights, instead of the default; counts the images it sees."""
     seen: list[int] = []
 
     def open_colours(name: str, device: torch.device) -> ForeignNetwork:
@@ -110,7 +110,7 @@ def saved(picture: Image.Image, path: Path, **options: object) -> Path:
 
 
 def test_modes(tmp_path: Path) -> None:
-    """Whatever the mode of a file, the same image comes out, upright and on white."""
+    """Whatever the mode of a file, the decoded image is the same, upright and on white."""
     picture = pattern(1, 0)
     exact = np.asarray(picture).astype(int)
     grey = np.asarray(picture.convert("L")).astype(int)
@@ -157,7 +157,7 @@ def test_mixed_sizes_and_modes(tmp_path: Path) -> None:
 
 
 def test_odd_names(tmp_path: Path) -> None:
-    """Names are shown as they are, never as markup."""
+    """Names are shown as text, never as markup."""
     labelled, new = picture_folders(tmp_path)
     odd = 'a "b" <script>alert(1)</script>\' & ü 猫'.replace("/", "∕")
     (labelled / "stripes").rename(labelled / odd)
@@ -264,7 +264,7 @@ def test_timm_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_networks_of_timm(torchvision_operators: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pretrained weights, for there may be no hub."""
+    """Without pretrained weights, because there may be no hub."""
     timm = pytest.importorskip("timm", reason="needs timm")
     create = timm.create_model
     made = []

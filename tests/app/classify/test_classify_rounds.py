@@ -1,4 +1,4 @@
-"""Round after round: what is kept for the next data, corrected labels, a check of the labels."""
+"""Several rounds: saved models, corrected labels, a check of the labels."""
 
 import csv
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_columns_of_the_answers(files: tuple[Path, Path], tmp_path: Path) -> Non
 
 
 def test_texts_are_in_the_answers(tmp_path: Path) -> None:
-    """Also if they are only shown, and the features are columns."""
+    """Even if they are only shown, and the features are columns."""
     support, labels, query, _ = embeddings(features=4)
     lines = ["a,b,c,d,what,label"]
     for row, k in zip(support, labels, strict=True):
@@ -204,7 +204,7 @@ def test_the_model_answers_as_the_labelled_data(files: tuple[Path, Path], tmp_pa
 
 
 def test_a_model_of_a_table(tmp_path: Path) -> None:
-    """The columns are those of the model, and a column of labels in the new table is no feature."""
+    """The columns are those of the model; a column of labels in the new table is not a feature."""
     support, labels, query, truth = embeddings(features=3)
     lines = [
         "u,v,w,label",
@@ -280,7 +280,7 @@ def test_what_is_no_model(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_corrected_labels_are_labelled_samples(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """They leave the samples to classify, and may be of a new class."""
+    """They are removed from the samples to classify, and may have a new class."""
     path = tmp_path / "corrected.csv"
     path.write_text("name,label\r\n3,ginkgo\r\n4,ginkgo\r\n7,birch\r\n")
     report = classify(*files, tmp_path / "out", settings(corrected=path))
@@ -301,7 +301,7 @@ def test_corrected_labels_are_labelled_samples(files: tuple[Path, Path], tmp_pat
     ],
 )
 def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encoding: str) -> None:
-    """Separator and encoding are detected, as those of other tables."""
+    """Separator and encoding are detected, as for other tables."""
     path = tmp_path / "corrected.csv"
     path.write_bytes(text.encode(encoding))
     assert read_corrections(path) == {"3": "Lärche", "7": "Öl, Fett"}

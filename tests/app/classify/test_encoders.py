@@ -1,4 +1,4 @@
-"""Image-text encoders on disk: tiny random models, saved as their libraries save them."""
+"""Image-text encoders on disk: tiny random models, saved by their libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paddle_ext.app.classify.encoders.opening import EXPECTED
 from paddle_ext.app.classify.encoders.towers import Preparation, of_open_clip, of_transformers
 
 CPU = torch.device("cpu")
-# What other libraries warn of while they are imported is not ours to mend.
+# Ignore warnings of other libraries during import.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("torchvision_operators"),
@@ -51,7 +51,7 @@ def cosines(encoder: Any, picture: Any, texts: list[str]) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_transformers(tmp_path: Path, kind: str) -> None:
-    """The logits are those of the model itself, on what its own tokenizer and processor make."""
+    """The logits equal those of the model with its own tokenizer and processor."""
     usable("transformers", "CLIPModel")
     model, tokenizer = save_transformers(tmp_path, kind)
     encoder = open_encoder(str(tmp_path), CPU)
@@ -150,7 +150,7 @@ def test_onnx_towers_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a model of transformers, with a stand-in for the library."""
+    """Opens a transformers model, with a stand-in for the library."""
     stand_in_folder(tmp_path, monkeypatch)
     encoder = open_encoder(str(tmp_path), CPU)
     assert encoder.logit_scale == pytest.approx(StandInModel.SCALE)
@@ -202,7 +202,7 @@ def test_paths_that_are_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_preparations() -> None:
-    """What configurations say: the central square, a share of it, or the whole made square."""
+    """Crops in configurations: the central square, a share of it, or the whole image squashed."""
     clip = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
     assert of_transformers(clip, 99) == Preparation()
     assert of_transformers({"size": 256, "crop_size": 224, "resample": 2}, 99) == Preparation(

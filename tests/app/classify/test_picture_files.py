@@ -1,4 +1,4 @@
-"""Folders as people have them: any names, any files, images that change, no place for a cache."""
+"""Real-world folders: any names, any files, images that change, no place for a cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def formats() -> Iterator[None]:
-    """Formats are looked for once in a process."""
+    """Formats are detected once per process."""
     decoding.known_formats.cache_clear()
     yield
     Image.OPEN.pop("HEIF", None)
@@ -131,7 +131,7 @@ def test_heic_where_its_library_is_there(
 
 
 def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
-    """One such name must not end a run; it is written with its bytes as numbers."""
+    """One such name must not end a run; it is shown with its bytes as numbers."""
     labelled, new = picture_folders(tmp_path)
     (labelled / "stripes").rename(labelled / os.fsdecode(b"ray\xe9"))
     content = (new / "deep" / "stripes" / "0.jpg").read_bytes()
@@ -151,7 +151,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of zeros, some thousand times smaller than its pixels."""
+    """A PNG of zeros, thousands of times smaller than its pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         check = zlib.crc32(kind + content).to_bytes(4, "big")
@@ -223,7 +223,7 @@ def test_files_beside_the_folders_of_classes_are_listed(tmp_path: Path) -> None:
 def test_a_picture_that_changes_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features are kept under the digest of the bytes that were decoded, and of no others."""
+    """Features are stored under the digest of the decoded bytes, and of no others."""
     old, new = tmp_path / "old.png", tmp_path / "new.png"
     pattern(0, 0).save(old)
     pattern(2, 0).save(new)
@@ -251,7 +251,7 @@ def test_a_picture_that_changes_while_it_is_read(
 
 
 def test_a_network_that_was_trained_further(tmp_path: Path) -> None:
-    """The cache knows weights, not names."""
+    """The cache depends on weights, not on names."""
     pattern(0, 0).save(tmp_path / "a.png")
     cache = tmp_path / "cache"
     first = PictureReader(small_network(1.0), cache, {}).batch([tmp_path / "a.png"])[1]
@@ -260,7 +260,7 @@ def test_a_network_that_was_trained_further(tmp_path: Path) -> None:
 
 
 class Sentences(torch.nn.Module):
-    """A model of sentence-transformers, as far as it is used."""
+    """The used part of a sentence-transformers model."""
 
     def __init__(self, name: str, device: str) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, place: str) -> None:
 
 
 def test_a_cache_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is used; what is new is computed, and not kept."""
+    """Cached features are used; new ones are computed, and not stored."""
     rows = {digest(b"a"): torch.ones(2)}
     FeatureCache(tmp_path, "key").put(rows)
     notes: list[str] = []

@@ -60,7 +60,7 @@ def files(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 def usual(known: Path, new: Path | None, folder: Path, **options: Any) -> tuple[Any, Any, Any]:
-    """Labels, probabilities and doubts of the command that keeps all in memory."""
+    """Labels, probabilities and doubts from the command that keeps everything in memory."""
     answers = classify(known, new, folder, settings(**options)).answers
     names = np.array(answers.class_names)[answers.labels.numpy()]
     return names, answers.probability.numpy(), answers.doubt.numpy()
@@ -98,7 +98,7 @@ def test_the_same_answers_as_of_all_in_memory(
 
 
 def test_one_table_with_gaps(tmp_path: Path) -> None:
-    """Labelled rows are anywhere in it, and the rows without a label are classified."""
+    """Labelled rows are anywhere in the file, and the rows without a label are classified."""
     rows = np.concatenate([NEW[:500], ROWS, NEW[500:]])
     labels = [None] * 500 + NAMES[LABELS].tolist() + ["NA"] + [""] * 499
     path = tmp_path / "one.parquet"
@@ -250,7 +250,7 @@ def test_bad_files_leave_nothing(
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even if most of the output has been written."""
+    """Even if most of the output has been written."""
     monkeypatch.setattr(module, "READ_AHEAD", 64 * 100)
     known, new, output = files
     write(new)

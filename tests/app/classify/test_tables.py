@@ -1,4 +1,4 @@
-"""Tables of people: ids, gaps, labels in any spelling, separators, encodings, .pt files."""
+"""Real-world tables: ids, missing values, labels in any spelling, separators, encodings, .pt."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_examples() -> None:
 def test_columns_that_are_no_features(
     tmp_path: Path, name: str, cells: list[object], why: str
 ) -> None:
-    """With the ids among the features all rows had one label."""
+    """With ids among the features, all rows would have one label."""
     report = run(tmp_path, table(f"{name},a,b,label", [str(cell) for cell in cells]))
     assert answers(report) == ["owl", "cat"]
     assert report.notes[0] == "features: 2 columns, a to b"
@@ -150,7 +150,7 @@ def test_gaps_in_parquet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gap", ["", "-1", "NA", "NaN", "None", "<NA>"])
 def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
-    """The same words mean no label in a table, in an array and in a file of labels."""
+    """The same words mean a missing label in a table, an array and a file of labels."""
     labels = ["none", "none", "cat", "cat", gap, gap]
     features = np.array([row.split(",") for row in ROWS], np.float32)
     lines = [f"{row},{label}" for row, label in zip(ROWS, labels, strict=True)]
@@ -283,7 +283,7 @@ def test_labels_in_a_text_file_of_any_encoding(tmp_path: Path) -> None:
 
 
 def test_formulas_in_a_table_come_back_as_they_were(tmp_path: Path) -> None:
-    """What was kept from a spreadsheet in answers.csv is the same class when it is read again."""
+    """A cell escaped in answers.csv is the same class when it is read back."""
     lines = ["1,2,'=a", "1,2,=a", "2,1,b", "1.1,2,", ""]
     report = run(tmp_path, "\n".join(["x,y,label", *lines]))
     assert report.answers.class_names == ("=a", "b")

@@ -1,4 +1,4 @@
-"""The command as a whole: spellings, help, errors, exit codes, and what it says of itself."""
+"""The command as a whole: spellings, help, errors, exit codes, info."""
 
 import os
 import signal
@@ -103,7 +103,7 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_warnings_of_libraries_are_one_line(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """Without the place in somebody's code, and each once."""
+    """Without the source location, and each once."""
 
     def noisy() -> None:
         warnings.simplefilter("always")
@@ -302,7 +302,7 @@ def test_usage_errors() -> None:
 
 
 def test_an_error_is_one_sentence(tmp_path: Path) -> None:
-    """In a process of its own, as a user sees it."""
+    """In its own process, as a user runs it."""
     missing = subprocess.run(
         [sys.executable, "-m", "paddle_ext", "evaluate", str(tmp_path / "missing.npz")],
         capture_output=True,

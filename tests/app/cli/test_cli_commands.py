@@ -1,4 +1,4 @@
-"""Each command on small data, through the same door as a user's."""
+"""Each command on small data, through the command line."""
 
 import json
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_train_goes_on_or_begins_again(trained: tuple[Path, str], pictures: Path
 def test_the_next_command_of_train(
     trained: tuple[Path, str], pictures: Path, tmp_path: Path
 ) -> None:
-    """What `train` proposes works as it stands, and gives what the library gives."""
+    """The command that `train` proposes works, and gives the same result as the library."""
     folder, shown = trained
     (line,) = [line for line in shown.splitlines() if line.startswith("next: ")]
     words = line.removeprefix("next: paddle-ext ").split()
@@ -189,7 +189,7 @@ def test_refusals(arguments: list[str], code: int, message: str) -> None:
 
 
 def right_answers(bank: FeatureBank, method: methods.Method, tasks: int, **options: object) -> int:
-    """Task after task, through the protocol of the methods alone."""
+    """One task at a time, through the protocol of the methods only."""
     sampler = TaskSampler(bank.labels, **options)
     correct = 0
     for support, labels, query, truth in zip(*sampler.batch(0, tasks), strict=True):
@@ -226,7 +226,7 @@ def test_evaluate(bank: Path, tmp_path: Path) -> None:
 
 
 def test_features_of_both_signs(bank: Path, tmp_path: Path) -> None:
-    """All methods run; a remedy is spelled as the command has it."""
+    """All methods run; a suggested remedy uses the spelling of the command."""
     loaded = FeatureBank.load(bank)
     signed = tmp_path / "signed.npz"
     FeatureBank(loaded.features - loaded.features.mean(), loaded.labels).save(signed)

@@ -1,4 +1,4 @@
-"""``paddle-ext classify`` with names, through the same door as a user's."""
+"""``paddle-ext classify`` with names, through the command line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a network sees of an image: transform and augmentation."""
+"""The inputs of a network: transform and augmentation."""
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_share_of_turns() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(40, 40), (40, 60), (90, 30), (20, 100)])
 def test_crops_lie_inside_and_have_their_area_and_ratio(height: int, width: int) -> None:
-    """Pixels tell their own coordinates, so a crop tells where it is."""
+    """Pixels contain their own coordinates, so a crop shows where it is."""
     x = torch.linspace(0, 255, width).expand(height, width)
     y = torch.linspace(0, 255, height)[:, None].expand(height, width)
     images = torch.stack([x, y, y], -1).round().to(torch.uint8).expand(400, -1, -1, -1)

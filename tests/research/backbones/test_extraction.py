@@ -1,4 +1,4 @@
-"""Features of images, and a cache that must never give those of something else."""
+"""Features of images, and a cache that must never return those of something else."""
 
 import os
 from dataclasses import replace
@@ -207,7 +207,7 @@ def test_files_count_by_their_bytes_alone(
 def test_a_picture_that_changes_while_it_is_read(
     network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its features are never kept under the digest of the earlier image."""
+    """Its features are never stored under the digest of the earlier image."""
     pytest.importorskip("PIL", reason="needs Pillow")
     old, new = random_pixels(16, 16, seed=1), random_pixels(16, 16, seed=2)
     path = write_image(tmp_path / "a.png", old)

@@ -1,4 +1,4 @@
-"""Images come batch by batch, in the order asked for, and no more of them are read than needed."""
+"""Images are read batch by batch, in the requested order, and only as many as needed."""
 
 import pytest
 import torch

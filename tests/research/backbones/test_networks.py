@@ -72,7 +72,7 @@ def test_no_early_pooling() -> None:
 
 @cache
 def made(name: str) -> Backbone:
-    """A network of each kind is enough, for millions of random weights take their time."""
+    """A network of each kind is enough, because millions of random weights take time."""
     torch.manual_seed(2)
     return create(name).eval()
 

@@ -1,4 +1,4 @@
-"""Recipes: the paper's numbers, the learning rate of each step, and what is refused."""
+"""Recipes: the paper's numbers, the learning rate of each step, and invalid settings."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Base training: that it learns, always the same way, can be interrupted, and keeps the best."""
+"""Base training: it learns, reproducibly, can be interrupted, and keeps the best epoch."""
 
 import math
 import sys
@@ -343,7 +343,7 @@ def test_bad_arguments(arguments: dict, error: type[Exception], message: str) ->
 
 
 def test_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told before the first epoch."""
+    """An error before the first epoch."""
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setattr(run_module.Run, "learn", lambda *_: pytest.fail("it began"))
     with pytest.raises(ImportError, match=r"pip install 'paddle_ext\[train\]'"):

@@ -1,4 +1,4 @@
-"""Feature banks: parts of them, their files, and what is wrong with bad ones."""
+"""Feature banks: parts of them, their files, and errors for invalid ones."""
 
 import doctest
 import re
@@ -259,7 +259,7 @@ def test_bfloat16(tmp_path: Path) -> None:
 
 
 def test_npz_is_plain_numpy(tmp_path: Path) -> None:
-    """NumPy alone reads what is saved, and what NumPy alone saves is read."""
+    """NumPy can read the saved file, and a file saved by NumPy can be read."""
     bank = make_bank()
     bank.save(tmp_path / "ours.npz")
     with np.load(tmp_path / "ours.npz") as arrays:
@@ -305,7 +305,7 @@ def test_folder_of_arrays(tmp_path: Path, mmap: bool) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_mapped(tmp_path: Path, file: str) -> None:
-    """The features lie in the file, aligned, and writing to them leaves it as it is."""
+    """The features are in the file, aligned, and writing to them does not change it."""
     path = tmp_path / file
     bank = FeatureBank(torch.randn(5000, 64), torch.arange(5000) % 7)
     bank.save(path)

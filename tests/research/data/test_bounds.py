@@ -1,4 +1,4 @@
-"""Files that stand for more than they hold, or that never end, are refused in one sentence."""
+"""Files that expand to more than they hold, or never end, are rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LABELS = np.array([0, 1, 2, 2, 1, 0])
 
 
 def refused(path: Path, message: str, **options: Any) -> None:
-    """One sentence, in time and memory that have to do with the size of the file."""
+    """A one-sentence error, in time and memory proportional to the size of the file."""
     found: list[BaseException] = []
 
     def load() -> None:
@@ -91,7 +91,7 @@ def test_zero_strides(tmp_path: Path, suffix: str, mmap: bool) -> None:
 
 
 def test_tensors_larger_than_their_record(tmp_path: Path) -> None:
-    """What torch.load takes on trust: how many numbers a part of the file has."""
+    """What torch.load trusts: how many numbers a part of the file has."""
     path, changed = tmp_path / "bank.pt", tmp_path / "changed.pt"
     torch.save((torch.zeros(123456), torch.zeros(5).long()), path)
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:

@@ -1,4 +1,4 @@
-"""The embedded data set: which characters, and that their images are always the same."""
+"""The built-in dataset: its characters, and that their images are reproducible."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""Images in memory and encoded ones: pixels, shapes, and what is said about bad files."""
+"""Images in memory and encoded ones: pixels, shapes, and errors for damaged files."""
 
 import io
 import sys
@@ -104,7 +104,7 @@ def test_grey_and_colour(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(20, 40), (40, 20), (20, 33), (20, 20), (7, 9)])
 def test_the_middle_of_a_long_image(tmp_path: Path, height: int, width: int) -> None:
-    """Brightness rises along the longer side, so the mean tells what was cut off."""
+    """Brightness increases along the longer side, so the mean shows what was cropped."""
     along = torch.linspace(0, 255, max(height, width)).to(torch.uint8)
     pixels = (
         along.expand(height, width) if width >= height else along[:, None].expand(height, width)

@@ -1,4 +1,4 @@
-"""Data sets in their usual layouts, made here on a small scale."""
+"""Datasets in their usual layouts, on a small scale."""
 
 import io
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_no_list(tmp_path: Path) -> None:
 
 
 def make(root: Path, names: list[str]) -> None:
-    """Images whose first pixel tells which one of `names` it is."""
+    """Images whose first pixel identifies one of `names`."""
     for number, name in enumerate(names):
         pixels = torch.full((9, 9, 3), 10 * number, dtype=torch.uint8)
         write_image(root / name, pixels)

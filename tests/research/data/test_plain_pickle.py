@@ -1,4 +1,4 @@
-"""Pickles of others: plain data is read, and nothing in them is ever run."""
+"""Pickles of other programs: plain data is read, and nothing in them is ever run."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ TRACE: list[object] = []
 
 
 def touched(*arguments: object) -> list[int]:
-    """What a bad pickle would call."""
+    """The function that a malicious pickle would call."""
     TRACE.append(arguments)
     return [1]
 
@@ -143,7 +143,7 @@ def test_features_and_labels(tmp_path: Path, value: Any, protocol: int) -> None:
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_classes_and_their_rows(tmp_path: Path, as_list: bool) -> None:
-    """As S2M2, PT-MAP and SimpleShot keep them."""
+    """As saved by S2M2, PT-MAP and SimpleShot."""
     value: dict[int, Any] = collections.defaultdict(list)
     for k in (2, 0, 1):
         rows = FEATURES[k == LABELS].numpy()
@@ -324,7 +324,7 @@ def test_a_small_pickle_stays_small() -> None:
 
 @pytest.mark.parametrize("value", [[FEATURES, LABELS], [FEATURES.numpy(), {"a": [1, "b"]}]])
 def test_damaged_pickles(tmp_path: Path, value: Any) -> None:
-    """Cut or changed anywhere, a pickle is read or refused; it raises nothing else."""
+    """Truncated or changed anywhere, a pickle is read or rejected; it raises nothing else."""
     whole = pickle.dumps(value, 2)
     for length in range(0, len(whole), 3):
         with pytest.raises(ValueError, match=r"^it "):

@@ -1,4 +1,4 @@
-"""Accuracy from one class present to all of them, on banks of 12 small classes."""
+"""Accuracy from one class present to all, on banks of 12 small classes."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def cells(result: AnyBatch, number: int = 0) -> dict[str, list[str]]:
 
 
 def right_answers(bank: FeatureBank, method: methods.Method, result: Result) -> int:
-    """Task after task, through the protocol of the methods alone."""
+    """One task at a time, through the protocol of the methods only."""
     sampler = TaskSampler(
         bank.labels, shots=result.shots, k_eff=result.k_eff, n_query=result.n_query
     )
@@ -96,7 +96,7 @@ def test_tables(bank: FeatureBank) -> None:
 
 
 def test_negative_features(bank: FeatureBank) -> None:
-    """No method refuses them; options that are given win."""
+    """No method rejects them; explicit options take precedence."""
     few = {"k_eff": 2, "n_tasks": 2}
     (found,) = run(bank, methods="pt_map", **few).evaluation.select("pt_map")
     assert found.options["power"] == 1.0
@@ -120,7 +120,7 @@ def test_picture(bank: FeatureBank) -> None:
 
 
 def test_splits(bank: FeatureBank) -> None:
-    """One support for all tasks: the query split alone gives the queries."""
+    """One support for all tasks: the queries come only from the query split."""
     result = run(bank, methods="paddle", shots=None, support="repr", query="query", k_eff=(1, 3))
     assert {r.k_eff: r.n_query for r in result.evaluation} == {1: 4, 3: 4 + 5 + 6}
     assert list(result.figures()) == ["any-batch"]

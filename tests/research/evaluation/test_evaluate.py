@@ -1,4 +1,4 @@
-"""Evaluation: the same counts as task by task, whatever the batches; bad arguments at once."""
+"""Evaluation: the same counts as task by task, in any batches; errors at once."""
 
 import doctest
 import itertools
@@ -33,7 +33,7 @@ def run(bank: FeatureBank, *arguments: Any, **options: Any) -> Evaluation:
 def right_answers(
     bank: FeatureBank, method: methods.Method, sampler: TaskSampler, n_tasks: int
 ) -> list[int]:
-    """Task by task, and without any batch dimension."""
+    """Task by task, without a batch dimension."""
     found = []
     for i in range(n_tasks):
         support_index, support_labels, query_index, query_labels = sampler.batch(i, 1)
@@ -143,7 +143,7 @@ def test_shared_support() -> None:
 
 
 def test_splits() -> None:
-    """Support and queries from splits; classes that are in neither do not count."""
+    """Support and queries from splits; classes in neither do not count."""
     split = np.array(["train", "test", "test"] * (CLASSES * SIZE // 3))
     split[: 2 * SIZE] = "other"
     bank = small_bank(split=split)
@@ -348,7 +348,7 @@ def test_what_a_method_refuses_is_told_with_its_name() -> None:
 
 
 def test_all_methods_on_features_of_both_signs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The default must not stop on embeddings that were not cut at 0."""
+    """The default must not stop on embeddings with negative values."""
     bank = small_bank()
     signed = FeatureBank(bank.features - 1, bank.labels)
     found = run(signed, ["simpleshot", "pt_map"], progress=True)

@@ -1,4 +1,4 @@
-"""Interrupted and shared evaluations: exactly what one uninterrupted process finds."""
+"""Interrupted and shared evaluations give exactly the result of one uninterrupted process."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_interrupted(tmp_path: Path) -> None:
 
 
 def test_a_slow_block_is_kept_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not more than some seconds are lost, however long 500 tasks take."""
+    """At most a few seconds are lost, however long 500 tasks take."""
     monkeypatch.setattr(journal, "SECONDS", 0.0)
     monkeypatch.setattr(blocks, "BATCH_SECONDS", 1e-9)  # a task at a time
     Spy.interrupt_at = 40
@@ -80,7 +80,7 @@ def test_a_slow_block_is_kept_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_lines_of_parts_come_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that takes a moment has one line."""
+    """A short block has one line."""
     monkeypatch.setattr(blocks, "BATCH_SECONDS", 1e-9)
     run(tmp_path, shots=1, n_tasks=30)
     assert len(lines(tmp_path)) == 2
@@ -99,7 +99,7 @@ def test_impossible_parts_are_refused(tmp_path: Path, tasks: object) -> None:
 def test_the_bar_names_the_method_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its beginning on, not when its first tasks are done."""
+    """From its start, not when its first tasks are done."""
     said: list[tuple[int, str]] = []
     monkeypatch.setattr(Progress, "advance", lambda _, count=1, note="": said.append((count, note)))
     run(methods={"one": Spy(), "two": Spy(sharpness=0.5)}, shots=1, n_tasks=10)

@@ -1,4 +1,4 @@
-"""The figures: what they show, read back from their artists."""
+"""The figures, checked through their artists."""
 
 import doctest
 import math

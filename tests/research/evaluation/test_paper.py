@@ -44,7 +44,7 @@ def test_table1_methods() -> None:
 
 
 def test_means_of_the_columns() -> None:
-    """A wrong digit anywhere in Table 1 changes a sum; these were added up from the print."""
+    """A wrong digit anywhere in Table 1 changes a sum; these sums were computed from the print."""
     sums = [
         sum(row[shots] for row in paper.accuracies("table1", dataset, backbone).values())
         for backbone in paper.BACKBONES

@@ -1,4 +1,4 @@
-"""Results: what follows from the counts, files, tables."""
+"""Results: statistics from counts, files, tables."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from paddle_ext.research.evaluation.tables import TITLES, markdown, rows
 
 
 def result(method: str = "paddle", shots: int | None = 5, k_eff: int = 5, **changes: int) -> Result:
-    """100 tasks with 60 of 75 labels right, give or take 10."""
+    """100 tasks with 60 of 75 labels correct, give or take 10."""
     counts = {"n_tasks": 100, "correct": 6000, "squares": 100 * 60**2 + 100 * 10**2}
     options = {"weights": (1.0, 0.3, 1.0), "lam": None, "scaling": "minmax"}
     return Result(

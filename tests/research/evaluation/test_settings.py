@@ -1,4 +1,4 @@
-"""How an evaluation runs: the same keywords everywhere, and errors that know their argument."""
+"""How an evaluation runs: the same keywords everywhere, and errors that name their argument."""
 
 import inspect
 import pickle

@@ -25,7 +25,7 @@ def run(*arguments: Any, **options: Any) -> Tuning:
 
 @pytest.mark.parametrize("name", methods.available(named=False))
 def test_grids(name: str) -> None:
-    """Of a moderate size, valid, and with the defaults, also those of the presets, among them."""
+    """Of moderate size, valid, and including the defaults and those of the presets."""
     grid = GRIDS[name]
     points = grid_points(methods.create(name), grid)
     assert len(points) == 1 if name in ("simpleshot", "paddle") else len(points) <= 10

@@ -1,4 +1,4 @@
-"""Tasks: what is drawn, from where, how often, and that it is always the same."""
+"""Tasks: what is drawn, from where, how often, and that it is reproducible."""
 
 import doctest
 import os
@@ -19,7 +19,7 @@ SIZES = [30, 12, 45, 20, 17, 60, 25]  # of the classes
 
 
 def ragged_labels() -> Tensor:
-    """Seven classes of different sizes, in no order, and some rows of no class."""
+    """Seven classes of different sizes, unordered, and some rows without a class."""
     labels = torch.repeat_interleave(torch.arange(-1, 7), torch.tensor([9, *SIZES]))
     return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))]
 
@@ -165,7 +165,7 @@ KNOWN_ROWS = [258, 128, 165, 259, 225, 222, 298, 209, 213, 164, 116, 194]  # alp
 
 
 def test_known_tasks() -> None:
-    """The floating-point part too is the same on every machine."""
+    """The floating-point part is the same on every machine, too."""
     options: dict[str, Any] = {"shots": 1, "n_query": 12, "k_eff": 4, "seed": 7}
     for alpha, counts in KNOWN_COUNTS.items():
         sampler = TaskSampler(even_labels(6, 50), sampling="dirichlet", alpha=alpha, **options)
@@ -256,7 +256,7 @@ def test_queries_are_uniform_over_the_pool() -> None:
 
 
 def test_queries_of_one_task_are_uniform_given_its_classes() -> None:
-    """A class has as many queries as its share of the pool outside the support says."""
+    """A class has queries in proportion to its share of the pool outside the support."""
     labels = torch.repeat_interleave(torch.arange(3), torch.tensor([15, 35, 75]))
     batch = TaskSampler(labels, shots=5, n_query=10, k_eff=3).batch(0, 4000)
     counts = torch.bincount(batch.query_labels.view(-1)).double()
@@ -313,7 +313,7 @@ def test_dirichlet_never_takes_more_than_there_is() -> None:
 
 
 def test_dirichlet_limits() -> None:
-    """A tiny alpha gives all to one class, a huge one the same to each."""
+    """A tiny alpha gives everything to one class, a huge one the same to each."""
     labels, options = even_labels(4, 100), {"shots": 1, "n_query": 20, "k_eff": 4}
     one = TaskSampler(labels, sampling="dirichlet", alpha=1e-4, **options).batch(0, 100)
     assert all(len(task.unique()) == 1 for task in one.query_labels)

@@ -1,4 +1,4 @@
-"""Tasks that cannot be drawn: refused before any work, in one sentence."""
+"""Tasks that cannot be drawn: rejected before any work, in one sentence."""
 
 import re
 from typing import Any
