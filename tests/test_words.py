@@ -20,7 +20,7 @@ def check() -> ModuleType:
     return module
 
 
-WORD = "nob" + "ody"  # in two parts, so that the check passes this file
+WORD = "no" + "body"  # in two parts, so that the check passes this file
 NOTEBOOK = json.dumps({"cells": [{"cell_type": "markdown", "source": [f"{WORD} knows"]}]})
 
 
