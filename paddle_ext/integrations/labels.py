@@ -26,7 +26,7 @@ def is_missing(label: object) -> bool:
     # pandas.NA equals nothing, not even itself, and its comparisons have no truth value.
     if label is None or type(label).__name__ == "NAType":
         return True
-    return bool(label != label) or (  # noqa: PLR0124 - so NaN tells itself, of whatever type
+    return bool(label != label) or (  # noqa: PLR0124 - detects NaN of any type
         isinstance(label, numbers.Real) and label == -1
     )
 

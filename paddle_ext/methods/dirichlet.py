@@ -22,7 +22,7 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
     """Parameters of largest likelihood for the mean of ln x, from a start; rows [R, C].
 
     Each step maximises a lower bound: with ``a`` the curvature of a parabola that touches
-    ln Gamma(alpha + 1) from above and b its slope less that of the rest of the bound, alpha is the
+    ln Gamma(alpha + 1) from above and b its slope minus that of the rest of the bound, alpha is the
     positive root of ``a alpha^2 + b alpha = 1``. Rows stop independently. If all x are equal, the
     likelihood has no maximum; alpha then grows by a constant per step. It stays above 1/60 for mean
     logarithms above ln 1e-15, so that nothing is lost to rounding.

@@ -24,7 +24,7 @@ class PtMap(Method):
     """Optimal transport of the queries to the classes, whose centroids follow the plan.
 
     Hu et al., *Leveraging the Feature Distribution in Transfer-based Few-Shot Learning*, ICANN
-    2021. Features are raised to a power and made unit-norm; support and query, each less its own
+    2021. Features are raised to a power and made unit-norm; support and query, each minus its own
     mean, are made unit-norm again. With z the queries and mu_k, at first, the means of the support,
     every epoch transports a mass of 1 from each query, and Q/K to each class, at the cost
     ``||z_q - mu_k||^2``, and moves the centroids with the plan p::

@@ -6,7 +6,7 @@ Letters: B tasks, Q queries, S support rows, K classes, D features. A task minim
       + lam ( sum_k e^(v_k - 1) - sum_k v_k (p_k + epsilon) )      p_k = mean over queries of u_qk
       + sum_qk u_qk ln u_qk                                           keeps u inside the simplex
 
-over the probabilities u, the dual v and the prototypes w, one after the other, each in closed form.
+over the probabilities u, the dual v and the prototypes w, in turn, each in closed form.
 With v at its optimum the second line is lam times the entropy of p: few classes are present.
 
 proportions="dirichlet" has another second line, lam/Q times the negative log evidence of the counts

@@ -13,7 +13,7 @@ def library(module: str, needed_by: str, packages: str) -> Any:
     ----------
     module : str
     needed_by : str
-        What the user asked for.
+        The feature that needs it.
     packages : str
         What to install.
 

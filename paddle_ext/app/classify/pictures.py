@@ -107,7 +107,7 @@ class PictureReader:
         try:
             content = read_picture_file(path)
             picture = self.network.square(upright(content))
-        except Exception as error:  # noqa: BLE001 - Pillow's decoders raise what they like
+        except Exception as error:  # noqa: BLE001 - Pillow's decoders raise anything
             return why_unreadable(error)
         pixels = np.asarray(picture.convert("L" if self.network.channels == 1 else "RGB"))
         return digest(content), pixels.reshape(*pixels.shape[:2], self.network.channels)
@@ -257,7 +257,7 @@ def thumbnails(paths: Sequence[str], side: int = THUMBNAIL) -> list[str]:
 def thumbnail(path: str, side: int = THUMBNAIL) -> str:
     try:
         picture = load_picture(Path(path))
-    except Exception:  # noqa: BLE001 - it could be read before; the page shows its name alone
+    except Exception:  # noqa: BLE001 - unreadable by now; the page shows only its name
         return ""
     picture.thumbnail((side, side))
     file = io.BytesIO()

@@ -96,7 +96,7 @@ def serve(
     while asked.get():
         try:
             found.put((fetch(), None))
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             found.put((None, error))
 
 

@@ -92,5 +92,5 @@ def read_json(path: Path) -> dict[str, Any]:
     with open_regular(path) as file:
         found = json.loads(file.read())
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must be a JSON object, got {type(found).__name__}")  # noqa: TRY004 - of a file
+        raise ValueError(f"{path} must be a JSON object, got {type(found).__name__}")  # noqa: TRY004 - about a file
     return found
