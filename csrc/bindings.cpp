@@ -359,7 +359,7 @@ void add_assign(py::module_& module) {
                         Keywords<C>("assign")};
     all.make.add<&C::target>("target").add<p, &P::dtype>("dtype").add<p, &P::written>("written");
     all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
-    all.make.add<p, &P::stride>("stride").add<p, &P::pieces>("pieces").add<p, &P::top>("top");
+    all.make.add<p, &P::stride>("stride").add<p, &P::top>("top");
     all.make.add<p, &P::normalise>("normalise").add<p, &P::weigh>("weigh");
     all.run.add<p, &P::products>("products").add<p, &P::length>("length");
     all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias").add<p, &P::trust>("trust");

@@ -1,10 +1,10 @@
 """The native module: numbers and pointers in by name, results out through pointers.
 
 Used by `paddle_ext.ops` and `paddle_ext.research.tasks`, which check everything first. A function
-takes the sizes and options of a call, a method of what it returns takes the pointers; `workspace`
-tells how many bytes that needs.
+takes the sizes and options of a call and returns an object whose method takes the pointers;
+`workspace` returns the bytes it needs.
 
-Pointers are `Tensor.data_ptr()`, 0 where absent; all arrays are contiguous. Letters, shapes and
+Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes and
 units are those of `csrc/common/params.h`. dtype: 0 float16, 1 bfloat16, 2 float32, 3 float64.
 scaling: 0 none, 1 minmax, 2 auto, 3 calibrated. prior: 0 PADDLE's, 1 Dirichlet. solver: 0 gradient
 descent, 1 alternating. sampling: 0 uniform, 1 balanced, 2 dirichlet.
@@ -16,13 +16,13 @@ from typing import Any, final
 def build_info() -> dict[str, Any]: ...
 def set_simd_level(name: str, /) -> None: ...
 def threads_made() -> int:
-    """Tell how many threads this process has made for its work on the CPU; they are kept."""
+    """Return the number of CPU threads that this process has created; they are kept."""
 
 def gamma_functions(x: float, /) -> tuple[float, float, float]:
-    """Give digamma, trigamma and the logarithm of the gamma function, for the tests."""
+    """Return digamma, trigamma and the logarithm of the gamma function, for the tests."""
 
 class Target:
-    """Where to run: on the CPU with so many threads, or on a stream of a CUDA device."""
+    """Where to run: on the CPU with this many threads, or on a stream of a CUDA device."""
 
     def __init__(self, *, cuda: bool, threads: int, device: int, stream: int) -> None: ...
     @property
@@ -331,7 +331,6 @@ def assign_call(
     N: int,
     K: int,
     stride: int,
-    pieces: int,
     top: int,
     normalise: bool,
     weigh: bool,

@@ -274,11 +274,10 @@ struct PosteriorParams {
 };
 
 // A block of rows of large tasks: from their products with prototypes to probabilities.
-//   logit = slope length_q (sum of the pieces) + bias_k
+//   logit = slope length_q product + bias_k
 struct AssignParams {
     int64_t B, N, K;
-    int64_t stride;  // numbers per row of the products
-    int64_t pieces;  // 1 or 2; each is K products, and they are summed
+    int64_t stride;  // numbers per row of the products, of which the first K count
     int64_t top;     // most probable classes reported per row; may be 0
     DType dtype;     // of the products, and of all reals: float32 or float64
     DType written;   // of `probabilities` and `rest`

@@ -15,21 +15,18 @@ static void take_top(T* row, int64_t K, int64_t top, T* probabilities, int64_t* 
 // row[k] = logits; returns the largest.
 template <typename T>
 static T row_logits(const T* __restrict__ products, const T* __restrict__ bias, T factor, int64_t K,
-                    int64_t pieces, T* __restrict__ row) {
+                    T* __restrict__ row) {
     constexpr int kLanes = Simd<T>::kLanes;
     Vec<T> mosts = splat(Range<T>::kMinusInfinity);
     int64_t k = 0;
     for (; k + kLanes <= K; k += kLanes) {
-        Vec<T> sum = load(products + k);
-        if (pieces > 1) sum += load(products + K + k);
-        const Vec<T> logit = sum * factor + load(bias + k);
+        const Vec<T> logit = load(products + k) * factor + load(bias + k);
         store<T>(row + k, logit);
         mosts = vmax<T>(mosts, logit);
     }
     T most = horizontal_max<T>(mosts);
     for (; k < K; ++k) {
-        const T sum = pieces > 1 ? products[k] + products[K + k] : products[k];
-        row[k] = sum * factor + bias[k];
+        row[k] = products[k] * factor + bias[k];
         most = std::max(most, row[k]);
     }
     for (; k % kLanes != 0; ++k) row[k] = Range<T>::kMinusInfinity;
@@ -51,7 +48,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
         T* const products = static_cast<T*>(p.products) + at * p.stride;
-        const T most = row_logits(products, bias, slope * length, K, p.pieces, row);
+        const T most = row_logits(products, bias, slope * length, K, row);
         if (p.leads != nullptr) {
             for (int64_t k = 0; k < K; ++k) row[k] = 2 * (most - row[k]);
             const double lead = select_rank(row, K, K / 2);

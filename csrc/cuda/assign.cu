@@ -16,22 +16,19 @@ namespace {
 struct Logits {
     const float *products, *length, *bias;
     float slope;
-    int64_t K, stride, pieces;
+    int64_t K, stride;
 
     __device__ Logits(const AssignParams& p, int64_t task)
         : products(static_cast<const float*>(p.products) + task * p.N * p.stride),
           length(p.length == nullptr ? nullptr : static_cast<const float*>(p.length) + task * p.N),
           bias(static_cast<const float*>(p.bias) + task * p.K),
-          slope(static_cast<const float*>(p.slope)[task]), K(p.K), stride(p.stride),
-          pieces(p.pieces) {}
+          slope(static_cast<const float*>(p.slope)[task]), K(p.K), stride(p.stride) {}
 
     __device__ float length_of(int64_t row) const { return length == nullptr ? 1.0f : length[row]; }
 
     // `factor` is the slope times the length of the row.
     __device__ float operator()(int64_t row, int64_t k, float factor) const {
-        const float* const at = products + row * stride + k;
-        const float product = pieces == 1 ? *at : at[0] + at[K];
-        return fmaf(factor, product, bias[k]);
+        return fmaf(factor, products[row * stride + k], bias[k]);
     }
 };
 
@@ -63,11 +60,11 @@ __device__ __half rounded<__half>(float value) {
 }
 
 // The products of a warp's next row, on their way to shared memory while it works on the last one. A
-// lane reads what it copied itself, so nobody waits for others.
+// lane reads what it copied itself, so no lane waits for others.
 template <int kVectors, int kWidth>
 struct Staged {
     static constexpr int kLine = 32 * kVectors * kWidth;
-    float* own;  // [pieces, kLine] of this warp
+    float* own;  // [kLine] of this warp
     const Logits& logits;
     int64_t first_class;
     int classes;
@@ -77,9 +74,7 @@ struct Staged {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             const int k = class_of<kWidth>(i);
-            if (k >= classes) continue;
-            copy_async<4 * kWidth>(own + k, from + k);
-            if (logits.pieces > 1) copy_async<4 * kWidth>(own + kLine + k, from + logits.K + k);
+            if (k < classes) copy_async<4 * kWidth>(own + k, from + k);
         }
         commit_copies();
     }
@@ -95,12 +90,7 @@ struct Staged {
                 for (int j = 0; j < kWidth; ++j) out[i][j] = kNothing;
                 continue;
             }
-            Some<kWidth> product = load<kWidth>(own + k);
-            if (logits.pieces > 1) {
-                const Some<kWidth> more = load<kWidth>(own + kLine + k);
-#pragma unroll
-                for (int j = 0; j < kWidth; ++j) product.x[j] += more.x[j];
-            }
+            const Some<kWidth> product = load<kWidth>(own + k);
             const Some<kWidth> base = load<kWidth>(logits.bias + first_class + k);
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) out[i][j] = fmaf(factor, product.x[j], base.x[j]);
@@ -146,7 +136,7 @@ __device__ void write_top(const AssignParams& p, int64_t row, float share, int c
 template <int kVectors, int kWidth, typename Written>
 __global__ void __launch_bounds__(kThreads, 2)
     assign_kernel(AssignParams p, RowsWorkspace all, const RowStats* stats) {
-    extern __shared__ __align__(16) float memory[];  // [kWarps, pieces, kLine]
+    extern __shared__ __align__(16) float memory[];  // [kWarps, kLine]
     const int64_t tiles = ceil_div(p.K, int64_t(kTile));
     const Place at(p.N, all.rows, tiles);
     const Logits logits(p, at.task);
@@ -158,8 +148,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const float* const trust =
         p.trust == nullptr ? nullptr
                            : static_cast<const float*>(p.trust) + at.task * p.K + at.first_class;
-    const int64_t stride = p.pieces * Staged<kVectors, kWidth>::kLine;
-    const Staged<kVectors, kWidth> staged{memory + warp * stride, logits, at.first_class, classes};
+    constexpr int kLine = Staged<kVectors, kWidth>::kLine;
+    const Staged<kVectors, kWidth> staged{memory + warp * kLine, logits, at.first_class, classes};
     if (at.first_row + warp < end) staged.fetch(at.first_row + warp);
     float held[kVectors][kWidth] = {};
     double log_sum = 0;
@@ -227,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     const int64_t part = at.task * all.blocks + at.block;
     if (p.held != nullptr) {
-        write_sums(held, memory, stride, all.parts + part * p.K + at.first_class, classes);
+        write_sums(held, memory, all.parts + part * p.K + at.first_class, classes);
     }
     if (p.log_sums != nullptr && at.first_class == 0) {
         __shared__ double sums[kWarps];
@@ -348,8 +338,7 @@ void launch_assign(const AssignParams& p, const RowsWorkspace& all, cudaStream_t
         using S = decltype(shape);
         const auto kernel = assign_kernel<S::kVectors, S::kWidth, Written>;
         const size_t line = Staged<S::kVectors, S::kWidth>::kLine * sizeof(float);
-        allow_all_shared(kernel);
-        kernel<<<all.grid(p.B, p.K), kThreads, kWarps * p.pieces * line, stream>>>(p, all, stats);
+        kernel<<<all.grid(p.B, p.K), kThreads, kWarps * line, stream>>>(p, all, stats);
     });
     check_launch("assign_kernel");
 }

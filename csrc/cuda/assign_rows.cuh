@@ -49,12 +49,13 @@ __device__ int class_of(int i) {
     return kWidth * (int(threadIdx.x % 32) + 32 * i);
 }
 
-// Writes the class sums held by the lanes of all warps to a line of `parts`. A line of `sums`, in
-// shared memory, belongs to each warp.
+// Writes the class sums held by the lanes of all warps to a line of `parts`; `sums` is shared memory
+// with a line for each warp.
 template <int kVectors, int kWidth>
-__device__ void write_sums(const float (&held)[kVectors][kWidth], float* sums, int64_t stride,
-                           float* part, int64_t count) {
-    float* const own = sums + threadIdx.x / 32 * stride;
+__device__ void write_sums(const float (&held)[kVectors][kWidth], float* sums, float* part,
+                           int64_t count) {
+    constexpr int kLine = 32 * kVectors * kWidth;
+    float* const own = sums + threadIdx.x / 32 * kLine;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
@@ -63,7 +64,7 @@ __device__ void write_sums(const float (&held)[kVectors][kWidth], float* sums, i
     __syncthreads();
     for (int k = threadIdx.x; k < count; k += kThreads) {
         float sum = 0;
-        for (int other = 0; other < kWarps; ++other) sum += sums[other * stride + k];
+        for (int other = 0; other < kWarps; ++other) sum += sums[other * kLine + k];
         part[k] = sum;
     }
 }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
     }
     const int64_t part = at.task * all.blocks + at.block;
-    write_sums(held, staged, kLine, all.parts + part * p.K + at.first_class, classes);
+    write_sums(held, staged, all.parts + part * p.K + at.first_class, classes);
     if (at.first_class != 0) return;
     __shared__ int counts[kWarps];
     if (lane == 0) counts[warp] = faint;

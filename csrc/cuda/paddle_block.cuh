@@ -252,10 +252,14 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, const Sleepe
     const bool wake_x = extra_x > b.limit.wake || asleep.top.x - top.x > log2_wake;
     const bool wake_y = extra_y > b.limit.wake || asleep.top.y - top.y > log2_wake;
     const bool wake = (b.row < b.Q && wake_x) || (b.row + 1 < b.Q && wake_y);
-    // Rows beyond the last query hold nothing.
-    const float inverse_x = b.row < b.Q ? reciprocal(sum.x + extra_x) : 0.0f;
-    const float inverse_y = b.row + 1 < b.Q ? reciprocal(sum.y + extra_y) : 0.0f;
-    return {top, make_float2(inverse_x, inverse_y), wake};
+    // Rows beyond the last query hold nothing: not even of a sleeping class, which there may be far
+    // ahead of those that are awake.
+    constexpr float kHigh = Range<float>::kInfinity;
+    const bool is_query_x = b.row < b.Q, is_query_y = b.row + 1 < b.Q;
+    const float2 most = make_float2(is_query_x ? top.x : kHigh, is_query_y ? top.y : kHigh);
+    const float inverse_x = is_query_x ? reciprocal(sum.x + extra_x) : 0.0f;
+    const float inverse_y = is_query_y ? reciprocal(sum.y + extra_y) : 0.0f;
+    return {most, make_float2(inverse_x, inverse_y), wake};
 }
 
 // This thread's two queries and four classes of a tile: N z.w, probabilities, and their change.

@@ -59,8 +59,6 @@ class LikelihoodScores:
     for sums over the rows.
     """
 
-    pieces: int | None = None
-
     def __init__(
         self, queries: Queries, likelihood: Likelihood, total: int, validate: bool
     ) -> None:
@@ -103,8 +101,6 @@ class LikelihoodScores:
 
 class LateScores:
     """Logits after the late step; see `fixed.Scores`."""
-
-    pieces: int | None = 1  # followed by other products
 
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
         self.before, self.step = before, step

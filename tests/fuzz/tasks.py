@@ -103,6 +103,8 @@ def check(got: paddle_ext.Solution, options: dict[str, Any]) -> None:
     off = float((probabilities.sum(-1) - 1).abs().max())
     assert off < 2e-6, (options, off)  # false for NaN
     assert bool((probabilities >= 0).all()), options
+    off = float((got.proportions.double().sum(-1) - 1).abs().max())
+    assert off < 1e-4, (options, off)
     own = probabilities.gather(-1, got.labels.unsqueeze(-1)).squeeze(-1)
     assert torch.equal(own, probabilities.amax(-1)), options
 

@@ -28,12 +28,11 @@ class Scores(Protocol):
     """Logits of the rows of B tasks, ``slope length products + bias``, in chunks."""
 
     shape: tuple[int, int, int]  # B, N, K
-    pieces: int | None  # of the products; see `assign`
     slope: Tensor  # [B] float32, or float64 like the products
     bias: Tensor  # [B, K] float64
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Indices, products [B, n, K] or [B, n, 2 K] that may be overwritten, lengths [B, n]."""
+        """Indices, products [B, n, K or more] that may be overwritten, lengths [B, n]."""
 
 
 class Recomputed:
@@ -54,7 +53,6 @@ class Recomputed:
                 scores.slope,
                 bias,
                 length=length,
-                pieces=scores.pieces,
                 probabilities=written,
                 held=held,
             )
@@ -85,10 +83,10 @@ class Kept:
                 scores.slope,
                 bias,
                 length=length,
-                pieces=scores.pieces,
                 probabilities=self.likelihood[:, part],
                 normalise=False,
             )
+            del products  # makes room for the next ones
 
     def held(self, dual: Tensor, group: Group) -> Tensor:
         held, faint = self.count(dual, group)
@@ -165,7 +163,6 @@ def tell(scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: b
             scores.slope,
             bias,
             length=length,
-            pieces=scores.pieces,
             top=found.top.rows(part),
             probabilities=written,
             held=found.held,

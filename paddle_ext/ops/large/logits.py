@@ -18,8 +18,6 @@ from .steps import State
 class GivenScores:
     """Logits [Q, K] of one task; see `fixed.Scores`."""
 
-    pieces: int | None = None
-
     def __init__(self, logits: Tensor) -> None:
         self.rows = Queries(TensorRows(logits))
         self.shape = (1, *logits.shape)

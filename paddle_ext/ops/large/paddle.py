@@ -131,13 +131,11 @@ class Walk:
 class DistanceScores:
     """Logits of rows by their distances to prototypes; see `fixed.Scores`."""
 
-    pieces: int | None = None
-
     def __init__(self, walk: Walk, w: Tensor, slope: Tensor) -> None:
         form, queries = walk.form, walk.queries
         self.walk, self.w = walk, form.prototypes(w)
         self.shape = (queries.B, queries.N, w.shape[1])
-        self.slope = (slope * form.factor().double()).to(w.dtype)
+        self.slope = (slope * form.factor()).to(w.dtype)
         half_square = torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64).square_() / 2
         self.bias = -slope.unsqueeze(-1) * (half_square + form.offset(w))
 
@@ -217,16 +215,19 @@ class Paddle:
         start = w * labelled.shots.to(w.dtype).unsqueeze(-1)
         used, used_dual = w, torch.zeros_like(state.dual)
         walk = self.walk if is_captured(w) else self.rough  # its end must be observed
+        alone = len(w) == 1 and not is_captured(w)  # the loop ends with its only task
         for _ in range(self.options.max_iter):
             live = (state.running > 0).view(-1, 1, 1)
-            used, used_dual = (
-                torch.where(live, w, used),
-                torch.where(live[:, 0], state.dual, used_dual),
+            used = w if alone else torch.where(live, w, used)
+            used_dual = (
+                state.dual.clone() if alone else torch.where(live[:, 0], state.dual, used_dual)
             )
             scores = DistanceScores(walk, w, self.slope)
             sums, held = self.class_sums(scores, self.dual_weight * state.dual)
             mass = (labelled.shots + held).clamp(min=1e-12).to(w.dtype).unsqueeze(-1)
-            moved_to = torch.where(live, (start + sums) / mass, w)
+            moved_to = (start + sums) / mass
+            if not alone:
+                moved_to = torch.where(live, moved_to, w)
             away = torch.linalg.vector_norm(moved_to - w, dim=-1, dtype=torch.float64)
             w = moved_to
             state.update(held, away.mean(-1) * self.criterion_unit)

@@ -65,16 +65,16 @@ class Form(Protocol):
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         """The rows [B, N, D] as factors of products, [B, N, ..]."""
 
-    def factor(self) -> Tensor:
+    def factor(self) -> Tensor | float:
         """The factor missing from products, [B]."""
 
     def prototypes(self, w: Tensor) -> Tensor:
         """Rows [B, K, D] in the coordinates, as factors of products."""
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        """Products of both, [B, N, K], or [B, N, 2 K] to be added."""
+        """Products of both, [B, N, K]."""
 
-    def offset(self, w: Tensor) -> Tensor:
+    def offset(self, w: Tensor) -> Tensor | float:
         """The excess of products with w [B, K, D], [B, K] float64."""
 
     def room(self, K: int) -> list[Tensor]:
@@ -104,8 +104,8 @@ class Plain:
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return self.coordinates.of(rows, part)
 
-    def factor(self) -> Tensor:
-        return self.coordinates.scale.new_ones(len(self.coordinates.scale))
+    def factor(self) -> float:
+        return 1.0
 
     def prototypes(self, w: Tensor) -> Tensor:
         return w
@@ -116,8 +116,8 @@ class Plain:
         with tensor_float(self.tf32):
             return matrix_products(x, w.mT)
 
-    def offset(self, w: Tensor) -> Tensor:
-        return w.new_zeros(w.shape[:2], dtype=torch.float64)
+    def offset(self, w: Tensor) -> float:
+        return 0.0
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
@@ -156,14 +156,14 @@ class Halves:
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return self.coordinates.halves(rows, part, self.pieces)
 
-    def factor(self) -> Tensor:
-        return self.coordinates.scale.new_ones(len(self.coordinates.scale))
+    def factor(self) -> float:
+        return 1.0
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)
 
-    def offset(self, w: Tensor) -> Tensor:
-        return w.new_zeros(w.shape[:2], dtype=torch.float64)
+    def offset(self, w: Tensor) -> float:
+        return 0.0
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
@@ -206,10 +206,10 @@ class TwoHalves(Halves):
 
 
 class RowsAsTheyAre:
-    """Rows that are already halves and never copied; the coordinates apply to the prototypes.
+    """Rows that are already halves; the coordinates apply to the prototypes.
 
     ``x.w = length row.(scale w) - centre.w``, and the weights of class sums include the length.
-    Prototypes are one half, or a sum of two.
+    Prototypes are one half, or a sum of two: then rows are repeated, so that one product adds both.
     """
 
     written: ClassVar[torch.dtype | None] = torch.float16
@@ -220,17 +220,17 @@ class RowsAsTheyAre:
         # Keeps scaled prototypes within the range of a half.
         largest = coordinates.scale.abs().amax(-1)
         self.unit = power_of_two(largest)
+        self.scale = (coordinates.scale / self.unit.unsqueeze(-1)).unsqueeze(1)
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        return rows
+        return torch.cat([rows, rows], -1) if self.of_two else rows
 
     def factor(self) -> Tensor:
-        return self.unit
+        return self.unit.double()
 
     def prototypes(self, w: Tensor) -> Tensor:
-        scale = self.coordinates.scale / self.unit.unsqueeze(-1)
-        high, low = halves(w * scale.unsqueeze(1))
-        return torch.cat([high, low], 1) if self.of_two else high
+        high, low = halves(w * self.scale)
+        return torch.cat([high, low], -1) if self.of_two else high
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)
@@ -243,6 +243,7 @@ class RowsAsTheyAre:
         return [self.coordinates.scale.new_zeros(SUMS_AT_ONCE if B == 1 else B, K, D)]
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
+        x = x[..., : sums[0].shape[-1]]
         add_half_products(sums[0], u, x)
         if rest is not None:
             add_half_products(sums[0], rest, x)

@@ -56,16 +56,15 @@ def assign(
     log_sums: Tensor | None = None,
     top: Top | None = None,
     leads: Tensor | None = None,
-    pieces: int | None = None,
     normalise: bool = True,
     weigh: bool = False,
 ) -> None:
-    """Probabilities of rows: softmax of ``slope length (sum of the products' pieces) + bias``.
+    """Probabilities of rows: softmax of ``slope length products + bias``.
 
     Parameters
     ----------
-    products : Tensor [B, N, K] or [B, N, 2 K]
-        float32 or float64; the two halves of 2 K are added. Overwritten with `leads`.
+    products : Tensor [B, N, K or more]
+        float32 or float64; the first K count. Overwritten with `leads`.
     slope, bias : Tensor [B], Tensor [B, K]
     length : Tensor [B, N], optional
     trust : Tensor [B, K], optional
@@ -80,8 +79,6 @@ def assign(
     leads : Tensor [B, 2] float64, optional
         Incremented by the lead of the nearest class over the median one in squared distance, and by
         the median distance minus the square of the row. The logits are then ``x.w - w.w / 2``.
-    pieces : int, optional
-        1: only the first half of 2 K products.
     normalise : bool
         If False, likelihoods are written, scaled so that the largest of a row is 2^15.
     weigh : bool
@@ -98,7 +95,6 @@ def assign(
         N=N,
         K=K,
         stride=products.shape[-1],
-        pieces=products.shape[-1] // K if pieces is None else pieces,
         top=0 if top is None else top.classes.shape[-1],
         normalise=normalise,
         weigh=weigh,
