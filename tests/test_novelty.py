@@ -168,7 +168,7 @@ def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
     assert ordinary.mean() < 0.5  # a row that is part of its class mean lies nearer
 
 
-def test_signs_count_as_much_as_they_tell() -> None:
+def test_signs_are_weighted_by_information() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(2, 200, 2, generator=generator, dtype=torch.float64)
     known, strange = noise[0], noise[1] + torch.tensor([0.3, 0.1])

@@ -79,7 +79,7 @@ def test_doubt_by_hand(lam: float | None) -> None:
     assert solution.doubt().max() > 0.01
 
 
-def test_doubt_of_a_swallowed_sample() -> None:
+def test_doubt_of_an_absorbed_sample() -> None:
     """A class with most of the batch is preferred; doubt exceeds what the assignment suggests."""
     dual = torch.tensor([0.9, -5.0, -5.0])  # 1 + ln of about 0.9 and 0.0025
     u = torch.softmax(dual - torch.tensor([[0.0, 9, 9], [3, 0, 9], [9, 0, 9]]), -1)
@@ -171,7 +171,7 @@ def test_the_recommended_call_with_all_classes_present() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_solution_knows_how_it_was_asked_for(backend: str) -> None:
+def test_a_solution_has_its_options(backend: str) -> None:
     options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5, "update_prototypes": False}
     solution = paddle_ext.solve(*task(), **options, backend=backend)
     assert {name: getattr(solution, name) for name in options} == options

@@ -134,7 +134,7 @@ def test_half_precision_and_integers() -> None:
     assert np.mean(classifier()(counts)["label"] == np.array(NAMES)[TRUTH]) > 0.9
 
 
-def test_array_has_the_answers_alone() -> None:
+def test_array_has_only_the_predictions() -> None:
     """The interface for Spark's predict_batch_udf."""
     assert list(classifier()(QUERY)) == ["label", "probability", "doubt"]
     assert_answers(classifier()(QUERY), expected())

@@ -198,7 +198,7 @@ def test_bad_names(arguments: dict[str, Any], message: str) -> None:
         PaddleClassifier().fit(X8, Y, **given)
 
 
-def test_what_names_do_not_go_with() -> None:
+def test_invalid_combinations_with_names() -> None:
     with pytest.raises(ValueError, match=r"^prototypes must be None unless method='adaptive'"):
         PaddleClassifier(method="paddle").fit(X8, Y, prototypes=TEXT, classes=NAMES)
     with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):

@@ -159,7 +159,7 @@ def test_one_class_present_or_all() -> None:
     assert gains["all"] >= -2
 
 
-def test_concentration_tells_few_from_many() -> None:
+def test_concentration_separates_few_from_many() -> None:
     few = make_problem(Q=60, K=20, D=30, shots=(5, 5), seed=4)  # five present
     many = replace(few, query=few.support[few.support_labels.argsort()][::1][:100])
     found = [solution(problem).concentration for problem in (few, many)]

@@ -68,7 +68,7 @@ def test_few_classes_present(present: int) -> None:
     assert found.present().nonzero().view(-1).tolist() == list(range(present))
 
 
-def test_where_the_solver_goes_astray() -> None:
+def test_where_the_solver_fails() -> None:
     """Two classes with a large spread in some directions absorb others in PADDLE."""
     *given, truth = task(2, queries=600, noise=1.2, uneven=3.0)
     found = share(predict(*given).labels, truth)

@@ -98,7 +98,7 @@ def test_tasks_that_need_different_numbers_of_rounds() -> None:
     assert together[1].argmax(-1).unique().numel() == 1
 
 
-def test_queries_taken_in_are_labelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absorbed_queries_are_labelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A strong penalty, so that the model may change its predictions."""
     seen: list[tuple[Tensor, Tensor]] = []
     choose = ici.Ici.most_credible

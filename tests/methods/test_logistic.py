@@ -220,7 +220,7 @@ def test_a_quadratic_takes_one_step_of_newton() -> None:
 
 
 @pytest.mark.parametrize("solver", [minimise, newton])
-def test_at_most_so_many_iterations(solver: Callable[..., Tensor]) -> None:
+def test_limit_on_iterations(solver: Callable[..., Tensor]) -> None:
     problem = quartics(10.0)
     iterations = solver(problem, 1e-10, 2)
     assert iterations.tolist() == [[2, 2, 2], [2, 2, 0]]

@@ -232,7 +232,7 @@ def test_a_method_is_a_value(name: str) -> None:
         setattr(method, field, getattr(method, field))
 
 
-def test_register_refuses_what_is_there() -> None:
+def test_register_rejects_existing_names() -> None:
     with pytest.raises(ValueError, match="another method, got 'paddle'"):
         methods.register(methods.Paddle)
 

@@ -332,7 +332,7 @@ def test_paddle_pgd_by_hand() -> None:
     assert got.probabilities[0].tolist() == pytest.approx(want, abs=1e-6)
 
 
-def test_paddle_pgd_stops_each_task_by_itself() -> None:
+def test_paddle_pgd_stops_each_task_on_its_own() -> None:
     # Two prototypes of the first task move, all six of the second.
     prototypes = torch.tensor([[0.0, 1, 1e3, 2e3, 3e3, 4e3], [0.0, 0.2, 0.4, 0.6, 0.8, 1]])
     support, labels = prototypes.unsqueeze(-1), torch.arange(6).repeat(2, 1)

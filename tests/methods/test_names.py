@@ -197,7 +197,7 @@ def test_names_of_no_use_do_little_harm() -> None:
         assert accuracy(wrong) >= accuracy(rows) - 0.05
 
 
-def test_a_class_without_rows_beside_classes_with_many() -> None:
+def test_a_class_without_rows_among_classes_with_many() -> None:
     scene = towers((0, 12, 12, 0, 12, 12), Q=60, D=32, noise=0.5)
     found = predict(scene).labels
     for k in (0, 3):

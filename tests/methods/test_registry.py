@@ -115,7 +115,7 @@ def test_a_registered_method_is_evaluated() -> None:
         (3, "cls must be a class, got int"),
     ],
 )
-def test_what_is_no_method(cls: Any, message: str) -> None:
+def test_invalid_methods(cls: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         methods.register(cls)
 
@@ -131,7 +131,7 @@ def test_what_is_no_method(cls: Any, message: str) -> None:
         (torch.zeros(2, 3), r"got torch.float32 of shape \[2, 3\]"),
     ],
 )
-def test_wrong_answers_are_told(answer: Tensor, message: str) -> None:
+def test_wrong_predictions_are_reported(answer: Tensor, message: str) -> None:
     class Wrong:
         def predict(self, *_: Tensor) -> Tensor:
             return answer
@@ -184,6 +184,6 @@ def test_a_class_of_a_module(module: str) -> None:
         ("x:Mine", "can be imported"),
     ],
 )
-def test_what_is_not_in_a_module(module: str, rest: str, message: str) -> None:
+def test_missing_names_of_a_module(module: str, rest: str, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         methods.create(f"{module}{rest}")

@@ -150,7 +150,7 @@ def test_gamma_functions() -> None:
 # --- promises -------------------------------------------------------------------------------------
 
 
-def test_each_task_stops_by_itself(place: Place) -> None:
+def test_each_task_stops_on_its_own(place: Place) -> None:
     logits = torch.cat([make_logits(50, 12, B=1, present=p) for p in (1, 4, 12)])
     logits = logits.to(place.device, place.dtype)
     together = paddle_ext.adapt(logits)

@@ -268,7 +268,7 @@ def test_index_out_of_range(device: str, name: str, index: int) -> None:
     refused(paddle_ext.solve_indexed, call | {"num_classes": K}, ValueError, *words)
 
 
-def test_without_validation_values_are_not_looked_at() -> None:
+def test_without_validation_values_are_not_read() -> None:
     call = dense(query=torch.full((B, Q, D), math.nan), num_classes=K, validate=False)
     assert paddle_ext.solve(**call).probabilities.shape == (B, Q, K)
 
@@ -335,7 +335,7 @@ def test_none_is_no_number(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_iter", "num_classes"])
-def test_a_float_is_no_count(name: str) -> None:
+def test_a_float_is_not_a_count(name: str) -> None:
     refused(paddle_ext.solve, dense(**{name: 3.0}), TypeError, name, "an integer", "got float")
 
 

@@ -68,7 +68,7 @@ def test_a_gpu_without_code_is_refused_before_any_launch() -> None:
 
 
 @pytest.mark.usefixtures("old_gpu")
-def test_a_newer_gpu_is_told_how_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_gpu_gets_build_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {**native.build_info(), "cuda_architectures": "90-real"}
     monkeypatch.setattr(native, "build_info", lambda: info)
     monkeypatch.setattr(devices, "capability", lambda _: L4)
@@ -111,7 +111,7 @@ def test_falls_back_to_the_cpu_and_warns_once() -> None:
 
 
 @pytest.mark.usefixtures("old_gpu")
-def test_devices_chosen_by_themselves_avoid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_automatic_devices_avoid_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert not devices.usable_gpu()

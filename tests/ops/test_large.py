@@ -74,7 +74,7 @@ def test_few_classes_and_many(place: Place, K: int) -> None:
     assert got.probabilities.shape == (600, min(3, K))
 
 
-def test_equal_classes_are_told_in_order(place: Place) -> None:
+def test_equal_classes_are_reported_in_order(place: Place) -> None:
     support = torch.zeros(4, 3)
     query = torch.ones(5, 3)
     problem = Problem(support, torch.arange(4), query, 4)

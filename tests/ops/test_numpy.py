@@ -92,7 +92,7 @@ def test_labels_of_any_integer_type() -> None:
         (LABELS.astype(float), "support_labels must be a tensor of integers, got float64"),
     ],
 )
-def test_other_arrays_are_told(labels: Any, message: str) -> None:
+def test_other_arrays_are_reported(labels: Any, message: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         paddle_ext.solve(SUPPORT, labels, QUERY)
 

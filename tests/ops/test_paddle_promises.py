@@ -66,7 +66,7 @@ def test_objective_never_increases(
         previous = value
 
 
-def test_every_task_stops_by_itself(place: Place) -> None:
+def test_every_task_stops_on_its_own(place: Place) -> None:
     problem = make_problem(B=12, Q=25, K=5, D=6, lead=2.5, seed=8)
     options = {"tol": 1e-4, "max_iter": 80}
     got = place.solve(problem, **options)

@@ -343,7 +343,7 @@ def test_one_task_and_many_threads() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 5, 2**40])
-def test_numbers_that_nobody_validated(device: str, bad: int) -> None:
+def test_numbers_without_validation(device: str, bad: int) -> None:
     problem = make_problem(B=2, Q=20, K=5, D=16, shots=(2, 2)).to(device)
     labels = problem.support_labels.clone()
     labels[0, ::3] = bad

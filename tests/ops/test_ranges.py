@@ -102,7 +102,7 @@ def test_rows_of_subnormal_numbers(place: Place) -> None:
     sound(paddle_ext.solve(support * tiny, labels, query * tiny))
 
 
-def test_features_that_are_no_numbers_end_too(device: str) -> None:
+def test_nan_features_end_too(device: str) -> None:
     """Without validation there is no guarantee, but there is a result, at once."""
     support, labels, query = task(Place(device, torch.float32))
     query[3, 3] = torch.nan

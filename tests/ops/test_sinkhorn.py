@@ -87,7 +87,7 @@ def test_both_sums_are_met(place: Place, shape: tuple[int, int]) -> None:
     assert largest(mixed - mixed[:, :, :1]) < (2e-4 if place.dtype is torch.float32 else 1e-9)
 
 
-def test_every_task_stops_by_itself(place: Place) -> None:
+def test_every_task_stops_on_its_own(place: Place) -> None:
     tasks = make_tasks(6, 40, 12)
     cost = tasks.cost * torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0]).view(-1, 1, 1)
     tasks = tasks._replace(cost=cost)

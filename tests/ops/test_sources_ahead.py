@@ -296,7 +296,7 @@ def test_memory_on_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_chunks_on_cuda_that_nobody_wants(tmp_path: Path) -> None:
+def test_abandoned_chunks_on_cuda(tmp_path: Path) -> None:
     rows = rows_of(write(tmp_path, "npy", features()), "cuda")
     for _ in rows.chunks(10):
         break

@@ -116,7 +116,7 @@ def test_easy_tasks(shots: tuple[int, ...], present: int) -> None:
         assert torch.equal(found.argmax(-1), truth(present=present))
 
 
-def test_which_way_a_task_goes() -> None:
+def test_which_code_a_task_uses() -> None:
     for shots, way in (((2,) * K, "rows"), ((0, 9, 9, 9), "anchors"), ((1,) * K, "anchors")):
         task = scene(shots)
         got = names(task.support, task.labels, task.query, prototypes=task.prototypes)

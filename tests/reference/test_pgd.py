@@ -103,7 +103,7 @@ def test_agrees_with_paddle_where_classes_are_clear() -> None:
     assert torch.equal(got.labels, problem.truth(scaling="none").labels)
 
 
-def test_tasks_stop_by_themselves_and_stay() -> None:
+def test_tasks_stop_on_their_own_and_keep_their_state() -> None:
     problem = make_problem(B=4, Q=12, K=4, D=4, lead=12.0, seed=5).to(torch.float64)
     options = {"scaling": "none", "learning_rate": 1e-2, "tol": 1e-3, "max_iter": 400}
     got = reference.pgd(*problem.inputs(), trace=True, return_prototypes=True, **options)

@@ -163,7 +163,7 @@ def test_batch_is_its_tasks(scaling: str, shared: bool) -> None:
         assert (batch.trace.objective[rows:, b] == batch.trace.objective[rows - 1, b]).all()
 
 
-def test_tasks_stop_by_themselves() -> None:
+def test_tasks_stop_on_their_own() -> None:
     problem = make_problem(B=6, Q=20, K=5, D=4, lead=3.0, seed=2)
     got = problem.truth(tol=1e-4, max_iter=60, trace=True)
     assert len(got.iterations.unique()) > 1

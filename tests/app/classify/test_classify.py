@@ -325,7 +325,7 @@ def test_texts(tmp_path: Path) -> None:
     assert "do I need an umbrella" in (tmp_path / "answers.html").read_text()
 
 
-def test_texts_beside_embeddings(tmp_path: Path) -> None:
+def test_texts_with_embeddings(tmp_path: Path) -> None:
     """With both, the numbers are the features and the texts are shown; no model is needed."""
     support, labels, query, truth = embeddings()
     features = np.concatenate([support, query])

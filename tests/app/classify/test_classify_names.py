@@ -222,7 +222,7 @@ def coloured(folder: Path, colours: str, seed: int) -> None:
         Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{number}.png")
 
 
-def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By names alone, and by names with labelled folders of some classes."""
     seen = stand_in_folder(tmp_path / "clip", monkeypatch)
     coloured(tmp_path / "photos", "red blue red green blue red", 0)

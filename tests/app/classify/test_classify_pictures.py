@@ -93,7 +93,7 @@ def test_damaged_files_are_listed(tmp_path: Path) -> None:
     assert "half.jpg" in report.page.read_text()
 
 
-def test_a_class_without_a_readable_picture(tmp_path: Path) -> None:
+def test_a_class_without_a_readable_image(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (labelled / "empty").mkdir()
     (labelled / "lost").mkdir()
@@ -212,7 +212,7 @@ def test_messages(tmp_path: Path) -> None:
         run(labelled, one / "a.png", tmp_path)
 
 
-def test_one_picture_of_each_class(tmp_path: Path) -> None:
+def test_one_image_of_each_class(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     for path in labelled.glob("*/[123].png"):
         path.unlink()
@@ -288,7 +288,7 @@ def test_networks_of_timm(torchvision_operators: None, monkeypatch: pytest.Monke
         open_network("timm:no", torch.device("cpu"))
 
 
-def test_thumbnail_of_a_file_that_has_gone(tmp_path: Path) -> None:
+def test_thumbnail_of_a_missing_file(tmp_path: Path) -> None:
     pattern(0, 0, (900, 300)).save(tmp_path / "a.png")
     there, gone = pictures_module.thumbnails([str(tmp_path / "a.png"), str(tmp_path / "b.png")])
     assert there.startswith("data:image/jpeg;base64,")

@@ -40,7 +40,7 @@ def table(path: Path) -> list[dict[str, str]]:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def test_columns_of_the_answers(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_columns_of_the_output(files: tuple[Path, Path], tmp_path: Path) -> None:
     report = classify(*files, tmp_path / "out", settings())
     rows = table(report.table)
     assert list(rows[0]) == [
@@ -58,7 +58,7 @@ def test_columns_of_the_answers(files: tuple[Path, Path], tmp_path: Path) -> Non
         assert 0 <= novelty <= 1
 
 
-def test_texts_are_in_the_answers(tmp_path: Path) -> None:
+def test_texts_are_in_the_output(tmp_path: Path) -> None:
     """Even if they are only shown, and the features are columns."""
     support, labels, query, _ = embeddings(features=4)
     lines = ["a,b,c,d,what,label"]
@@ -151,7 +151,7 @@ def test_title(count: int, kind: str, title: str, tmp_path: Path) -> None:
 # --- the labelled samples -------------------------------------------------------------------------
 
 
-def test_wrong_labels_are_told(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wrong_labels_are_reported(files: tuple[Path, Path], tmp_path: Path) -> None:
     support, labels, _, _ = embeddings()
     labels[5] = (labels[5] + 2) % len(NAMES)
     np.savez(files[0], features=support, labels=NAMES[labels])
@@ -193,7 +193,9 @@ def test_classes_without_samples_are_not_suggested() -> None:
 # --- kept for the next data -----------------------------------------------------------------------
 
 
-def test_the_model_answers_as_the_labelled_data(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_model_predicts_like_the_labelled_data(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     saved = tmp_path / "kept" / "model.npz"
     first = classify(*files, tmp_path / "a", settings(save=saved))
     assert first.model == saved
@@ -254,7 +256,7 @@ def test_a_model_of_names(tmp_path: Path) -> None:
         )
 
 
-def test_what_is_no_model(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no")
     for path in (files[0], tmp_path / "text.npz", tmp_path / "nothing.npz"):
         with pytest.raises(ValueError, match="model must be a file written by classify --save"):
@@ -307,7 +309,7 @@ def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encod
     assert read_corrections(path) == {"3": "Lärche", "7": "Öl, Fett"}
 
 
-def test_answers_edited_by_hand_are_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
     report = classify(*files, tmp_path / "a", settings())
     rows = table(report.table)[:5]
     with (tmp_path / "edited.csv").open("w", newline="") as file:

@@ -183,7 +183,7 @@ def test_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             open_encoder(name, CPU)
 
 
-def test_paths_that_are_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_are_not_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nowhere", str(tmp_path), "open_clip:ViT-B-32:nowhere.pt", "open_clip:ViT-B-32"):
         with pytest.raises(ValueError, match=r"^encoder must be an image-text model on disk") as no:
             open_encoder(name, CPU)

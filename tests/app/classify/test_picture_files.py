@@ -196,7 +196,7 @@ def test_files_without_an_end_and_too_large_ones(
     }
 
 
-def test_only_one_large_picture_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_one_large_image_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(decoding, "LARGE", 100)
     pattern(0, 0).save(tmp_path / "a.png")
     content = read_picture_file(tmp_path / "a.png")
@@ -209,7 +209,7 @@ def test_only_one_large_picture_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not decoding.one_large_picture.locked()
 
 
-def test_files_beside_the_folders_of_classes_are_listed(tmp_path: Path) -> None:
+def test_files_next_to_the_class_folders_are_listed(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     pattern(0, 0).save(labelled / "lost.png")
     assert reasons(run(labelled, new, tmp_path)) == {
@@ -220,7 +220,7 @@ def test_files_beside_the_folders_of_classes_are_listed(tmp_path: Path) -> None:
 # --- the cache ------------------------------------------------------------------------------------
 
 
-def test_a_picture_that_changes_while_it_is_read(
+def test_an_image_that_changes_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features are stored under the digest of the decoded bytes, and of no others."""

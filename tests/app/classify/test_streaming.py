@@ -74,7 +74,7 @@ def assert_usual(table: Any, expected: tuple[Any, Any, Any]) -> None:
 
 @pytest.mark.parametrize("batch", [None, 33, QUERIES, 10**6])
 @pytest.mark.parametrize("read_ahead", [1, 64 * 250, 2**25])
-def test_the_same_answers_as_of_all_in_memory(
+def test_the_same_predictions_as_in_memory(
     files: tuple[Path, Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +145,7 @@ def test_names_and_other_formats_of_labelled_rows(
     assert_usual(pq.read_table(output), usual(tmp_path / "known.npz", new, tmp_path / "folder"))
 
 
-def test_a_model_of_before(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_saved_model(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
     model = tmp_path / "model.npz"
     expected = usual(known, new, tmp_path / "folder", save=model)
@@ -171,7 +171,7 @@ def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -
         stream(known, new, output, settings(batch=10), one_batch=True)
 
 
-def test_answers_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_predictions_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, _, output = files
     new = write_new(tmp_path / "new.parquet", note=["=1+1", None] * (QUERIES // 2))
     stream(known, new, output, settings())
@@ -186,7 +186,7 @@ def test_answers_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     np.testing.assert_allclose(written, table["doubt"].to_numpy(), atol=6e-5)
 
 
-def test_columns_that_answers_have_too(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_columns_that_the_output_also_has(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, _, output = files
     new = write_new(tmp_path / "new.parquet", doubt=np.ones(QUERIES))
     report = stream(known, new, output, settings())

@@ -61,7 +61,7 @@ def test_examples() -> None:
         ("nothing", ["", "", "", "", "", ""], "it is empty"),
     ],
 )
-def test_columns_that_are_no_features(
+def test_columns_that_are_not_features(
     tmp_path: Path, name: str, cells: list[object], why: str
 ) -> None:
     """With ids among the features, all rows would have one label."""
@@ -76,14 +76,14 @@ def test_a_single_column_is_a_feature_whatever_its_name(tmp_path: Path) -> None:
     assert answers(run(tmp_path, text)) == ["x", "y"]
 
 
-def test_an_id_column_that_is_asked_for_is_a_feature(tmp_path: Path) -> None:
+def test_a_requested_id_column_is_a_feature(tmp_path: Path) -> None:
     ids = [str(k) for k in (1, 1, 3, 3, 1, 3)]
     text = table("id,a,b,label", ids)
     report = run(tmp_path, text, columns=Columns(features="id,a"))
     assert report.notes == ["features: 2 columns, id to a"]
 
 
-def test_a_column_that_decides_alone_is_told(tmp_path: Path) -> None:
+def test_a_dominating_column_is_reported(tmp_path: Path) -> None:
     salary = [str(k) for k in (51200, 48700, 50100, 49300, 70400, 30100)]
     report = run(tmp_path, table("salary,a,b,label", salary))
     assert report.notes[0] == "features: 3 columns, salary to b"
@@ -108,7 +108,7 @@ def test_columns_are_shown_before_the_run(
 
 @pytest.mark.parametrize("gap", ["", " ", "NA", "NaN", "nan", "None", "null"])
 @pytest.mark.parametrize("row", [1, 4])
-def test_a_gap_in_the_features_is_an_error(tmp_path: Path, gap: str, row: int) -> None:
+def test_a_missing_feature_is_an_error(tmp_path: Path, gap: str, row: int) -> None:
     """A single empty cell must not drop its column."""
     rows = list(ROWS)
     rows[row] = f"1.0,{gap}"
@@ -232,7 +232,7 @@ def test_a_table_of_a_german_spreadsheet(tmp_path: Path, comma: bool) -> None:
     assert answers(run(tmp_path, text.encode("latin-1"))) == ["owl", "cat"]
 
 
-def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
+def test_thousands_are_not_decimal_commas(tmp_path: Path) -> None:
     """Where commas separate cells, "1,234" is not a number: its column is reported, not misread."""
     thousands = ['"1,234"', '"2,345"', '"3,456"', '"4,567"', '"5,678"', '"6,789"']
     report = run(tmp_path, table("n,a,b,label", thousands))
@@ -249,7 +249,7 @@ def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
     assert sniffed_separator(path, "utf-8") == ";"
 
 
-def test_the_encoding_is_told_by_the_whole_file(tmp_path: Path) -> None:
+def test_the_encoding_depends_on_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b"a,b\n" + b"1,2\n" * 50_000 + "é".encode("latin-1"))
     assert sniffed_encoding(path) == "cp1252"

@@ -317,7 +317,7 @@ def test_an_error_is_one_sentence(tmp_path: Path) -> None:
     ]
 
 
-def test_traceback_may_stand_anywhere(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_may_appear_anywhere(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = run("evaluate", bank, "--shots", "70")
     assert plain.exit_code == 1
     assert "shots must be at most" in plain.output
@@ -378,7 +378,7 @@ def test_errors_name_options(bank: Path, arguments: list[object], message: str) 
     assert len(shown.output.splitlines()) == 1
 
 
-def test_fresh_is_what_the_command_calls_not_to_resume(bank: Path, tmp_path: Path) -> None:
+def test_fresh_means_not_to_resume(bank: Path, tmp_path: Path) -> None:
     arguments = ["evaluate", bank, "--methods", "simpleshot", "--shots", "2", "--tasks", "3"]
     arguments += ["--n-query", "20", "--output", tmp_path / "out", "--device", "cpu"]
     assert run(*arguments).exit_code == 0

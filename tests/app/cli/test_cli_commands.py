@@ -94,7 +94,7 @@ def test_train(trained: tuple[Path, str], pictures: Path) -> None:
     assert f"next: paddle-ext extract {folder / 'best.safetensors'} {pictures}" in shown
 
 
-def test_train_goes_on_or_begins_again(trained: tuple[Path, str], pictures: Path) -> None:
+def test_train_resumes_or_starts_over(trained: tuple[Path, str], pictures: Path) -> None:
     folder, _ = trained
     arguments = ["train", pictures, "--layout", "npz", "--arch", "small", "--output", folder, *CPU]
     same = run(*arguments, "--epochs", 2, "--batch-size", 32)

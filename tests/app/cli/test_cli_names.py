@@ -69,7 +69,7 @@ def test_refusals(
     assert not Path("answers.csv").exists()
 
 
-def test_pictures_need_an_encoder(tmp_path: Path) -> None:
+def test_images_need_an_encoder(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="needs Pillow")
     (tmp_path / "photos").mkdir()
     (tmp_path / "two.txt").write_text("cat\ndog\n")

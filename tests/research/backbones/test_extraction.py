@@ -151,9 +151,7 @@ def test_computed_once(network: Backbone, counting: Counting, tmp_path: Path) ->
     assert third.splits == ("test",)
 
 
-def test_anything_else_is_computed_anew(
-    network: Backbone, counting: Counting, tmp_path: Path
-) -> None:
+def test_anything_else_is_recomputed(network: Backbone, counting: Counting, tmp_path: Path) -> None:
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
     pixels = IMAGES.images.clone()
     pixels[44, 15, 15, 0] ^= 1
@@ -204,7 +202,7 @@ def test_files_count_by_their_bytes_alone(
     assert torch.allclose(bank.features, counting.during(network, images())[1].features)
 
 
-def test_a_picture_that_changes_while_it_is_read(
+def test_an_image_that_changes_while_it_is_read(
     network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its features are never stored under the digest of the earlier image."""

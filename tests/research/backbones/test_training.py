@@ -210,7 +210,7 @@ RICH = replace(QUICK, average=0.8, augmentation=Augmentation(turned=0.5))
 
 
 @pytest.mark.parametrize("settings", [QUICK, RICH], ids=["plain", "average and turns"])
-def test_an_interrupted_run_goes_on(
+def test_an_interrupted_run_resumes(
     settings: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(settings, output=tmp_path / "whole")
@@ -265,7 +265,7 @@ def changed(images: ImageArray) -> ImageArray:
     return ImageArray(pixels, images.labels, images.class_names, images.split)
 
 
-def test_other_pictures_of_the_same_labels(tmp_path: Path) -> None:
+def test_other_images_with_the_same_labels(tmp_path: Path) -> None:
     """A run must not resume with other images than it began with."""
     settings = replace(QUICK, epochs=1)
     trained(settings, output=tmp_path)
@@ -279,7 +279,7 @@ def test_other_pictures_of_the_same_labels(tmp_path: Path) -> None:
     trained(longer, output=tmp_path)
 
 
-def test_beginning_again(tmp_path: Path) -> None:
+def test_starting_over(tmp_path: Path) -> None:
     settings = replace(QUICK, epochs=1)
     trained(settings, output=tmp_path)
     other = trained(settings, output=tmp_path, seed=5, resume=False)

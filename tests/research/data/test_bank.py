@@ -218,7 +218,7 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.rows([]), "split must have at least one name, got none")
 
 
-def test_rows_of_no_class_anywhere(tmp_path: Path) -> None:
+def test_only_rows_without_a_class(tmp_path: Path) -> None:
     """A split, a part or the whole of a bank may hold only rows labelled -1."""
     bank = make_bank(labels=torch.tensor([0, 1, -1, -1] + [2] * (N - 4)))
     odd = bank.subset(torch.tensor([2, 3]))

@@ -107,7 +107,7 @@ def test_tensors_larger_than_their_record(tmp_path: Path) -> None:
     refused(changed, "a complete file of torch.save, got .*compressed parts")
 
 
-def test_a_file_of_torch_that_says_it_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_a_torch_file_that_continues_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "bank.pt"
     torch.save((torch.zeros(5, 2), torch.zeros(5).long()), path)
     content = bytearray(path.read_bytes())
@@ -153,7 +153,7 @@ def written_header(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> b
 
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("shape", [(10**6, 512), (10**12, 10**6), (-1, 3)])
-def test_shapes_that_are_not_there(tmp_path: Path, shape: tuple[int, ...], mmap: bool) -> None:
+def test_unavailable_shapes(tmp_path: Path, shape: tuple[int, ...], mmap: bool) -> None:
     folder = tmp_path / "bank"
     folder.mkdir()
     (folder / "features.npy").write_bytes(written_header(shape, bytes(100)))

@@ -103,7 +103,7 @@ def test_global_randomness_is_left_alone() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_classes_can_be_told_apart(validation: ImageArray) -> None:
+def test_classes_are_distinct(validation: ImageArray) -> None:
     """By the nearest class mean of plain pixels: far from chance (1 %), and far from trivial."""
     pixels = F.avg_pool2d(validation.images[..., 0].float(), 2).flatten(1)
     pixels = F.normalize(pixels - pixels.mean(0), dim=1).view(100, 12, -1)

@@ -291,7 +291,7 @@ def test_stand_ins_cannot_be_changed_nor_returned() -> None:
     assert load(pickle.dumps(np.arange(3))).tolist() == [0, 1, 2]
 
 
-def test_sizes_that_are_not_there() -> None:
+def test_unavailable_sizes() -> None:
     tensor = pickle.dumps(torch.arange(4.0), 2)
     assert tensor.count(b"K\x04\x85") == 1  # its size
     with pytest.raises(ValueError, match="must be an intact pickle, got"):

@@ -107,7 +107,7 @@ def test_negative_features(bank: FeatureBank) -> None:
         run(bank, methods="pt_map", options={"pt_map": {"power": 0.5}}, **few)
 
 
-def test_picture(bank: FeatureBank) -> None:
+def test_figure(bank: FeatureBank) -> None:
     result = run(bank, methods=["adaptive"])
     (figure,) = result.figures().values()
     (axes,) = figure.axes

@@ -154,7 +154,7 @@ def test_splits() -> None:
     assert found.results[0].num_classes == CLASSES - 2
 
 
-def test_gaps_and_rows_of_no_class() -> None:
+def test_missing_labels_and_rows_without_a_class() -> None:
     bank = small_bank()
     labels = bank.labels.clone()
     labels[labels == 4] = -1
@@ -335,7 +335,7 @@ def test_bad_banks() -> None:
     assert not Spy.seen
 
 
-def test_what_a_method_refuses_is_told_with_its_name() -> None:
+def test_an_error_of_a_method_names_it() -> None:
     bank = small_bank()
     negative = FeatureBank(bank.features - 3, bank.labels)
     asked = [Spy(), methods.create("pt_map")]  # options of one's own, which are not changed

@@ -229,7 +229,7 @@ def test_impossible_counts(tmp_path: Path, task: list[Any], count: list[Any]) ->
         run(tmp_path, n_tasks=1)
 
 
-def test_a_journal_that_is_no_text(tmp_path: Path) -> None:
+def test_a_journal_that_is_not_text(tmp_path: Path) -> None:
     run(tmp_path, n_tasks=1)
     for content in (b"\xff\xfe\n", b"[" * 100_000 + b"\n"):
         (tmp_path / "journal-0.jsonl").write_bytes(content)

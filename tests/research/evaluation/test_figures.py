@@ -44,7 +44,7 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def test_every_method_has_a_style_of_its_own() -> None:
+def test_every_method_has_its_own_style() -> None:
     assert set(drawing.STYLES) == set(methods.available(named=False)) == set(drawing.TITLES)
     colours, markers = zip(*drawing.STYLES.values(), strict=True)
     assert len(set(colours)) == len(set(markers)) == len(drawing.STYLES)

@@ -160,7 +160,7 @@ def test_missing_cells_and_published_numbers() -> None:
     ]
 
 
-def test_shared_support_beside_the_paper() -> None:
+def test_shared_support_with_the_paper() -> None:
     found = Evaluation((result("paddle", None),), "inat")
     header, cells = rows(found, published={"paddle": {None: 70.6}})
     assert header == ["method", "accuracy", "paper", "difference", "ms/task"]

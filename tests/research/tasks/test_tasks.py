@@ -188,7 +188,7 @@ def test_proper(sampling: str, num_classes: int | None) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_everything_there_is_can_be_asked_for(sampling: str) -> None:
+def test_everything_can_be_requested(sampling: str) -> None:
     sampler = TaskSampler(even_labels(4, 10), shots=3, n_query=28, k_eff=4, sampling=sampling)
     batch = sampler.batch(0, 20)
     assert_proper(sampler, batch)

@@ -94,7 +94,7 @@ def test_labels(labels: Tensor, message: str) -> None:
     refused(ValueError, message, labels)
 
 
-def test_rows_of_no_class() -> None:
+def test_rows_without_a_class() -> None:
     labels = even_labels(5, 20)
     labels[7] = -1
     refused(
