@@ -34,6 +34,10 @@ SINKHORN_SHAPES = ((20, 5), (10, 40), (75, 160), (90, 70), (300, 60), (30, 2500)
 ADAPT_SHAPES = ((20, 5), (75, 160), (10, 70), (10, 100), (10, 200), (300, 130), (5, 400), (9, 600))
 
 
+# Q, K, D, shots: one class per load; four of them; more than a block handles; rows of odd length.
+LARGE_SHAPES = ((70, 5, 16, 2), (300, 130, 33, 1), (90, 300, 24, 2), (40, 1030, 12, 1))
+
+
 def run_sinkhorn(device: str) -> None:
     for Q, K in SINKHORN_SHAPES:
         masses = torch.ones(Q, device=device), torch.full((K,), Q / K, device=device)
@@ -115,7 +119,19 @@ def run(device: str) -> None:
         run_out_of_range(bank, labels, query, K)
 
 
-PARTS = {"solve": run, "sinkhorn": run_sinkhorn, "adapt": run_adapt}
+def run_large(device: str) -> None:
+    for dtype in (torch.float16, torch.float32):
+        for Q, K, D, shots in LARGE_SHAPES:
+            labels = torch.arange(K, device=device).repeat(shots)
+            rows = torch.randn(K * shots + Q, D, device=device).to(dtype)
+            task = rows[Q:], labels, rows[:Q]
+            options = {"num_classes": K, "max_iter": 3, "return_assignments": False, "top": 3}
+            paddle_ext.solve(*task, **options, return_prototypes=True)
+            paddle_ext.solve(*task, **options, update_prototypes=False, proportions="dirichlet")
+            paddle_ext.adaptive(*task, **options)
+
+
+PARTS = {"solve": run, "sinkhorn": run_sinkhorn, "adapt": run_adapt, "large": run_large}
 
 if __name__ == "__main__":
     where, *parts = sys.argv[1:] or ["cuda"]
