@@ -37,8 +37,7 @@ class Timing:
         return statistics.median(self.milliseconds)
 
     def best(self, device: torch.device) -> float:
-        """The value in tables: the minimum on a CPU, which is always disturbed; the median on a
-        GPU."""
+        """The value in tables: the minimum on a CPU, which is noisy; the median on a GPU."""
         return self.median if device.type == "cuda" else self.minimum
 
     @property

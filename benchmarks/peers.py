@@ -144,8 +144,7 @@ def gram_criterion(gram: Gram, new: State, old: State) -> torch.Tensor:
 def gram_iterate(
     gram: Gram, settings: Settings, step: Callable[..., State] = gram_step, check_every: int = 5
 ) -> Result:
-    """All iterations. With a tolerance the host checks every few iterations, and compacts the batch
-    to the remaining tasks once half of them have converged."""
+    """All iterations; with a tolerance the host compacts the batch once half has converged."""
     B = gram.C.shape[0]
     zero = torch.zeros_like(gram.counts)
     state = State(
@@ -328,7 +327,6 @@ def flops(form: str, shape: Shape, iterations: float) -> float:
 
 
 def bytes_moved(shape: Shape) -> int:
-    """Bytes that one dense task has to move: features and labels in, probabilities and labels
-    out."""
+    """Bytes moved by one dense task: features and labels in, probabilities and labels out."""
     S, Q, K, D = shape.support, shape.queries, shape.classes, shape.dim
     return 4 * (S + Q) * D + 8 * S + 4 * Q * K + 8 * Q

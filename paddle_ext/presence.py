@@ -92,8 +92,7 @@ class LabelDoubt(NamedTuple):
     suggestion: Tensor  # [S] int64: the most probable class
 
     def suspects(self, threshold: float = 0.9) -> Tensor:
-        """Rows whose label has a probability below 1 - `threshold`, most doubtful first, [n]
-        int64."""
+        """Rows with a label less probable than 1 - `threshold`, most doubtful first, [n] int64."""
         threshold = check.real("threshold", threshold)
         order = self.doubt.argsort(descending=True, stable=True)
         return order[self.doubt[order] > threshold]

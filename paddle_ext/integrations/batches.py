@@ -130,8 +130,7 @@ class BatchClassifier:
             self._fit()
 
     def _fit(self) -> None:
-        """Keep the likelihoods of the labelled rows, not the rows. On the CPU, so any driver
-        can."""
+        """Keep the likelihoods of the labelled rows, not the rows; on the CPU, for any driver."""
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
             support, labels = (on(x, torch.device("cpu")) for x in (self._support, self._places))

@@ -116,8 +116,7 @@ class LateScores:
         self.bias = torch.zeros_like(before.bias)
 
     def measured(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows as factors of products, norms before the last normalisation, squares in the
-        metric."""
+        """Rows as factors of products, norms before the last normalisation, metric squares."""
         if not isinstance(self.form, TwoHalves):
             x, norms = self.likelihood.coordinates_and_lengths(rows.to(self.slope.dtype))
             return x, norms, self.likelihood.squared(x)
@@ -139,8 +138,7 @@ class LateScores:
 def weighted_sums(
     scores: LikelihoodScores, dual: Tensor, trust: Tensor, group: Group
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the rows by class, with weights (trust u)^2, [1, K, D], and of the weights, [1,
-    K]."""
+    """Sums of the rows by class [1, K, D] with weights (trust u)^2, and of these [1, K]."""
     form = scores.form
     parts = ((form.products(x, scores.operand), None, x) for _, x in scores.operands())
     return sums_by_class(parts, scores, dual, form, group, trust=trust)

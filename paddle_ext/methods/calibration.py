@@ -96,8 +96,7 @@ class Likelihood:
         return found, own
 
     def distances_to_own(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Squared distances of rows in the coordinates to the prototypes of their labels, [B,
-        N]."""
+        """Squared distances of rows, in the coordinates, to their own prototypes, [B, N]."""
         return self.squared(x - take(self.prototypes, labels)).clamp(min=0)
 
     def in_metric(self, x: Tensor) -> Tensor:
@@ -234,8 +233,7 @@ def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeli
 
 
 def hubs(drawn: Tensor, count: Tensor) -> Tensor:
-    """Lower bias for classes that attract many of `count` [B] rows of others, `drawn` [B, K]; [B,
-    K]."""
+    """Lower bias for classes that attract many of `count` [B] other rows, `drawn` [B, K]; [B, K]."""
     rows = (count / drawn.shape[-1]).unsqueeze(-1)
     return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
 

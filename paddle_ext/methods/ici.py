@@ -163,8 +163,7 @@ class Path:
         self.axes, self.labels, self.order = self.axes[tasks], self.labels[tasks], self.order[tasks]
 
     def first_zeros(self, labels: Tensor, needed: Tensor) -> Tensor:
-        """Like the function of that name, [B, N], for the tasks of a mask [B]; others may be
-        stale."""
+        """Like `ici_path.first_zeros`, for the tasks of a mask [B]; others may be stale."""
         new = needed & (labels != self.labels).any(-1)
         if bool(new.any()):
             self.labels[new] = labels[new]

@@ -30,8 +30,7 @@ LOWEST = -1.7e308  # stands for minus infinity
 
 
 def trigamma(x: Tensor) -> Tensor:
-    """For x > 0. Torch's digamma is accurate to only 5e-10 for small x, so x is first shifted
-    up."""
+    """For x > 0. Torch is accurate to only 5e-10 for small x, so x is first shifted up."""
     lower = torch.zeros_like(x)
     for _ in range(20):
         lower = lower + x.square().reciprocal()

@@ -155,8 +155,7 @@ def one_shot_hubs(means: Tensor) -> Tensor:
 def moved_distances(
     x: Tensor, means: Tensor, shots: Tensor, weights: Tensor, metric: Tensor
 ) -> Tensor:
-    """Distances to prototypes that absorbed the queries with weights [Q, K], each without
-    itself."""
+    """Distances to prototypes that absorbed the queries by weights [Q, K], without each itself."""
     found = []
     for q in range(len(x)):
         others = weights.clone()

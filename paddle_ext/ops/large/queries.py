@@ -183,8 +183,7 @@ def scaled(
 
 
 def raw_coordinates(found: Survey, dtype: torch.dtype) -> Coordinates:
-    """The rows unchanged except centred and scaled to size 1; `found` is of rows without
-    lengths."""
+    """Rows centred and scaled to size 1, otherwise unchanged; `found` has no lengths."""
     reach = torch.maximum(found.most - found.means, found.means - found.least).amax(-1)
     unit = power_of_two(reach).unsqueeze(-1)
     ones = torch.ones_like(found.means)

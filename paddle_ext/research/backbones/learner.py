@@ -87,8 +87,7 @@ class Learner:
     def step(
         self, inputs: Tensor, turns: Tensor, labels: Tensor, rate: float
     ) -> tuple[Tensor, Tensor]:
-        """One update; returns the loss and the number of correct predictions, both on the
-        device."""
+        """One update; returns the loss and the correct predictions, both on the device."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         with mixed_precision(self.device, self.dtype):

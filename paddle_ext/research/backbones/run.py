@@ -203,8 +203,7 @@ class Run:
     # --- files ------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write the best network if this epoch produced it, the last one, and the state of the
-        run."""
+        """Write the best network if it is from this epoch, the last one, and the run state."""
         if self.best.notes["epoch"] == str(len(self.history)):
             self.best.save(folder / BEST)
         if len(self.history) == self.recipe.epochs:

@@ -69,8 +69,7 @@ class DeviceBank:
         self.bytes = int(2**30 * (MEMORY[device.type] if memory is None else memory))
 
     def batch_size(self, sampler: TaskSampler, method: Method) -> int:
-        """How many tasks fit in memory: their indices and results, and rows if they are
-        gathered."""
+        """How many tasks fit in memory: indices, results, and rows if they are gathered."""
         K, Q = sampler.num_classes, sampler.n_query
         rows = Q if sampler.shots is None else Q + K * sampler.shots
         size = 16 * rows + 12 * Q * K

@@ -81,7 +81,9 @@ def test_transformers_without_a_text_tower(tmp_path: Path) -> None:
     config = ViTConfig(**sizes, intermediate_size=16, image_size=32, patch_size=16)
     ViTModel(config).save_pretrained(tmp_path)
     encoder = open_encoder(str(tmp_path), CPU)
-    with pytest.raises(ValueError, match=r"^encoder must have an image tower .* without one for texts"):
+    with pytest.raises(
+        ValueError, match=r"^encoder must have an image tower .* without one for texts"
+    ):
         encoder.text_tower()
 
 
