@@ -233,7 +233,7 @@ def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeli
 
 
 def hubs(drawn: Tensor, count: Tensor) -> Tensor:
-    """Lower bias for classes that attract many of `count` [B] other rows, `drawn` [B, K]; [B, K]."""
+    """Bias, lower for classes that attract many (`drawn` [B, K]) of `count` [B] rows; [B, K]."""
     rows = (count / drawn.shape[-1]).unsqueeze(-1)
     return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
 
