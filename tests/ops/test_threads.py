@@ -60,10 +60,10 @@ def test_a_call_makes_its_threads_once(tmp_path: Path) -> None:
         tmp_path,
         """
 some, many = tasks(), tasks(100)
-before = count()
 solve(some)
 assert _native.threads_made() == 0, "one thread needs no other"
 torch.set_num_threads(16)
+before = count()  # torch 2.4 has made threads of its own
 for _ in range(3):
     solve(some)
     assert _native.threads_made() == 15
