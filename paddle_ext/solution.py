@@ -18,7 +18,7 @@ DUAL_SHARE = 2 / 3
 # for large classes, and with it either this many have one, or more than this share of the queries
 # change their label. Measured in docs/solver.md.
 MIXED_CLASSES, MIXED_LABELS, MIXED_SHARE = 10, 8, 0.5
-MIXED_HINT = "many classes seem present: consider methods.create('adaptive')"
+MIXED_HINT = "many classes seem present: consider paddle_ext.adaptive"
 
 
 class Trace(NamedTuple):

@@ -110,7 +110,7 @@ def batch_of(present: int, tasks: tuple[int, ...] = ()) -> Solution:
 
 def test_summary() -> None:
     few, many = batch_of(3), batch_of(30)
-    hint = "many classes seem present: consider methods.create('adaptive')"
+    hint = "many classes seem present: consider paddle_ext.adaptive"
     told = f"3 present, {few.iterations} iterations, probabilities not calibrated"
     assert repr(few) == f"Solution(75 queries, 30 classes, {told})"
     assert str(many).endswith(f", {hint})")
@@ -164,7 +164,7 @@ def test_the_recommended_call_with_all_classes_present() -> None:
     right = [float((x == truth).float().mean()) for x in (nearest, found, solved.labels)]
     assert right[1] >= right[0] - 0.02
     assert right[2] < right[0] - 0.15
-    assert "consider methods.create('adaptive')" in repr(solved)
+    assert "consider paddle_ext.adaptive" in repr(solved)
 
 
 # --- coordinates --------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ def solve(
 
     PADDLE assumes that few classes are present. If most are, large classes absorb others, and it
     may be much less accurate than the nearest class mean; its probabilities are always
-    overconfident (`Solution.calibrated`). Use ``methods.create("adaptive")`` unless you know that
-    few classes are present.
+    overconfident (`Solution.calibrated`). Use `paddle_ext.adaptive` unless you know that few
+    classes are present.
 
     Parameters
     ----------
@@ -142,7 +142,8 @@ def solve(
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.solve` in plain torch.
         "auto" is "native", except for float64 on CUDA: that has no native kernel, so the reference
-        is used, which synchronises with the host in every iteration.
+        is used, which synchronises with the host in every iteration. For a GPU that this build has
+        no code for, "auto" computes on the CPU with one warning, and "native" raises an error.
 
     Returns
     -------
