@@ -58,7 +58,8 @@ def sinkhorn(
         Check the values of the tensors. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
         result for invalid values is undefined. A call that may take more than half a second always
-        waits for the device, so that Ctrl-C works.
+        waits for the device, so that Ctrl-C works. A CUDA task of 2^20 or more
+        numbers is solved in torch, which waits in every iteration unless `tol` is 0.
     backend : {"auto", "native", "reference"}
         "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.sinkhorn` in plain
         torch. "auto" is "native", except for float64 on CUDA: that has no native kernel, so the
