@@ -181,7 +181,7 @@ def test_not_finite() -> None:
             "labels must be below 16777216, the limit",
         ),
         ({"features": features().to_sparse()}, TypeError, "features must be a dense tensor, got a"),
-        ({"features": features().to("meta")}, TypeError, "features must be a tensor with numbers"),
+        ({"features": features().to("meta")}, TypeError, "features must be a tensor with data"),
         ({"labels": torch.zeros(N).long().to("meta")}, TypeError, "labels must be a tensor with"),
         ({"class_names": "cat"}, TypeError, "class_names must be a sequence of strings, got str"),
         ({"class_names": [1, 2, 3]}, TypeError, "class_names must be strings, got int"),
