@@ -48,7 +48,8 @@ def banks() -> None:
         np.savez(f"{name}.npz", features=rows(known), labels=kinds[known])
     for name in ("unlabelled", "new"):
         np.savez(f"{name}.npz", features=rows(new), labels=kinds[new])
-    np.savez("text.npz", features=rows(np.arange(20), 0.1), labels=np.arange(20))
+    names = np.arange(20).astype(str)
+    np.savez("text.npz", text=rows(np.arange(20), 0.1), class_names=names)
 
 
 def tables() -> None:
