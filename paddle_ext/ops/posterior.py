@@ -16,6 +16,8 @@ from .operators import check_classes, computable, register, target, workspace
 # Those of `adapt`, and whether the queries are plainly finite.
 Outputs: TypeAlias = tuple[Tensor, ...]
 
+LEAST_WEIGHT = 1e-30  # a number in single precision too
+
 
 def posterior(
     query: Tensor,
@@ -93,6 +95,8 @@ def check_posterior(
     check_floats("query", query)
     check.features("weights", weights)
     check.real("weight", weight, positive=True, most=1.0)
+    if weight < LEAST_WEIGHT:
+        raise check.ArgumentValueError("weight", f"must be at least {LEAST_WEIGHT:g}, got {weight}")
     check.integer("max_iter", max_iter)
     check.real("tol", tol)
     if query.dim() != 3 or query.shape[1] < 1 or query.shape[2] < 1:

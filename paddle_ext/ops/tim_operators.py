@@ -17,6 +17,7 @@ Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Triple: TypeAlias = tuple[float, float, float]
 
 SOLVERS = ("gd", "adm")  # in the native numbering
+TINY = 1e-30  # relative to the largest query
 
 
 def allocate(
@@ -63,6 +64,17 @@ def check_options(
     check.integer("max_iter", max_iter)
 
 
+def without_tiny(support: Tensor, query: Tensor) -> Tensor:
+    """The support with zeros where it is far below the rounding of its task's queries.
+
+    The CUDA code measures a task in units of its support, in which such queries have no number.
+    """
+    largest = query.abs().amax((-2, -1), keepdim=True)
+    if support.dim() < query.dim():
+        largest = largest.amax(0) if len(query) else support.new_zeros(())
+    return torch.where(support.abs() < TINY * largest, 0, support)
+
+
 def tim_kernel(
     support: Tensor,
     support_labels: Tensor,
@@ -80,6 +92,8 @@ def tim_kernel(
     batch, B, Q, S, K, D, shared = dense_sizes(support, support_labels, query, num_classes)
     check_options(solver, normalize, temperature, weights, alphas, learning_rate, max_iter, losses)
     support, query = computable("support", support), computable("query", query)
+    if query.is_cuda and not normalize:
+        support = without_tiny(support, query)
     support_labels = integers(support_labels)
     outputs = labels, probabilities, prototypes, trace = allocate(
         query, batch, Q, K, D, max_iter, losses

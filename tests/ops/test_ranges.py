@@ -173,6 +173,17 @@ def test_tim_is_finite(place: Place, solver: str) -> None:
                 assert float((total - 1).abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("solver", ["gd", "adm"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_tim_with_support_far_below_its_queries(place: Place, solver: str, shared: bool) -> None:
+    support, labels, query = task(place)
+    given = support * 1e-35, labels, query
+    if shared:
+        given = given[0], labels, torch.stack([query, query * 1e-35])
+    got = paddle_ext.tim(*given, num_classes=K, solver=solver, normalize=False, max_iter=9)
+    assert all(bool(x.isfinite().all()) for x in (got.probabilities, got.prototypes))
+
+
 def test_very_many_classes(place: Place) -> None:
     """Tiny probabilities of very many classes add up, and single precision would lose them."""
     generator = torch.Generator().manual_seed(0)
