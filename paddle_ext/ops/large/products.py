@@ -91,8 +91,8 @@ class Plain:
     """Rows in their coordinates, in the dtype of the computation.
 
     On the CPU the memory order decides which library multiplies. If both sides are row-major along
-    the summed dimension it is oneDNN, which on ARM is nearly twice as fast as OpenBLAS but
-    single-threaded.
+    the summed dimension, torch on ARM calls oneDNN, which takes all cores whatever the number of
+    threads is.
     """
 
     written: ClassVar[torch.dtype | None] = None
@@ -108,11 +108,9 @@ class Plain:
         return 1.0
 
     def prototypes(self, w: Tensor) -> Tensor:
-        return w
+        return laid_out(w)
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        if x.is_cpu and torch.get_num_threads() > 1:
-            w = laid_out(w)
         with tensor_float(self.tf32):
             return matrix_products(x, w.mT)
 
@@ -125,9 +123,6 @@ class Plain:
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
         if u.is_cpu and add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
-            return
-        if u.is_cpu and torch.get_num_threads() == 1:
-            sums[0] += matrix_products(u.mT.contiguous(), x.mT.contiguous().mT)
             return
         if u.is_cpu and len(u) == 1:
             sums[0][0].addmm_(u[0].T, x[0])
