@@ -13,7 +13,8 @@ from paddle_ext import _native, build_info, methods
 from paddle_ext.methods import adaptive, calibration
 from paddle_ext.methods.adaptive import Adaptive
 from paddle_ext.methods.calibration import Likelihood
-from paddle_ext.ops.likelihood import likelihood_op
+from paddle_ext.ops.likelihood import likelihood, likelihood_op
+from paddle_ext.ops.posterior import posterior
 from paddle_ext.solution import Solution
 
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-11}
@@ -143,3 +144,11 @@ def test_levels_agree(dtype: torch.dtype) -> None:
         _native.set_simd_level(current)
     for other in found[1:]:
         assert largest(other - found[0]) < TOLERANCE[dtype]
+
+
+def test_weights_that_single_precision_lacks_are_refused() -> None:
+    support, labels = torch.eye(4, 5).unsqueeze(0), torch.tensor([[0, 0, 1, 1]])
+    x = likelihood(support, labels, 2, 4)
+    known = x.centre, x.weights, x.scale, x.squares, x.bias, x.shots, x.sharpness, None
+    with pytest.raises(ValueError, match=r"weight must be at least 1e-30, got 1e-320"):
+        posterior(support, *known, weight=1e-320)
