@@ -7,13 +7,14 @@ addition to the plan is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 LARGE = 2**20  # numbers of a matrix: below, a thread block for each of many tasks is faster
 CHUNK = 2**22  # numbers of a chunk
+KEPT = 2**25  # numbers whose logits are kept; of more they are computed again for every sum
 LOWEST = -1e300  # logit, so that sums of potentials stay finite
 
 
@@ -50,9 +51,13 @@ class Task:
         self.row_mass, columns = row_mass.double(), col_mass.double()
         self.col_mass = columns * (self.row_mass.sum() / columns.sum())
         self.rows = max(1, CHUNK // cost.shape[1])
+        self.kept = [*self.compute()] if cost.numel() <= KEPT else None
 
-    def logits(self) -> Iterator[tuple[slice, Tensor]]:
+    def logits(self) -> Iterable[tuple[slice, Tensor]]:
         """Chunks of rows: where they are, and -cost / reg in float64, at most 0."""
+        return self.compute() if self.kept is None else self.kept
+
+    def compute(self) -> Iterator[tuple[slice, Tensor]]:
         for start in range(0, len(self.cost), self.rows):
             part = slice(start, start + self.rows)
             cost = self.cost[part].double()

@@ -10,9 +10,11 @@ from paddle_ext import reference, sinkhorn
 from paddle_ext.ops import sinkhorn_large, sinkhorn_operators
 
 
-@pytest.fixture
-def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["kept", "computed again"])
+def in_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinkhorn_large, "CHUNK", 300)
+    if request.param != "kept":
+        monkeypatch.setattr(sinkhorn_large, "KEPT", 0)
 
 
 def make_task(Q: int, K: int, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
