@@ -26,7 +26,7 @@ ALONE = "support_labels must have a class of two rows or more, got one of each"
 MOST_ROWS = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # of labelled rows; less is rounding
 SPREAD_SHARE = 0.25  # of the mean: the spread a priori
-PRIOR_ROWS = 8  # weight of the prior, in rows
+PRIOR_ROWS = 8  # weight of a prior, in rows
 FOLDS = 5  # of classes left out together, to simulate strangers
 
 
@@ -40,7 +40,7 @@ def novelty(
     method `adaptive`, and if its cosine with it, and its largest with any class mean, are small.
     The weights of distances and cosines are chosen on labelled rows that are scored twice: with
     their class known, and without it, as strangers. With few rows, cosines dominate. The cosine
-    with the class counts less if few labelled rows have their largest cosine with their own class,
+    with the class is ignored if most labelled rows have their largest cosine with another class,
     because labels are then often wrong. About 5 in 100 samples like the labelled ones exceed 0.95.
     Class means are those of the labelled rows, whatever the solver: those of a solution may have
     moved to the strangers. For a PADDLE solution the class of a row is that of the largest cosine,
@@ -220,8 +220,10 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
         ]
     )
     strange = judged_as_strange(found, rows, unit, labels, chosen)
-    trust = float((usual[:, 1] == usual[:, 2]).double().mean())  # the own class is the nearest
-    combined = usual.new_tensor([[1.0, 0.0], [0.0, trust], [0.0, 2 - trust]])  # both cosines
+    # If labels are mostly wrong, strangers may fit theirs better than known rows do.
+    own_is_largest = int((usual[:, 1] == usual[:, 2]).sum())
+    trusted = float(2 * (own_is_largest + PRIOR_ROWS) > m + PRIOR_ROWS)
+    combined = usual.new_tensor([[1.0, 0.0], [0.0, trusted], [0.0, 1.0]])  # the cosines together
     weights = combined @ discriminant(usual @ combined, strange @ combined)
     return Familiar(**vars(found), weights=weights, usual=(usual @ weights).sort().values)
 

@@ -53,8 +53,8 @@ def strangeness_by_hand(
         _, renamed = labels[~out].unique(return_inverse=True)
         distances, cosines = known_by_hand(support[~out], renamed, support[out])
         strange.append(signs_by_hand(distances, cosines, distances.argmin(1)))
-    nearest = (known[:, 1] - known[:, 2] < 1e-12).double().mean()
-    both = torch.tensor([[1, 0], [0, nearest], [0, 2 - nearest]], dtype=torch.float64)
+    assert (known[:, 1] - known[:, 2] < 1e-12).double().mean() > 0.5  # so both cosines count
+    both = torch.tensor([[1, 0], [0, 1], [0, 1]], dtype=torch.float64)
     weights = both @ discriminant_by_hand(known @ both, torch.cat(strange) @ both)
     distances, cosines = known_by_hand(support, labels, query)
     asked = signs_by_hand(distances, cosines, cosines.argmax(1) if found is None else found)
@@ -183,6 +183,34 @@ def test_signs_are_weighted_by_information() -> None:
     none = presence.discriminant(known, noise[1] - 0.9)
     assert none[0] == 0  # nothing tells strangers: cosines are what is left
     assert none[1] > 0
+
+
+def test_labels_of_overlapping_classes_are_ignored() -> None:
+    """Where labels are mostly wrong, novelty has the order of the largest cosine."""
+    support, labels = overlapping(classes=40, shots=4)
+    query, support, labels = support[:40], support[40:], labels[40:]
+    solution = Adaptive().predict(support, labels, query)
+    means = torch.stack([unit(support)[labels == k].mean(0) for k in range(40)])
+    largest, nearest = (unit(query) @ unit(means).mT).max(1)
+    assert (solution.labels != nearest).sum() > 5
+    got = presence.novelty(solution, support, labels, query)
+    assert torch.equal(got.argsort(), (-largest).argsort())
+
+
+def test_few_rows_do_not_discredit_labels() -> None:
+    for classes, trusted in ((5, True), (40, False)):
+        found = presence.familiar(*overlapping(classes, shots=2), classes)
+        assert found is not None
+        assert (found.weights[1] > 0) == trusted
+        assert found.weights[2] > 0
+
+
+def overlapping(classes: int, shots: int) -> tuple[Tensor, Tensor]:
+    """Labelled rows that are mostly closer to the mean of another class than to that of theirs."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(classes).repeat(shots)
+    centres = 3 + 0.3 * torch.randn(classes, 16, generator=generator)
+    return centres[labels] + torch.randn(len(labels), 16, generator=generator), labels
 
 
 def test_novelty_of_one_class() -> None:
