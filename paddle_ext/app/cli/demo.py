@@ -70,7 +70,7 @@ def demo(
         )
     show_demo(found)
     draw(found, output)
-    show.say(f"picture: {output}")
+    show.say(f"figure: {output}")
     show.say(f"{time.perf_counter() - began:.0f} seconds")
 
 
