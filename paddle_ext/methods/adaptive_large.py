@@ -49,7 +49,7 @@ class UnitCoordinates(Coordinates):
 
     def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor, Tensor]:
         """Also the norms before the last normalisation, and the squares in the metric."""
-        return split_unit(rows.contiguous(), pieces, self.centre, self.metric)
+        return split_unit(rows.contiguous(), pieces, self.scale, self.centre, self.metric)
 
 
 class LikelihoodScores:

@@ -31,8 +31,8 @@ def solve_large(
     # Recorded in a CUDA graph, a task that has stopped goes through the rest of the iterations.
     watched = tol > 0 and not (cost.is_cuda and torch.cuda.is_current_stream_capturing())
     for _ in range(max_iter):
-        f = torch.where(running, task.row_mass.log() - row_sums, f)
-        g = torch.where(running, task.col_mass.log() - task.column_log_sums(f), g)
+        f = torch.where(running, task.row_log - row_sums, f)
+        g = torch.where(running, task.col_log - task.column_log_sums(f), g)
         row_sums = task.row_log_sums(g)
         residual = ((f + row_sums).exp() - task.row_mass).abs().amax()
         iterations += running
@@ -50,6 +50,7 @@ class Task:
         self.cost, self.reg = cost, reg
         self.row_mass, columns = row_mass.double(), col_mass.double()
         self.col_mass = columns * (self.row_mass.sum() / columns.sum())
+        self.row_log, self.col_log = self.row_mass.log(), self.col_mass.log()
         self.rows = max(1, CHUNK // cost.shape[1])
         self.kept = [*self.compute()] if cost.numel() <= KEPT else None
 

@@ -217,16 +217,17 @@ class Paddle:
         walk = self.walk if is_captured(w) else self.rough  # its end must be observed
         alone = len(w) == 1 and not is_captured(w)  # the loop ends with its only task
         for _ in range(self.options.max_iter):
-            live = (state.running > 0).view(-1, 1, 1)
-            used = w if alone else torch.where(live, w, used)
-            used_dual = (
-                state.dual.clone() if alone else torch.where(live[:, 0], state.dual, used_dual)
-            )
+            live = None if alone else (state.running > 0).view(-1, 1, 1)
+            if live is None:
+                used, used_dual = w, state.dual.clone()
+            else:
+                used = torch.where(live, w, used)
+                used_dual = torch.where(live[:, 0], state.dual, used_dual)
             scores = DistanceScores(walk, w, self.slope)
             sums, held = self.class_sums(scores, self.dual_weight * state.dual)
             mass = (labelled.shots + held).clamp(min=1e-12).to(w.dtype).unsqueeze(-1)
             moved_to = (start + sums) / mass
-            if not alone:
+            if live is not None:
                 moved_to = torch.where(live, moved_to, w)
             away = torch.linalg.vector_norm(moved_to - w, dim=-1, dtype=torch.float64)
             w = moved_to

@@ -51,7 +51,7 @@ class Coordinates:
 
     def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
         """The same as halves, on CUDA; see `split`."""
-        return split(rows.contiguous(), pieces, self.lengths(part), self.scale, self.centre)
+        return split(rows.contiguous(), pieces, self.scale, self.centre, length=self.lengths(part))
 
 
 class Form(Protocol):

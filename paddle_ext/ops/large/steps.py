@@ -197,32 +197,20 @@ class LateStep:
         )
 
 
-def split(
-    rows: Tensor, pieces: int, length: Tensor | None, scale: Tensor, centre: Tensor
-) -> Tensor:
-    """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
-
-    One piece is x rounded, [B, N, D]; three are x rounded, the rounding error, and x rounded again,
-    [B, N, 3 D]. Length [B, N], scale and centre [B, D] are float32.
-    """
-    return split_rows(rows, pieces, scale, centre, length=length)
-
-
 def split_unit(
-    rows: Tensor, pieces: int, centre: Tensor, metric: Tensor
+    rows: Tensor, pieces: int, scale: Tensor, centre: Tensor, metric: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for rows made unit-norm, minus the centre, unit-norm again.
+    """As `split`, for rows made unit-norm, minus the centre, unit-norm again.
 
     Also returns the norms before the last step, and the squares ``sum_d metric_d x_d^2``, [B, N]
     each.
     """
     norm = torch.empty(rows.shape[:2], device=rows.device)
     own = torch.empty_like(norm)
-    ones = torch.ones_like(centre)
-    return split_rows(rows, pieces, ones, centre, metric=metric, norm=norm, own=own), norm, own
+    return split(rows, pieces, scale, centre, metric=metric, norm=norm, own=own), norm, own
 
 
-def split_rows(
+def split(
     rows: Tensor,
     pieces: int,
     scale: Tensor,
@@ -233,7 +221,12 @@ def split_rows(
     norm: Tensor | None = None,
     own: Tensor | None = None,
 ) -> Tensor:
-    """With a metric in the coordinates of `adaptive`, otherwise with lengths in those of PADDLE."""
+    """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
+
+    One piece is x rounded, [B, N, D]; three are x rounded, the rounding error, and x rounded again,
+    [B, N, 3 D]. Length [B, N], scale and centre [B, D] are float32. With a metric x is in the
+    coordinates of `adaptive`.
+    """
     B, N, D = rows.shape
     out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
     call = native.module.split_call(
