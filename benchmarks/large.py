@@ -137,11 +137,11 @@ def on_cuda() -> None:
             options = large.Options(max_iter=3, all_classes=False, precision=precision)
             inputs = support[None], labels[None], K, options, ALONE
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
-            dual = torch.zeros(1, K, dtype=torch.float64, device="cuda")
             walks = {"first ones": task.rough, "last ones": task.walk}
             for name, walk in walks.items():
-                scores = large.DistanceScores(walk, task.task.labelled.means, task.slope)
-                show(f"iteration, {precision}, {name}", task.class_sums, scores, dual)
+                scores = task.scores(walk, task.placed.means)
+                bias = scores.bias.float()
+                show(f"iteration, {precision}, {name}", task.class_sums, scores, bias)
             if precision == "auto":
                 show("preparation", large.Paddle, Queries(TensorRows(query)), *inputs)
                 show_iterations(support, labels, query, K)

@@ -3,14 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "common/check.h"
+#include "calls.h"
 #include "common/gamma.h"
 #include "common/parallel.h"
-#include "common/params.h"
 #include "cpu/adapt.h"
-#include "cpu/assign.h"
 #include "cpu/calibrate.h"
-#include "cpu/dual.h"
 #include "cpu/labelled.h"
 #include "cpu/likelihood.h"
 #include "cpu/paddle.h"
@@ -18,21 +15,16 @@
 #include "cpu/simd_level.h"
 #include "cpu/sinkhorn.h"
 #include "cpu/step.h"
-#include "cpu/sums.h"
 #include "cpu/tasks.h"
 #include "cpu/tim.h"
-#include "keywords.h"
 #if PADDLE_EXT_WITH_CUDA
 #include "cuda/adapt.h"
-#include "cuda/assign.h"
 #include "cuda/calibrate.h"
-#include "cuda/dual.h"
 #include "cuda/labelled.h"
 #include "cuda/likelihood.h"
 #include "cuda/paddle.h"
 #include "cuda/posterior.h"
 #include "cuda/sinkhorn.h"
-#include "cuda/split.h"
 #include "cuda/step.h"
 #include "cuda/tim.h"
 #endif
@@ -43,99 +35,41 @@ using std::int64_t;
 
 namespace {
 
-// --- solvers ------------------------------------------------------------------------------------
-
-template <typename Params>
-struct Solver {
-    int64_t (*cpu_workspace)(const Params&, int threads);
-    void (*cpu)(const Params&, int threads);
-    int64_t (*cuda_workspace)(const Params&, int device);
-    void (*cuda)(const Params&, int device, void* stream);
-};
-
+// How much a call of PADDLE on CUDA needs depends on whether it returns prototypes.
 #if PADDLE_EXT_WITH_CUDA
-constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu,
-                                       [](const PaddleParams& p, int device) {
-                                           return paddle_cuda_workspace(p, device,
-                                                                        p.prototypes != nullptr);
-                                       },
-                                       paddle_cuda};
-constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu,
-                                           sinkhorn_cuda_workspace, sinkhorn_cuda};
-constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, tim_cuda_workspace, tim_cuda};
-constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, adapt_cuda_workspace,
-                                     adapt_cuda};
-constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu,
-                                             calibrate_cuda_workspace, calibrate_cuda};
-constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
-                                           labelled_cuda_workspace, labelled_cuda};
-constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
-                                                 coordinates_cuda_workspace, coordinates_cuda};
-constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, step_cuda_workspace, step_cuda};
-constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu,
-                                               likelihood_cuda_workspace, likelihood_cuda};
-constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu,
-                                             posterior_cuda_workspace, posterior_cuda};
-constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, assign_cuda_workspace,
-                                       assign_cuda};
-constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, count_cuda_workspace,
-                                     count_cuda};
-constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, dual_cuda_workspace, dual_cuda};
-constexpr Solver<LateParams> kLate{late_cpu_workspace, late_cpu, late_cuda_workspace, late_cuda};
-constexpr Solver<SumsParams> kSums{sums_cpu_workspace, sums_cpu, nullptr, nullptr};
-constexpr Solver<SplitParams> kSplit{nullptr, nullptr, split_cuda_workspace, split_cuda};
-#else
-constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu, nullptr, nullptr};
-constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu, nullptr, nullptr};
-constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, nullptr, nullptr};
-constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu, nullptr, nullptr};
-constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu, nullptr,
-                                             nullptr};
-constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu, nullptr, nullptr};
-constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
-                                                 nullptr, nullptr};
-constexpr Solver<StepParams> kStep{step_cpu_workspace, step_cpu, nullptr, nullptr};
-constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu, nullptr,
-                                               nullptr};
-constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu, nullptr,
-                                             nullptr};
-constexpr Solver<AssignParams> kAssign{assign_cpu_workspace, assign_cpu, nullptr, nullptr};
-constexpr Solver<CountParams> kCount{count_cpu_workspace, count_cpu, nullptr, nullptr};
-constexpr Solver<DualParams> kDual{dual_cpu_workspace, dual_cpu, nullptr, nullptr};
-constexpr Solver<LateParams> kLate{late_cpu_workspace, late_cpu, nullptr, nullptr};
-constexpr Solver<SumsParams> kSums{sums_cpu_workspace, sums_cpu, nullptr, nullptr};
-constexpr Solver<SplitParams> kSplit{nullptr, nullptr, nullptr, nullptr};
+int64_t paddle_workspace(const PaddleParams& p, int device) {
+    return paddle_cuda_workspace(p, device, p.prototypes != nullptr);
+}
 #endif
 
-template <typename Params>
-struct Call {
-    Target target;
-    Params params;
-};
-
-void require_cuda(bool has) {
-    require(PADDLE_EXT_WITH_CUDA,
-            "this build of paddle_ext has no CUDA; rebuild it with PADDLE_EXT_CUDA=ON");
-    require(has, "this function runs on the CPU only");
-}
-
-void require_cpu(bool has) { require(has, "this function runs on CUDA only"); }
-
-template <typename Params, const Solver<Params>& solver>
-int64_t workspace(const Call<Params>& call) {
-    require_cpu(call.target.cuda || solver.cpu_workspace != nullptr);
-    if (!call.target.cuda) return solver.cpu_workspace(call.params, call.target.threads);
-    require_cuda(solver.cuda_workspace != nullptr);
-    return solver.cuda_workspace(call.params, call.target.device);
-}
-
-template <typename Params, const Solver<Params>& solver>
-void solve(const Call<Params>& call) {
-    require_cpu(call.target.cuda || solver.cpu != nullptr);
-    if (!call.target.cuda) return solver.cpu(call.params, call.target.threads);
-    require_cuda(solver.cuda != nullptr);
-    solver.cuda(call.params, call.target.device, call.target.stream);
-}
+constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu,
+                                       PADDLE_EXT_CUDA(paddle_workspace),
+                                       PADDLE_EXT_CUDA(paddle_cuda)};
+constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu,
+                                           PADDLE_EXT_CUDA(sinkhorn_cuda_workspace),
+                                           PADDLE_EXT_CUDA(sinkhorn_cuda)};
+constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, PADDLE_EXT_CUDA(tim_cuda_workspace),
+                                 PADDLE_EXT_CUDA(tim_cuda)};
+constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu,
+                                     PADDLE_EXT_CUDA(adapt_cuda_workspace),
+                                     PADDLE_EXT_CUDA(adapt_cuda)};
+constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu,
+                                             PADDLE_EXT_CUDA(calibrate_cuda_workspace),
+                                             PADDLE_EXT_CUDA(calibrate_cuda)};
+constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
+                                           PADDLE_EXT_CUDA(labelled_cuda_workspace),
+                                           PADDLE_EXT_CUDA(labelled_cuda)};
+constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
+                                                 PADDLE_EXT_CUDA(coordinates_cuda_workspace),
+                                                 PADDLE_EXT_CUDA(coordinates_cuda)};
+constexpr Solver<StepParams> kStep{
+    step_cpu_workspace, step_cpu, PADDLE_EXT_CUDA(step_cuda_workspace), PADDLE_EXT_CUDA(step_cuda)};
+constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu,
+                                               PADDLE_EXT_CUDA(likelihood_cuda_workspace),
+                                               PADDLE_EXT_CUDA(likelihood_cuda)};
+constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu,
+                                             PADDLE_EXT_CUDA(posterior_cuda_workspace),
+                                             PADDLE_EXT_CUDA(posterior_cuda)};
 
 // --- arguments: at most 15 each, see keywords.h ---------------------------------------------
 
@@ -351,101 +285,6 @@ void add_posterior(py::module_& module) {
                          solve<P, kPosterior>);
 }
 
-void add_assign(py::module_& module) {
-    using C = Call<AssignParams>;
-    using P = AssignParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("assign_call"), Keywords<C>("workspace"),
-                        Keywords<C>("assign")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype").add<p, &P::written>("written");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
-    all.make.add<p, &P::stride>("stride").add<p, &P::top>("top");
-    all.make.add<p, &P::normalise>("normalise").add<p, &P::weigh>("weigh");
-    all.run.add<p, &P::products>("products").add<p, &P::length>("length");
-    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias").add<p, &P::trust>("trust");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rest>("rest");
-    all.run.add<p, &P::held>("held").add<p, &P::log_sums>("log_sums");
-    all.run.add<p, &P::top_probabilities>("top_probabilities");
-    all.run.add<p, &P::top_classes>("top_classes").add<p, &P::leads>("leads");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "AssignCall", all, workspace<P, kAssign>, solve<P, kAssign>);
-}
-
-void add_count(py::module_& module) {
-    using C = Call<CountParams>;
-    using P = CountParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("count_call"), Keywords<C>("workspace"), Keywords<C>("count")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
-    all.run.add<p, &P::likelihood>("likelihood").add<p, &P::weights>("weights");
-    all.run.add<p, &P::held>("held").add<p, &P::faint>("faint");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "CountCall", all, workspace<P, kCount>, solve<P, kCount>);
-}
-
-void add_dual(py::module_& module) {
-    using C = Call<DualParams>;
-    using P = DualParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("dual_call"), Keywords<C>("workspace"), Keywords<C>("update")};
-    all.make.add<&C::target>("target").add<p, &P::B>("B").add<p, &P::K>("K");
-    all.make.add<p, &P::prior>("prior").add<p, &P::total>("total").add<p, &P::weight>("weight");
-    all.make.add<p, &P::epsilon>("epsilon").add<p, &P::tol>("tol");
-    all.run.add<p, &P::held>("held").add<p, &P::moved>("moved").add<p, &P::counts>("counts");
-    all.run.add<p, &P::dual>("dual").add<p, &P::concentration>("concentration");
-    all.run.add<p, &P::criterion>("criterion").add<p, &P::iterations>("iterations");
-    all.run.add<p, &P::running>("running");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "DualCall", all, workspace<P, kDual>, solve<P, kDual>);
-}
-
-void add_late(py::module_& module) {
-    using C = Call<LateParams>;
-    using P = LateParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("late_call"), Keywords<C>("workspace"), Keywords<C>("step")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::N>("N").add<p, &P::K>("K");
-    all.make.add<p, &P::weight>("weight").add<p, &P::temper>("temper").add<p, &P::slope>("slope");
-    all.make.add<p, &P::sharper>("sharper").add<p, &P::prior>("prior").add<p, &P::plain>("plain");
-    all.run.add<p, &P::products>("products").add<p, &P::own>("own").add<p, &P::bias>("bias");
-    all.run.add<p, &P::trust>("trust").add<p, &P::square>("square").add<p, &P::mass>("mass");
-    all.run.add<p, &P::constant>("constant").add<p, &P::total>("total");
-    all.run.add<p, &P::length>("length").add<p, &P::prototypes>("prototypes");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "LateCall", all, workspace<P, kLate>, solve<P, kLate>);
-}
-
-void add_sums(py::module_& module) {
-    using C = Call<SumsParams>;
-    using P = SumsParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("sums_call"), Keywords<C>("workspace"), Keywords<C>("add")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::threshold>("threshold").add<p, &P::most>("most");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rows>("rows");
-    all.run.add<p, &P::sums>("sums").add<p, &P::found>("found");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "SumsCall", all, workspace<P, kSums>, solve<P, kSums>);
-}
-
-void add_split(py::module_& module) {
-    using C = Call<SplitParams>;
-    using P = SplitParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("split_call"), Keywords<C>("workspace"), Keywords<C>("split")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
-    all.make.add<p, &P::pieces>("pieces").add<p, &P::unit>("unit");
-    all.run.add<p, &P::rows>("rows").add<p, &P::length>("length").add<p, &P::scale>("scale");
-    all.run.add<p, &P::centre>("centre").add<p, &P::metric>("metric").add<p, &P::out>("out");
-    all.run.add<p, &P::norm>("norm").add<p, &P::own>("own");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "SplitCall", all, workspace<P, kSplit>, solve<P, kSplit>);
-}
-
 // For the tests: digamma, trigamma and the logarithm of the gamma function.
 py::tuple gamma_functions(double x) {
     const Polygamma<double> found = polygamma(x);
@@ -507,11 +346,6 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_step(module);
     add_likelihood(module);
     add_posterior(module);
-    add_assign(module);
-    add_count(module);
-    add_dual(module);
-    add_split(module);
-    add_sums(module);
-    add_late(module);
+    add_large(module);
     add_tasks(module);
 }

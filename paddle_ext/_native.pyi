@@ -377,6 +377,7 @@ class CountCall:
 def dual_call(
     *,
     target: Target,
+    dtype: int,
     B: int,
     K: int,
     prior: int,
@@ -384,6 +385,7 @@ def dual_call(
     weight: float,
     epsilon: float,
     tol: float,
+    dual_weight: float,
 ) -> DualCall: ...
 
 @final
@@ -393,13 +395,142 @@ class DualCall:
         self,
         *,
         held: int,
-        moved: int,
+        away: int,
+        unit: int,
+        base: int,
+        bias: int,
         counts: int,
         dual: int,
+        before: int,
         concentration: int,
         criterion: int,
         iterations: int,
         running: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def survey_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    N: int,
+    D: int,
+) -> SurveyCall: ...
+
+@final
+class SurveyCall:
+    def workspace(self) -> int: ...
+    def add(
+        self,
+        *,
+        rows: int,
+        length: int,
+        sums: int,
+        squares: int,
+        least: int,
+        most: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def place_call(
+    *,
+    target: Target,
+    rows: int,
+    dtype: int,
+    B: int,
+    S: int,
+    K: int,
+    D: int,
+    shared: bool,
+    scaling: int,
+    total: float,
+) -> PlaceCall: ...
+
+@final
+class PlaceCall:
+    def workspace(self) -> int: ...
+    def place(
+        self,
+        *,
+        support: int,
+        order: int,
+        start: int,
+        sums: int,
+        squares: int,
+        least: int,
+        most: int,
+        means: int,
+        shots: int,
+        scale: int,
+        centre: int,
+        unit: int,
+        spread: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def slope_call(
+    *,
+    target: Target,
+    B: int,
+    scaling: int,
+    total: float,
+    temperature: float,
+    steepest: float,
+) -> SlopeCall: ...
+
+@final
+class SlopeCall:
+    def workspace(self) -> int: ...
+    def find(
+        self,
+        *,
+        unit: int,
+        spread: int,
+        leads: int,
+        sharpness: int,
+        slope: int,
+        distance_unit: int,
+        workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def move_call(
+    *,
+    target: Target,
+    dtype: int,
+    B: int,
+    K: int,
+    D: int,
+    parts: int,
+    width: int,
+    pieces: int,
+    start: int,
+    shots: int,
+    scale: int,
+    centre: int,
+    factor: int,
+    slope: int,
+) -> MoveCall: ...
+
+@final
+class MoveCall:
+    def workspace(self) -> int: ...
+    def move(
+        self,
+        *,
+        sums: int,
+        rest: int,
+        held: int,
+        running: int,
+        prototypes: int,
+        before: int,
+        away: int,
+        base: int,
+        operand: int,
         workspace: int,
         workspace_bytes: int,
     ) -> None: ...

@@ -1,7 +1,7 @@
-// Rows of large tasks on the CPU; the parameters are in common/params.h.
+// Rows of large tasks on the CPU; the parameters are in common/large.h.
 #pragma once
 
-#include "common/params.h"
+#include "common/large.h"
 
 namespace paddle_ext {
 

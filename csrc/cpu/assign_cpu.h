@@ -3,7 +3,7 @@
 
 #include "common/arena.h"
 #include "common/assign.h"
-#include "common/params.h"
+#include "common/large.h"
 
 namespace paddle_ext {
 

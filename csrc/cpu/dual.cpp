@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/prepare.h"
 #include "common/proportions.h"
 
 namespace paddle_ext {
@@ -26,8 +27,14 @@ void end_iteration(const DualParams& p, int64_t task) {
         curvature += term.curvature;
     }
     if (proportions.dirichlet) proportions.learn(slope, curvature);
-    for (int64_t k = 0; k < p.K; ++k) dual[k] = proportions.dual(counts[k]);
-    if (p.moved != nullptr) moved = p.moved[task];
+    double away = 0;
+    for (int64_t k = 0; k < p.K; ++k) {
+        p.before[task * p.K + k] = dual[k];
+        dual[k] = proportions.dual(counts[k]);
+        if (p.base != nullptr) set_bias(p, task * p.K + k);
+        if (p.away != nullptr) away += p.away[task * p.K + k];
+    }
+    if (p.away != nullptr) moved = away / double(p.K) * p.unit[task];
     p.concentration[task] = proportions.concentration;
     p.criterion[task] = moved;
     p.iterations[task] += 1;

@@ -3,6 +3,7 @@
 #include "cuda/dual.h"
 
 #include "common/device.cuh"
+#include "common/prepare.h"
 #include "common/proportions.h"
 #include "common/reduce.cuh"
 
@@ -13,7 +14,7 @@ namespace {
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
 struct Sums {
-    double slope, curvature, moved;
+    double slope, curvature, away, moved;
 };
 
 // Over the block, in a fixed order; every thread gets the results.
@@ -21,15 +22,17 @@ __device__ Sums block_sums(Sums own) {
     __shared__ Sums parts[kWarps];
     own.slope = warp_sum(own.slope);
     own.curvature = warp_sum(own.curvature);
+    own.away = warp_sum(own.away);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)
         own.moved = fmax(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = own;
     __syncthreads();
-    Sums all{0, 0, 0};
+    Sums all{0, 0, 0, 0};
     for (int warp = 0; warp < kWarps; ++warp) {
         all.slope += parts[warp].slope;
         all.curvature += parts[warp].curvature;
+        all.away += parts[warp].away;
         all.moved = fmax(all.moved, parts[warp].moved);
     }
     return all;
@@ -43,11 +46,12 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     double* const dual = p.dual + task * p.K;
     Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
     proportions.concentration = p.concentration[task];
-    Sums own{0, 0, 0};
+    Sums own{0, 0, 0, 0};
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
         const double count = p.weight * held[k];
         own.moved = fmax(own.moved, fabs(count - counts[k]));
         counts[k] = count;
+        if (p.away != nullptr) own.away += p.away[task * p.K + k];
         if (!proportions.dirichlet) continue;
         const PriorTerm term = class_term(count, proportions.concentration);
         own.slope += term.slope;
@@ -55,10 +59,14 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     }
     const Sums all = block_sums(own);
     if (proportions.dirichlet) proportions.learn(all.slope, all.curvature);
-    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) dual[k] = proportions.dual(counts[k]);
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
+        p.before[task * p.K + k] = dual[k];
+        dual[k] = proportions.dual(counts[k]);
+        if (p.base != nullptr) set_bias(p, task * p.K + k);
+    }
     __syncthreads();  // the state of the task has been read by all
     if (threadIdx.x != 0) return;
-    const double moved = p.moved == nullptr ? all.moved : p.moved[task];
+    const double moved = p.away == nullptr ? all.moved : all.away / double(p.K) * p.unit[task];
     p.concentration[task] = proportions.concentration;
     p.criterion[task] = moved;
     p.iterations[task] += 1;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "common/params.h"
+#include "common/large.h"
 
 namespace paddle_ext {
 

@@ -17,17 +17,17 @@ from torch import Tensor
 from .. import check
 from ..ops.labelled import coordinates
 from ..ops.large.class_sums import sums_by_class
+from ..ops.large.coordinates import check_summable
 from ..ops.large.fixed import Told, settle, tell
 from ..ops.large.group import ALONE, Group
 from ..ops.large.products import (
     MANY_ROWS,
     Coordinates,
-    Form,
     OneHalf,
     Plain,
     TwoHalves,
 )
-from ..ops.large.queries import Queries, check_summable
+from ..ops.large.queries import Queries
 from ..ops.large.sources import Rows
 from ..ops.large.steps import LateStep, State, split_unit
 from ..solution import Solution
@@ -63,11 +63,10 @@ class LikelihoodScores:
         self, queries: Queries, likelihood: Likelihood, total: int, validate: bool
     ) -> None:
         self.queries, self.likelihood = queries, likelihood
-        K, D = likelihood.weights.shape[1:]
-        metric = (likelihood.scale * likelihood.plain.view(-1, 1, 1)).view(1, D)
-        centre = likelihood.centre.contiguous()
+        K = likelihood.weights.shape[1]
+        centre, metric = likelihood.centre.contiguous(), likelihood.scale.contiguous()
         self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
-        self.form: Form = Plain(self.coordinates)
+        self.form: Plain | OneHalf | TwoHalves = Plain(self.coordinates)
         if queries.device.type == "cuda":
             many = total >= MANY_ROWS
             self.form = OneHalf(self.coordinates) if many else TwoHalves(self.coordinates, True)
@@ -121,7 +120,7 @@ class LateScores:
             x, norms = self.likelihood.coordinates_and_lengths(rows.to(self.slope.dtype))
             return x, norms, self.likelihood.squared(x)
         x, norms, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
-        if self.projection is not None:
+        if self.projection is not None and self.likelihood.projected is not None:
             inner = torch.linalg.vector_norm(self.form.products(x, self.projection), dim=-1)
             own.addcmul_(inner.square_(), self.likelihood.projected.unsqueeze(-1))
         return x, norms, own
@@ -141,7 +140,9 @@ def weighted_sums(
     """Sums of the rows by class [1, K, D] with weights (trust u)^2, and of these [1, K]."""
     form = scores.form
     parts = ((form.products(x, scores.operand), None, x) for _, x in scores.operands())
-    return sums_by_class(parts, scores, dual, form, group, trust=trust)
+    bias = (scores.bias + dual).to(scores.slope.dtype)
+    sums, mass = sums_by_class(parts, scores.slope, bias, form, group, trust=trust)
+    return form.total(sums, mass), mass
 
 
 def late_step_of(
@@ -211,7 +212,7 @@ def solve_large(
         epsilon=1.0,
         tol=tol,
     )
-    _, holding = settle(scores, state, group, dual_weight=1.0, max_iter=max_iter)
+    holding = settle(scores, state, group, max_iter)
     held = holding.held(state.dual, group)
     del holding  # it may be large
     a = state.concentration.unsqueeze(-1)

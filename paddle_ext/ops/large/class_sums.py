@@ -8,7 +8,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .fixed import Scores
 from .group import Group
 from .products import Form
 from .steps import assign
@@ -19,21 +18,20 @@ Part: TypeAlias = tuple[Tensor, Tensor | None, Tensor]
 
 def sums_by_class(
     parts: Iterable[Part],
-    scores: Scores,
-    dual: Tensor,
+    slope: Tensor,
+    bias: Tensor,
     form: Form,
     group: Group,
     *,
     weigh: bool = False,
     trust: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Sums of rows by class [B, K, D], in the coordinates of `form`, and of their weights [B, K].
+) -> tuple[list[Tensor], Tensor]:
+    """Sums of rows by class, as in `Form.room`, and of their weights, [B, K] float64.
 
-    `dual` [B, K] is added to the logits; `weigh` and `trust` are those of `assign`.
+    `slope` [B], `bias` [B, K], `weigh` and `trust` are those of `assign`.
     """
-    K = dual.shape[-1]
-    sums, held = form.room(K), torch.zeros_like(dual)
-    bias = (scores.bias + dual).to(scores.slope.dtype)
+    K = bias.shape[-1]
+    sums, held = form.room(K), torch.zeros_like(bias, dtype=torch.float64)
     for products, length, x in parts:
         u, rest = products, None
         if form.written is not None:
@@ -42,7 +40,7 @@ def sums_by_class(
             rest = torch.empty_like(u) if form.rest else None
         assign(
             products,
-            scores.slope,
+            slope,
             bias,
             length=length,
             trust=trust,
@@ -53,4 +51,4 @@ def sums_by_class(
         )
         form.add(sums, u, rest, x)
     group.sum(held, *sums)
-    return form.total(sums, held), held
+    return sums, held

@@ -118,21 +118,14 @@ def holder(scores: Scores) -> Kept | Recomputed:
     return Kept(scores)
 
 
-def settle(
-    scores: Scores, state: State, group: Group, *, dual_weight: float, max_iter: int
-) -> tuple[Tensor, Kept | Recomputed]:
-    """Iterate the dual; returns that of the last probabilities, [B, K], and the counter.
-
-    The dual is one step ahead of the last probabilities.
-    """
+def settle(scores: Scores, state: State, group: Group, max_iter: int) -> Kept | Recomputed:
+    """Iterate the dual; returns the counter."""
     holding = holder(scores)
-    used = torch.zeros_like(state.dual)
     for _ in range(max_iter):
-        used = torch.where((state.running > 0).unsqueeze(-1), state.dual, used)
-        state.update(holding.held(dual_weight * state.dual, group))
+        state.update(holding.held(state.dual_weight * state.dual, group))
         if not state.goes_on():
             break
-    return used, holding
+    return holding
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def adapt_large(
     state = State(
         1, K, logits.device, prior=check.DIRICHLET, total=total, weight=weight, epsilon=1.0, tol=tol
     )
-    settle(scores, state, group, dual_weight=1.0, max_iter=max_iter)
+    settle(scores, state, group, max_iter)
     told = tell(scores, state.dual, group, top=top, all_classes=all_classes)
     a, counts = state.concentration.unsqueeze(-1), weight * told.held
     queries = weight * told.log_sums - (counts * state.dual).sum(-1)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...scaling import auto_factor, calibrated_factor
 from .class_sums import Part, sums_by_class
+from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
+from .distances import DistanceScores, Walk
 from .fixed import settle, tell
 from .group import ALONE, Group
 from .products import (
@@ -25,22 +26,13 @@ from .products import (
     RowsAsTheyAre,
     TwoHalves,
 )
-from .queries import (
-    Queries,
-    Survey,
-    labelled_sums,
-    numbers_at_once,
-    raw_coordinates,
-    scaled,
-    survey,
-)
+from .queries import Queries, numbers_at_once
 from .sources import IndexedRows, Rows, TensorRows
-from .steps import State, Top, assign, is_captured
+from .steps import Moved, State, Top, assign, is_captured
 
 PRECISIONS = ("auto", "tf32", "half")
 MOST_TOP = 64  # limit on classes reported per row
 ROUGH = 1e-3  # iterations that move prototypes more than this, on average, may use half precision
-HELD_BYTES = 2**28  # of rows as factors of products: computed once if all fit
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
 
 
@@ -106,48 +98,6 @@ def rough_form(form: Form, total: int) -> Form:
     return OneHalf(form.coordinates) if isinstance(form, TwoHalves) else form
 
 
-class Walk:
-    """Iterates over the rows as factors of products; they are stored if they fit."""
-
-    def __init__(self, queries: Queries, form: Form, K: int) -> None:
-        self.queries, self.form, self.K = queries, form, K
-        row = queries.D * (12 if queries.device.type == "cuda" else 4)
-        self.holds = queries.B * queries.N * row <= HELD_BYTES
-        self.held: list[tuple[slice, Tensor]] = []
-
-    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        if self.held:
-            yield from self.held
-            return
-        fresh = []
-        for part, rows in self.queries.chunks(max(self.K, self.queries.D)):
-            x = self.form.operand(rows, part)
-            if self.holds:
-                fresh.append((part, x.clone() if x is rows else x))
-            yield part, x
-        self.held = fresh
-
-
-class DistanceScores:
-    """Logits of rows by their distances to prototypes; see `fixed.Scores`."""
-
-    def __init__(self, walk: Walk, w: Tensor, slope: Tensor) -> None:
-        form, queries = walk.form, walk.queries
-        self.walk, self.w = walk, form.prototypes(w)
-        self.shape = (queries.B, queries.N, w.shape[1])
-        self.slope = (slope * form.factor()).to(w.dtype)
-        half_square = torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64).square_() / 2
-        self.bias = -slope.unsqueeze(-1) * (half_square + form.offset(w))
-
-    def lengths(self, part: slice) -> Tensor | None:
-        form = self.walk.form
-        return form.coordinates.lengths(part) if form.weigh else None
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        for part, x in self.walk:
-            yield part, self.walk.form.products(x, self.w), self.lengths(part)
-
-
 class Paddle:
     """Tasks in their coordinates, ready for iteration."""
 
@@ -158,35 +108,33 @@ class Paddle:
         self.support, self.labels = support, labels
         found = survey(queries, o.unit, group, validate=o.validate)
         self.total = found.total
-        self.task = scaled(found, support, labels, K, o.scaling, queries.dtype)
-        form = form_for(queries, found, self.task.coordinates, o.precision)
+        self.placed = place(found, support, labels, K, o.scaling, queries.dtype)
+        form = form_for(queries, found, self.placed.coordinates, o.precision)
         self.walk = Walk(queries, form, K)
         rough = rough_form(form, self.total)
         self.rough = self.walk if rough is form else Walk(queries, rough, K)
-        squared = self.task.unit.square()
-        if o.unit:
-            squared = self.unit_rows_factor() * squared
-        self.criterion_unit = squared.sqrt()
-        self.slope = (o.temperature * squared).clamp(max=STEEPEST[queries.dtype])
+        self.slope, self.distance_unit = slope_of(
+            self.placed,
+            self.total,
+            self.leads() if o.unit else None,
+            o.scaling,
+            o.sharpness,
+            temperature=o.temperature,
+            steepest=STEEPEST[queries.dtype],
+        )
         lam = float(self.total) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
 
-    def unit_rows_factor(self) -> Tensor:
-        """The squared factor of "auto" or "calibrated" on unit-norm rows, [B] float64."""
-        task = self.task
-        scores = DistanceScores(self.walk, task.labelled.means, torch.ones_like(task.unit))
+    def leads(self) -> Tensor:
+        """Leads of the nearest class over the median one, summed over all rows; see `assign`."""
+        placed = self.placed
+        scores = DistanceScores(self.walk, placed.means, torch.ones_like(placed.unit), placed)
         leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
         bias = scores.bias.to(scores.slope.dtype)
         for _, products, length in scores.chunks():
             assign(products, scores.slope, bias, length=length, leads=leads)
         self.group.sum(leads)
-        lead, median = leads.unbind(-1)
-        scale = (task.unit.square() / self.total).unsqueeze(-1)
-        lead, median = lead.unsqueeze(-1), (median + task.squares).unsqueeze(-1)
-        factor = auto_factor(lead * scale, median * scale)
-        if self.options.sharpness is not None:
-            factor = calibrated_factor(self.options.sharpness.double(), factor)
-        return factor.square()
+        return leads
 
     def state(self) -> State:
         o = self.options
@@ -196,60 +144,45 @@ class Paddle:
             self.queries.device,
             prior=o.prior,
             total=float(self.total),
+            dual_weight=self.dual_weight,
             epsilon=o.epsilon,
             tol=o.tol,
         )
 
-    def scores(self, w: Tensor) -> DistanceScores:
-        return DistanceScores(self.walk, w, self.slope)
+    def scores(self, walk: Walk, w: Tensor) -> DistanceScores:
+        return DistanceScores(walk, w, self.slope, self.placed)
 
-    def class_sums(self, scores: DistanceScores, dual: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of the rows by class [B, K, D], and of their probabilities [B, K] float64."""
+    def class_sums(self, scores: DistanceScores, bias: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Sums of the rows by class, and of their probabilities; see `sums_by_class`."""
         form = scores.walk.form
-        parts = ((form.products(x, scores.w), scores.lengths(at), x) for at, x in scores.walk)
-        return sums_by_class(parts, scores, dual, form, self.group, weigh=form.weigh)
+        return sums_by_class(scores.parts(), scores.slope, bias, form, self.group, weigh=form.weigh)
 
-    def move(self, state: State) -> tuple[Tensor, Tensor]:
-        """Iterate prototypes and dual; returns both as of the last probabilities."""
-        labelled, w = self.task.labelled, self.task.labelled.means
-        start = w * labelled.shots.to(w.dtype).unsqueeze(-1)
-        used, used_dual = w, torch.zeros_like(state.dual)
-        walk = self.walk if is_captured(w) else self.rough  # its end must be observed
-        alone = len(w) == 1 and not is_captured(w)  # the loop ends with its only task
+    def move(self, state: State) -> Tensor:
+        """Iterate prototypes and dual; returns the prototypes of the last probabilities."""
+        w = self.placed.means.clone()
+        scores = self.scores(self.walk if is_captured(w) else self.rough, w)
+        bias = scores.bias.to(w.dtype)
+        moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
         for _ in range(self.options.max_iter):
-            live = None if alone else (state.running > 0).view(-1, 1, 1)
-            if live is None:
-                used, used_dual = w, state.dual.clone()
-            else:
-                used = torch.where(live, w, used)
-                used_dual = torch.where(live[:, 0], state.dual, used_dual)
-            scores = DistanceScores(walk, w, self.slope)
-            sums, held = self.class_sums(scores, self.dual_weight * state.dual)
-            mass = (labelled.shots + held).clamp(min=1e-12).to(w.dtype).unsqueeze(-1)
-            moved_to = (start + sums) / mass
-            if live is not None:
-                moved_to = torch.where(live, moved_to, w)
-            away = torch.linalg.vector_norm(moved_to - w, dim=-1, dtype=torch.float64)
-            w = moved_to
-            state.update(held, away.mean(-1) * self.criterion_unit)
-            if walk is not self.walk and float(state.criterion.amax()) <= ROUGH:
-                walk = self.walk
+            sums, held = self.class_sums(scores, bias)
+            scores.move(sums, held, state.running)
+            state.update(held, moved)
+            if scores.walk is not self.walk and float(state.criterion.amax()) <= ROUGH:
+                scores.use(self.walk)
                 state.running.fill_(1)  # no task stops on rounded values
             if not state.goes_on():
                 break
-        return used, used_dual
+        return scores.before
 
     def solve(self) -> Found:
         o, state = self.options, self.state()
-        scores = self.scores(self.task.labelled.means)
+        w = self.placed.means
         if o.update_prototypes:
-            w, dual = self.move(state)
-            scores = self.scores(w)
-        else:
-            dual, _ = settle(
-                scores, state, self.group, dual_weight=self.dual_weight, max_iter=o.max_iter
-            )
-        weighed = self.dual_weight * dual
+            w = self.move(state)
+        scores = self.scores(self.walk, w)
+        if not o.update_prototypes:
+            settle(scores, state, self.group, o.max_iter)
+        weighed = self.dual_weight * state.before
         told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
         dtype = self.queries.dtype
         return Found(
@@ -272,17 +205,20 @@ class Paddle:
             means = sums / counts.clamp(min=1e-12).unsqueeze(-1)
             return means.expand(queries.B, -1, -1).to(dtype)
         found = survey(queries, False, self.group, validate=False)
-        raw = raw_coordinates(found, dtype)
+        query_means = found.sums / found.total
+        raw = raw_coordinates(found, query_means, dtype)
         form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
         own = self.walk.form
 
         def parts() -> Iterator[Part]:
             for at, rows in queries.chunks(max(self.K, queries.D)):
-                products = own.products(own.operand(rows, at), scores.w)
+                products = own.products(own.operand(rows, at), scores.operand)
                 yield products, scores.lengths(at), form.operand(rows, at)
 
-        taken, held = sums_by_class(parts(), scores, dual, form, self.group)
-        centre = found.means.unsqueeze(1)
+        bias = (scores.bias + dual).to(scores.slope.dtype)
+        found_sums, held = sums_by_class(parts(), scores.slope, bias, form, self.group)
+        taken = form.total(found_sums, held)
+        centre = query_means.unsqueeze(1)
         unit = (1 / raw.scale.double()).unsqueeze(1)
         moved = sums - counts.unsqueeze(-1) * centre + taken.double() * unit
         return (moved / (counts + held).clamp(min=1e-12).unsqueeze(-1) + centre).to(dtype)

@@ -62,20 +62,22 @@ class Form(Protocol):
     rest: bool  # the rounding errors of these weights are needed too
     weigh: ClassVar[bool]  # rows have a length that is not part of the operand
 
+    @property
+    def pieces(self) -> int:
+        """Halves per number of a prototype; 0 if it is multiplied as it is."""
+
+    @property
+    def on_prototypes(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """For rows that are multiplied as they are: scale, centre, factor on prototypes, [B, D]."""
+
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         """The rows [B, N, D] as factors of products, [B, N, ..]."""
 
     def factor(self) -> Tensor | float:
         """The factor missing from products, [B]."""
 
-    def prototypes(self, w: Tensor) -> Tensor:
-        """Rows [B, K, D] in the coordinates, as factors of products."""
-
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        """Products of both, [B, N, K]."""
-
-    def offset(self, w: Tensor) -> Tensor | float:
-        """The excess of products with w [B, K, D], [B, K] float64."""
+        """Products with prototypes as factors, [B, N, K]."""
 
     def room(self, K: int) -> list[Tensor]:
         """Zeros for sums of rows by class."""
@@ -97,6 +99,8 @@ class Plain:
 
     written: ClassVar[torch.dtype | None] = None
     weigh: ClassVar[bool] = False
+    pieces = 0
+    on_prototypes = None
 
     def __init__(self, coordinates: Coordinates, tf32: bool = False) -> None:
         self.coordinates, self.tf32, self.rest = coordinates, tf32, False
@@ -108,14 +112,12 @@ class Plain:
         return 1.0
 
     def prototypes(self, w: Tensor) -> Tensor:
+        """Rows [B, K, D] in the coordinates, as factors of products."""
         return laid_out(w)
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         with tensor_float(self.tf32):
             return matrix_products(x, w.mT)
-
-    def offset(self, w: Tensor) -> float:
-        return 0.0
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
@@ -143,7 +145,8 @@ class Halves:
 
     written: ClassVar[torch.dtype | None] = torch.float16
     weigh: ClassVar[bool] = False
-    pieces: ClassVar[int]
+    pieces: int
+    on_prototypes = None
 
     def __init__(self, coordinates: Coordinates, sums_of_two: bool) -> None:
         self.coordinates, self.rest = coordinates, sums_of_two
@@ -156,9 +159,6 @@ class Halves:
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)
-
-    def offset(self, w: Tensor) -> float:
-        return 0.0
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
@@ -181,7 +181,7 @@ class Halves:
 class OneHalf(Halves):
     """Everything rounded to half precision."""
 
-    pieces: ClassVar[int] = 1
+    pieces = 1
 
     def __init__(self, coordinates: Coordinates) -> None:
         super().__init__(coordinates, sums_of_two=False)
@@ -193,7 +193,7 @@ class OneHalf(Halves):
 class TwoHalves(Halves):
     """As accurate as float32: the product of the two rounding errors is below its rounding."""
 
-    pieces: ClassVar[int] = 3
+    pieces = 3
 
     def prototypes(self, w: Tensor) -> Tensor:
         high, low = halves(w)
@@ -211,27 +211,20 @@ class RowsAsTheyAre:
     weigh: ClassVar[bool] = True
 
     def __init__(self, coordinates: Coordinates, of_two: bool, sums_of_two: bool) -> None:
-        self.coordinates, self.of_two, self.rest = coordinates, of_two, sums_of_two
+        self.coordinates, self.pieces, self.rest = coordinates, 2 if of_two else 1, sums_of_two
         # Keeps scaled prototypes within the range of a half.
-        largest = coordinates.scale.abs().amax(-1)
-        self.unit = power_of_two(largest)
-        self.scale = (coordinates.scale / self.unit.unsqueeze(-1)).unsqueeze(1)
+        self.unit = power_of_two(coordinates.scale.abs().amax(-1))
+        factor = coordinates.scale / self.unit.unsqueeze(-1)
+        self.on_prototypes = coordinates.scale, coordinates.centre, factor
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        return torch.cat([rows, rows], -1) if self.of_two else rows
+        return torch.cat([rows, rows], -1) if self.pieces == 2 else rows
 
     def factor(self) -> Tensor:
         return self.unit.double()
 
-    def prototypes(self, w: Tensor) -> Tensor:
-        high, low = halves(w * self.scale)
-        return torch.cat([high, low], -1) if self.of_two else high
-
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)
-
-    def offset(self, w: Tensor) -> Tensor:
-        return torch.bmm(w.double(), self.coordinates.centre.double().unsqueeze(-1)).squeeze(-1)
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape

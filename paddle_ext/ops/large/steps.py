@@ -283,6 +283,16 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     return int(found) <= most
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Prototypes after an iteration: the criterion, and the bias of the next logits."""
+
+    away: Tensor  # [B, K] float64: how far they moved
+    unit: Tensor  # [B] float64: of these distances
+    base: Tensor  # [B, K] float64: the bias without the dual
+    bias: Tensor  # [B, K] output, in the dtype of the products
+
+
 class State:
     """The state of B tasks between iterations; a stopped task keeps its state."""
 
@@ -295,38 +305,48 @@ class State:
         prior: int,
         total: float,
         weight: float = 1.0,
+        dual_weight: float = 1.0,
         epsilon: float,
         tol: float,
     ) -> None:
         self.prior, self.total = prior, total
+        self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         new = {"dtype": torch.float64, "device": device}
         self.counts = torch.zeros(B, K, **new)  # type: ignore[call-overload]
         self.dual = torch.zeros_like(self.counts)
+        self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
         self.concentration = torch.ones(B, **new)  # type: ignore[call-overload]
         self.criterion = torch.zeros_like(self.concentration)
         self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
         self.running = torch.ones_like(self.iterations)
-        self.call = native.module.dual_call(
-            target=target(self.counts),
-            B=B,
-            K=K,
-            prior=prior,
-            total=total,
-            weight=weight,
-            epsilon=epsilon,
-            tol=tol,
-        )
 
-    def update(self, held: Tensor, moved: Tensor | None = None) -> None:
-        """End an iteration in which the sums of probabilities by class are `held` [B, K].
+    def update(self, held: Tensor, moved: Moved | None = None) -> None:
+        """End an iteration in which the sums of probabilities by class are `held` [B, K] float64.
 
-        `moved` [B] is the criterion, by default the largest change of a count; all are float64.
+        The criterion is how far prototypes have moved, by default the largest change of a count.
         """
-        self.call.update(
+        real = torch.float32 if moved is None else moved.bias.dtype
+        call = native.module.dual_call(
+            target=target(self.counts),
+            dtype=check.DTYPES[real],
+            B=self.counts.shape[0],
+            K=self.counts.shape[1],
+            prior=self.prior,
+            total=self.total,
+            weight=self.weight,
+            epsilon=self.epsilon,
+            tol=self.tol,
+            dual_weight=self.dual_weight,
+        )
+        call.update(
             held=held.data_ptr(),
-            moved=pointer(moved),
+            away=0 if moved is None else moved.away.data_ptr(),
+            unit=0 if moved is None else moved.unit.data_ptr(),
+            base=0 if moved is None else moved.base.data_ptr(),
+            bias=0 if moved is None else moved.bias.data_ptr(),
             counts=self.counts.data_ptr(),
             dual=self.dual.data_ptr(),
+            before=self.before.data_ptr(),
             concentration=self.concentration.data_ptr(),
             criterion=self.criterion.data_ptr(),
             iterations=self.iterations.data_ptr(),
@@ -345,4 +365,5 @@ class State:
 
     def goes_on(self) -> bool:
         """Whether a task is running; not read while a CUDA graph is captured."""
-        return is_captured(self.running) or bool(self.running.any())
+        some = self.running.any() if len(self.running) > 1 else self.running
+        return is_captured(self.running) or bool(some)

@@ -1,0 +1,67 @@
+// Large tasks before and between iterations: shared by CPU and CUDA.
+#pragma once
+
+#include "common/large.h"
+#include "common/math.h"
+
+namespace paddle_ext {
+
+// The smaller or larger of two numbers; NaN if one is NaN.
+template <typename Real>
+PADDLE_EXT_HD Real lower(Real least, Real x) {
+    return x < least || x != x ? x : least;
+}
+
+template <typename Real>
+PADDLE_EXT_HD Real higher(Real most, Real x) {
+    return x > most || x != x ? x : most;
+}
+
+// One feature of a task: width and centre of the queries, and their reach from the centre.
+struct FeaturePlace {
+    double width, centre, reach;
+};
+
+template <typename Real>
+PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
+    const double least = double(static_cast<const Real*>(p.least)[at]);
+    const double most = double(static_cast<const Real*>(p.most)[at]);
+    const double spread = most - least;
+    const double width = p.scaling == Scaling::kMinMax && spread > 0 ? spread : 1.0;
+    const double centre = p.sums[at] / p.total / width;
+    return {width, centre, fmax(most / width - centre, centre - least / width)};
+}
+
+// The power of two above a number that is not negative; 1 for 0.
+PADDLE_EXT_HD double power_of_two(double x) {
+    int exponent;
+    ::frexp(x, &exponent);
+    return ::ldexp(1.0, exponent);
+}
+
+// The slope of task `at`, and the unit of its distances.
+PADDLE_EXT_HD void find_slope(const SlopeParams& p, int64_t at) {
+    double squared = p.unit[at] * p.unit[at];
+    if (p.scaling >= Scaling::kAuto) {
+        const double each = squared / p.total;
+        double factor = auto_factor_squared(p.leads[2 * at] * each,
+                                            (p.leads[2 * at + 1] + p.spread[at]) * each);
+        if (p.scaling == Scaling::kCalibrated)
+            factor = calibrated_factor_squared(p.sharpness[at], factor);
+        squared *= factor;
+    }
+    p.distance_unit[at] = ::sqrt(squared);
+    p.slope[at] = fmin(p.temperature * squared, p.steepest);
+}
+
+// The bias of the next logits of class `at`, counted over all tasks.
+PADDLE_EXT_HD void set_bias(const DualParams& p, int64_t at) {
+    const double bias = p.base[at] + p.dual_weight * p.dual[at];
+    if (p.dtype == DType::kFloat64) {
+        static_cast<double*>(p.bias)[at] = bias;
+    } else {
+        static_cast<float*>(p.bias)[at] = float(bias);
+    }
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,215 @@
+#include "cpu/prepare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/arena.h"
+#include "common/check.h"
+#include "common/prepare.h"
+#include "cpu/sharing.h"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int64_t kRowsOfSurvey = 512;  // summed together, whatever the threads
+
+int workers_of(int64_t items, double work, int threads) {
+    const double most = std::min<double>(threads, double(items));
+    return std::max(1, int(std::min(most, work / kWorkOfThread)));
+}
+
+// Calls body with a null pointer of the dtype.
+template <typename Body>
+void with_real(DType dtype, const Body& body) {
+    require(dtype == DType::kFloat32 || dtype == DType::kFloat64,
+            "numbers on the CPU must be float32 or float64");
+    if (dtype == DType::kFloat64) return body(static_cast<double*>(nullptr));
+    body(static_cast<float*>(nullptr));
+}
+
+// A row divided by `largest`, then multiplied by `inverse`, has norm 1; a row of zeros stays zero.
+// Squares of float64 could overflow without the division.
+struct RowNorm {
+    double largest = 1, inverse = 0;
+
+    template <typename Real>
+    RowNorm(const Real* row, int64_t D) {
+        if constexpr (sizeof(Real) == 8) {
+            double most = 0;
+            for (int64_t d = 0; d < D; ++d) most = std::max(most, std::abs(row[d]));
+            if (most > 0) largest = most;
+        }
+        double part[8] = {};  // the compiler makes vectors of it
+        int64_t d = 0;
+        for (; d + 8 <= D; d += 8) {
+            for (int i = 0; i < 8; ++i) part[i] += square(double(row[d + i]) / largest);
+        }
+        for (; d < D; ++d) part[0] += square(double(row[d]) / largest);
+        double sum = 0;
+        for (const double one : part) sum += one;
+        if (sum > 0) inverse = 1 / std::sqrt(sum);
+    }
+
+    static double square(double x) { return x * x; }
+};
+
+// --- survey -------------------------------------------------------------------------------------
+
+// The results of all parts of the rows.
+template <typename Real>
+struct SurveyParts {
+    int64_t of_task, count, used;
+    double *sums, *squares;  // [count, D]
+    Real *least, *most;      // [count, D]
+
+    explicit SurveyParts(const SurveyParams& p)
+        : of_task((p.N + kRowsOfSurvey - 1) / kRowsOfSurvey), count(p.B * of_task) {
+        Arena arena(p.workspace);
+        sums = arena.take<double>(count * p.D);
+        squares = arena.take<double>(count * p.D);
+        least = arena.take<Real>(count * p.D);
+        most = arena.take<Real>(count * p.D);
+        used = arena.used();
+    }
+};
+
+template <typename Real>
+void survey_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part) {
+    const int64_t place = part * p.D;
+    double *const sums = all.sums + place, *const squares = all.squares + place;
+    Real *const least = all.least + place, *const most = all.most + place;
+    std::fill_n(sums, p.D, 0.0);
+    std::fill_n(squares, p.D, 0.0);
+    std::fill_n(least, p.D, Real(INFINITY));
+    std::fill_n(most, p.D, Real(-INFINITY));
+    const int64_t task = part / all.of_task, first = part % all.of_task * kRowsOfSurvey;
+    const int64_t end = task * p.N + std::min(p.N, first + kRowsOfSurvey);
+    for (int64_t n = task * p.N + first; n < end; ++n) {
+        const Real* const row = static_cast<const Real*>(p.rows) + n * p.D;
+        Real length = 1;
+        if (p.length != nullptr) {
+            const RowNorm norm(row, p.D);
+            length = Real(std::min(norm.inverse / norm.largest, double(Range<Real>::kInfinity)));
+            static_cast<Real*>(p.length)[n] = length;
+        }
+        for (int64_t d = 0; d < p.D; ++d) {
+            const Real x = row[d] * length;
+            sums[d] += double(x);
+            squares[d] += double(x) * double(x);
+            least[d] = lower(least[d], x);
+            most[d] = higher(most[d], x);
+        }
+    }
+}
+
+template <typename Real>
+void add_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part) {
+    const int64_t task = part / all.of_task, from = part * p.D;
+    Real* const least = static_cast<Real*>(p.least) + task * p.D;
+    Real* const most = static_cast<Real*>(p.most) + task * p.D;
+    for (int64_t d = 0; d < p.D; ++d) {
+        p.sums[task * p.D + d] += all.sums[from + d];
+        p.squares[task] += all.squares[from + d];
+        least[d] = lower(least[d], all.least[from + d]);
+        most[d] = higher(most[d], all.most[from + d]);
+    }
+}
+
+}  // namespace
+
+int64_t survey_cpu_workspace(const SurveyParams& p, int) {
+    return p.dtype == DType::kFloat64 ? SurveyParts<double>(p).used : SurveyParts<float>(p).used;
+}
+
+void survey_cpu(const SurveyParams& p, int threads) {
+    with_real(p.dtype, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        const SurveyParts<Real> all(p);
+        require_workspace(p.workspace_bytes, all.used);
+        const double work = 5.0 * double(p.B) * double(p.N) * double(p.D);
+        parallel_for(all.count, workers_of(all.count, work, threads),
+                     [&](int64_t part, int) { survey_part(p, all, part); });
+        for (int64_t part = 0; part < all.count; ++part) add_part(p, all, part);
+    });
+}
+
+// --- place --------------------------------------------------------------------------------------
+
+namespace {
+
+// The mean of a class in the coordinates, except for their unit; returns its reach.
+template <typename Real>
+double place_class(const PlaceParams& p, int64_t task, int64_t k, double* mean) {
+    const int64_t set = p.shared ? 0 : task;
+    const int64_t* const start = p.start + set * (p.K + 1) + k;
+    const double* const support = static_cast<const double*>(p.support) + set * p.S * p.D;
+    std::fill_n(mean, p.D, 0.0);
+    for (int64_t i = start[0]; i < start[1]; ++i) {
+        const double* const row = support + p.order[set * p.S + i] * p.D;
+        if (p.scaling < Scaling::kAuto) {
+            for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d];
+            continue;
+        }
+        const RowNorm norm(row, p.D);
+        for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d] / norm.largest * norm.inverse;
+    }
+    const double shots = double(start[1] - start[0]);
+    p.shots[task * p.K + k] = shots;
+    double reach = 0;
+    for (int64_t d = 0; d < p.D; ++d) {
+        const FeaturePlace at = place_feature<Real>(p, task * p.D + d);
+        mean[d] = mean[d] / safe_mass(shots) / at.width - at.centre;
+        reach = std::max(reach, std::abs(mean[d]));
+    }
+    return reach;
+}
+
+template <typename Real>
+void place_task(const PlaceParams& p, int64_t task, double* means, double* reaches, int threads) {
+    const int workers = workers_of(p.K, double(p.S + p.K) * double(p.D), threads);
+    parallel_for(p.K, workers, [&](int64_t k, int) {
+        reaches[k] = place_class<Real>(p, task, k, means + k * p.D);
+    });
+    double reach = *std::max_element(reaches, reaches + p.K), square = 0;
+    for (int64_t d = 0; d < p.D; ++d) {
+        const int64_t at = task * p.D + d;
+        reach = std::max(reach, place_feature<Real>(p, at).reach);
+        square += p.sums[at] / p.total * (p.sums[at] / p.total);
+    }
+    const double unit = power_of_two(reach);
+    p.unit[task] = unit;
+    p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
+    for (int64_t d = 0; d < p.D; ++d) {
+        const FeaturePlace place = place_feature<Real>(p, task * p.D + d);
+        static_cast<Real*>(p.scale)[task * p.D + d] = Real(1 / place.width / unit);
+        static_cast<Real*>(p.centre)[task * p.D + d] = Real(place.centre / unit);
+    }
+    Real* const to = static_cast<Real*>(p.means) + task * p.K * p.D;
+    for (int64_t i = 0; i < p.K * p.D; ++i) to[i] = Real(means[i] / unit);
+}
+
+}  // namespace
+
+int64_t place_cpu_workspace(const PlaceParams& p, int) {
+    return p.K * (p.D + 1) * int64_t(sizeof(double));
+}
+
+void place_cpu(const PlaceParams& p, int threads) {
+    require(p.rows == DType::kFloat64, "support on the CPU must be float64");
+    require_workspace(p.workspace_bytes, place_cpu_workspace(p, threads));
+    double* const means = static_cast<double*>(p.workspace);
+    with_real(p.dtype, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        for (int64_t task = 0; task < p.B && !interrupted(); ++task)
+            place_task<Real>(p, task, means, means + p.K * p.D, threads);
+    });
+}
+
+int64_t slope_cpu_workspace(const SlopeParams&, int) { return 0; }
+
+void slope_cpu(const SlopeParams& p, int) {
+    for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,285 @@
+// Large tasks on CUDA before their iterations: a survey of the queries, and the coordinates. Sums
+// are taken in a fixed order, without atomics.
+
+#include "cuda/prepare.h"
+
+#include "common/arena.h"
+#include "common/check.h"
+#include "common/device.cuh"
+#include "common/prepare.h"
+#include "common/rows.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kColumns = 128;  // features of a block, four per lane
+
+// 1 / norm by one warp; 0 for a row of zeros. Squares of float32 cannot overflow in double.
+template <typename Feature>
+__device__ double inverse_norm_of(const Feature* row, int64_t D, bool aligned) {
+    double sum = 0;
+    for (int64_t d = threadIdx.x % 32 * 4; d < D; d += 128) {
+        const float4 x = load_row4(row, d, D, aligned);
+        sum += double(x.x) * x.x + double(x.y) * x.y + double(x.z) * x.z + double(x.w) * x.w;
+    }
+    sum = warp_sum(sum);
+    return sum > 0 ? 1 / sqrt(sum) : 0.0;
+}
+
+template <typename Feature, typename Real>
+__global__ void __launch_bounds__(kThreads)
+    lengths_kernel(const Feature* rows, int64_t count, int64_t D, bool aligned, Real* lengths) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
+    if (row >= count) return;
+    const double found = inverse_norm_of(rows + row * D, D, aligned);
+    if (threadIdx.x % 32 == 0) lengths[row] = Real(fmin(found, double(Range<Real>::kInfinity)));
+}
+
+// --- survey -------------------------------------------------------------------------------------
+
+// Statistics of one feature over some rows.
+struct FeatureStats {
+    double sum = 0, square = 0;
+    float least = INFINITY, most = -INFINITY;
+
+    __device__ void add(float x) {
+        sum += double(x);
+        square += double(x) * double(x);
+        least = lower(least, x);
+        most = higher(most, x);
+    }
+
+    __device__ void add(const FeatureStats& other) {
+        sum += other.sum;
+        square += other.square;
+        least = lower(least, other.least);
+        most = higher(most, other.most);
+    }
+};
+
+// How a survey is divided: a block takes some rows and kColumns features.
+struct SurveyPlan {
+    int64_t rows, blocks, tiles;
+    FeatureStats* parts;  // [B, blocks, D]
+    double* squares;      // [B, D]
+    int64_t used;
+
+    explicit SurveyPlan(const SurveyParams& p)
+        : rows(p.B * p.N < (1 << 15) ? 64 : 512), blocks(ceil_div(p.N, rows)),
+          tiles(ceil_div(p.D, int64_t(kColumns))) {
+        Arena arena(p.workspace);
+        parts = arena.take<FeatureStats>(p.B * blocks * p.D);
+        squares = arena.take<double>(p.B * p.D);
+        used = arena.used();
+    }
+};
+
+template <typename Feature>
+__global__ void __launch_bounds__(kThreads)
+    survey_kernel(SurveyParams p, SurveyPlan plan, bool aligned) {
+    __shared__ FeatureStats shared[kWarps][kColumns];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t tile = blockIdx.x % plan.tiles, part = blockIdx.x / plan.tiles;
+    const int64_t task = part / plan.blocks, first = part % plan.blocks * plan.rows;
+    const int64_t end = min(p.N, first + plan.rows), d = tile * kColumns + 4 * lane;
+    const float* const lengths = static_cast<const float*>(p.length);
+    FeatureStats own[4];
+    for (int64_t n = first + warp; n < end; n += kWarps) {
+        const int64_t row = task * p.N + n;
+        const float length = lengths == nullptr ? 1.0f : lengths[row];
+        const float4 x =
+            load_row4(static_cast<const Feature*>(p.rows) + row * p.D, d, p.D, aligned);
+        own[0].add(x.x * length);
+        own[1].add(x.y * length);
+        own[2].add(x.z * length);
+        own[3].add(x.w * length);
+    }
+    for (int i = 0; i < 4; ++i) shared[warp][4 * lane + i] = own[i];
+    __syncthreads();
+    const int column = threadIdx.x;
+    if (column >= kColumns || tile * kColumns + column >= p.D) return;
+    FeatureStats all = shared[0][column];
+    for (int other = 1; other < kWarps; ++other) all.add(shared[other][column]);
+    plan.parts[part * p.D + tile * kColumns + column] = all;
+}
+
+// One thread per feature of a task.
+__global__ void __launch_bounds__(kThreads) add_survey_kernel(SurveyParams p, SurveyPlan plan) {
+    const int64_t at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+    if (at >= p.B * p.D) return;
+    const FeatureStats* const parts = plan.parts + at / p.D * plan.blocks * p.D + at % p.D;
+    FeatureStats all;
+    for (int64_t block = 0; block < plan.blocks; ++block) all.add(parts[block * p.D]);
+    float* const least = static_cast<float*>(p.least) + at;
+    float* const most = static_cast<float*>(p.most) + at;
+    p.sums[at] += all.sum;
+    plan.squares[at] = all.square;
+    *least = lower(*least, all.least);
+    *most = higher(*most, all.most);
+}
+
+// One block per task.
+__global__ void __launch_bounds__(kThreads) add_squares_kernel(SurveyParams p, SurveyPlan plan) {
+    __shared__ double scratch[kWarps];
+    double sum = 0;
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads) sum += plan.squares[blockIdx.x * p.D + d];
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) p.squares[blockIdx.x] += sum;
+}
+
+// --- place --------------------------------------------------------------------------------------
+
+struct PlaceWorkspace {
+    double* lengths;  // [B or 1, S] 1 / norm of the support rows
+    double* means;    // [B, K, D]   without the unit
+    double* reaches;  // [B, K]
+    int64_t used;
+
+    explicit PlaceWorkspace(const PlaceParams& p) {
+        Arena arena(p.workspace);
+        lengths = arena.take<double>((p.shared ? 1 : p.B) * p.S);
+        means = arena.take<double>(p.B * p.K * p.D);
+        reaches = arena.take<double>(p.B * p.K);
+        used = arena.used();
+    }
+};
+
+// Over the block; every thread gets the result.
+__device__ double block_max(double value, double* scratch) {
+    for (int step = 16; step > 0; step /= 2)
+        value = fmax(value, __shfl_xor_sync(kAllLanes, value, step));
+    __syncthreads();  // the previous results have been read
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (int warp = 0; warp < kWarps; ++warp) value = fmax(value, scratch[warp]);
+    return value;
+}
+
+// The mean of a class, one block each; the first class of a task also measures the queries' reach.
+template <typename Feature>
+__global__ void __launch_bounds__(kThreads) class_means_kernel(PlaceParams p, PlaceWorkspace all) {
+    __shared__ double scratch[kWarps];
+    const int64_t at = blockIdx.x, task = at / p.K, k = at % p.K, set = p.shared ? 0 : task;
+    const int64_t* const start = p.start + set * (p.K + 1) + k;
+    const int64_t first = start[0], end = start[1];
+    const double shots = double(end - first);
+    double reach = 0;
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads) {
+        double sum = 0;
+        for (int64_t i = first; i < end; ++i) {
+            const int64_t row = set * p.S + p.order[set * p.S + i];
+            const double x = to_float(static_cast<const Feature*>(p.support)[row * p.D + d]);
+            sum += p.scaling >= Scaling::kAuto ? x * all.lengths[row] : x;
+        }
+        const FeaturePlace place = place_feature<float>(p, task * p.D + d);
+        const double mean = sum / safe_mass(shots) / place.width - place.centre;
+        all.means[at * p.D + d] = mean;
+        reach = fmax(reach, fabs(mean));
+        if (k == 0) reach = fmax(reach, place.reach);
+    }
+    reach = block_max(reach, scratch);
+    if (threadIdx.x != 0) return;
+    all.reaches[at] = reach;
+    p.shots[at] = shots;
+}
+
+// Means in units of the task, one block per class; the first class of a task also writes the
+// coordinates.
+__global__ void __launch_bounds__(kThreads) place_kernel(PlaceParams p, PlaceWorkspace all) {
+    __shared__ double scratch[kWarps];
+    const int64_t at = blockIdx.x, task = at / p.K;
+    double reach = 0;
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads)
+        reach = fmax(reach, all.reaches[task * p.K + k]);
+    const double unit = power_of_two(block_max(reach, scratch));
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads)
+        static_cast<float*>(p.means)[at * p.D + d] = float(all.means[at * p.D + d] / unit);
+    if (at % p.K != 0) return;
+    double square = 0;
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads) {
+        const int64_t number = task * p.D + d;
+        const FeaturePlace place = place_feature<float>(p, number);
+        static_cast<float*>(p.scale)[number] = float(1 / place.width / unit);
+        static_cast<float*>(p.centre)[number] = float(place.centre / unit);
+        const double mean = p.sums[number] / p.total;
+        square += mean * mean;
+    }
+    square = block_sum(square, scratch);
+    if (threadIdx.x != 0) return;
+    p.unit[task] = unit;
+    p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
+}
+
+__global__ void __launch_bounds__(kThreads) slope_kernel(SlopeParams p) {
+    const int64_t task = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+    if (task < p.B) find_slope(p, task);
+}
+
+unsigned blocks_of(int64_t items, int64_t each) { return grid_size(ceil_div(items, each)); }
+
+}  // namespace
+
+int64_t survey_cuda_workspace(const SurveyParams& p, int) { return SurveyPlan(p).used; }
+
+void survey_cuda(const SurveyParams& p, int device, void* on) {
+    require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
+    const DeviceGuard guard(device);
+    const auto stream = static_cast<cudaStream_t>(on);
+    const SurveyPlan plan(p);
+    require_workspace(p.workspace_bytes, plan.used);
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows});
+    with_feature_type(p.dtype, [&](auto* feature) {
+        using Feature = std::remove_pointer_t<decltype(feature)>;
+        if (p.length != nullptr) {
+            lengths_kernel<<<blocks_of(p.B * p.N, kWarps), kThreads, 0, stream>>>(
+                static_cast<const Feature*>(p.rows), p.B * p.N, p.D, aligned,
+                static_cast<float*>(p.length));
+            check_launch("lengths_kernel");
+        }
+        const unsigned blocks = grid_size(p.B * plan.blocks * plan.tiles);
+        survey_kernel<Feature><<<blocks, kThreads, 0, stream>>>(p, plan, aligned);
+        check_launch("survey_kernel");
+    });
+    add_survey_kernel<<<blocks_of(p.B * p.D, kThreads), kThreads, 0, stream>>>(p, plan);
+    check_launch("add_survey_kernel");
+    add_squares_kernel<<<grid_size(p.B), kThreads, 0, stream>>>(p, plan);
+    check_launch("add_squares_kernel");
+}
+
+int64_t place_cuda_workspace(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
+
+void place_cuda(const PlaceParams& p, int device, void* on) {
+    require(p.rows != DType::kFloat64 && p.dtype == DType::kFloat32,
+            "support on CUDA must be of half or single precision");
+    const DeviceGuard guard(device);
+    const auto stream = static_cast<cudaStream_t>(on);
+    const PlaceWorkspace all(p);
+    require_workspace(p.workspace_bytes, all.used);
+    const unsigned classes = grid_size(p.B * p.K);
+    with_feature_type(p.rows, [&](auto* feature) {
+        using Feature = std::remove_pointer_t<decltype(feature)>;
+        const int64_t rows = (p.shared ? 1 : p.B) * p.S;
+        if (p.scaling >= Scaling::kAuto && rows > 0) {
+            lengths_kernel<<<blocks_of(rows, kWarps), kThreads, 0, stream>>>(
+                static_cast<const Feature*>(p.support), rows, p.D,
+                rows_aligned(p.rows, p.D, {p.support}), all.lengths);
+            check_launch("lengths_kernel");
+        }
+        class_means_kernel<Feature><<<classes, kThreads, 0, stream>>>(p, all);
+        check_launch("class_means_kernel");
+    });
+    place_kernel<<<classes, kThreads, 0, stream>>>(p, all);
+    check_launch("place_kernel");
+}
+
+int64_t slope_cuda_workspace(const SlopeParams&, int) { return 0; }
+
+void slope_cuda(const SlopeParams& p, int device, void* stream) {
+    const DeviceGuard guard(device);
+    slope_kernel<<<blocks_of(p.B, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    check_launch("slope_kernel");
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,205 @@
+"""The coordinates of large tasks, in which numbers are about 1, from one pass over the queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import check
+from ...rows import class_sums, power_of_two
+from .. import native
+from ..operators import target, workspace
+from .group import Group
+from .products import Coordinates
+from .queries import Queries
+from .steps import is_captured, pointer
+
+
+@dataclass
+class Survey:
+    """Statistics of one pass over the queries, over all processes."""
+
+    total: int  # rows of a task
+    sums: Tensor  # [B, D] float64, of rows times their lengths, like all below
+    squares: Tensor  # [B] float64: sums of squares
+    least: Tensor  # [B, D]
+    most: Tensor  # [B, D]
+    length: Tensor | None  # [B, own rows] 1 / norm; 0 for a row of zeros
+
+    def alike(self) -> bool:
+        """Whether no row is so much longer than another that halves cannot represent the ratio."""
+        if self.length is None:
+            return True
+        if is_captured(self.length):
+            return False  # cannot be read
+        shortest = torch.where(self.length > 0, self.length, torch.inf).amin()
+        return bool(self.length.amax() <= 64 * shortest)
+
+
+def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Survey:
+    """Scan all queries; `unit` normalises rows to unit length."""
+    B, D, dtype, device = queries.B, queries.D, queries.dtype, queries.device
+    sums = torch.zeros(B, D, dtype=torch.float64, device=device)
+    squares = torch.zeros(B, dtype=torch.float64, device=device)
+    least = torch.full((B, D), torch.inf, dtype=dtype, device=device)
+    most = -least
+    length = torch.empty(B, queries.N, dtype=dtype, device=device) if unit else None
+    for part, rows in queries.chunks(D):
+        own = (rows if rows.is_cuda else rows.to(dtype)).contiguous()
+        call = native.module.survey_call(
+            target=target(own), dtype=check.DTYPES[own.dtype], B=B, N=own.shape[1], D=D
+        )
+        memory = workspace(call.workspace(), own)
+        call.add(
+            rows=own.data_ptr(),
+            length=0 if length is None else length[:, part].data_ptr(),
+            sums=sums.data_ptr(),
+            squares=squares.data_ptr(),
+            least=least.data_ptr(),
+            most=most.data_ptr(),
+            workspace=memory.data_ptr(),
+            workspace_bytes=memory.numel(),
+        )
+    group.sum(sums, squares)
+    group.min(least)
+    group.max(most)
+    total = group.count(queries.N, device)
+    if validate:
+        check_summable(least, most, queries.features)
+    return Survey(total, sums, squares, least, most, length)
+
+
+def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
+    """Reject NaN, infinity and values too large to sum; a NaN makes both extremes NaN."""
+    low, high = check.numbers_of([least.amin(), most.amax()])
+    limit = check.SUMMABLE[features]
+    if not (-limit <= low and high <= limit):
+        raise ValueError(
+            f"query must be finite and at most {limit:g} in magnitude, got values from {low:g} "
+            f"to {high:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Tasks in their coordinates, with the means of their labelled rows."""
+
+    coordinates: Coordinates
+    means: Tensor  # [B, K, D]
+    shots: Tensor  # [B, K] float64
+    unit: Tensor  # [B] float64: the size of 1, in the units of `scaling`
+    spread: Tensor  # [B] float64: sum of the squares of the queries, without the scale
+
+
+def place(
+    found: Survey, support: Tensor, labels: Tensor, K: int, scaling: str, dtype: torch.dtype
+) -> Placed:
+    """Coordinates centred at the queries' mean, by `scaling` except for a factor.
+
+    Support [B or 1, S, D] and labels [B or 1, S]; a label outside [0, K) has no class.
+    """
+    B, D = found.sums.shape
+    sets, S = labels.shape
+    if not support.is_cuda:
+        support = support.double()
+    elif support.dtype is torch.float64:
+        support = support.float()
+    support = support.contiguous()
+    ordered, order = labels.long().sort(stable=True)
+    classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
+    start = torch.searchsorted(ordered, classes)
+    new, exact = found.least.new_empty, found.sums.new_empty
+    placed = Placed(
+        Coordinates(found.length, new(B, D), new(B, D)),
+        new(B, K, D),
+        exact(B, K),
+        exact(B),
+        exact(B),
+    )
+    call = native.module.place_call(
+        target=target(support),
+        rows=check.DTYPES[support.dtype],
+        dtype=check.DTYPES[dtype],
+        B=B,
+        S=S,
+        K=K,
+        D=D,
+        shared=sets < B,
+        scaling=check.SOLVER_SCALINGS.index(scaling),
+        total=float(found.total),
+    )
+    memory = workspace(call.workspace(), support)
+    call.place(
+        support=support.data_ptr(),
+        order=order.data_ptr(),
+        start=start.data_ptr(),
+        sums=found.sums.data_ptr(),
+        squares=found.squares.data_ptr(),
+        least=found.least.data_ptr(),
+        most=found.most.data_ptr(),
+        means=placed.means.data_ptr(),
+        shots=placed.shots.data_ptr(),
+        scale=placed.coordinates.scale.data_ptr(),
+        centre=placed.coordinates.centre.data_ptr(),
+        unit=placed.unit.data_ptr(),
+        spread=placed.spread.data_ptr(),
+        workspace=memory.data_ptr(),
+        workspace_bytes=memory.numel(),
+    )
+    return placed
+
+
+def slope_of(
+    placed: Placed,
+    total: int,
+    leads: Tensor | None,
+    scaling: str,
+    sharpness: Tensor | None,
+    *,
+    temperature: float,
+    steepest: float,
+) -> tuple[Tensor, Tensor]:
+    """The factor of the logits on products, and the unit of distances, [B] float64 each.
+
+    `leads` [B, 2] are those of `assign`, for scalings with unit-norm rows; `sharpness` [B] is that
+    of "calibrated".
+    """
+    slope, unit = torch.empty_like(placed.unit), torch.empty_like(placed.unit)
+    exact = None if sharpness is None else sharpness.double()
+    call = native.module.slope_call(
+        target=target(slope),
+        B=len(slope),
+        scaling=check.SOLVER_SCALINGS.index(scaling),
+        total=float(total),
+        temperature=temperature,
+        steepest=steepest,
+    )
+    call.find(
+        unit=placed.unit.data_ptr(),
+        spread=placed.spread.data_ptr(),
+        leads=pointer(leads),
+        sharpness=pointer(exact),
+        slope=slope.data_ptr(),
+        distance_unit=unit.data_ptr(),
+        workspace=0,
+        workspace_bytes=0,
+    )
+    return slope, unit
+
+
+def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Sums [B, K, D] and counts [B, K] of float64 rows; a label outside [0, K) has no class."""
+    labels = labels.long()
+    labels = torch.where((labels >= 0) & (labels < K), labels, K)
+    sums, counts = class_sums(rows, labels, K + 1)
+    return sums[:, :K], counts[:, :K].double()
+
+
+def raw_coordinates(found: Survey, means: Tensor, dtype: torch.dtype) -> Coordinates:
+    """Rows centred and scaled to size 1, otherwise unchanged; `found` has no lengths."""
+    reach = torch.maximum(found.most - means, means - found.least).amax(-1)
+    unit = power_of_two(reach).unsqueeze(-1)
+    ones = torch.ones_like(means)
+    return Coordinates(None, (ones / unit).to(dtype), (means / unit).to(dtype))

@@ -1,0 +1,123 @@
+"""Logits of large tasks from distances to prototypes, which may move.
+
+Letters: B tasks, N rows of each in this process, K classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ... import check
+from ...rows import laid_out
+from .. import native
+from ..operators import target
+from .coordinates import Placed
+from .products import Form
+from .queries import Queries
+from .steps import pointer
+
+HELD_BYTES = 2**28  # of rows as factors of products: computed once if all fit
+
+
+class Walk:
+    """Iterates over the rows as factors of products; they are stored if they fit."""
+
+    def __init__(self, queries: Queries, form: Form, K: int) -> None:
+        self.queries, self.form, self.K = queries, form, K
+        row = queries.D * (12 if queries.device.type == "cuda" else 4)
+        self.holds = queries.B * queries.N * row <= HELD_BYTES
+        self.held: list[tuple[slice, Tensor]] = []
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        if self.held:
+            yield from self.held
+            return
+        fresh = []
+        for part, rows in self.queries.chunks(max(self.K, self.queries.D)):
+            x = self.form.operand(rows, part)
+            if self.holds:
+                fresh.append((part, x.clone() if x is rows else x))
+            yield part, x
+        self.held = fresh
+
+
+class DistanceScores:
+    """Logits of rows by their distances to prototypes; see `fixed.Scores`.
+
+    The prototypes `w` [B, K, D] are modified by `move`.
+    """
+
+    def __init__(self, walk: Walk, w: Tensor, slope: Tensor, placed: Placed) -> None:
+        self.w, self.before, self.exact_slope, self.placed = w, torch.empty_like(w), slope, placed
+        B, K, _ = w.shape
+        self.shape = (B, walk.queries.N, K)
+        self.away = torch.empty(B, K, dtype=torch.float64, device=w.device)
+        self.bias = torch.empty_like(self.away)  # without the dual
+        self.use(walk)
+
+    def use(self, walk: Walk) -> None:
+        """Multiply in the form of this walk."""
+        self.walk = walk
+        self.slope = (self.exact_slope * walk.form.factor()).to(self.w.dtype)
+        self.run([], None, None)
+
+    def move(self, sums: list[Tensor], held: Tensor, running: Tensor) -> None:
+        """Move the prototypes of the tasks that are running; those before are in `before`.
+
+        `sums` are those of rows by class, as in `Form.room`, and `held` [B, K] of their weights.
+        """
+        self.run(sums, held, running)
+
+    def run(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
+        form, (B, K, D) = self.walk.form, self.w.shape
+        scale, centre, factor = form.on_prototypes or (None, None, None)
+        call = native.module.move_call(
+            target=target(self.w),
+            dtype=check.DTYPES[self.w.dtype],
+            B=B,
+            K=K,
+            D=D,
+            parts=len(sums[0]) // B if sums else 1,
+            width=sums[0].shape[-1] if sums else D,
+            pieces=form.pieces,
+            start=self.placed.means.data_ptr(),
+            shots=self.placed.shots.data_ptr(),
+            scale=pointer(scale),
+            centre=pointer(centre),
+            factor=pointer(factor),
+            slope=self.exact_slope.data_ptr(),
+        )
+        operand = self.w
+        if form.pieces:
+            shape = (B, K, form.pieces * D)
+            operand = torch.empty(shape, dtype=torch.float16, device=self.w.device)
+        call.move(
+            sums=sums[0].data_ptr() if sums else 0,
+            rest=sums[1].data_ptr() if len(sums) > 1 else 0,
+            held=pointer(held),
+            running=pointer(running),
+            prototypes=self.w.data_ptr(),
+            before=self.before.data_ptr(),
+            away=self.away.data_ptr(),
+            base=self.bias.data_ptr(),
+            operand=operand.data_ptr(),
+            workspace=0,
+            workspace_bytes=0,
+        )
+        self.operand = operand if form.pieces else laid_out(operand)
+
+    def lengths(self, part: slice) -> Tensor | None:
+        form = self.walk.form
+        return form.coordinates.lengths(part) if form.weigh else None
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        """Products, lengths, and the rows as factors of products."""
+        for at, x in self.walk:
+            yield self.walk.form.products(x, self.operand), self.lengths(at), x
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for at, x in self.walk:
+            yield at, self.walk.form.products(x, self.operand), self.lengths(at)
