@@ -217,7 +217,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 def tensors(*given: Any) -> tuple[Any, ...]:
     """NumPy arrays as tensors, sharing their memory if possible; anything else unchanged."""
-    return tuple(of_array(x) if isinstance(x, np.ndarray) else x for x in given)
+    return tuple([of_array(x) if isinstance(x, np.ndarray) else x for x in given])
 
 
 def of_array(x: np.ndarray[Any, Any]) -> Any:
@@ -263,14 +263,16 @@ def integers(name: str, x: object) -> None:
 
 def one_device(**tensors: Tensor) -> None:
     """All on the CPU, or all on one CUDA device."""
-    devices = [x.device for x in tensors.values()]
-    one = all(device == devices[0] for device in devices)
-    if one and devices[0].type in ("cpu", "cuda"):
+    first, *others = tensors.values()
+    device = first.device
+    one = all(x.device == device for x in others)
+    if one and (first.is_cpu or first.is_cuda):
         return
     names = ", ".join(tensors)  # only here, because torch 2.4 cannot compile it
     if not one:
-        raise ValueError(f"{names} must be on one device, got {', '.join(map(str, devices))}")
-    raise ValueError(f"{names} must be on the CPU or a CUDA device, got {devices[0]}")
+        got = ", ".join([str(x.device) for x in tensors.values()])
+        raise ValueError(f"{names} must be on one device, got {got}")
+    raise ValueError(f"{names} must be on the CPU or a CUDA device, got {device}")
 
 
 def rows(name: str, shape: torch.Size, letter: str, end: str) -> int:
@@ -341,12 +343,12 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
 
 def logits(x: Tensor) -> None:
     features("logits", x)
-    if x.device.type not in ("cpu", "cuda"):
+    if not (x.is_cpu or x.is_cuda):
         one_device(logits=x)
-    if x.dim() not in (2, 3) or x.shape[-2] < 1 or x.shape[-1] < 1:
+    shape = x.shape
+    if len(shape) not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
         raise ValueError(
-            "logits must have shape [Q, K] or [B, Q, K] with Q and K at least 1, "
-            f"got {list(x.shape)}"
+            f"logits must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
         )
 
 

@@ -233,7 +233,7 @@ def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClas
     return KnownClasses(
         centre=likelihood.centre[0],
         means=likelihood.prototypes[0],
-        scale=likelihood.scale[0, 0],
+        scale=likelihood.scale[0],
         directions=directions,
     )
 

@@ -86,11 +86,12 @@ class Adaptive(Method):
             )
         if is_large(task.query.shape[1], task.num_classes):
             return self.solve_large(task)
+        B = task.query.shape[0]
         step = how_many(bytes_per_task(task, self.metric), task.query.device)
-        shared = self.likelihood(task) if len(task.support) == 1 else None
+        shared = self.likelihood(task) if task.support.shape[0] == 1 else None
         found, sound = [], []
-        for start in range(0, len(task.query), step):
-            part = task if step >= len(task.query) else task.part(slice(start, start + step))
+        for start in range(0, B, step):
+            part = task if step >= B else task.part(slice(start, start + step))
             likelihood = self.likelihood(part) if shared is None else shared
             solution, finite = self.solve_part(likelihood, part.query)
             found.append(solution)
@@ -132,7 +133,7 @@ class Adaptive(Method):
         return (
             num_classes is not None
             and base_mean is None
-            and len(query) > 0
+            and query.shape[0] > 0
             and num_classes < S
             and support.dtype is query.dtype is computing_dtype(query)
             and not takes_full_metric(self.metric, S, num_classes, D)
@@ -159,15 +160,15 @@ class Adaptive(Method):
 
     def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
         """The same, and whether the queries of each task are plainly finite, if checked, [B]."""
-        weight = likelihood.weight_of(query.shape[1])
         _, Q, D = query.shape
+        weight = likelihood.weight_of(Q)
         one_call = query.is_cpu or has_gram(Q, D, likelihood.weights.shape[1])
         if likelihood.projection is None and one_call and not takes_reference("auto", query):
             return posterior(
                 query,
                 likelihood.centre,
                 likelihood.weights,
-                likelihood.scale.squeeze(1),
+                likelihood.scale,
                 likelihood.squares,
                 likelihood.bias,
                 likelihood.shots,
@@ -194,9 +195,9 @@ class Adaptive(Method):
 
 def bytes_per_task(task: Task, metric: str) -> int:
     """Memory of the temporary tensors of one task."""
-    (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
+    (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
     numbers = Q * (2 * D + 6 * K + (Q if has_gram(Q, D, K) else D))
-    if len(task.support) > 1:
+    if supports > 1:
         full = takes_full_metric(metric, S, K, D)
         R = how_many_calibrate(S, K, full)
         numbers += R * (D + 2 * K) + 2 * K * D

@@ -15,7 +15,7 @@ from ..rows import computing_dtype
 from ..solution import Solution
 from .adaptive import Adaptive
 from .adaptive_large import solve_large, with_batch
-from .base import batched
+from .base import batched, detached, without_autocast
 from .task import Task, merged, without_batch
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def adaptive(
     assert num_classes is not None
     all_classes = returns_all(return_assignments, rows.shape[-2], num_classes)
     dtype = computing_dtype(support)
-    labelled = batched(support.detach().to(dtype), 3)
-    labels = batched(support_labels.long(), 2)
+    labelled = batched(detached(support, dtype), 3)
+    labels = batched(detached(support_labels, torch.int64), 2)
     small = group is None and all_classes and not is_large(rows.shape[-2], num_classes)
-    with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(support):
         if small and isinstance(query, Tensor):
-            task = Task(labelled, labels, batched(query.detach().to(dtype), 3), num_classes)
+            task = Task(labelled, labels, batched(detached(query, dtype), 3), num_classes)
             found = method.solution(task)
             return found if query.dim() == 3 else without_batch(found)
         tasks = [rows] if not isinstance(rows, Tensor) else [TensorRows(one) for one in rows]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -148,14 +149,16 @@ class Method(ABC):
         >>> method.predict(support, torch.tensor([0, 1]), query).labels
         tensor([0, 1, 1])
         """
-        support, support_labels, query = check.tensors(support, support_labels, query)
-        base_mean, prototypes, logits = check.tensors(base_mean, prototypes, logits)
+        support, support_labels, query, base_mean, prototypes, logits = check.tensors(
+            support, support_labels, query, base_mean, prototypes, logits
+        )
         num_classes = self.classes_given(num_classes, prototypes, logits)
+        named: dict[str, Tensor] = {}
         if prototypes is None and logits is None:
             check.dense(support, support_labels, query)
         else:
             names_check.dense(support, support_labels, query)
-        named = names_check.beside(query, query.shape[:-1], prototypes, logits)
+            named = names_check.beside(query, query.shape[:-1], prototypes, logits)
         if base_mean is not None:
             check.base_mean(base_mean, query)
         check_values = None
@@ -176,17 +179,17 @@ class Method(ABC):
         if batch == [0]:
             return no_tasks(query, Q, K)
         task = Task(
-            support=batched(support.detach().to(dtype), 3),
-            support_labels=batched(support_labels.long(), 2),
-            query=batched(query.detach().to(dtype), 3),
+            support=batched(detached(support, dtype), 3),
+            support_labels=batched(detached(support_labels, torch.int64), 2),
+            query=batched(detached(query, dtype), 3),
             num_classes=K,
-            base_mean=None if base_mean is None else base_mean.detach().to(dtype),
+            base_mean=None if base_mean is None else detached(base_mean, dtype),
             check_values=check_values,
-            **{name: batched(x.detach().to(dtype), 3) for name, x in named.items()},
+            **{name: batched(detached(x, dtype), 3) for name, x in named.items()},
         )
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            labels, probabilities = self.prediction(task)
-        return Prediction(labels.reshape(*batch, Q), probabilities.reshape(*batch, Q, K))
+        with torch.no_grad(), without_autocast(query):
+            found = self.prediction(task)
+        return found if batch else Prediction(found.labels[0], found.probabilities[0])
 
     def predict_indexed(
         self,
@@ -271,10 +274,10 @@ class Method(ABC):
             batched(support_labels.long(), 2),
             batched(query_index.long(), 2),
             K,
-            None if base_mean is None else base_mean.detach().to(dtype),
-            **{name: batched(x.detach().to(dtype), 3) for name, x in named.items()},
+            None if base_mean is None else detached(base_mean, dtype),
+            **{name: batched(detached(x, dtype), 3) for name, x in named.items()},
         )
-        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(features):
             probabilities = self.solve_indexed(task).reshape(*batch, Q, K)
         return Prediction(probabilities.argmax(-1), probabilities)
 
@@ -297,6 +300,21 @@ class Method(ABC):
 def batched(x: Tensor, rank: int) -> Tensor:
     """With a batch dimension, of 1 if missing; `rank` includes it."""
     return x if x.dim() == rank else x.unsqueeze(0)
+
+
+def detached(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Without a gradient, in this dtype; itself if it is both."""
+    if x.requires_grad:
+        x = x.detach()
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Computes in the dtypes of the tensors, even if the caller uses autocast."""
+    kind = "cuda" if x.is_cuda else "cpu"
+    if torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:

@@ -49,15 +49,14 @@ class Likelihood:
     bias: Tensor  # [B or 1, K]
     shots: Tensor  # [B or 1, K] labelled rows of each class
     sharpness: Tensor  # [B or 1]
-    mixture: Tensor  # [B or 1] weight of the full metric, in [0, 1]
     temper: float  # factor on the final logits
     rows: int  # S
     usual: Tensor  # [B or 1, R] squared distances to the own class, as for new rows; NaN: none
-    # The metric: x.y becomes `plain` sum_d scale_d x_d y_d + `projected` (P x).(P y).
-    scale: Tensor  # [B or 1, 1, D]
-    projection: Tensor | None  # P [B or 1, M, D]
-    plain: Tensor  # [B or 1]
-    projected: Tensor  # [B or 1]
+    # The metric: x.y becomes sum_d scale_d x_d y_d + projected (P x).(P y), the latter if full.
+    scale: Tensor  # [B or 1, D]
+    projection: Tensor | None = None  # P [B or 1, M, D]
+    projected: Tensor | None = None  # [B or 1]
+    mixture: Tensor | None = None  # [B or 1] weight of the full metric, in [0, 1]
     # [B or 1, K] norms of one-shot rows minus the centre, before the second normalisation
     lengths: Tensor | None = None
     # [B or 1] bool: every class has a row, and each is plainly finite; None: checked before
@@ -80,17 +79,19 @@ class Likelihood:
 
         [B, N, D] and [B, N, K] -> [B, N, K] and [B, N].
         """
-        scaled = x * (self.scale * column(self.plain))
-        inner = None if self.projection is None else products(x, self.projection)
+        scaled = x * self.scale.unsqueeze(-2)
+        inner = other = None
+        if self.projection is not None and self.projected is not None:
+            inner = products(x, self.projection)
+            other = inner * column(self.projected)
         if has_gram(x.shape[-2], x.shape[-1], weights.shape[-1]):
             gram = products(scaled, x)
-            if inner is not None:
-                gram = gram + products(inner * column(self.projected), inner)
+            if inner is not None and other is not None:
+                gram = gram + products(other, inner)
             return torch.bmm(gram, weights), gram.diagonal(dim1=-2, dim2=-1)
         found = torch.bmm(scaled, torch.bmm(x.mT, weights))
         own = (scaled * x).sum(-1)
-        if inner is not None:
-            other = inner * column(self.projected)
+        if inner is not None and other is not None:
             found = found.add_(torch.bmm(other, torch.bmm(inner.mT, weights)))
             own = own.add_((other * inner).sum(-1))
         return found, own
@@ -101,16 +102,16 @@ class Likelihood:
 
     def in_metric(self, x: Tensor) -> Tensor:
         """Rows [B, N, D] in the coordinates times the metric."""
-        found = x * (self.scale * column(self.plain))
-        if self.projection is None:
+        found = x * self.scale.unsqueeze(-2)
+        if self.projection is None or self.projected is None:
             return found
         inner = products(x, self.projection) * column(self.projected)
         return found + inner @ self.projection
 
     def squared(self, x: Tensor) -> Tensor:
         """Products of rows [B, N, D] in the coordinates with themselves, in the metric, [B, N]."""
-        plain: Tensor = (x.square() * (self.scale * column(self.plain))).sum(-1)
-        if self.projection is None:
+        plain: Tensor = (x.square() * self.scale.unsqueeze(-2)).sum(-1)
+        if self.projection is None or self.projected is None:
             return plain
         inner = products(x, self.projection).square().sum(-1)
         return plain + inner * self.projected.unsqueeze(-1)
@@ -161,16 +162,16 @@ def calibrated(
     data = labelled(support, support_labels, K, R)
     if S == K:
         return one_shot(data, support_labels)
-    who, scale = judges(data), data.scale.unsqueeze(1)
-    weights = laid_out(data.means * scale)
-    squares = products(data.means.square(), scale).squeeze(-1)
+    who, scale = judges(data), data.scale
+    weights = laid_out(data.means * scale.unsqueeze(1))
+    squares = products(data.means.square(), scale.unsqueeze(1)).squeeze(-1)
     cross = products(who.x, weights)
     base = scaled_distances(who, data.shots, squares, cross)
     sharpness, objective, drawn = calibrate(base.to, who.own, who.count)
-    own, noise, projection = base.own, base.noise, None
-    mixture = projected = torch.zeros_like(sharpness)
-    plain = torch.ones_like(sharpness)
+    own, noise = base.own, base.noise
+    projection = projected = mixture = None
     if full_metric_too:
+        mixture = torch.zeros_like(sharpness)
         full = full_metric(data, support, support_labels)
         other, shrink = full_distances(who, data, full, base, weights, cross)
         for share in MIXTURES:
@@ -185,6 +186,7 @@ def calibrated(
         projection = full.projection
         projected = full.sign * mixture * shrink
         plain = 1 - mixture + full.plain * mixture * shrink
+        scale = scale * plain.unsqueeze(-1)
         inner = data.means @ projection.mT
         weights = weights * column(plain) + (inner * column(projected)) @ projection
         squares = (weights * data.means).sum(-1)
@@ -197,21 +199,19 @@ def calibrated(
         bias=bias,
         shots=data.shots,
         sharpness=sharpness,
-        mixture=mixture,
         temper=1.0,
         rows=S,
         usual=torch.where(who.counts > 0, own, math.nan),
         scale=scale,
         projection=projection,
-        plain=plain,
         projected=projected,
+        mixture=mixture,
     )
 
 
 def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likelihood:
     """In the metric of the feature scale alone, in one native call."""
     found = likelihood(support, labels, K, R)
-    none = torch.zeros_like(found.sharpness)
     return Likelihood(
         centre=found.centre,
         prototypes=found.means,
@@ -220,14 +220,10 @@ def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeli
         bias=found.bias,
         shots=found.shots,
         sharpness=found.sharpness,
-        mixture=none,
         temper=1.0,
         rows=support.shape[1],
         usual=found.usual,
-        scale=found.scale.unsqueeze(1),
-        projection=None,
-        plain=torch.ones_like(none),
-        projected=none,
+        scale=found.scale,
         sound=found.sound,
     )
 
@@ -255,7 +251,6 @@ def one_shot(data: Labelled, labels: Tensor) -> Likelihood:
     means = data.means
     B, K, D = means.shape
     squares = means.square().sum(-1)
-    one, none = means.new_ones(B), means.new_zeros(B)
     norms = torch.where(data.second > 0, 1 / data.second, 0)
     bias = -CENTRE / 2 * squares
     if K > 1:
@@ -267,14 +262,10 @@ def one_shot(data: Labelled, labels: Tensor) -> Likelihood:
         squares=squares,
         bias=bias,
         shots=data.shots,
-        sharpness=CENTRE * one,
-        mixture=none,
+        sharpness=means.new_full((B,), CENTRE),
         temper=ONE_SHOT_TEMPER,
         rows=K,
         usual=means.new_empty(B, 0),
-        scale=means.new_ones(B, 1, D),
-        projection=None,
-        plain=one,
-        projected=none,
+        scale=means.new_ones(B, D),
         lengths=torch.empty_like(squares).scatter_(1, labels, norms),
     )

@@ -151,7 +151,7 @@ def left_out(likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut
     cross = products(x, weights)
     found = scaled_distances(who, data.shots, squares, cross)
     to, noise = found.to, found.noise
-    if full_too:
+    if full_too and likelihood.mixture is not None:
         metric = full_metric(data, rows, own)
         other, _ = full_distances(who, data, metric, found, weights, cross)
         to = torch.lerp(to, other.to, column(likelihood.mixture))
@@ -189,8 +189,8 @@ def reweighted(
     mass = torch.zeros(K, dtype=x.dtype, device=x.device).index_add_(0, labels, w)
     squared_mass = torch.zeros_like(mass).index_add_(0, labels, w.square())
     means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
-    in_metric = means * (likelihood.scale * column(likelihood.plain))
-    if likelihood.projection is not None:
+    in_metric = means * likelihood.scale.unsqueeze(1)
+    if likelihood.projection is not None and likelihood.projected is not None:
         inner = means @ likelihood.projection.mT
         in_metric = in_metric + (inner * column(likelihood.projected)) @ likelihood.projection
     squares = (in_metric * means).sum(-1)

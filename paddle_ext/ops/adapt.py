@@ -13,7 +13,7 @@ from ..solution import Solution
 from .adapt_operators import adapt_op
 from .backend import takes_reference
 from .large.logits import adapt_large
-from .paddle_large import check_large, returns_all
+from .paddle_large import check_top, returns_all
 
 
 def adapt(
@@ -113,7 +113,7 @@ def adapt(
     weight = check.real("weight", weight, positive=True, most=1.0)
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
-    options = check_large("auto", return_assignments, top, None)
+    top = check_top(return_assignments, top)
     (logits,) = check.tensors(logits)
     check.logits(logits)
     by_reference = takes_reference(backend, logits)
@@ -124,7 +124,7 @@ def adapt(
 
         return reference.adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
     if not returns_all(return_assignments, *logits.shape[-2:]):
-        return adapt_without_matrix(logits.detach(), weight, max_iter, tol, options["top"])
+        return adapt_without_matrix(logits.detach(), weight, max_iter, tol, top)
     labels, u, proportions, dual, iterations, criterion, a, bound = adapt_op(
         logits, weight, max_iter, tol
     )

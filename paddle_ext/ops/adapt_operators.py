@@ -21,20 +21,17 @@ Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 def allocate(logits: Tensor) -> Outputs:
     *batch, Q, K = logits.shape
     new, device, dtype = torch.empty, logits.device, computing_dtype(logits)
-    strides = (1,) * len(batch)
-
-    def per_task(dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(batch, strides, dtype=dtype, device=device)
-
+    per_class = new(*batch, K, dtype=dtype, device=device)
+    per_task = torch.empty_strided(batch, (1,) * len(batch), dtype=dtype, device=device)
     return (
         new(*batch, Q, dtype=torch.int64, device=device),
-        new(logits.shape, dtype=dtype, device=device),
-        new(*batch, K, dtype=dtype, device=device),
-        new(*batch, K, dtype=dtype, device=device),
-        per_task(torch.int32),
-        per_task(dtype),
-        per_task(dtype),
-        per_task(dtype),
+        new(*batch, Q, K, dtype=dtype, device=device),
+        per_class,
+        torch.empty_like(per_class),
+        torch.empty_like(per_task, dtype=torch.int32),
+        per_task,
+        torch.empty_like(per_task),
+        torch.empty_like(per_task),
     )
 
 

@@ -167,7 +167,7 @@ def run(call: Any, support: Tensor, labels: Tensor, found: NamedTuple) -> None:
     call.solve(
         support=support.data_ptr(),
         labels=labels.data_ptr(),
-        **{name: x.data_ptr() for name, x in found._asdict().items()},
+        **dict(zip(found._fields, [x.data_ptr() for x in found], strict=True)),
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
     )
@@ -175,21 +175,15 @@ def run(call: Any, support: Tensor, labels: Tensor, found: NamedTuple) -> None:
 
 def allocate(support: Tensor, K: int, R: int) -> Labelled:
     B, S, D = support.shape
-
-    def real(*shape: int) -> Tensor:
-        return support.new_empty(shape)
-
-    def whole(*shape: int) -> Tensor:
-        return support.new_empty(shape, dtype=torch.int64)
-
+    real = support.new_empty
     return Labelled(
         first=real(B, S),
         second=real(B, S),
         centre=real(B, D),
         means=real(B, K, D),
         shots=real(B, K),
-        own=whole(B, R),
-        judging=whole(B),
+        own=real(B, R, dtype=torch.int64),
+        judging=real(B, dtype=torch.int64),
         x=real(B, R, D),
         off=real(B, R),
         scale=real(B, D),
@@ -222,11 +216,8 @@ def labelled_fake(support: Tensor, labels: Tensor, num_classes: int, rows: int) 
 
 
 def allocate_coordinates(rows: Tensor) -> tuple[Tensor, Tensor]:
-    shape, dtype, device = rows.shape, rows.dtype, rows.device
-    return (
-        torch.empty(shape, dtype=dtype, device=device),
-        torch.empty(shape[:2], dtype=dtype, device=device),
-    )
+    B, N, D = rows.shape
+    return rows.new_empty(B, N, D), rows.new_empty(B, N)
 
 
 def coordinates_kernel(rows: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,7 +233,7 @@ def coordinates_kernel(rows: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
         B=B,
         N=N,
         D=D,
-        shared=len(centre) == 1,
+        shared=centre.shape[0] == 1,
     ).solve(
         rows=rows.data_ptr(),
         centre=centre.data_ptr(),

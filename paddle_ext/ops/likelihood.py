@@ -65,10 +65,7 @@ def check_call(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> 
 
 def allocate(support: Tensor, K: int, R: int) -> Likelihoods:
     B, _, D = support.shape
-
-    def real(*shape: int) -> Tensor:
-        return support.new_empty(shape)
-
+    real = support.new_empty
     return Likelihoods(
         centre=real(B, D),
         means=real(B, K, D),
@@ -78,7 +75,7 @@ def allocate(support: Tensor, K: int, R: int) -> Likelihoods:
         shots=real(B, K),
         sharpness=real(B),
         usual=real(B, R),
-        sound=support.new_empty(B, dtype=torch.bool),
+        sound=real(B, dtype=torch.bool),
         scale=real(B, D),
     )
 

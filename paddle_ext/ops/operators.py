@@ -113,7 +113,16 @@ def target(x: Tensor) -> Target:
     if not x.is_cuda:
         return make_target(False, torch.get_num_threads(), 0, 0)
     device = x.get_device()
-    return make_target(True, 0, device, torch.cuda.current_stream(device).cuda_stream)
+    return make_target(True, 0, device, raw_stream(device))
+
+
+def stream_by_object(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# Torch's own generated code uses the first one, which makes no Stream object; not public, so a
+# torch without it is possible, and one without CUDA has none.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", stream_by_object)
 
 
 @lru_cache(maxsize=64)
@@ -133,9 +142,12 @@ class Scratch(threading.local):
 
 
 scratch = Scratch()
+no_memory = torch.empty(0, dtype=torch.uint8)
 
 
 def workspace(bytes_needed: int, x: Tensor) -> Tensor:
+    if bytes_needed == 0:
+        return no_memory
     if bytes_needed <= Scratch.size and not x.is_cuda:
         return scratch.memory
     return torch.empty(bytes_needed, dtype=torch.uint8, device=x.device)

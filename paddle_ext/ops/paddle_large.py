@@ -40,12 +40,18 @@ def check_large(
 ) -> dict[str, Any]:
     """The options of large tasks, checked."""
     check.choice("precision", precision, large.PRECISIONS)
+    top = check_top(return_assignments, top)
+    return {"precision": precision, "top": top, "group": Group(check_group(group))}
+
+
+def check_top(return_assignments: bool | None, top: int) -> int:
+    """Which probabilities are returned, checked."""
     if return_assignments is not None:
         check.flag("return_assignments", return_assignments)
     top = check.integer("top", top)
     if top > large.MOST_TOP:
         raise ValueError(f"top must be at most {large.MOST_TOP}, got {top}")
-    return {"precision": precision, "top": top, "group": Group(check_group(group))}
+    return top
 
 
 def queries_of(query: Source, support: Tensor) -> Rows | Tensor:

@@ -110,7 +110,7 @@ def check_posterior(
         )
     K = weights.shape[1]
     check_classes(K, B)
-    L = 1 if len(weights) == 1 else B  # labelled rows shared by all tasks
+    L = 1 if weights.shape[0] == 1 else B  # labelled rows shared by all tasks
     others = (
         ("centre", centre, (L, D)),
         ("weights", weights, (L, K, D)),
@@ -162,7 +162,7 @@ def posterior_kernel(
     if B == 0:
         return outputs
     # The copies, if any, must live as long as the call.
-    held = [x if x is None else computable("query", x) for x in tensors]
+    held = [x if x is None else x.contiguous() for x in (computable("query", query), *tensors[1:])]
     pointers = [0 if x is None else x.data_ptr() for x in held]
     call = native.module.posterior_call(
         target=target(query),
@@ -171,7 +171,7 @@ def posterior_kernel(
         Q=Q,
         K=K,
         D=D,
-        shared=len(weights) == 1,
+        shared=weights.shape[0] == 1,
         weight=weight,
         max_iter=max_iter,
         tol=tol,

@@ -126,11 +126,8 @@ def check_step(
 
 
 def allocate(given: Tensor) -> tuple[Tensor, Tensor]:
-    shape, device = given.shape, given.device
-    return (
-        torch.empty(shape, dtype=given.dtype, device=device),
-        torch.empty(shape[:2], dtype=torch.int64, device=device),
-    )
+    B, Q, K = given.shape
+    return given.new_empty(B, Q, K), given.new_empty(B, Q, dtype=torch.int64)
 
 
 def step_kernel(
@@ -158,7 +155,7 @@ def step_kernel(
     if B == 0:
         return probabilities, labels
     # The copies, if any, must live as long as the call.
-    held = [x if x is None else computable("given", x) for x in tensors]
+    held = [x if x is None else x.contiguous() for x in (computable("given", given), *tensors[1:])]
     pointers = [0 if x is None else x.data_ptr() for x in held]
     call = native.module.step_call(
         target=target(given),
@@ -166,7 +163,7 @@ def step_kernel(
         B=B,
         Q=Q,
         K=K,
-        shared=len(shots) == 1,
+        shared=shots.shape[0] == 1,
         weight=weight,
         temper=temper,
     )
