@@ -195,11 +195,12 @@ struct MoveParams {
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,
 //   x = length_n row scale - centre,
-// as high halves, or as high, low and again high halves. In the coordinates of `adaptive` the
-// length is 1 / norm of the row, and x is made unit-norm again. CUDA only.
+// as high halves, or as high, low and again high halves; or rows that are halves already, twice. In
+// the coordinates of `adaptive` the length is 1 / norm of the row, and x is made unit-norm again.
+// CUDA only.
 struct SplitParams {
     int64_t B, N, D;
-    int64_t pieces;  // 1 or 3
+    int64_t pieces;  // 1, 3 or 2
     DType dtype;     // of the rows: float16, bfloat16 or float32
     bool unit;       // the coordinates of `adaptive`
 

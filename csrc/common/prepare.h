@@ -33,7 +33,7 @@ PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
 }
 
 // The power of two above a number that is not negative; 1 for 0.
-PADDLE_EXT_HD double power_of_two(double x) {
+PADDLE_EXT_HD double power_above(double x) {
     int exponent;
     ::frexp(x, &exponent);
     return ::ldexp(1.0, exponent);

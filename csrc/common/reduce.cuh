@@ -75,6 +75,13 @@ __device__ inline int warp_argmax(float best, int label) {
     return label;
 }
 
+// 2^x to about two units in the last place; results below the normal range are zero.
+__device__ inline float exp2_approx(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__half value) { return __half2float(value); }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }

@@ -177,7 +177,7 @@ void place_task(const PlaceParams& p, int64_t task, double* means, double* reach
         reach = std::max(reach, place_feature<Real>(p, at).reach);
         square += p.sums[at] / p.total * (p.sums[at] / p.total);
     }
-    const double unit = power_of_two(reach);
+    const double unit = power_above(reach);
     p.unit[task] = unit;
     p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
     for (int64_t d = 0; d < p.D; ++d) {

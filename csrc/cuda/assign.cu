@@ -5,6 +5,7 @@
 
 #include "common/assign.h"
 #include "common/check.h"
+#include "common/math.h"
 #include "common/mma.cuh"
 #include "cuda/assign_rows.cuh"
 
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) {
-                value[i][j] = expf(value[i][j] - most);
+                value[i][j] = exp2_approx((value[i][j] - most) * kLog2e<float>);
                 sum += value[i][j];
             }
         }

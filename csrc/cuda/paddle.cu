@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kWorkspaceBytes = int64_t(768) << 20;
 
 // Products that one block computes per iteration: larger tasks use other code.
-constexpr double kBlockProducts = 3e7;
+constexpr double kBlockProducts = 6e7;
 constexpr int kBlockWarps = 32;        // limit per block
 constexpr int kReservedShared = 1024;  // bytes that the system reserves in every block
 

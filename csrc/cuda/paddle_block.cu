@@ -124,8 +124,8 @@ __device__ void let_sleep(const Block& b, const unsigned* full, int& tiles, Slee
         const int k = b.s.live[slot];
         if (k < 0 || (full[slot / kTile] >> (slot % kTile) & 1u) != 0) continue;
         const float2 value = logits(b, load_cell(b, k));
-        share.x += power_of_two(fminf(value.x - asleep.reference.x, kHighestExponent));
-        share.y += power_of_two(fminf(value.y - asleep.reference.y, kHighestExponent));
+        share.x += exp2_approx(fminf(value.x - asleep.reference.x, kHighestExponent));
+        share.y += exp2_approx(fminf(value.y - asleep.reference.y, kHighestExponent));
         top = make_float2(fmaxf(top.x, value.x), fmaxf(top.y, value.y));
     }
     asleep.sum.x += quad_sum(share.x);

@@ -129,13 +129,6 @@ struct Block {
     }
 };
 
-// 2^x to about two units in the last place; results below the normal range are zero.
-__device__ inline float power_of_two(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-
 // 1 / x to about one unit in the last place, for numbers that are neither tiny nor huge.
 __device__ inline float reciprocal(float x) {
     float result;
@@ -232,21 +225,21 @@ __device__ inline RowSoftmax row_softmax(const Block& b, int tiles, const Sleepe
             top.x = fmaxf(top.x, value[i].x);
             top.y = fmaxf(top.y, value[i].y);
         }
-        sum.x *= power_of_two(best.x - top.x);
-        sum.y *= power_of_two(best.y - top.y);
+        sum.x *= exp2_approx(best.x - top.x);
+        sum.y *= exp2_approx(best.y - top.y);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            sum.x += power_of_two(value[i].x - top.x);
-            sum.y += power_of_two(value[i].y - top.y);
+            sum.x += exp2_approx(value[i].x - top.x);
+            sum.y += exp2_approx(value[i].y - top.y);
         }
         best = top;
     }
     const float2 top = make_float2(quad_max(best.x), quad_max(best.y));
-    sum.x = quad_sum(sum.x * power_of_two(best.x - top.x));
-    sum.y = quad_sum(sum.y * power_of_two(best.y - top.y));
+    sum.x = quad_sum(sum.x * exp2_approx(best.x - top.x));
+    sum.y = quad_sum(sum.y * exp2_approx(best.y - top.y));
     const float2 drift = make_float2(asleep.reference.x - top.x, asleep.reference.y - top.y);
-    const float extra_x = asleep.sum.x * power_of_two(fminf(drift.x, kHighestExponent));
-    const float extra_y = asleep.sum.y * power_of_two(fminf(drift.y, kHighestExponent));
+    const float extra_x = asleep.sum.x * exp2_approx(fminf(drift.x, kHighestExponent));
+    const float extra_y = asleep.sum.y * exp2_approx(fminf(drift.y, kHighestExponent));
     const float log2_wake = __log2f(b.limit.wake);
     // By their sum and by the largest: where logits are far apart, the sum is all or nothing.
     const bool wake_x = extra_x > b.limit.wake || asleep.top.x - top.x > log2_wake;
@@ -284,8 +277,8 @@ __device__ inline void find_changes(const Block& b, const RowSoftmax& soft, Chan
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 value = logits(b, c.cell[i]);
-        c.change[i].x = power_of_two(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
-        c.change[i].y = power_of_two(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
+        c.change[i].x = exp2_approx(value.x - soft.best.x) * soft.inverse.x - c.before[i].x;
+        c.change[i].y = exp2_approx(value.y - soft.best.y) * soft.inverse.y - c.before[i].y;
     }
 }
 

@@ -26,8 +26,8 @@ __device__ inline bool softmax_few(const Block& b, const float2* lines,
     float2 sum = make_float2(0, 0);
 #pragma unroll
     for (int i = 0; i < 2 * Columns; ++i) {
-        change[i].x = power_of_two(change[i].x - best.x);
-        change[i].y = power_of_two(change[i].y - best.y);
+        change[i].x = exp2_approx(change[i].x - best.x);
+        change[i].y = exp2_approx(change[i].y - best.y);
         sum.x += change[i].x;
         sum.y += change[i].y;
     }

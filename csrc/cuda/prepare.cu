@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(PlaceParams p, PlaceWor
     double reach = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads)
         reach = fmax(reach, all.reaches[task * p.K + k]);
-    const double unit = power_of_two(block_max(reach, scratch));
+    const double unit = power_above(block_max(reach, scratch));
     for (int64_t d = threadIdx.x; d < p.D; d += kThreads)
         static_cast<float*>(p.means)[at * p.D + d] = float(all.means[at * p.D + d] / unit);
     if (at % p.K != 0) return;

@@ -97,6 +97,34 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool ali
     if (p.norm != nullptr) p.norm[row] = unit > 0 ? 1.0f / unit : 0.0f;
 }
 
+// Halves as they are, twice: 16 bytes per thread, or one number.
+template <typename Unit>
+__global__ void __launch_bounds__(kThreads)
+    repeat_kernel(const Unit* rows, int64_t count, int64_t width, Unit* out) {
+    const int64_t at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+    if (at >= count * width) return;
+    const Unit x = rows[at];
+    Unit* const to = out + (at / width * 2) * width + at % width;
+    to[0] = x;
+    to[width] = x;
+}
+
+template <typename Unit>
+void repeat(const SplitParams& p, cudaStream_t stream) {
+    const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
+    const unsigned blocks = grid_size(ceil_div(p.B * p.N * width, int64_t(kThreads)));
+    repeat_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const Unit*>(p.rows), p.B * p.N,
+                                                   width, static_cast<Unit*>(p.out));
+    check_launch("repeat_kernel");
+}
+
+void repeat_halves(const SplitParams& p, cudaStream_t stream) {
+    require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
+    const auto places = reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
+    if (p.D % 8 == 0 && places % 16 == 0) return repeat<uint4>(p, stream);
+    repeat<__half>(p, stream);
+}
+
 }  // namespace
 
 int64_t split_cuda_workspace(const SplitParams&, int) { return 0; }
@@ -105,6 +133,7 @@ void split_cuda(const SplitParams& p, int device, void* on) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);
+    if (p.pieces == 2) return repeat_halves(p, stream);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
                          rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
     const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));

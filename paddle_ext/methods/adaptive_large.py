@@ -80,7 +80,7 @@ class LikelihoodScores:
         """Indices and rows [1, n, D]."""
         extremes: list[Tensor] = []
         # Small chunks, because the likelihoods that are kept take most of the memory there is.
-        for part, rows in self.queries.chunks(2 * max(self.shape[2], self.queries.D)):
+        for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 2):
             if self.unseen:
                 extremes += rows.aminmax()
             yield part, rows

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .sources import Rows
 
-CUDA_NUMBERS = 2**25  # of the products of a chunk: enough to hide the launches
+CUDA_NUMBERS = 5 * 2**23  # of the products of a chunk: enough to hide the launches
 CPU_NUMBERS = 2**19
 
 
