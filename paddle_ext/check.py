@@ -263,16 +263,16 @@ def integers(name: str, x: object) -> None:
 
 def one_device(**tensors: Tensor) -> None:
     """All on the CPU, or all on one CUDA device."""
-    first, *others = tensors.values()
-    device = first.device
-    one = all(x.device == device for x in others)
-    if one and (first.is_cpu or first.is_cuda):
-        return
-    names = ", ".join(tensors)  # only here, because torch 2.4 cannot compile it
-    if not one:
-        got = ", ".join([str(x.device) for x in tensors.values()])
-        raise ValueError(f"{names} must be on one device, got {got}")
-    raise ValueError(f"{names} must be on the CPU or a CUDA device, got {device}")
+    found = list(tensors.values())
+    first = found[0]
+    for x in found:  # names only in errors, because torch 2.4 cannot compile their use
+        if x.device != first.device:
+            got = ", ".join([str(one.device) for one in found])
+            raise ValueError(f"{', '.join(tensors)} must be on one device, got {got}")
+    if not (first.is_cpu or first.is_cuda):
+        raise ValueError(
+            f"{', '.join(tensors)} must be on the CPU or a CUDA device, got {first.device}"
+        )
 
 
 def rows(name: str, shape: torch.Size, letter: str, end: str) -> int:

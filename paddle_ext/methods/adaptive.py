@@ -87,7 +87,7 @@ class Adaptive(Method):
         if is_large(task.query.shape[1], task.num_classes):
             return self.solve_large(task)
         B = task.query.shape[0]
-        step = how_many(bytes_per_task(task, self.metric), task.query.device)
+        step = how_many(bytes_per_task(task, self.metric), task.query)
         shared = self.likelihood(task) if task.support.shape[0] == 1 else None
         found, sound = [], []
         for start in range(0, B, step):

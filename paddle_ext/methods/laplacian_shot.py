@@ -97,7 +97,7 @@ def neighbours(query: Tensor, count: int) -> Tensor:
     query = query.double()
     squares = query.square().sum(-1)  # [B, Q]
     own = torch.arange(Q, device=query.device)
-    step = how_many(32 * B * Q, query.device)  # rows at a time: large tasks have many pairs
+    step = how_many(32 * B * Q, query)  # rows at a time: large tasks have many pairs
     found = []
     for start in range(0, Q, step):
         rows = slice(start, start + step)

@@ -42,7 +42,7 @@ Loop: TypeAlias = Callable[[Tensor, float, int | None], Solution]
 
 def solution(task: Task, loop: Loop, *, metric: str, logit_scale: float) -> Solution:
     """Solve tasks with prototypes or logits; `loop` finds the proportions."""
-    step = how_many(bytes_per_task(task), task.query.device)
+    step = how_many(bytes_per_task(task), task.query)
     parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
     found = [solve_part(part, loop, metric, logit_scale) for part in parts]
     return found[0] if len(found) == 1 else merged(found)

@@ -73,7 +73,7 @@ def nearest_queries(rows: Tensor, query: Tensor, count: int) -> Tensor:
     count = min(count, Q)
     rows, query = rows.double().expand(B, -1, -1), query.double()
     places = torch.arange(Q, device=query.device)
-    step = how_many(32 * B * Q, query.device)
+    step = how_many(32 * B * Q, query)
     found = [torch.empty(B, 0, count, dtype=torch.int64, device=query.device)]
     for start in range(0, rows.shape[1], step):
         some = rows[:, start : start + step]

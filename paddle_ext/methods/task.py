@@ -119,16 +119,16 @@ def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) 
 
     `bytes_per_task` estimates the temporary memory of `solve` for one task.
     """
-    step = how_many(bytes_per_task, task.query.device)
+    step = how_many(bytes_per_task, task.query)
     starts = range(0, len(task.query), step)
     if len(starts) == 1:
         return solve(task)
     return torch.cat([solve(task.part(slice(start, start + step))) for start in starts])
 
 
-def how_many(size: int, device: torch.device) -> int:
-    """How many items of `size` bytes fit in the budget; at least one."""
-    return max(1, BUDGET[device.type] // size)
+def how_many(size: int, like: Tensor) -> int:
+    """How many items of `size` bytes fit in the budget of the device of `like`; at least one."""
+    return max(1, BUDGET["cuda" if like.is_cuda else "cpu"] // size)
 
 
 def scaled(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
