@@ -12,7 +12,7 @@ from ..rows import computing_dtype
 from . import native
 from .large.fixed import is_large
 from .large.logits import adapt_large
-from .operators import computable, register, target, workspace
+from .operators import allocator, computable, register, target, workspace
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -20,18 +20,18 @@ Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
 def allocate(logits: Tensor) -> Outputs:
     *batch, Q, K = logits.shape
-    new, device, dtype = torch.empty, logits.device, computing_dtype(logits)
-    per_class = new(*batch, K, dtype=dtype, device=device)
-    per_task = torch.empty_strided(batch, (1,) * len(batch), dtype=dtype, device=device)
+    new, dtype = allocator(logits), computing_dtype(logits)
+    per_query, per_class, per_task = (*batch, Q), (*batch, K), tuple(batch)
+    strides = (1,) * len(batch)
     return (
-        new(*batch, Q, dtype=torch.int64, device=device),
-        new(*batch, Q, K, dtype=dtype, device=device),
-        per_class,
-        torch.empty_like(per_class),
-        torch.empty_like(per_task, dtype=torch.int32),
-        per_task,
-        torch.empty_like(per_task),
-        torch.empty_like(per_task),
+        new(per_query, (Q, 1) if batch else (1,), torch.int64),
+        new((*batch, Q, K), (Q * K, K, 1) if batch else (K, 1), dtype),
+        new(per_class, (K, 1) if batch else (1,), dtype),
+        new(per_class, (K, 1) if batch else (1,), dtype),
+        new(per_task, strides, torch.int32),
+        new(per_task, strides, dtype),
+        new(per_task, strides, dtype),
+        new(per_task, strides, dtype),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import check
 from . import native
 from .backend import takes_reference
-from .operators import computable, integers, register, target, workspace
+from .operators import allocator, computable, integers, register, target, workspace
 
 CENTRE, SPREAD = 16.0, math.log(2.0)
 
@@ -102,8 +102,12 @@ def check_call(
 
 def allocate(distances: Tensor) -> Calibration:
     B, _, K = distances.shape
-    new = distances.new_empty
-    return Calibration(new(B), new(B), new(B, K))
+    new, dtype = allocator(distances), distances.dtype
+    return Calibration(
+        sharpness=new((B,), (1,), dtype),
+        objective=new((B,), (1,), dtype),
+        drawn=new((B, K), (K, 1), dtype),
+    )
 
 
 def calibrate_kernel(

@@ -11,7 +11,15 @@ from torch import Tensor
 from .. import check
 from . import native
 from .backend import takes_reference
-from .operators import check_classes, computable, integers, register, target, workspace
+from .operators import (
+    allocator,
+    check_classes,
+    computable,
+    integers,
+    register,
+    target,
+    workspace,
+)
 
 FLOATS = (torch.float32, torch.float64)
 
@@ -175,18 +183,18 @@ def run(call: Any, support: Tensor, labels: Tensor, found: NamedTuple) -> None:
 
 def allocate(support: Tensor, K: int, R: int) -> Labelled:
     B, S, D = support.shape
-    real = support.new_empty
+    new, dtype = allocator(support), support.dtype
     return Labelled(
-        first=real(B, S),
-        second=real(B, S),
-        centre=real(B, D),
-        means=real(B, K, D),
-        shots=real(B, K),
-        own=real(B, R, dtype=torch.int64),
-        judging=real(B, dtype=torch.int64),
-        x=real(B, R, D),
-        off=real(B, R),
-        scale=real(B, D),
+        first=new((B, S), (S, 1), dtype),
+        second=new((B, S), (S, 1), dtype),
+        centre=new((B, D), (D, 1), dtype),
+        means=new((B, K, D), (K * D, D, 1), dtype),
+        shots=new((B, K), (K, 1), dtype),
+        own=new((B, R), (R, 1), torch.int64),
+        judging=new((B,), (1,), torch.int64),
+        x=new((B, R, D), (R * D, D, 1), dtype),
+        off=new((B, R), (R, 1), dtype),
+        scale=new((B, D), (D, 1), dtype),
     )
 
 
@@ -217,7 +225,8 @@ def labelled_fake(support: Tensor, labels: Tensor, num_classes: int, rows: int) 
 
 def allocate_coordinates(rows: Tensor) -> tuple[Tensor, Tensor]:
     B, N, D = rows.shape
-    return rows.new_empty(B, N, D), rows.new_empty(B, N)
+    new, dtype = allocator(rows), rows.dtype
+    return new((B, N, D), (N * D, D, 1), dtype), new((B, N), (N, 1), dtype)
 
 
 def coordinates_kernel(rows: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:

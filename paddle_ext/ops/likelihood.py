@@ -11,7 +11,7 @@ from .. import check
 from . import native
 from .calibrate import CENTRE, SPREAD
 from .labelled import check_labelled, run
-from .operators import computable, integers, register, target
+from .operators import allocator, computable, integers, register, target
 
 
 class Likelihoods(NamedTuple):
@@ -65,18 +65,18 @@ def check_call(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> 
 
 def allocate(support: Tensor, K: int, R: int) -> Likelihoods:
     B, _, D = support.shape
-    real = support.new_empty
+    new, dtype = allocator(support), support.dtype
     return Likelihoods(
-        centre=real(B, D),
-        means=real(B, K, D),
-        weights=real(B, K, D),
-        squares=real(B, K),
-        bias=real(B, K),
-        shots=real(B, K),
-        sharpness=real(B),
-        usual=real(B, R),
-        sound=real(B, dtype=torch.bool),
-        scale=real(B, D),
+        centre=new((B, D), (D, 1), dtype),
+        means=new((B, K, D), (K * D, D, 1), dtype),
+        weights=new((B, K, D), (K * D, D, 1), dtype),
+        squares=new((B, K), (K, 1), dtype),
+        bias=new((B, K), (K, 1), dtype),
+        shots=new((B, K), (K, 1), dtype),
+        sharpness=new((B,), (1,), dtype),
+        usual=new((B, R), (R, 1), dtype),
+        sound=new((B,), (1,), torch.bool),
+        scale=new((B, D), (D, 1), dtype),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -132,6 +132,33 @@ def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
     return native.module.Target(cuda=cuda, threads=threads, device=device, stream=stream)
 
 
+# --- memory -------------------------------------------------------------------------------------
+
+# From sizes, strides and a dtype to a tensor on the CPU or the current GPU. The code that
+# torch.compile generates calls them, because torch.empty takes more than twice as long. They are
+# not public, so a torch without them is possible.
+Allocate: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+empty_on_cpu: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+empty_on_gpu: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+def allocator(x: Tensor) -> Allocate:
+    """A function that allocates tensors on the device of `x`."""
+    found = None
+    if type(x) is Tensor:  # a fake tensor has another type
+        if x.is_cpu:
+            found = empty_on_cpu
+        elif x.is_cuda and x.get_device() == torch.cuda.current_device():
+            found = empty_on_gpu
+    return found or partial(empty, x.device)
+
+
+def empty(
+    device: torch.device, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
 class Scratch(threading.local):
     """A small workspace kept by each thread, so that small CPU calls do not allocate."""
 
@@ -150,4 +177,4 @@ def workspace(bytes_needed: int, x: Tensor) -> Tensor:
         return no_memory
     if bytes_needed <= Scratch.size and not x.is_cuda:
         return scratch.memory
-    return torch.empty(bytes_needed, dtype=torch.uint8, device=x.device)
+    return allocator(x)((bytes_needed,), (1,), torch.uint8)

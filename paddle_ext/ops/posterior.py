@@ -11,7 +11,7 @@ from .. import check
 from ..solution import Solution
 from . import native
 from .labelled import check_alike, check_floats
-from .operators import check_classes, computable, register, target, workspace
+from .operators import allocator, check_classes, computable, register, target, workspace
 
 # Those of `adapt`, and whether the queries are plainly finite.
 Outputs: TypeAlias = tuple[Tensor, ...]
@@ -126,17 +126,17 @@ def check_posterior(
 
 def allocate(query: Tensor, K: int) -> Outputs:
     B, Q, _ = query.shape
-    new = query.new_empty
+    new, dtype = allocator(query), query.dtype
     return (
-        new(B, Q, dtype=torch.int64),
-        new(B, Q, K),
-        new(B, K),
-        new(B, K),
-        new(B, dtype=torch.int32),
-        new(B),
-        new(B),
-        new(B),
-        new(B, dtype=torch.bool),
+        new((B, Q), (Q, 1), torch.int64),
+        new((B, Q, K), (Q * K, K, 1), dtype),
+        new((B, K), (K, 1), dtype),
+        new((B, K), (K, 1), dtype),
+        new((B,), (1,), torch.int32),
+        new((B,), (1,), dtype),
+        new((B,), (1,), dtype),
+        new((B,), (1,), dtype),
+        new((B,), (1,), torch.bool),
     )
 
 

@@ -9,7 +9,7 @@ from .. import check
 from . import native
 from .backend import takes_reference
 from .labelled import check_alike, check_floats
-from .operators import computable, register, target, workspace
+from .operators import allocator, computable, register, target, workspace
 
 
 def step(
@@ -127,7 +127,8 @@ def check_step(
 
 def allocate(given: Tensor) -> tuple[Tensor, Tensor]:
     B, Q, K = given.shape
-    return given.new_empty(B, Q, K), given.new_empty(B, Q, dtype=torch.int64)
+    new = allocator(given)
+    return new((B, Q, K), (Q * K, K, 1), given.dtype), new((B, Q), (Q, 1), torch.int64)
 
 
 def step_kernel(
