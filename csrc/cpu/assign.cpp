@@ -13,7 +13,7 @@ namespace {
 int64_t parts_of(int64_t N) { return (N + kRowsOfPart - 1) / kRowsOfPart; }
 
 int workers_of(int64_t B, int64_t N, int64_t K, int threads) {
-    const double pays = 30.0 * double(B) * double(N) * double(K) / kWorkOfThread;
+    const double pays = 16.0 * double(B) * double(N) * double(K) / kWorkOfThread;
     const double most = std::min<double>(threads, double(B * parts_of(N)));
     return std::max(1, int(std::min(most, pays)));
 }

@@ -1,84 +1,46 @@
 // Rows of large tasks for one SIMD level: products to probabilities, and their sums by class.
 
-// The largest classes of a row of probabilities, which is overwritten; of equal ones, the smaller
-// first.
-template <typename T>
-static void take_top(T* row, int64_t K, int64_t top, T* probabilities, int64_t* classes) {
-    for (int64_t rank = 0; rank < top; ++rank) {
-        const int64_t best = largest(row, K);
-        probabilities[rank] = row[best];
-        classes[rank] = best;
-        row[best] = -1;
-    }
-}
-
-// row[k] = logits; returns the largest.
-template <typename T>
-static T row_logits(const T* __restrict__ products, const T* __restrict__ bias, T factor, int64_t K,
-                    T* __restrict__ row) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    Vec<T> mosts = splat(Range<T>::kMinusInfinity);
-    int64_t k = 0;
-    for (; k + kLanes <= K; k += kLanes) {
-        const Vec<T> logit = load(products + k) * factor + load(bias + k);
-        store<T>(row + k, logit);
-        mosts = vmax<T>(mosts, logit);
-    }
-    T most = horizontal_max<T>(mosts);
-    for (; k < K; ++k) {
-        row[k] = products[k] * factor + bias[k];
-        most = std::max(most, row[k]);
-    }
-    for (; k % kLanes != 0; ++k) row[k] = Range<T>::kMinusInfinity;
-    return most;
-}
+#include "cpu/assign_row.inl"
 
 template <typename T>
 static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int64_t end,
                         void* memory, AssignSums& sums) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    const int64_t K = p.K, Kp = round_up(K, kLanes);
-    T* const __restrict__ row = static_cast<T*>(memory);
-    T* const __restrict__ held = row + Kp;  // of this part
+    const int64_t K = p.K, Kp = round_up(K, kBlock<T>);
+    T* const row = static_cast<T*>(memory);
+    T* const held = row + Kp;  // of this part
+    T* const terms = held + Kp;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
     const T* const trust = p.trust == nullptr ? nullptr : static_cast<const T*>(p.trust) + task * K;
     const T slope = static_cast<const T*>(p.slope)[task];
+    MedianGuess<T> guess;
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
+    for (int64_t i = 0; i < kTermCount * kBlock<T>; ++i) terms[i] = T(kExpTerms[i / kBlock<T>]);
     for (int64_t q = first; q < end; ++q) {
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
-        T* const products = static_cast<T*>(p.products) + at * p.stride;
-        const T most = row_logits(products, bias, slope * length, K, row);
+        const T* const products = static_cast<const T*>(p.products) + at * p.stride;
+        const T most = row_logits(products, p.stride, bias, slope * length, K, row);
         if (p.leads != nullptr) {
-            for (int64_t k = 0; k < K; ++k) row[k] = 2 * (most - row[k]);
-            const double lead = select_rank(row, K, K / 2);
+            const double lead = double(2 * (most - median_logit(row, K, Kp, most, guess)));
             sums.leads[0] += lead;
             sums.leads[1] += lead - 2 * double(most);
             continue;
         }
-        Vec<T> total = splat(T(0));
-        for (int64_t k = 0; k < Kp; k += kLanes) {
-            const Vec<T> e = vexp<T>(load(row + k) - most);
-            store<T>(row + k, e);
-            total += e;
-        }
-        const T sum = horizontal_sum<T>(total);
+        const T sum = row_exponentials(row, most, Kp, terms);
         sums.log_sums += double(most) + __builtin_log(double(sum));
-        const T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
-        for (int64_t k = 0; k < Kp; k += kLanes) store<T>(row + k, load(row + k) * scale);
-        for (int64_t k = 0; trust != nullptr && k < K; ++k) {
-            row[k] = (row[k] * trust[k]) * (row[k] * trust[k]);
+        T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
+        if (trust != nullptr) {
+            for (int64_t k = 0; k < K; ++k) {
+                const T trusted = row[k] * scale * trust[k];
+                row[k] = trusted * trusted;
+            }
+            scale = 1;
         }
-        for (int64_t k = 0; k < Kp; k += kLanes) {
-            store<T>(held + k, load(held + k) + load(row + k));
-        }
-        if (p.probabilities != nullptr) {
-            T* const __restrict__ out = static_cast<T*>(p.probabilities) + at * K;
-            const T written = p.weigh ? length : T(1);
-            for (int64_t k = 0; k < K; ++k) out[k] = row[k] * written;
-        }
+        T* const out =
+            p.probabilities == nullptr ? nullptr : static_cast<T*>(p.probabilities) + at * K;
+        hold_row(row, K, scale, p.weigh ? scale * length : scale, held, out);
         if (p.top > 0) {
-            take_top(row, K, p.top, static_cast<T*>(p.top_probabilities) + at * p.top,
+            take_top(row, K, Kp, scale, p.top, static_cast<T*>(p.top_probabilities) + at * p.top,
                      p.top_classes + at * p.top);
         }
     }
@@ -157,7 +119,7 @@ static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entri
 
 template <typename T>
 static int64_t assign_row_bytes(int64_t K) {
-    return 2 * round_up(K, Simd<T>::kLanes) * int64_t(sizeof(T));
+    return (2 * round_up(K, kBlock<T>) + kTermCount * kBlock<T>)*int64_t(sizeof(T));
 }
 
 constexpr AssignKernels kAssignKernels = {

@@ -5,6 +5,10 @@
 #include <cmath>
 #include <cstdint>
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "common/math.h"
 #include "common/parallel.h"
 #include "cpu/levels.h"

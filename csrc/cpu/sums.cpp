@@ -27,9 +27,23 @@ struct Entries {
     }
 };
 
-// Lists the entries above the threshold; false if there are too many.
+// Counts the entries above the threshold; false if there are too many.
 template <typename T>
-bool collect(const SumsParams& p, const Entries& all) {
+bool few(const SumsParams& p) {
+    const T* u = static_cast<const T*>(p.probabilities);
+    const T threshold = T(p.threshold);
+    *p.found = 0;
+    for (int64_t row = 0; row < p.B * p.N && *p.found <= p.most; ++row, u += p.K) {
+        int32_t count = 0;
+        for (int64_t k = 0; k < p.K; ++k) count += u[k] > threshold;
+        *p.found += count;
+    }
+    return *p.found <= p.most;
+}
+
+// Lists them.
+template <typename T>
+void collect(const SumsParams& p, const Entries& all) {
     const T* u = static_cast<const T*>(p.probabilities);
     const T threshold = T(p.threshold);
     int64_t count = 0;
@@ -38,19 +52,13 @@ bool collect(const SumsParams& p, const Entries& all) {
         int64_t* const start = all.start + row / p.N * p.K + 1;
         for (int64_t k = 0; k < p.K; ++k) {
             if (!(u[k] > threshold)) continue;
-            if (count == p.most) {
-                *p.found = count + 1;
-                return false;
-            }
             all.row_class[count] = int32_t(k);
             all.row[count] = int32_t(row);
             all.row_value[count++] = double(u[k]);
             ++start[k];
         }
     }
-    *p.found = count;
     for (int64_t i = 0; i < p.B * p.K; ++i) all.start[i + 1] += all.start[i];
-    return true;
 }
 
 // Sorts them by class; `start` is left pointing to the ends of the classes.
@@ -70,7 +78,8 @@ void sums_cpu(const SumsParams& p, int threads) {
     require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
     const Entries all(p.workspace, p);
     require_workspace(p.workspace_bytes, all.used);
-    if (!(at == 0 ? collect<float>(p, all) : collect<double>(p, all))) return;
+    if (!(at == 0 ? few<float>(p) : few<double>(p))) return;
+    at == 0 ? collect<float>(p, all) : collect<double>(p, all);
     sort(p, all);
     const AssignKernels& level = cpu_kernels().assign;
     parallel_for(p.B * p.K, threads, [&](int64_t place, int) {
