@@ -119,7 +119,8 @@ static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entri
 
 template <typename T>
 static int64_t assign_row_bytes(int64_t K) {
-    return (2 * round_up(K, kBlock<T>) + kTermCount * kBlock<T>)*int64_t(sizeof(T));
+    const int64_t rows = 2 * round_up(K, kBlock<T>), terms = kTermCount * kBlock<T>;
+    return (rows + terms) * int64_t(sizeof(T));
 }
 
 constexpr AssignKernels kAssignKernels = {
