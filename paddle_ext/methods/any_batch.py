@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..ops.adapt import no_tasks
 from ..ops.large.fixed import is_large
 from ..ops.large.sources import TensorRows
 from ..ops.paddle_large import Source, check_large, is_elsewhere, queries_of, returns_all
@@ -96,11 +97,15 @@ def adaptive(
         seen = query if isinstance(query, Tensor) else support[:1]
         num_classes = check.dense_values(support, support_labels, seen, num_classes)
     assert num_classes is not None
-    all_classes = returns_all(return_assignments, rows.shape[-2], num_classes)
+    Q = rows.shape[-2]
+    all_classes = returns_all(return_assignments, Q, num_classes)
+    if isinstance(rows, Tensor) and rows.shape[0] == 0:
+        none = rows.new_empty(0, Q, num_classes)
+        return no_tasks(none, None if all_classes else options["top"])
     dtype = computing_dtype(support)
     labelled = batched(detached(support, dtype), 3)
     labels = batched(detached(support_labels, torch.int64), 2)
-    small = group is None and all_classes and not is_large(rows.shape[-2], num_classes)
+    small = group is None and all_classes and not is_large(Q, num_classes)
     with torch.no_grad(), without_autocast(support):
         if small and isinstance(query, Tensor):
             task = Task(labelled, labels, batched(detached(query, dtype), 3), num_classes)

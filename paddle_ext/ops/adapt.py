@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import Solution
-from .adapt_operators import adapt_op
+from .adapt_operators import adapt_op, allocate
 from .backend import takes_reference
 from .large.logits import adapt_large
 from .paddle_large import check_top, returns_all
@@ -138,6 +138,8 @@ def adapt_without_matrix(
 ) -> Solution:
     """One task at a time, with only the largest probabilities of each query."""
     *batch, Q, K = logits.shape
+    if batch == [0]:
+        return no_tasks(logits, top)
     real, found = computing_dtype(logits), []
     for own in logits.reshape(-1, Q, K):
         told, state, proportions, bound = adapt_large(
@@ -172,6 +174,18 @@ def adapt_without_matrix(
         classes=classes,
         held=held,
     )
+
+
+def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
+    """The solution for logits [0, Q, K]; with the `top` largest probabilities, if given."""
+    labels, u, proportions, dual, iterations, criterion, a, bound = allocate(logits)
+    found = Solution(
+        labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
+    )
+    if top is None:
+        return found
+    u = u[..., :top]
+    return found._replace(probabilities=u, classes=u.long(), held=proportions.double())
 
 
 def check_values(logits: Tensor) -> None:

@@ -48,6 +48,24 @@ def test_batches_of_tasks() -> None:
     assert torch.equal(top.labels, all_classes.labels)
 
 
+@pytest.mark.parametrize("metric", ["diagonal", "full"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_tasks(shared: bool, metric: str) -> None:
+    """A result for no task has the form of one for some."""
+    problem = make_problem(B=2, Q=5, K=3, D=4, shots=(2, 2), seed=1)
+    support, labels, query = problem.inputs()
+    known = (support[0], labels[0]) if shared else (support[:0], labels[:0])
+    for options in ({}, {"return_assignments": False, "top": 2}):
+        some = paddle_ext.adaptive(support, labels, query, metric=metric, **options)
+        none = paddle_ext.adaptive(*known, query[:0], num_classes=3, metric=metric, **options)
+        for name, x in some._asdict().items():
+            if isinstance(x, torch.Tensor):
+                found = getattr(none, name)
+                assert found.shape == (0, *x.shape[1:])
+                assert found.dtype is x.dtype
+    assert paddle_ext.adaptive(support[:0], labels[:0], query[:0]).probabilities.shape == (0, 5, 0)
+
+
 def test_bad_arguments() -> None:
     problem = make_problem(Q=9, K=3, D=4, seed=0)
     with pytest.raises(ValueError, match="metric must be one of"):

@@ -187,6 +187,11 @@ def test_no_tasks() -> None:
         got = paddle_ext.adapt(torch.zeros(0, 4, 3), backend=backend)
         assert got.probabilities.shape == (0, 4, 3)
         assert got.bound.shape == (0,)
+    top = paddle_ext.adapt(torch.zeros(0, 4, 3), return_assignments=False, top=2)
+    assert top.classes is not None
+    assert top.held is not None
+    assert top.probabilities.shape == top.classes.shape == (0, 4, 2)
+    assert top.held.shape == (0, 3)
 
 
 @pytest.mark.parametrize(
