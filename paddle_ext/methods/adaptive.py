@@ -86,6 +86,16 @@ class Adaptive(Method):
             )
         if is_large(task.query.shape[1], task.num_classes):
             return self.solve_large(task)
+        found, sound = self.solve_parts(task)
+        if task.check_values is not None and not bool(torch.cat(sound).all()):
+            task.check_values()
+        return found[0] if len(found) == 1 else merged(found)
+
+    def solve_parts(self, task: Task) -> tuple[list[Solution], list[Tensor]]:
+        """Solutions of as many tasks at a time as fit, and whether all rows are plainly finite.
+
+        The likelihoods are released before the caller waits for these flags.
+        """
         B = task.query.shape[0]
         step = how_many(bytes_per_task(task, self.metric), task.query)
         shared = self.likelihood(task) if task.support.shape[0] == 1 else None
@@ -96,9 +106,7 @@ class Adaptive(Method):
             solution, finite = self.solve_part(likelihood, part.query)
             found.append(solution)
             sound += [x for x in (likelihood.sound, finite) if x is not None]
-        if task.check_values is not None and not bool(torch.cat(sound).all()):
-            task.check_values()
-        return found[0] if len(found) == 1 else merged(found)
+        return found, sound
 
     def solve_large(self, task: Task) -> Solution:
         """One large task after the other."""
