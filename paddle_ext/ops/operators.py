@@ -120,8 +120,8 @@ def stream_by_object(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# Torch's own generated code uses the first one, which makes no Stream object; not public, so a
-# torch without it is possible, and one without CUDA has none.
+# The code that torch.compile generates calls the first one, which makes no Stream object. It is not
+# public, so a torch without it is possible; one without CUDA has none.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", stream_by_object)
 
 
@@ -138,8 +138,9 @@ def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
 # torch.compile generates calls them, because torch.empty takes more than twice as long. They are
 # not public, so a torch without them is possible.
 Allocate: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
-empty_on_cpu: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-empty_on_gpu: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+generated_code = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+empty_on_cpu: Allocate | None = getattr(generated_code, "_empty_strided_cpu", None)
+empty_on_gpu: Allocate | None = getattr(generated_code, "_empty_strided_cuda", None)
 
 
 def allocator(x: Tensor) -> Allocate:
