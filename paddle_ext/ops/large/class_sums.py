@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .group import Group
 from .products import Form
-from .steps import assign
+from .steps import Top, assign
 
 # Products of some rows with the prototypes, the lengths of these rows, and the terms to sum.
 Part: TypeAlias = tuple[Tensor, Tensor | None, Tensor]
@@ -25,15 +25,22 @@ def sums_by_class(
     *,
     weigh: bool = False,
     trust: Tensor | None = None,
+    top: Top | None = None,
+    out: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Sums of rows by class, as in `Form.room`, and of their weights, [B, K] float64.
 
-    `slope` [B], `bias` [B, K], `weigh` and `trust` are those of `assign`.
+    `slope` [B], `bias` [B, K], `weigh` and `trust` are those of `assign`. The most probable classes
+    of all rows go to `top`, and their weights to `out` [B, N, K], if the form has no dtype of its
+    own for them.
     """
     K = bias.shape[-1]
     sums, held = form.room(K), torch.zeros_like(bias, dtype=torch.float64)
+    start = 0
     for products, length, x in parts:
-        u, rest = products, None
+        part = slice(start, start + products.shape[1])
+        start = part.stop
+        u, rest = products if out is None else out[:, part], None
         if form.written is not None:
             shape = *products.shape[:2], K
             u = torch.empty(shape, dtype=form.written, device=products.device)
@@ -48,6 +55,7 @@ def sums_by_class(
             rest=rest,
             held=held,
             weigh=weigh,
+            top=None if top is None else top.rows(part),
         )
         form.add(sums, u, rest, x)
     group.sum(held, *sums)

@@ -138,16 +138,20 @@ class Told:
     log_sums: Tensor  # [B] float64: of the normalisers
 
 
-def tell(scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: bool) -> Told:
-    """Labels and probabilities of all rows, with `dual` [B, K] added to their logits."""
+def room_to_tell(scores: Scores, *, top: int, all_classes: bool) -> Told:
+    """Memory for the results, with sums of zero."""
     B, N, K = scores.shape
-    new = scores.slope.new_empty
-    found = Told(
+    return Told(
         Top.room(scores.slope, B, N, min(top, K)),
-        new(B, N, K) if all_classes else None,
+        scores.slope.new_empty(B, N, K) if all_classes else None,
         torch.zeros_like(scores.bias),
         torch.zeros_like(scores.bias[:, 0]),
     )
+
+
+def tell(scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: bool) -> Told:
+    """Labels and probabilities of all rows, with `dual` [B, K] added to their logits."""
+    found = room_to_tell(scores, top=top, all_classes=all_classes)
     bias = (scores.bias + dual).to(scores.slope.dtype)
     for part, products, length in scores.chunks():
         written = None if found.probabilities is None else found.probabilities[:, part]

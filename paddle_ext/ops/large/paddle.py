@@ -15,7 +15,7 @@ from torch import Tensor
 from .class_sums import Part, sums_by_class
 from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
 from .distances import DistanceScores, Walk
-from .fixed import settle, tell
+from .fixed import Told, room_to_tell, settle, tell
 from .group import ALONE, Group
 from .products import (
     MANY_ROWS,
@@ -152,19 +152,43 @@ class Paddle:
     def scores(self, walk: Walk, w: Tensor) -> DistanceScores:
         return DistanceScores(walk, w, self.slope, self.placed)
 
-    def class_sums(self, scores: DistanceScores, bias: Tensor) -> tuple[list[Tensor], Tensor]:
+    def class_sums(
+        self, scores: DistanceScores, bias: Tensor, told: Told | None = None
+    ) -> tuple[list[Tensor], Tensor]:
         """Sums of the rows by class, and of their probabilities; see `sums_by_class`."""
         form = scores.walk.form
-        return sums_by_class(scores.parts(), scores.slope, bias, form, self.group, weigh=form.weigh)
+        return sums_by_class(
+            scores.parts(),
+            scores.slope,
+            bias,
+            form,
+            self.group,
+            weigh=form.weigh,
+            top=None if told is None else told.top,
+            out=None if told is None else told.probabilities,
+        )
 
-    def move(self, state: State) -> Tensor:
-        """Iterate prototypes and dual; returns the prototypes of the last probabilities."""
+    def tells_in_passing(self) -> bool:
+        """Whether an iteration computes probabilities as they are returned."""
+        return self.queries.B == 1 and self.walk.form.written is None
+
+    def move(self, state: State) -> tuple[Tensor, Told | None]:
+        """Iterate prototypes and dual; returns the prototypes of the last probabilities.
+
+        These too, if it was known before the last iteration that it is the last.
+        """
+        o = self.options
+        told = None
         w = self.placed.means.clone()
         scores = self.scores(self.walk if is_captured(w) else self.rough, w)
         bias = scores.bias.to(w.dtype)
         moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
-        for _ in range(self.options.max_iter):
-            sums, held = self.class_sums(scores, bias)
+        for step in range(1, o.max_iter + 1):
+            if step == o.max_iter and scores.walk is self.walk and self.tells_in_passing():
+                told = room_to_tell(scores, top=o.top, all_classes=o.all_classes)
+            sums, held = self.class_sums(scores, bias, told)
+            if told is not None:
+                told.held.copy_(held)
             scores.move(sums, held, state.running)
             state.update(held, moved)
             if scores.walk is not self.walk and float(state.criterion.amax()) <= ROUGH:
@@ -172,18 +196,19 @@ class Paddle:
                 state.running.fill_(1)  # no task stops on rounded values
             if not state.goes_on():
                 break
-        return scores.before
+        return scores.before, told
 
     def solve(self) -> Found:
         o, state = self.options, self.state()
-        w = self.placed.means
+        w, told = self.placed.means, None
         if o.update_prototypes:
-            w = self.move(state)
+            w, told = self.move(state)
         scores = self.scores(self.walk, w)
         if not o.update_prototypes:
             settle(scores, state, self.group, o.max_iter)
         weighed = self.dual_weight * state.before
-        told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
+        if told is None:
+            told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
         dtype = self.queries.dtype
         return Found(
             told.top,
