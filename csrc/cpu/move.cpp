@@ -7,10 +7,13 @@
 #include "common/math.h"
 #include "cpu/prepare.h"
 #include "cpu/sharing.h"
+#include "cpu/sum_of.h"
 
 namespace paddle_ext {
 
 namespace {
+
+double square(double x) { return x * x; }
 
 // Number `at` of all classes of all tasks.
 template <typename Real>
@@ -23,19 +26,12 @@ void move_class(const MoveParams& p, int64_t at) {
         const Real* const sums = static_cast<const Real*>(p.sums) + at * p.D;
         Real* const before = static_cast<Real*>(p.before) + at * p.D;
         const Real shots = Real(p.shots[at]), mass = Real(safe_mass(p.shots[at] + p.held[at]));
-        double squared = 0;
-        for (int64_t d = 0; d < p.D; ++d) {
-            const Real moved = (start[d] * shots + sums[d]) / mass;
-            const double away = double(moved - w[d]);
-            squared += away * away;
-            before[d] = w[d];
-            w[d] = moved;
-        }
-        p.away[at] = std::sqrt(squared);
+        std::copy_n(w, p.D, before);
+        for (int64_t d = 0; d < p.D; ++d) w[d] = (start[d] * shots + sums[d]) / mass;
+        p.away[at] = std::sqrt(sum_of(p.D, [&](int64_t d) { return square(w[d] - before[d]); }));
     }
-    double square = 0;
-    for (int64_t d = 0; d < p.D; ++d) square += double(w[d]) * double(w[d]);
-    p.base[at] = -p.slope[task] * (square / 2);
+    const double squares = sum_of(p.D, [&](int64_t d) { return square(w[d]); });
+    p.base[at] = -p.slope[task] * (squares / 2);
 }
 
 }  // namespace

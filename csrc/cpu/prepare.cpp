@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "common/prepare.h"
 #include "cpu/sharing.h"
+#include "cpu/sum_of.h"
 
 namespace paddle_ext {
 
@@ -29,26 +30,34 @@ void with_real(DType dtype, const Body& body) {
 }
 
 // A row divided by `largest`, then multiplied by `inverse`, has norm 1; a row of zeros stays zero.
-// Squares of float64 could overflow without the division.
 struct RowNorm {
     double largest = 1, inverse = 0;
 
     template <typename Real>
     RowNorm(const Real* row, int64_t D) {
-        if constexpr (sizeof(Real) == 8) {
+        double sum = squares(row, D);
+        // Squares of float64 may overflow, or vanish, unless the row is divided first.
+        if (!(sum > Range<double>::kMinSquaredNorm && sum < Range<double>::kMaxSquaredNorm)) {
             double most = 0;
-            for (int64_t d = 0; d < D; ++d) most = std::max(most, std::abs(row[d]));
+            for (int64_t d = 0; d < D; ++d) most = std::max(most, std::abs(double(row[d])));
             if (most > 0) largest = most;
+            sum = squares(row, D);
         }
-        double part[8] = {};  // the compiler makes vectors of it
-        int64_t d = 0;
-        for (; d + 8 <= D; d += 8) {
-            for (int i = 0; i < 8; ++i) part[i] += square(double(row[d + i]) / largest);
-        }
-        for (; d < D; ++d) part[0] += square(double(row[d]) / largest);
-        double sum = 0;
-        for (const double one : part) sum += one;
         if (sum > 0) inverse = 1 / std::sqrt(sum);
+    }
+
+    // The unit-norm row of this one.
+    template <typename Real>
+    double of(Real x) const {
+        return largest == 1 ? double(x) * inverse : double(x) / largest * inverse;
+    }
+
+  private:
+    template <typename Real>
+    double squares(const Real* row, int64_t D) const {
+        return largest == 1
+                   ? sum_of(D, [&](int64_t d) { return square(double(row[d])); })
+                   : sum_of(D, [&](int64_t d) { return square(double(row[d]) / largest); });
     }
 
     static double square(double x) { return x * x; }
@@ -138,9 +147,25 @@ void survey_cpu(const SurveyParams& p, int threads) {
 
 namespace {
 
-// The mean of a class in the coordinates, except for their unit; returns its reach.
-template <typename Real>
-double place_class(const PlaceParams& p, int64_t task, int64_t k, double* mean) {
+// The memory of one task.
+struct PlaceWorkspace {
+    double* means;           // [K, D] without the unit
+    double* reaches;         // [K]
+    FeaturePlace* features;  // [D]
+    int64_t used;
+
+    explicit PlaceWorkspace(const PlaceParams& p) {
+        Arena arena(p.workspace);
+        means = arena.take<double>(p.K * p.D);
+        reaches = arena.take<double>(p.K);
+        features = arena.take<FeaturePlace>(p.D);
+        used = arena.used();
+    }
+};
+
+// The mean of a class in the coordinates, except for their unit.
+void place_class(const PlaceParams& p, int64_t task, int64_t k, const PlaceWorkspace& all) {
+    double* const mean = all.means + k * p.D;
     const int64_t set = p.shared ? 0 : task;
     const int64_t* const start = p.start + set * (p.K + 1) + k;
     const double* const support = static_cast<const double*>(p.support) + set * p.S * p.D;
@@ -152,57 +177,53 @@ double place_class(const PlaceParams& p, int64_t task, int64_t k, double* mean) 
             continue;
         }
         const RowNorm norm(row, p.D);
-        for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d] / norm.largest * norm.inverse;
+        for (int64_t d = 0; d < p.D; ++d) mean[d] += norm.of(row[d]);
     }
     const double shots = double(start[1] - start[0]);
     p.shots[task * p.K + k] = shots;
     double reach = 0;
     for (int64_t d = 0; d < p.D; ++d) {
-        const FeaturePlace at = place_feature<Real>(p, task * p.D + d);
+        const FeaturePlace& at = all.features[d];
         mean[d] = mean[d] / safe_mass(shots) / at.width - at.centre;
         reach = std::max(reach, std::abs(mean[d]));
     }
-    return reach;
+    all.reaches[k] = reach;
 }
 
 template <typename Real>
-void place_task(const PlaceParams& p, int64_t task, double* means, double* reaches, int threads) {
-    const int workers = workers_of(p.K, double(p.S + p.K) * double(p.D), threads);
-    parallel_for(p.K, workers, [&](int64_t k, int) {
-        reaches[k] = place_class<Real>(p, task, k, means + k * p.D);
-    });
-    double reach = *std::max_element(reaches, reaches + p.K), square = 0;
+void place_task(const PlaceParams& p, int64_t task, const PlaceWorkspace& all, int threads) {
+    for (int64_t d = 0; d < p.D; ++d) all.features[d] = place_feature<Real>(p, task * p.D + d);
+    const int workers = workers_of(p.K, 4.0 * double(p.S + p.K) * double(p.D), threads);
+    parallel_for(p.K, workers, [&](int64_t k, int) { place_class(p, task, k, all); });
+    double reach = *std::max_element(all.reaches, all.reaches + p.K), square = 0;
     for (int64_t d = 0; d < p.D; ++d) {
-        const int64_t at = task * p.D + d;
-        reach = std::max(reach, place_feature<Real>(p, at).reach);
-        square += p.sums[at] / p.total * (p.sums[at] / p.total);
+        const double mean = p.sums[task * p.D + d] / p.total;
+        reach = std::max(reach, all.features[d].reach);
+        square += mean * mean;
     }
     const double unit = power_above(reach);
     p.unit[task] = unit;
     p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
     for (int64_t d = 0; d < p.D; ++d) {
-        const FeaturePlace place = place_feature<Real>(p, task * p.D + d);
-        static_cast<Real*>(p.scale)[task * p.D + d] = Real(1 / place.width / unit);
-        static_cast<Real*>(p.centre)[task * p.D + d] = Real(place.centre / unit);
+        static_cast<Real*>(p.scale)[task * p.D + d] = Real(1 / all.features[d].width / unit);
+        static_cast<Real*>(p.centre)[task * p.D + d] = Real(all.features[d].centre / unit);
     }
     Real* const to = static_cast<Real*>(p.means) + task * p.K * p.D;
-    for (int64_t i = 0; i < p.K * p.D; ++i) to[i] = Real(means[i] / unit);
+    for (int64_t i = 0; i < p.K * p.D; ++i) to[i] = Real(all.means[i] / unit);
 }
 
 }  // namespace
 
-int64_t place_cpu_workspace(const PlaceParams& p, int) {
-    return p.K * (p.D + 1) * int64_t(sizeof(double));
-}
+int64_t place_cpu_workspace(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
 
 void place_cpu(const PlaceParams& p, int threads) {
     require(p.rows == DType::kFloat64, "support on the CPU must be float64");
-    require_workspace(p.workspace_bytes, place_cpu_workspace(p, threads));
-    double* const means = static_cast<double*>(p.workspace);
+    const PlaceWorkspace all(p);
+    require_workspace(p.workspace_bytes, all.used);
     with_real(p.dtype, [&](auto* real) {
         using Real = std::remove_pointer_t<decltype(real)>;
         for (int64_t task = 0; task < p.B && !interrupted(); ++task)
-            place_task<Real>(p, task, means, means + p.K * p.D, threads);
+            place_task<Real>(p, task, all, threads);
     });
 }
 

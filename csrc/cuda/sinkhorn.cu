@@ -40,8 +40,29 @@ struct LaunchPlan {
     const TileKernel* tile;  // or null: a large task
     int warps;               // of a tile
     bool shared;             // M of a large task fits the shared memory
-    int64_t bytes;           // of shared memory, or of workspace for each block
+    int64_t bytes;           // of shared memory
+    TeamPlan teams;          // of tasks that do not fit
 };
+
+// Numbers of M per thread of a team: enough to hide its barriers.
+constexpr int64_t kNumbersPerThread = 64;
+
+// As many blocks as a task can use, and as many teams as are resident at the same time.
+TeamPlan plan_teams(const SinkhornParams& p, int device) {
+    int on_each = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, sinkhorn_teams_kernel,
+                                                             kLargeThreads, 0),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    const int64_t resident =
+        on_each * int64_t(device_attribute(cudaDevAttrMultiProcessorCount, device));
+    const int64_t useful = ceil_div(p.Q * p.K, kNumbersPerThread * kLargeThreads);
+    TeamPlan plan{};
+    plan.blocks = int(std::min(useful, resident));
+    plan.teams = int(std::min<int64_t>(p.B, resident / plan.blocks));
+    LargeTask(nullptr, p.Q, p.K, int64_t(plan.blocks) * kLargeThreads, false, &plan.task_bytes);
+    plan.bytes = plan.team_bytes() + plan.teams * plan.task_bytes;
+    return plan;
+}
 
 // The tile with the fewest registers over all warps.
 LaunchPlan make_plan(const SinkhornParams& p, int device) {
@@ -62,32 +83,45 @@ LaunchPlan make_plan(const SinkhornParams& p, int device) {
                    &plan.bytes);
         return plan;
     }
-    LargeTask(nullptr, p.Q, p.K, true, &plan.bytes);
+    LargeTask(nullptr, p.Q, p.K, kLargeThreads, true, &plan.bytes);
     constexpr int64_t kOther = 1024;  // bytes, more than the kernel's other shared memory
     plan.shared =
         plan.bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (!plan.shared) LargeTask(nullptr, p.Q, p.K, false, &plan.bytes);
+    if (!plan.shared) plan.teams = plan_teams(p, device);
     return plan;
 }
 
 // A rough upper bound on the time of a call's tasks: a few microseconds per iteration of a block,
 // plus its products at the speed of one multiprocessor.
-double seconds_at_most(const SinkhornParams& p, int device) {
-    const double iteration = 5e-6 + double(p.Q) * double(p.K) / 2e10;
+double seconds_at_most(const SinkhornParams& p, const LaunchPlan& plan, int device) {
+    const bool alone = plan.tile != nullptr || plan.shared;
+    const double blocks = alone ? 1 : plan.teams.blocks;
+    const double iteration = 1e-5 + double(p.Q) * double(p.K) / 2e10 / blocks;
     const double multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
-    return iteration * double(p.max_iter) * std::ceil(double(p.B) / multiprocessors);
+    const double at_once = alone ? multiprocessors : plan.teams.teams;
+    return iteration * double(p.max_iter) * std::ceil(double(p.B) / at_once);
 }
 
-// For a large task that does not fit in shared memory.
-int64_t large_blocks(const SinkhornParams& p, int device) {
-    return std::min<int64_t>(p.B, device_attribute(cudaDevAttrMultiProcessorCount, device));
+void launch_teams(const SinkhornParams& p, const TeamPlan& plan, const Watch& watch,
+                  cudaStream_t stream) {
+    require_workspace(p.workspace_bytes, plan.bytes);
+    check_cuda(cudaMemsetAsync(p.workspace, 0, size_t(plan.team_bytes()), stream),
+               "cudaMemsetAsync");
+    SinkhornParams params = p;
+    TeamPlan teams = plan;
+    const volatile int* stop = watch.stop();
+    void* arguments[] = {&params, &teams, &stop};
+    check_cuda(
+        cudaLaunchCooperativeKernel(sinkhorn_teams_kernel, dim3(unsigned(plan.blocks * plan.teams)),
+                                    dim3(kLargeThreads), arguments, 0, stream),
+        "sinkhorn_teams_kernel");
 }
 
 }  // namespace
 
 int64_t sinkhorn_cuda_workspace(const SinkhornParams& params, int device) {
-    const LaunchPlan plan = make_plan(params, device);
-    return plan.tile != nullptr || plan.shared ? 0 : large_blocks(params, device) * plan.bytes;
+    const DeviceGuard guard(device);
+    return make_plan(params, device).teams.bytes;
 }
 
 void sinkhorn_cuda(const SinkhornParams& p, int device, void* stream) {
@@ -98,22 +132,17 @@ void sinkhorn_cuda(const SinkhornParams& p, int device, void* stream) {
     const cudaStream_t on = static_cast<cudaStream_t>(stream);
     const LaunchPlan plan = make_plan(p, device);
     const unsigned tasks = static_cast<unsigned>(p.B);
-    Watch watch(on, seconds_at_most(p, device));
+    Watch watch(on, seconds_at_most(p, plan, device));
     if (plan.tile != nullptr) {
         allow_all_shared(plan.tile->run);
         plan.tile->run<<<tasks, 32 * plan.warps, size_t(plan.bytes), on>>>(p, watch.stop());
         check_launch("sinkhorn_tile_kernel");
     } else if (plan.shared) {
-        const auto kernel = sinkhorn_large_kernel<true>;
-        allow_all_shared(kernel);
-        kernel<<<tasks, kLargeThreads, size_t(plan.bytes), on>>>(p, 0, watch.stop());
-        check_launch("sinkhorn_large_kernel in shared memory");
+        allow_all_shared(sinkhorn_shared_kernel);
+        sinkhorn_shared_kernel<<<tasks, kLargeThreads, size_t(plan.bytes), on>>>(p, watch.stop());
+        check_launch("sinkhorn_shared_kernel");
     } else {
-        const int64_t blocks = large_blocks(p, device);
-        require_workspace(p.workspace_bytes, blocks * plan.bytes);
-        sinkhorn_large_kernel<false>
-            <<<static_cast<unsigned>(blocks), kLargeThreads, 0, on>>>(p, plan.bytes, watch.stop());
-        check_launch("sinkhorn_large_kernel");
+        launch_teams(p, plan.teams, watch, on);
     }
     if (watch.active()) watch.wait();
 }

@@ -10,6 +10,7 @@
 #include "common/params.h"
 #include "common/reduce.cuh"
 #include "common/sinkhorn.h"
+#include "cuda/team.cuh"
 #include "cuda/watch.cuh"
 
 namespace paddle_ext::sinkhorn {
@@ -73,11 +74,11 @@ __device__ inline int lanes_per_row(int K) {
 // Calls body(row, lane within the row's group) for all rows, equally often in all lanes of a warp,
 // so that body may call group_sum and group_min; with -1 beyond the last row.
 template <typename Body>
-__device__ inline void for_rows(int Q, int width, const Body& body) {
-    const int at_once = blockDim.x / width, group = threadIdx.x / width;
+__device__ inline void for_rows(const Team& team, int Q, int width, const Body& body) {
+    const int at_once = team.threads / width, group = team.thread / width;
     for (int64_t first = 0; first < Q; first += at_once) {
         const int64_t q = first + group;
-        body(q < Q ? int(q) : -1, int(threadIdx.x) % width);
+        body(q < Q ? int(q) : -1, team.thread % width);
     }
 }
 
@@ -96,9 +97,9 @@ __device__ inline float group_min(float value, int width) {
 }
 
 // The minima of the rows, and potentials of zero.
-__device__ inline void start_potentials(const Task& t, const Potentials& s) {
+__device__ inline void start_potentials(const Team& team, const Task& t, const Potentials& s) {
     const int width = lanes_per_row(t.K);
-    for_rows(t.Q, width, [&](int q, int lane) {
+    for_rows(team, t.Q, width, [&](int q, int lane) {
         float low = SinkhornBounds<float>::kFinite;
         if (q >= 0) {
             const float* const row = t.cost + int64_t(q) * t.K;
@@ -107,16 +108,16 @@ __device__ inline void start_potentials(const Task& t, const Potentials& s) {
         low = group_min(low, width);
         if (q >= 0 && lane == 0) s.row_low[q] = low;
     });
-    for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
+    for (int q = team.thread; q < t.Q; q += team.threads) {
         s.row_log[q] = t.row_mass[q] > 0 ? 0.0 : kSinkhornGone;
     }
     // A column without mass still counts in the first row step.
-    for (int k = threadIdx.x; k < t.K; k += blockDim.x) s.col_log[k] = s.col_low[k] = 0.0;
+    for (int k = team.thread; k < t.K; k += team.threads) s.col_log[k] = s.col_low[k] = 0.0;
 }
 
 // The minima of the columns, over the rows with mass; columns without mass are dropped.
-__device__ inline void reduce_columns(const Task& t, const Potentials& s) {
-    for (int k = threadIdx.x; k < t.K; k += blockDim.x) {
+__device__ inline void reduce_columns(const Team& team, const Task& t, const Potentials& s) {
+    for (int k = team.thread; k < t.K; k += team.threads) {
         double low = SinkhornBounds<double>::kFinite;
         for (int q = 0; q < t.Q; ++q) {
             const double above = double(t.cost[int64_t(q) * t.K + k]) - double(s.row_low[q]);
@@ -141,8 +142,8 @@ __device__ inline float element(const Task& t, const Potentials& s, int q, int k
 
 // Potentials of the rows that make the largest element of each row 1; those of the columns are
 // given.
-__device__ inline void centre_rows(const Task& t, const Potentials& s) {
-    for (int q = threadIdx.x; q < t.Q; q += blockDim.x) {
+__device__ inline void centre_rows(const Team& team, const Task& t, const Potentials& s) {
+    for (int q = team.thread; q < t.Q; q += team.threads) {
         if (!(t.row_mass[q] > 0)) continue;
         double most = kSinkhornGone;
         for (int k = 0; k < t.K; ++k) {
@@ -153,8 +154,8 @@ __device__ inline void centre_rows(const Task& t, const Potentials& s) {
 }
 
 // The same for columns.
-__device__ inline void centre_columns(const Task& t, const Potentials& s) {
-    for (int k = threadIdx.x; k < t.K; k += blockDim.x) {
+__device__ inline void centre_columns(const Team& team, const Task& t, const Potentials& s) {
+    for (int k = team.thread; k < t.K; k += team.threads) {
         if (!(t.col_mass[k] > 0)) continue;
         double most = kSinkhornGone;
         for (int q = 0; q < t.Q; ++q) {

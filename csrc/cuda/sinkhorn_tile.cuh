@@ -267,13 +267,13 @@ __device__ __forceinline__ void fill_for(Refill refill, const Task& t, const Til
         (refill == Refill::kReduce && !kRowsAcross)) {
         tile.absorb_held();
     }
-    if (refill == Refill::kReduce) reduce_columns(t, s.potentials);
+    if (refill == Refill::kReduce) reduce_columns(Team(), t, s.potentials);
     if (centre) {
         __syncthreads();  // the potentials of the other side are in place
         if (kRowsAcross == (refill == Refill::kCentreAcross)) {
-            centre_rows(t, s.potentials);
+            centre_rows(Team(), t, s.potentials);
         } else {
-            centre_columns(t, s.potentials);
+            centre_columns(Team(), t, s.potentials);
         }
     }
     tile.fill();
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
     const int64_t task = blockIdx.x;
     const Task t = make_task(p, task);
     const TileShared s(memory, t.Q, t.K, blockDim.x / 32, kTiles, kHeld, nullptr);
-    start_potentials(t, s.potentials);
+    start_potentials(Team(), t, s.potentials);
 
     // Rows across the lanes: across_step is the row step of an iteration, held_step its column
     // step. Columns across the lanes: held_step is its row step, across_step its column step, and

@@ -12,7 +12,6 @@ from .. import check
 from ..rows import computing_dtype
 from . import native
 from .operators import computable, register, target, workspace
-from .sinkhorn_large import LARGE, solve_large
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
@@ -69,9 +68,6 @@ def sinkhorn_kernel(
     # Unlike features, a half-precision cost is copied even on CUDA.
     cost = computable("cost", cost).to(plan.dtype)
     row_mass, col_mass = (x.to(plan.dtype).contiguous() for x in (row_mass, col_mass))
-    if cost.is_cuda and Q * K >= LARGE:
-        masses = row_mass.expand(*batch, Q), col_mass.expand(*batch, K)
-        return one_by_one(cost, *masses, reg, max_iter, tol)
     call = native.module.sinkhorn_call(
         target=target(cost),
         dtype=check.DTYPES[cost.dtype],
@@ -96,18 +92,6 @@ def sinkhorn_kernel(
         workspace_bytes=memory.numel(),
     )
     return outputs
-
-
-def one_by_one(
-    cost: Tensor, row_mass: Tensor, col_mass: Tensor, reg: float, max_iter: int, tol: float
-) -> Outputs:
-    """Large tasks; a result does not depend on its batch."""
-    if cost.dim() == 2:
-        return solve_large(cost, row_mass, col_mass, reg, max_iter, tol)
-    tasks = zip(cost, row_mass, col_mass, strict=True)
-    found = [solve_large(*task, reg, max_iter, tol) for task in tasks]
-    plan, iterations, residual = (torch.stack(some) for some in zip(*found, strict=True))
-    return plan, iterations, residual
 
 
 def sinkhorn_fake(

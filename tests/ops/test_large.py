@@ -83,6 +83,19 @@ def test_equal_classes_are_reported_in_order(place: Place) -> None:
     assert largest(got.probabilities.cpu() - 0.25) < 1e-6
 
 
+@pytest.mark.parametrize("prototypes", [True, False])
+def test_no_task(device: str, prototypes: bool) -> None:
+    rows, labels = torch.empty(0, 6, 4, device=device), torch.empty(0, 6, dtype=torch.int64)
+    options = {"num_classes": 3, "return_prototypes": prototypes}
+    got = paddle_ext.solve(
+        rows, labels.to(device), rows[:, :5], return_assignments=False, top=2, **options
+    )
+    assert got.labels.shape == (0, 5)
+    assert got.probabilities.shape == got.classes.shape == (0, 5, 2)
+    assert got.proportions.shape == (0, 3)
+    assert not prototypes or got.prototypes.shape == (0, 3, 4)
+
+
 @pytest.mark.parametrize("scaling", ["auto", "none", "minmax"])
 @pytest.mark.usefixtures("many_chunks")
 def test_files(scaling: str, tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_random_calls(tmp_path: Path) -> None:
 
 
 def test_random_calls_of_the_bindings(tmp_path: Path) -> None:
-    counts = fuzz(tmp_path, "bindings.py", 1200, 0)
+    counts = fuzz(tmp_path, "bindings.py", 2000, 0)
     assert counts["sampler: drawn"] > 20
     assert counts["sampler: ValueError"] > 20
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...rows import computing_dtype
 from .class_sums import Part, sums_by_class
 from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
 from .distances import DistanceScores, Walk
@@ -301,6 +302,8 @@ def solve_groups(
 ) -> Found:
     """Some tasks at a time: as many as fit a chunk, or one; `shape` is [B, Q, D]."""
     B, Q, D = shape
+    if B == 0:
+        return no_task(Q, D, K, support, o)
     size = max(1, numbers_at_once(support.device) // (Q * max(K, D)))
     found = []
     for start in range(0, B, size):
@@ -309,6 +312,23 @@ def solve_groups(
         own = o if o.sharpness is None else replace(o, sharpness=o.sharpness[tasks])
         found.append(Paddle(Queries(queries(tasks)), *mine, K, own, ALONE).solve())
     return merged(found)
+
+
+def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Found:
+    """Empty results."""
+    real = like.new_empty(0, dtype=computing_dtype(like))
+    per_class, per_task = real.new_empty(0, K), real.new_empty(0)
+    return Found(
+        Top.room(real, 0, Q, min(o.top, K)),
+        real.new_empty(0, Q, K) if o.all_classes else None,
+        per_class,
+        per_class.clone(),
+        per_task.int(),
+        per_task.clone(),
+        per_task.clone(),
+        real.new_empty(0, K, D) if o.prototypes else None,
+        per_class.double(),
+    )
 
 
 def merged(found: list[Found]) -> Found:

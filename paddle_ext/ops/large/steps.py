@@ -224,8 +224,8 @@ def split(
     """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
 
     One piece is x rounded, [B, N, D]; three are x rounded, the rounding error, and x rounded again,
-    [B, N, 3 D]; two are float16 rows as they are, twice. Length [B, N], scale and centre [B, D] are float32. With a metric x is in the
-    coordinates of `adaptive`.
+    [B, N, 3 D]; two are float16 rows as they are, twice. Length [B, N], scale and centre [B, D] are
+    float32. With a metric x is in the coordinates of `adaptive`.
     """
     B, N, D = rows.shape
     out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
