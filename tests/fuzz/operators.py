@@ -8,10 +8,14 @@ Each must raise, or return what its shapes promise: for finite inputs, rows on t
 
 import argparse
 import collections
+import faulthandler
 import math
+import os
 import random
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +40,7 @@ from paddle_ext.ops.tim_operators import tim_op
 Call = dict[str, Any]
 Operator = Callable[..., tuple[Tensor, ...]]
 
+LONGEST = 60  # seconds of a call; those here take milliseconds
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
 BAD_NUMBERS = (-1, 2**31, 2**33 + 1, 2**62, -(2**62))
@@ -438,6 +443,29 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert torch.equal(own, probabilities.amax(-1)), "labels are not the most probable"
 
 
+@contextmanager
+def watched(name: str, call: Call) -> Iterator[None]:
+    """End the process if a call does not end, and say which one; it may hang in a kernel."""
+
+    def report() -> None:
+        sys.stderr.write(f"more than {LONGEST} seconds: {name} {shapes(call)}\n")
+        faulthandler.dump_traceback()
+        os._exit(3)
+
+    timer = threading.Timer(LONGEST, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def shapes(call: Call) -> dict[str, Any]:
+    """The arguments, without the numbers of tensors."""
+    return {k: (list(v.shape), v.dtype) if isinstance(v, Tensor) else v for k, v in call.items()}
+
+
 def one_call(device: str) -> str:
     """Make one call, and return how it ended."""
     name = random.choice(list(OPERATORS))
@@ -447,7 +475,10 @@ def one_call(device: str) -> str:
     for change in changes:
         change(call)
     try:
-        out = operator(*call.values())
+        with watched(name, call):
+            out = operator(*call.values())
+            if device != "cpu":
+                torch.cuda.synchronize()
     except (TypeError, ValueError) as error:
         text = str(error)
         assert "\n" not in text, text
@@ -460,8 +491,9 @@ def one_call(device: str) -> str:
     try:
         check(name, call, out)
     except AssertionError as error:
-        shown = {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in call.items()}
-        raise AssertionError(f"{name} {shown} {[c.__name__ for c in changes]}: {error}") from error
+        raise AssertionError(
+            f"{name} {shapes(call)} {[c.__name__ for c in changes]}: {error}"
+        ) from error
     return f"{name}: answered"
 
 
