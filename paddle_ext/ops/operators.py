@@ -136,11 +136,28 @@ def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
 
 # From sizes, strides and a dtype to a tensor on the CPU or the current GPU. The code that
 # torch.compile generates calls them, because torch.empty takes more than twice as long. They are
-# not public, so a torch without them is possible.
+# not public, so a torch without them, or with other ones of these names, is possible.
 Allocate: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
-generated_code = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-empty_on_cpu: Allocate | None = getattr(generated_code, "_empty_strided_cpu", None)
-empty_on_gpu: Allocate | None = getattr(generated_code, "_empty_strided_cuda", None)
+
+
+def allocates(function: Allocate) -> bool:
+    """Whether a function does what is expected of it."""
+    try:
+        found = function((2, 3), (3, 1), torch.int32)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return found.shape == (2, 3) and found.dtype is torch.int32
+
+
+def generated_code(name: str) -> Allocate | None:
+    """A function of torch, if its counterpart on the CPU is the expected one."""
+    found = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    known = getattr(found, "_empty_strided_cpu", None)
+    return getattr(found, name, None) if known is not None and allocates(known) else None
+
+
+empty_on_cpu = generated_code("_empty_strided_cpu")
+empty_on_gpu = generated_code("_empty_strided_cuda")
 
 
 def allocator(x: Tensor) -> Allocate:

@@ -27,6 +27,21 @@ def test_allocates_as_torch_does(device: str, shape: tuple[int, ...], dtype: tor
         assert torch.equal(found.fill_(1), torch.ones_like(want))  # memory of its own
 
 
+def test_functions_that_torch_has_changed_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_arguments(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def other_result(*_: object) -> torch.Tensor:
+        return torch.empty(2)
+
+    assert operators.generated_code("_empty_strided_cpu") is not None
+    guards = torch._C._dynamo.guards
+    for changed in (other_arguments, other_result, None):
+        monkeypatch.setattr(guards, "_empty_strided_cpu", changed)
+        assert operators.generated_code("_empty_strided_cpu") is None
+        assert operators.generated_code("_empty_strided_cuda") is None
+
+
 def test_fake_tensors_stay_fake(device: str) -> None:
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.ones(2, device=device))
