@@ -139,7 +139,7 @@ def weighted_sums(
 ) -> tuple[Tensor, Tensor]:
     """Sums of the rows by class [1, K, D] with weights (trust u)^2, and of these [1, K]."""
     form = scores.form
-    parts = ((form.products(x, scores.operand), None, x) for _, x in scores.operands())
+    parts = ((at, form.products(x, scores.operand), None, x) for at, x in scores.operands())
     bias = (scores.bias + dual).to(scores.slope.dtype)
     sums, mass = sums_by_class(parts, scores.slope, bias, form, group, trust=trust)
     return form.total(sums, mass), mass

@@ -105,6 +105,10 @@ def integers(x: Tensor) -> Tensor:
     return (x if x.dtype is torch.int64 else x.long()).contiguous()
 
 
+def pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
 # --- where to run -------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from .operators import (
     computable,
     dense_sizes,
     integers,
+    pointer,
     register,
     target,
     workspace,
@@ -194,10 +195,6 @@ def switched(switch: Switch, query: Tensor, *arguments: Any) -> Switched:
 def room_for_concentration(like: Tensor, batch: Sequence[int], prior: int) -> Tensor:
     shape = batch if prior == check.DIRICHLET else (0,)
     return torch.empty(shape, dtype=computing_dtype(like), device=like.device)
-
-
-def pointer(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 def launch(

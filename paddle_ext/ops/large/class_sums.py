@@ -12,8 +12,8 @@ from .group import Group
 from .products import Form
 from .steps import Top, assign
 
-# Products of some rows with the prototypes, the lengths of these rows, and the terms to sum.
-Part: TypeAlias = tuple[Tensor, Tensor | None, Tensor]
+# Indices of some rows, their products with the prototypes, their lengths, and the terms to sum.
+Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
 
 
 def sums_by_class(
@@ -36,10 +36,7 @@ def sums_by_class(
     """
     K = bias.shape[-1]
     sums, held = form.room(K), torch.zeros_like(bias, dtype=torch.float64)
-    start = 0
-    for products, length, x in parts:
-        part = slice(start, start + products.shape[1])
-        start = part.stop
+    for part, products, length, x in parts:
         u, rest = products if out is None else out[:, part], None
         if form.written is not None:
             shape = *products.shape[:2], K

@@ -10,11 +10,11 @@ from torch import Tensor
 from ... import check
 from ...rows import class_sums, power_of_two
 from .. import native
-from ..operators import target, workspace
+from ..operators import pointer, target, workspace
 from .group import Group
 from .products import Coordinates
 from .queries import Queries
-from .steps import is_captured, pointer
+from .steps import is_captured
 
 
 @dataclass

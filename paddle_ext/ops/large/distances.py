@@ -13,11 +13,11 @@ from torch import Tensor
 from ... import check
 from ...rows import laid_out
 from .. import native
-from ..operators import target
+from ..operators import pointer, target
+from .class_sums import Part
 from .coordinates import Placed
 from .products import Form
 from .queries import Queries
-from .steps import pointer
 
 HELD_BYTES = 2**28  # of rows as factors of products: computed once if all fit
 
@@ -62,16 +62,14 @@ class DistanceScores:
         """Multiply in the form of this walk."""
         self.walk = walk
         self.slope = (self.exact_slope * walk.form.factor()).to(self.w.dtype)
-        self.run([], None, None)
+        self.move([], None, None)
 
-    def move(self, sums: list[Tensor], held: Tensor, running: Tensor) -> None:
+    def move(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
         """Move the prototypes of the tasks that are running; those before are in `before`.
 
         `sums` are those of rows by class, as in `Form.room`, and `held` [B, K] of their weights.
+        Without sums none moves: only the factors of products and the bias are computed.
         """
-        self.run(sums, held, running)
-
-    def run(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
         form, (B, K, D) = self.walk.form, self.w.shape
         scale, centre, factor = form.on_prototypes or (None, None, None)
         call = native.module.move_call(
@@ -113,11 +111,9 @@ class DistanceScores:
         form = self.walk.form
         return form.coordinates.lengths(part) if form.weigh else None
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Products, lengths, and the rows as factors of products."""
+    def parts(self) -> Iterator[Part]:
         for at, x in self.walk:
-            yield self.walk.form.products(x, self.operand), self.lengths(at), x
+            yield at, self.walk.form.products(x, self.operand), self.lengths(at), x
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        for at, x in self.walk:
-            yield at, self.walk.form.products(x, self.operand), self.lengths(at)
+        return ((at, products, length) for at, products, length, _ in self.parts())

@@ -239,7 +239,7 @@ class Paddle:
         def parts() -> Iterator[Part]:
             for at, rows in queries.chunks(max(self.K, queries.D)):
                 products = own.products(own.operand(rows, at), scores.operand)
-                yield products, scores.lengths(at), form.operand(rows, at)
+                yield at, products, scores.lengths(at), form.operand(rows, at)
 
         bias = (scores.bias + dual).to(scores.slope.dtype)
         found_sums, held = sums_by_class(parts(), scores.slope, bias, form, self.group)

@@ -13,16 +13,12 @@ from torch import Tensor
 
 from ... import check
 from .. import native
-from ..operators import target, workspace
+from ..operators import pointer, target, workspace
 
 
 def is_captured(x: Tensor) -> bool:
     """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def pointer(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 @dataclass(frozen=True)
