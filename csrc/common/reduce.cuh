@@ -32,6 +32,14 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
+__device__ inline double warp_max(double value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = fmax(value, __shfl_xor_sync(kAllLanes, value, step));
+    }
+    return value;
+}
+
 // Over the block; every thread gets the result. `scratch` has one number per warp.
 __device__ inline double block_sum(double value, double* scratch) {
     value = warp_sum(value);
@@ -41,6 +49,15 @@ __device__ inline double block_sum(double value, double* scratch) {
     double sum = 0;
     for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
     return sum;
+}
+
+__device__ inline double block_max(double value, double* scratch) {
+    value = warp_max(value);
+    __syncthreads();  // the previous results have been read
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) value = fmax(value, scratch[warp]);
+    return value;
 }
 
 // Over the four lanes of a quad.

@@ -192,7 +192,8 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         unsigned* const loud = b.s.loud + (iteration % 2) * all_tiles;
         unsigned* const full = b.s.full + (iteration % 2) * all_tiles;
         soft = row_softmax(b, tiles, asleep);
-        if (soft.wake) atomicMax(&b.s.state[kWake], iteration);
+        // None can come back if none has left: a row of NaN would ask for it forever.
+        if (soft.wake && tiles < all_tiles) atomicMax(&b.s.state[kWake], iteration);
         const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full, loud)
                               : step_moved<Plain>(b, tiles, soft, iteration, full, loud);
         if (step.woken) {

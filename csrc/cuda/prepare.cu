@@ -146,17 +146,6 @@ struct PlaceWorkspace {
     }
 };
 
-// Over the block; every thread gets the result.
-__device__ double block_max(double value, double* scratch) {
-    for (int step = 16; step > 0; step /= 2)
-        value = fmax(value, __shfl_xor_sync(kAllLanes, value, step));
-    __syncthreads();  // the previous results have been read
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    for (int warp = 0; warp < kWarps; ++warp) value = fmax(value, scratch[warp]);
-    return value;
-}
-
 // The mean of a class, one block each; the first class of a task also measures the queries' reach.
 template <typename Feature>
 __global__ void __launch_bounds__(kThreads) class_means_kernel(PlaceParams p, PlaceWorkspace all) {
