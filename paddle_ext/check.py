@@ -33,6 +33,7 @@ MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # defaults of `solve`: for prototypes, and
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
+LEAST_WEIGHT = 1e-30  # of a query
 MOST = 2**31 - 1  # iterations and classes are counted in int32
 
 # The checks of values are called through this module.
@@ -99,6 +100,14 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
         least = "> 0" if positive else ">= 0"
         expected = f"finite and {least}" if most == LARGEST else f"{least} and at most {most:g}"
         raise ArgumentValueError(name, f"must be {expected}, got {value}")
+    return number
+
+
+def query_weight(value: object) -> float:
+    """The weight of a query in class counts: at most 1, and a number in single precision too."""
+    number = real("weight", value)
+    if not LEAST_WEIGHT <= number <= 1.0:
+        raise ArgumentValueError("weight", f"must be from {LEAST_WEIGHT:g} to 1, got {value}")
     return number
 
 

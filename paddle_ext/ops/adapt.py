@@ -49,7 +49,7 @@ def adapt(
         they are twice too sharp, the batch corrects too little. -inf is allowed for an impossible
         class, if a row has others.
     weight : float
-        Of a query in the counts, > 0 and at most 1. Less than 1 means that queries are similar, so
+        Of a query in the counts, from 1e-30 to 1. Less than 1 means that queries are similar, so
         that their likelihoods are not independent.
     max_iter : int
         Limit on iterations.
@@ -110,7 +110,7 @@ def adapt(
     >>> logits.argmax(1), paddle_ext.adapt(logits).labels  # the last one is unsure
     (tensor([0, 0, 0, 0, 0, 0, 1]), tensor([0, 0, 0, 0, 0, 0, 0]))
     """
-    weight = check.real("weight", weight, positive=True, most=1.0)
+    weight = check.query_weight(weight)
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
     top = check_top(return_assignments, top)

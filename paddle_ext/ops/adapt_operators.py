@@ -37,7 +37,7 @@ def allocate(logits: Tensor) -> Outputs:
 
 def check_call(logits: Tensor, weight: float, max_iter: int, tol: float) -> None:
     check.logits(logits)
-    check.real("weight", weight, positive=True, most=1.0)
+    check.query_weight(weight)
     check.integer("max_iter", max_iter)
     check.real("tol", tol)
 

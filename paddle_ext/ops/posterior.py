@@ -16,8 +16,6 @@ from .operators import allocator, check_classes, computable, register, target, w
 # Those of `adapt`, and whether the queries are plainly finite.
 Outputs: TypeAlias = tuple[Tensor, ...]
 
-LEAST_WEIGHT = 1e-30  # a number in single precision too
-
 
 def posterior(
     query: Tensor,
@@ -94,9 +92,7 @@ def check_posterior(
 ) -> None:
     check_floats("query", query)
     check.features("weights", weights)
-    check.real("weight", weight, positive=True, most=1.0)
-    if weight < LEAST_WEIGHT:
-        raise check.ArgumentValueError("weight", f"must be at least {LEAST_WEIGHT:g}, got {weight}")
+    check.query_weight(weight)
     check.integer("max_iter", max_iter)
     check.real("tol", tol)
     if query.dim() != 3 or query.shape[1] < 1 or query.shape[2] < 1:

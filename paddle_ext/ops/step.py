@@ -54,7 +54,7 @@ def step(
         ``total`` is the count of a class among the queries plus its prior.
     prior : Tensor [B]
     weight : float
-        Of a query in ``total``, in (0, 1].
+        Of a query in ``total``, from 1e-30 to 1.
     temper : float
         In (0, 1e6].
     backend : {"auto", "native", "reference"}
@@ -101,7 +101,7 @@ def check_step(
     temper: float,
 ) -> None:
     check_floats("given", given)
-    check.real("weight", weight, positive=True, most=1.0)
+    check.query_weight(weight)
     check.real("temper", temper, positive=True, most=1e6)
     if given.dim() != 3 or given.shape[1] < 1 or given.shape[2] < 1:
         raise ValueError(

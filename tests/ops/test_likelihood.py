@@ -150,5 +150,5 @@ def test_weights_that_single_precision_lacks_are_refused() -> None:
     support, labels = torch.eye(4, 5).unsqueeze(0), torch.tensor([[0, 0, 1, 1]])
     x = likelihood(support, labels, 2, 4)
     known = x.centre, x.weights, x.scale, x.squares, x.bias, x.shots, x.sharpness, None
-    with pytest.raises(ValueError, match=r"weight must be at least 1e-30, got 1e-320"):
+    with pytest.raises(ValueError, match=r"weight must be from 1e-30 to 1, got 1e-320"):
         posterior(support, *known, weight=1e-320)
