@@ -82,6 +82,13 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
         for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
     }
     if (threadIdx.x == 0) start[K] = done;
+    if (done < S) {  // no other kernel writes the factors of a row without a class
+        for (int64_t s = threadIdx.x; s < S; s += kThreads) {
+            if (load_label(labels, s, K) >= 0) continue;
+            static_cast<float*>(p.first)[task * S + s] = 0.0f;
+            static_cast<float*>(p.second)[task * S + s] = 0.0f;
+        }
+    }
     if (p.sound != nullptr) {
         const bool complete = __syncthreads_or(empty) == 0 && done == S;
         if (threadIdx.x == 0) p.sound[task] = complete;

@@ -55,6 +55,19 @@ def test_agrees_with_the_reference(place: Place, shape: tuple[int, int, int, int
     agrees(*make(S, K, D), K, rows, place)
 
 
+@pytest.mark.parametrize("D", [33, 1100])
+def test_a_row_without_a_class_has_no_place(place: Place, D: int) -> None:
+    """Its numbers are written too: memory for results is not cleared."""
+    support, labels = make(20, 4, D)
+    labels[:, 3] = 9
+    support = support.to(place.dtype).to(place.device)
+    stale = [torch.full((2, 20), torch.nan, dtype=place.dtype, device=place.device) for _ in "123"]
+    del stale
+    found = labelled(support, labels.to(place.device), 4, 16)
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert bool((found.second[:, 3] == 0).all())
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_lengths_do_not_count(place: Place, scale: float) -> None:
     support, labels = make(20, 4, 33)
