@@ -34,6 +34,7 @@ EXAMPLES = """\
 NEAREST = "nearest mean"
 SPARE = 10  # rows that a class needs in addition to its shots
 BINS = 15
+LOSS = 1.0  # points below the nearest mean from which a task counts as lost
 CHUNK = {"cpu": 10, "cuda": 100}  # tasks per call
 Predict = Callable[[FeatureBank, TaskBatch], Prediction]
 
@@ -149,7 +150,7 @@ def cells(name: str, bank: FeatureBank, shots: int, chosen: argparse.Namespace) 
 def measure(
     cell: Cell, bank: FeatureBank, predictors: dict[str, Predict], count: int, device: torch.device
 ) -> dict[str, Any]:
-    """Accuracies, differences from the nearest mean with their standard errors, and ECE."""
+    """Accuracies, differences from the nearest mean with their standard errors, lost tasks, ECE."""
     right: dict[str, list[Tensor]] = {name: [] for name in predictors}
     sure: dict[str, list[Tensor]] = {name: [] for name in predictors}
     step = CHUNK[device.type]
@@ -174,6 +175,8 @@ def measure(
         row[name] = 100 * float(correct.double().mean())
         row[f"{name} gain"] = float(gain.mean())
         row[f"{name} error"] = float(gain.std() / math.sqrt(count)) if count > 1 else 0.0
+        row[f"{name} worst task"] = float(gain.min())
+        row[f"{name} lost"] = int((gain < -LOSS).sum())
         row[f"{name} ECE"] = 100 * calibration_error(confidence.flatten(), correct.flatten())
     return row
 
@@ -189,7 +192,7 @@ def calibration_error(confidence: Tensor, right: Tensor) -> float:
 
 
 def summary(rows: list[dict[str, Any]], names: list[str], *keys: str) -> list[dict[str, Any]]:
-    """Mean accuracy, the worst cell against the nearest mean, and ECE, by some columns."""
+    """Mean accuracy, the worst cell and task against the nearest mean, tasks lost, and ECE."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -199,6 +202,8 @@ def summary(rows: list[dict[str, Any]], names: list[str], *keys: str) -> list[di
             line: dict[str, Any] = dict(zip(keys, values, strict=True))
             line |= {"cells": len(group), "method": name, "accuracy": mean(group, name)}
             line["worst gain"] = min(row[f"{name} gain"] for row in group)
+            line["worst task"] = min(row[f"{name} worst task"] for row in group)
+            line["lost"] = sum(row[f"{name} lost"] for row in group)
             line["ECE"] = mean(group, f"{name} ECE")
             table.append(line)
     return table

@@ -25,6 +25,7 @@ from .calibration import (
     has_gram,
     how_many_calibrate,
 )
+from .caution import cautious, is_cautious
 from .late_step import late_step
 from .metrics import takes_full_metric
 from .names import solution as solution_by_names
@@ -98,11 +99,12 @@ class Adaptive(Method):
         """
         B = task.query.shape[0]
         step = how_many(bytes_per_task(task, self.metric), task.query)
-        shared = self.likelihood(task) if task.support.shape[0] == 1 else None
+        plain = is_cautious(task.query.shape[1], task.support.shape[1], task.num_classes)
+        shared = self.likelihood(task, plain=plain) if task.support.shape[0] == 1 else None
         found, sound = [], []
         for start in range(0, B, step):
             part = task if step >= B else task.part(slice(start, start + step))
-            likelihood = self.likelihood(part) if shared is None else shared
+            likelihood = self.likelihood(part, plain=plain) if shared is None else shared
             solution, finite = self.solve_part(likelihood, part.query)
             found.append(solution)
             sound += [x for x in (likelihood.sound, finite) if x is not None]
@@ -158,9 +160,13 @@ class Adaptive(Method):
         max_iter = self.max_iter if most is None else min(most, self.max_iter)
         return adapt(logits, weight=weight, max_iter=max_iter, tol=self.tol, validate=False)
 
-    def likelihood(self, task: Task) -> Likelihood:
-        """The likelihoods from the labelled rows, before any query is seen."""
-        return calibrated(task.support, task.support_labels, task.num_classes, self.metric)
+    def likelihood(self, task: Task, *, plain: bool = True) -> Likelihood:
+        """The likelihoods from the labelled rows, before any query is seen.
+
+        `plain`: with what large batches need for caution.
+        """
+        rows, labels = task.support, task.support_labels
+        return calibrated(rows, labels, task.num_classes, self.metric, plain=plain)
 
     def solve_batch(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [B, Q, D] of tasks whose likelihoods are known."""
@@ -169,10 +175,12 @@ class Adaptive(Method):
     def solve_part(self, likelihood: Likelihood, query: Tensor) -> tuple[Solution, Tensor | None]:
         """The same, and whether the queries of each task are plainly finite, if checked, [B]."""
         _, Q, D = query.shape
+        K = likelihood.weights.shape[1]
         weight = likelihood.weight_of(Q)
-        one_call = query.is_cpu or has_gram(Q, D, likelihood.weights.shape[1])
+        one_call = query.is_cpu or has_gram(Q, D, K)
+        careful = likelihood.plain is not None and is_cautious(Q, likelihood.rows, K)
         if likelihood.projection is None and one_call and not takes_reference("auto", query):
-            return posterior(
+            found, finite = posterior(
                 query,
                 likelihood.centre,
                 likelihood.weights,
@@ -186,11 +194,15 @@ class Adaptive(Method):
                 max_iter=self.max_iter,
                 tol=self.tol,
             )
+            if careful:
+                found = cautious(likelihood, found, *likelihood.coordinates_and_lengths(query))
+            return found, finite
         x, lengths = likelihood.coordinates_and_lengths(query)
         cross = likelihood.products(x)
         logits = torch.addcmul(likelihood.bias.unsqueeze(-2), cross, column(likelihood.sharpness))
         found = self.proportions(logits, weight)
-        return late_step(likelihood, found, weight, x, lengths, cross), None
+        found = late_step(likelihood, found, weight, x, lengths, cross)
+        return cautious(likelihood, found, x, lengths) if careful else found, None
 
     def solve_one(self, likelihood: Likelihood, query: Tensor) -> Solution:
         """Classify the queries [Q, D] of one task, whose solution has no batch dimension."""

@@ -32,6 +32,7 @@ from ..ops.large.sources import Rows
 from ..ops.large.steps import LateStep, State, split_unit
 from ..solution import Solution
 from .calibration import Likelihood
+from .caution import Rivals, is_cautious, nearest, odds_for
 from .late_step import plain_factor, plain_share, softer_share
 
 
@@ -110,6 +111,7 @@ class LateScores:
         self.projection: Tensor | None = None
         if sums.is_cuda and likelihood.projection is not None:
             self.projection = self.form.prototypes(likelihood.projection)
+        self.odds: Tensor | None = None  # of caution; None: without
         self.shape = before.shape
         self.slope = torch.ones_like(before.slope)
         self.bias = torch.zeros_like(before.bias)
@@ -125,12 +127,35 @@ class LateScores:
             own.addcmul_(inner.square_(), self.likelihood.projected.unsqueeze(-1))
         return x, norms, own
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    def logits(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Indices; logits [1, n, K and more] without caution; x and norms as in `measured`."""
         for part, rows in self.before.rows():
             x, norms, own = self.measured(rows)
             found = self.form.products(x, self.operand)
             one_shot = self.step.prototypes is not None
             self.step(found, own[0].contiguous(), norms[0].contiguous() if one_shot else None)
+            yield part, found, x, norms
+
+    def rivals(self, found: Tensor, x: Tensor, norms: Tensor) -> Rivals:
+        plain = self.likelihood.plain
+        assert plain is not None
+        u = found[..., : self.shape[2]].softmax(-1)
+        near = nearest(self.form.products(x, self.form.prototypes(plain)), norms, plain)
+        return Rivals.of(u, u.argmax(-1, keepdim=True), near)
+
+    def be_cautious(self, total: float, group: Group) -> None:
+        """Be so from now on, after a pass over all rows."""
+        gain = torch.zeros_like(self.bias[:, 0])
+        for _, found, x, norms in self.logits():
+            gain += self.rivals(found, x, norms).gain()
+        group.sum(gain)
+        self.odds = odds_for(gain / total)
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, found, x, norms in self.logits():
+            if self.odds is not None:
+                rivals = self.rivals(found, x, norms)
+                rivals.exchange(found, self.odds, self.likelihood.temper)
             yield part, found, None
 
 
@@ -221,6 +246,8 @@ def solve_large(
     sums, mass = weighted_sums(scores, state.dual, trust, group)
     step, all_sums = late_step_of(likelihood, state, total_held, trust, sums, mass, weight)
     late = LateScores(scores, all_sums, step)
+    if likelihood.plain is not None and is_cautious(rows_of_all, likelihood.rows, K):
+        late.be_cautious(total, group)
     told = tell(late, torch.zeros_like(state.dual), group, top=top, all_classes=all_classes)
     return solution_of(told, state, weight * held)
 

@@ -10,7 +10,7 @@ Distances are only needed up to a constant per row: ||x||^2 is never computed, a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..ops.backend import takes_reference
 from ..ops.calibrate import CENTRE, calibrate
 from ..ops.labelled import Labelled, coordinates, labelled
 from ..ops.likelihood import likelihood
-from ..rows import laid_out, products
+from ..rows import class_sums, laid_out, parts, products, unit_rows
 from .metrics import (
     full_distances,
     full_metric,
@@ -59,6 +59,8 @@ class Likelihood:
     mixture: Tensor | None = None  # [B or 1] weight of the full metric, in [0, 1]
     # [B or 1, K] norms of one-shot rows minus the centre, before the second normalisation
     lengths: Tensor | None = None
+    # [B or 1, K, D] class means of unit-norm rows, minus the centre; None: not needed
+    plain: Tensor | None = None
     # [B or 1] bool: every class has a row, and each is plainly finite; None: checked before
     sound: Tensor | None = None
 
@@ -147,12 +149,44 @@ def how_many_calibrate(S: int, K: int, full: bool) -> int:
 
 
 def calibrated(
-    support: Tensor, support_labels: Tensor, num_classes: int, metric: str = "auto"
+    support: Tensor,
+    support_labels: Tensor,
+    num_classes: int,
+    metric: str = "auto",
+    *,
+    plain: bool = False,
 ) -> Likelihood:
     """The likelihoods estimated from labelled rows [B, S, D] with labels [B, S].
 
-    Float32 or float64; every class must have a row. `metric` as in `Adaptive`.
+    Float32 or float64; every class must have a row. `metric` as in `Adaptive`; `plain`: with the
+    class means before the second normalisation.
     """
+    found = calibrated_in_metric(support, support_labels, num_classes, metric)
+    if not plain:
+        return found
+    return replace(found, plain=plain_means(support, support_labels, num_classes, found.centre))
+
+
+def plain_means(
+    support: Tensor, labels: Tensor, num_classes: int, centre: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """Class means of unit-norm rows [B, S, D] minus the centre [B, D], in parts; [B, K, D].
+
+    `weights` [B, S] are those of the rows in their classes.
+    """
+    B, S, D = support.shape
+    own = torch.ones_like(labels, dtype=support.dtype) if weights is None else weights
+    sums = support.new_zeros(B, num_classes, D)
+    for part in parts(S, B * D):
+        rows = unit_rows(support[:, part])
+        sums += class_sums(rows, labels[:, part], num_classes, own[:, part])[0]
+    mass = class_sums(own.unsqueeze(-1), labels, num_classes)[0]
+    return sums / mass - centre.unsqueeze(1)
+
+
+def calibrated_in_metric(
+    support: Tensor, support_labels: Tensor, num_classes: int, metric: str
+) -> Likelihood:
     K = num_classes
     _, S, D = support.shape
     full_metric_too = takes_full_metric(metric, S, K, D)

@@ -23,7 +23,7 @@ from ..ops.labelled import labelled
 from ..rows import class_sums, laid_out, products
 from ..solution import Solution
 from .adaptive import Adaptive
-from .calibration import Likelihood, calibrated, column, how_many_calibrate
+from .calibration import Likelihood, calibrated, column, how_many_calibrate, plain_means
 from .late_step import late_step
 from .logistic import Fit, fit
 from .metrics import (
@@ -98,9 +98,12 @@ def shared_rows(
     >>> known.solve_one(Adaptive(), torch.tensor([[0.2, 1.0]])).labels
     tensor([1])
     """
-    likelihood = calibrated(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
+    corrected = takes_correction(len(labels), support.shape[1], num_classes)
+    likelihood = calibrated(
+        support.unsqueeze(0), labels.unsqueeze(0), num_classes, plain=not corrected
+    )
     correction = None
-    if takes_correction(len(labels), support.shape[1], num_classes):
+    if corrected:
         counts = None
         if weights is not None:
             counts = weights * (len(weights) / weights.sum())
@@ -194,6 +197,11 @@ def reweighted(
         inner = means @ likelihood.projection.mT
         in_metric = in_metric + (inner * column(likelihood.projected)) @ likelihood.projection
     squares = (in_metric * means).sum(-1)
+    plain = likelihood.plain
+    if plain is not None:
+        plain = plain_means(
+            support.unsqueeze(0), labels.unsqueeze(0), K, likelihood.centre, w.unsqueeze(0)
+        )
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     return replace(
         likelihood,
@@ -202,4 +210,5 @@ def reweighted(
         squares=squares,
         bias=likelihood.bias + (likelihood.squares - squares) * half,
         shots=(mass.square() / squared_mass).unsqueeze(0).to(likelihood.shots.dtype),
+        plain=plain,
     )
