@@ -44,7 +44,8 @@ class Adaptive(Method):
     The labelled rows determine feature weights, the sharpness of distances, and which classes
     attract rows of others; the batch determines its class proportions, under a Dirichlet prior that
     is learned too. At the end prototypes absorb the queries, once, and each query is classified
-    without itself.
+    without itself. Where a large batch promises little over the nearest class mean, that keeps more
+    of its labels.
 
     Parameters
     ----------

@@ -154,8 +154,7 @@ class LateScores:
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         for part, found, x, norms in self.logits():
             if self.odds is not None:
-                rivals = self.rivals(found, x, norms)
-                rivals.exchange(found, self.odds, self.likelihood.temper)
+                self.rivals(found, x, norms).exchange(found, self.odds)
             yield part, found, None
 
 

@@ -27,13 +27,15 @@ from .calibration import Likelihood, column
 # Queries of a batch: with fewer, chance moves the accuracy by more than this could prevent; with
 # more, a further product of every query with every class would take too long.
 FEWEST, MOST = 150, 2**14
-SHOTS = 10  # labelled rows per class from which the gain is large enough
+# Labelled rows per class: with one, half of the gain would be lost; from this many on, the gain is
+# large enough.
+SHOTS = 10
 ODDS, ENOUGH = 1.0, 0.04
 
 
 def is_cautious(queries: int, rows: int, num_classes: int) -> bool:
     """Whether a batch of this many queries, with this many labelled rows, needs caution."""
-    return FEWEST <= queries <= MOST and rows < SHOTS * num_classes
+    return FEWEST <= queries <= MOST and num_classes < rows < SHOTS * num_classes
 
 
 def nearest(crossing: Tensor, lengths: Tensor, plain: Tensor) -> Tensor:
@@ -67,10 +69,9 @@ class Rivals(NamedTuple):
         """The sum over the rows, [B]."""
         return (self.most - self.other).double().sum((-2, -1))
 
-    def exchange(self, x: Tensor, odds: Tensor, temper: float) -> Tensor:
+    def exchange(self, x: Tensor, odds: Tensor) -> Tensor:
         """Exchange their numbers in x [B, N, K], in place, by odds [B]; the new labels."""
-        factor = (1 + column(odds)).pow(temper).to(self.most.dtype)
-        swap = self.most < factor * self.other
+        swap = self.most < (1 + column(odds)) * self.other
         most, other = x.gather(-1, self.label), x.gather(-1, self.near)
         x.scatter_(-1, self.label, torch.where(swap, other, most))
         x.scatter_(-1, self.near, torch.where(swap, most, other))
@@ -84,5 +85,5 @@ def cautious(likelihood: Likelihood, found: Solution, x: Tensor, lengths: Tensor
     u = found.probabilities.clone()
     rivals = Rivals.of(u, found.labels.unsqueeze(-1), near)
     odds = odds_for(rivals.gain() / u.shape[-2])
-    labels = rivals.exchange(u, odds, likelihood.temper)
+    labels = rivals.exchange(u, odds)
     return found._replace(labels=labels.squeeze(-1), probabilities=u)

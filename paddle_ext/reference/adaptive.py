@@ -21,7 +21,7 @@ SHARPNESS = 16.0  # of one shot, and the centre of its prior
 SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
-CAUTIOUS, SHOTS = range(150, 2**14 + 1), 10  # batches of so many queries with fewer shots prefer
+CAUTIOUS, SHOTS = range(150, 2**14 + 1), 10  # so many queries with 2 to 10 shots prefer
 ODDS, ENOUGH = 1.0, 0.04  # the nearest mean by these odds, unless they promise this gain
 BEFORE, MANY = 0.5, 10.0  # of one shot: largest share of distances before the second unit norm;
 # it requires a large batch, and a concentration far above this
@@ -187,16 +187,14 @@ def with_lengths(
     return (1 - share) * logits + share * plain
 
 
-def with_caution(
-    u: Tensor, support: Tensor, query: Tensor, labels: Tensor, temper: float
-) -> Tensor:
+def with_caution(u: Tensor, support: Tensor, query: Tensor, labels: Tensor) -> Tensor:
     """Prefers the class with the nearest mean, if the batch promises little else."""
     away = unit_rows(query).unsqueeze(1) - means_of(unit_rows(support), labels, u.shape[1])
     near, label = away.square().sum(-1).argmin(-1), u.argmax(-1)
     row = torch.arange(len(u), device=u.device)
     most, other = u[row, label], u[row, near]
     odds = ODDS * (1 - ((most - other).mean() / ENOUGH).square()).clamp(min=0).square()
-    swap = most < (1 + odds) ** temper * other
+    swap = most < (1 + odds) * other
     found = u.clone()
     found[row, label] = torch.where(swap, other, most)
     found[row, near] = torch.where(swap, most, other)
@@ -259,8 +257,8 @@ def solve_task(
     others = (counts - weight * found.probabilities).clamp(min=0)  # of each query, [Q, K]
     logits = logits + torch.log(others + a)
     u = torch.softmax(temper * logits, dim=-1)
-    if Q in CAUTIOUS and S < SHOTS * K:
-        u = with_caution(u, support, query, labels, temper)
+    if Q in CAUTIOUS and K < S < SHOTS * K:
+        u = with_caution(u, support, query, labels)
     return found._replace(labels=u.argmax(-1), probabilities=u)
 
 

@@ -53,6 +53,8 @@ def bold(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         (150, 5 * K, True),
         (2**14, 5 * K, True),
         (2**14 + 1, 5 * K, False),
+        (300, K, False),
+        (300, K + 1, True),
         (300, 10 * K - 1, True),
         (300, 10 * K, False),
     ],
@@ -61,7 +63,7 @@ def test_when_it_applies(queries: int, rows: int, expected: bool) -> None:
     assert is_cautious(queries, rows, K) is expected
 
 
-@pytest.mark.parametrize("shots", [1, 2, 5])
+@pytest.mark.parametrize("shots", [2, 5])
 def test_all_classes_present(shots: int, bold: pytest.MonkeyPatch) -> None:
     """Labels change to the nearest class alone, and a row keeps its numbers."""
     given = task(shots)
@@ -88,7 +90,7 @@ def test_few_classes_present(bold: pytest.MonkeyPatch) -> None:
 # --- all ways to solve ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shots", [1, 2, 5])
+@pytest.mark.parametrize("shots", [2, 5])
 def test_agrees_with_the_reference(place: Place, shots: int) -> None:
     support, labels, query = task(shots)
     support, query = support.to(place.dtype), query.to(place.dtype)
@@ -98,7 +100,7 @@ def test_agrees_with_the_reference(place: Place, shots: int) -> None:
     assert torch.equal(got.labels.cpu(), want.labels)
 
 
-@pytest.mark.parametrize("shots", [1, 2, 5])
+@pytest.mark.parametrize("shots", [2, 5])
 def test_a_few_classes_of_each_query(place: Place, shots: int) -> None:
     """In chunks, as for large tasks."""
     support, labels, query = task(shots)
