@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from problems import TOLERANCE, Problem, largest, make_problem
+from torch import Tensor
 
 from paddle_ext import methods
 from paddle_ext.methods import Method, Prediction
@@ -25,6 +26,13 @@ NAMES = methods.available(named=False)
 
 def fast(name: str, **options: Any) -> Method:
     return methods.create(name, **FAST.get(name, {}) | options)
+
+
+def nearest_mean(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+    """The class with the nearest mean of unit-norm rows, for each query of one task, [Q]."""
+    rows, query = (torch.nn.functional.normalize(x, dim=1) for x in (support, query))
+    means = torch.stack([rows[labels == k].mean(0) for k in range(int(labels.max()) + 1)])
+    return torch.cdist(query, means).argmin(1)
 
 
 def nonnegative(problem: Problem) -> Problem:

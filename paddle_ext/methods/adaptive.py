@@ -113,9 +113,10 @@ class Adaptive(Method):
 
     def solve_large(self, task: Task) -> Solution:
         """One large task after the other."""
+        plain = is_cautious(task.query.shape[1], task.support.shape[1], task.num_classes)
         found = []
         for number, query in enumerate(task.query):
-            likelihood = self.likelihood(task.part(slice(number, number + 1)))
+            likelihood = self.likelihood(task.part(slice(number, number + 1)), plain=plain)
             one = solve_large(
                 likelihood,
                 TensorRows(query),

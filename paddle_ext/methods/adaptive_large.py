@@ -1,7 +1,8 @@
 """`adaptive` for one large task: its queries anywhere, in chunks, shared by processes.
 
 The same equations as `Adaptive`, in three passes over the queries: likelihoods, which are kept if
-they fit; weighted sums of the queries by class; and each query classified without itself.
+they fit; weighted sums of the queries by class; and each query classified without itself. Caution
+takes one more before the last.
 Letters: N rows in this process, K classes, D features.
 """
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from method_tasks import nearest_mean
 from torch import Tensor
 
 import paddle_ext
@@ -31,12 +32,6 @@ def task(
     return support, labels, query, truth
 
 
-def nearest(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-    rows, query = (torch.nn.functional.normalize(x, dim=1) for x in (support, query))
-    means = torch.stack([rows[labels == k].mean(0) for k in range(CLASSES)])
-    return torch.cdist(query, means).argmin(1)
-
-
 def share(found: Tensor, truth: Tensor) -> float:
     return float((found == truth).double().mean())
 
@@ -53,7 +48,7 @@ def test_all_classes_present() -> None:
     *given, truth = task(CLASSES)
     found = predict(*given)
     right = share(found.labels, truth)
-    assert right > share(nearest(*given), truth) - 0.01
+    assert right > share(nearest_mean(*given), truth) - 0.01
     assert right > share(paddle_ext.solve(*given).labels, truth) + 0.2
     assert abs(float(found.probabilities.amax(1).mean()) - right) < 0.1
 
@@ -62,7 +57,7 @@ def test_all_classes_present() -> None:
 def test_few_classes_present(present: int) -> None:
     *given, truth = task(present, queries=60, noise=1.2)
     found = predict(*given)
-    alone = share(nearest(*given), truth)
+    alone = share(nearest_mean(*given), truth)
     assert 0.5 < alone < share(found.labels, truth) - 0.05
     assert share(found.labels, truth) > 0.95
     assert found.present().nonzero().view(-1).tolist() == list(range(present))
@@ -73,7 +68,7 @@ def test_where_the_solver_fails() -> None:
     *given, truth = task(2, queries=600, noise=1.2, uneven=3.0)
     found = share(predict(*given).labels, truth)
     assert found > share(paddle_ext.solve(*given).labels, truth) + 0.3
-    assert found > share(nearest(*given), truth) + 0.1
+    assert found > share(nearest_mean(*given), truth) + 0.1
 
 
 def test_a_rare_class_in_a_large_batch() -> None:
@@ -148,4 +143,4 @@ def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(fewer.sharpness) == pytest.approx(float(whole.sharpness), rel=0.6)
     *given, truth = task(5, shots=10)
     found = Adaptive().solve_one(fewer, given[2].double())
-    assert share(found.labels, truth) > share(nearest(*given), truth)
+    assert share(found.labels, truth) > share(nearest_mean(*given), truth)

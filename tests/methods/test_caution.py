@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from method_tasks import nearest_mean
 from problems import Place, largest
 from torch import Tensor
 
@@ -29,12 +30,6 @@ def task(shots: int, present: int = K, queries: int = 160, noise: float = 1.8) -
     rows = centres[torch.cat([labels, truth])]
     rows = rows + noise * torch.randn(rows.shape, generator=random, dtype=torch.float64) + 1
     return rows[: len(labels)], labels, rows[len(labels) :]
-
-
-def nearest(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-    rows, query = (torch.nn.functional.normalize(x, dim=1) for x in (support, query))
-    means = torch.stack([rows[labels == k].mean(0) for k in range(K)])
-    return torch.cdist(query, means).argmin(1)
 
 
 @pytest.fixture
@@ -72,7 +67,7 @@ def test_all_classes_present(shots: int, bold: pytest.MonkeyPatch) -> None:
     after = paddle_ext.adaptive(*given)
     changed = before.labels != after.labels
     assert 0 < int(changed.sum()) < 40
-    assert torch.equal(after.labels[changed], nearest(*given)[changed])
+    assert torch.equal(after.labels[changed], nearest_mean(*given)[changed])
     assert torch.equal(before.probabilities.sort(-1)[0], after.probabilities.sort(-1)[0])
     assert torch.equal(after.labels, after.probabilities.argmax(-1))
     assert torch.equal(before.proportions, after.proportions)
@@ -84,7 +79,7 @@ def test_few_classes_present(bold: pytest.MonkeyPatch) -> None:
     before = paddle_ext.adaptive(*given).probabilities
     bold.undo()
     assert torch.equal(paddle_ext.adaptive(*given).probabilities, before)
-    assert int((before.argmax(-1) != nearest(*given)).sum()) > 5
+    assert int((before.argmax(-1) != nearest_mean(*given)).sum()) > 5
 
 
 # --- all ways to solve ----------------------------------------------------------------------------
