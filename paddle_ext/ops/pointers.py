@@ -1,0 +1,38 @@
+"""The one place where a tensor becomes a pointer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device: int) -> int:
+    """The address of a tensor for native code, which knows nothing else about it; 0 for None.
+
+    Parameters
+    ----------
+    x : Tensor or None
+    dtype, shape
+        What the native code expects. Only contiguous tensors are as long as their shape says.
+    device : int
+        As of `Tensor.get_device`: -1 is the CPU.
+
+    Raises
+    ------
+    AssertionError
+        If the tensor is another one: a mistake of this package, since arguments of users have been
+        checked and copied before.
+    """
+    if x is None:
+        return 0
+    if (
+        x.dtype is not dtype
+        or x.shape != shape
+        or x.get_device() != device
+        or not x.is_contiguous()
+    ):
+        raise AssertionError(
+            f"expected a contiguous tensor of {dtype}, shape {list(shape)}, device {device}, got "
+            f"{x.dtype}, {list(x.shape)}, {x.get_device()} with strides {x.stride()}"
+        )
+    return x.data_ptr()
