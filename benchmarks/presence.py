@@ -20,7 +20,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import FeatureBank, Solution, TaskBatch, TaskSampler, presence
 from paddle_ext.methods import Adaptive
-from paddle_ext.methods.task import IndexedTask, Task
+from paddle_ext.task import IndexedTask, Task
 from paddle_ext.solution import DUAL_SHARE
 
 EXAMPLES = """\

@@ -216,7 +216,6 @@ void add_coordinates(py::module_& module) {
     all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
     all.make.add<p, &P::shared>("shared");
     all.run.add<p, &P::rows>("rows").add<p, &P::centre>("centre").add<p, &P::x>("x");
-    all.run.add<p, &P::lengths>("lengths");
     CallClass<C>::add_to(module, "CoordinatesCall", all, workspace<P, kCoordinates>,
                          solve<P, kCoordinates>);
 }
@@ -253,8 +252,7 @@ void add_likelihood(py::module_& module) {
     all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
     all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::weights>("weights");
     all.run.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
-    all.run.add<p, &P::sharpness>("sharpness").add<p, &P::usual>("usual");
-    all.run.add<p, &P::sound>("sound");
+    all.run.add<p, &P::sharpness>("sharpness").add<p, &P::finite>("finite");
     all.run.add<p, &P::scale>("scale");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "LikelihoodCall", all, workspace<P, kLikelihood>,
@@ -270,16 +268,16 @@ void add_posterior(py::module_& module) {
     all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::D>("D");
     all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
-    all.make.add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
+    all.make.add<p, &P::temper>("temper").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
     all.make.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
-    all.make.add<p, &P::sharpness>("sharpness").add<p, &P::lengths>("lengths");
+    all.make.add<p, &P::sharpness>("sharpness");
     all.run.add<p, &P::query>("query").add<p, &P::centre>("centre").add<p, &P::weights>("weights");
     all.run.add<p, &P::scale>("scale").add<p, &P::labels>("labels");
     all.run.add<p, &P::probabilities>("probabilities");
     all.run.add<p, &P::proportions>("proportions").add<p, &P::dual>("dual");
     all.run.add<p, &P::iterations>("iterations").add<p, &P::criterion>("criterion");
     all.run.add<p, &P::concentration>("concentration").add<p, &P::bound>("bound");
-    all.run.add<p, &P::sound>("sound").add<p, &P::workspace>("workspace");
+    all.run.add<p, &P::finite>("finite").add<p, &P::workspace>("workspace");
     all.run.add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "PosteriorCall", all, workspace<P, kPosterior>,
                          solve<P, kPosterior>);

@@ -53,8 +53,9 @@ void add_assign(py::module_& module) {
     all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
     all.make.add<p, &P::stride>("stride").add<p, &P::top>("top");
     all.make.add<p, &P::normalise>("normalise").add<p, &P::weigh>("weigh");
+    all.make.add<p, &P::squared>("squared");
     all.run.add<p, &P::products>("products").add<p, &P::length>("length");
-    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias").add<p, &P::trust>("trust");
+    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias");
     all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rest>("rest");
     all.run.add<p, &P::held>("held").add<p, &P::log_sums>("log_sums");
     all.run.add<p, &P::top_probabilities>("top_probabilities");
@@ -103,12 +104,12 @@ void add_late(py::module_& module) {
     CallKeywords<C> all{Keywords<C>("late_call"), Keywords<C>("workspace"), Keywords<C>("step")};
     all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
     all.make.add<p, &P::N>("N").add<p, &P::K>("K");
-    all.make.add<p, &P::weight>("weight").add<p, &P::temper>("temper").add<p, &P::slope>("slope");
-    all.make.add<p, &P::sharper>("sharper").add<p, &P::prior>("prior").add<p, &P::plain>("plain");
-    all.run.add<p, &P::products>("products").add<p, &P::own>("own").add<p, &P::bias>("bias");
-    all.run.add<p, &P::trust>("trust").add<p, &P::square>("square").add<p, &P::mass>("mass");
+    all.make.add<p, &P::weight>("weight").add<p, &P::trust>("trust").add<p, &P::temper>("temper");
+    all.make.add<p, &P::slope>("slope").add<p, &P::sharper>("sharper").add<p, &P::share>("share");
+    all.make.add<p, &P::prior>("prior");
+    all.run.add<p, &P::products>("products").add<p, &P::added>("added").add<p, &P::own>("own");
+    all.run.add<p, &P::bias>("bias").add<p, &P::square>("square").add<p, &P::mass>("mass");
     all.run.add<p, &P::constant>("constant").add<p, &P::total>("total");
-    all.run.add<p, &P::length>("length").add<p, &P::prototypes>("prototypes");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "LateCall", all, workspace<P, kLate>, solve<P, kLate>);
 }
@@ -137,7 +138,7 @@ void add_split(py::module_& module) {
     all.make.add<p, &P::pieces>("pieces").add<p, &P::unit>("unit");
     all.run.add<p, &P::rows>("rows").add<p, &P::length>("length").add<p, &P::scale>("scale");
     all.run.add<p, &P::centre>("centre").add<p, &P::metric>("metric").add<p, &P::out>("out");
-    all.run.add<p, &P::norm>("norm").add<p, &P::own>("own");
+    all.run.add<p, &P::own>("own");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     CallClass<C>::add_to(module, "SplitCall", all, workspace<P, kSplit>, solve<P, kSplit>);
 }

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from . import methods, presence, reference
     from .integrations.batches import BatchClassifier
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
-    from .methods.any_batch import adaptive
     from .ops.adapt import adapt
     from .ops.large.sources import FileRows
     from .ops.native import build_info
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .research.evaluation.results import Evaluation
     from .research.evaluation.tuning import tune
     from .research.tasks import TaskBatch, TaskSampler
+    from .rule.solve import adaptive
     from .solution import Solution, TimSolution, Trace, Transport
 
     __version__: str
@@ -74,7 +74,7 @@ _MODULES = {
     "Trace": "solution",
     "Transport": "solution",
     "adapt": "ops.adapt",
-    "adaptive": "methods.any_batch",
+    "adaptive": "rule.solve",
     "build_info": "ops.native",
     "evaluate": "research.evaluation.evaluate",
     "sinkhorn": "ops.sinkhorn",

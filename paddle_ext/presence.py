@@ -14,10 +14,10 @@ from torch import Tensor
 
 from . import check
 from .methods import Prediction
-from .methods.calibration import calibrated
-from .methods.shared_rows import left_out
-from .ops.labelled import coordinates
+from .ops.adaptive import coordinates
 from .rows import class_sums, computing_dtype, parts, squared_distances, unit_rows
+from .rule.correction import left_out
+from .rule.likelihood import likelihood_of
 from .solution import Solution
 
 __all__ = ["LabelDoubt", "label_doubt", "novelty"]
@@ -138,7 +138,7 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
     """The same for checked rows."""
     if len(labels) == num_classes:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
-    likelihood = calibrated(rows.unsqueeze(0), labels.unsqueeze(0), num_classes)
+    likelihood = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), num_classes)
     found = left_out(likelihood, rows, labels)
     alone = found.counts == 0
     u = found.logits.softmax(-1)
@@ -165,12 +165,12 @@ class KnownClasses:
 
     def distances(self, unit: Tensor, labels: Tensor) -> Tensor:
         """Squared distances of unit-norm rows to the means of their classes, [n]."""
-        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0][0]
+        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0]
         return ((x - self.means[labels]).square() * self.scale).sum(-1)
 
     def nearest(self, unit: Tensor) -> Tensor:
         """The class of the smallest distance, [n]."""
-        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0][0]
+        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0]
         scale = self.scale.sqrt()
         return squared_distances(x * scale, self.means * scale).argmin(1)
 
@@ -229,7 +229,7 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
 
 
 def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClasses:
-    likelihood = calibrated(rows.unsqueeze(0), labels.unsqueeze(0), len(directions), "diagonal")
+    likelihood = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), len(directions), "diagonal")
     return KnownClasses(
         centre=likelihood.centre[0],
         means=likelihood.prototypes[0],

@@ -7,7 +7,7 @@ import torch
 
 import paddle_ext
 from paddle_ext.methods import Adaptive
-from paddle_ext.methods.task import Task
+from paddle_ext.task import Task
 
 CLASSES, SHOTS, DIMENSION = 12, 4, 16
 

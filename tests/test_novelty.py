@@ -9,7 +9,7 @@ import paddle_ext
 from paddle_ext import Solution, presence
 from paddle_ext.methods import Adaptive, Prediction
 from paddle_ext.methods.calibration import calibrated
-from paddle_ext.methods.task import Task
+from paddle_ext.task import Task
 
 # --- novelty ------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ PADDLE_EXT_HD Real inverse_of_centred(Real squared) {
 // Whether 1 / norm alone proves that a row has no NaN, infinity or overflow. If not, the row itself
 // must be checked.
 template <typename Real>
-PADDLE_EXT_HD bool plainly_sound(Real first) {
+PADDLE_EXT_HD bool plainly_finite(Real first) {
     return first > Real(1e-18) && first < Real(1e18);
 }
 

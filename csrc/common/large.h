@@ -18,13 +18,13 @@ struct AssignParams {
     DType written;   // of `probabilities` and `rest`
     bool normalise;  // else write likelihoods, the largest of a row being kLikelihoodUnit
     bool weigh;      // the output is multiplied by the length of the row
+    bool squared;    // squares of the probabilities replace them in the outputs
 
     // in
     void* products;      // [B, N, stride]; overwritten if `leads` are wanted
     const void* length;  // [B, N], or null for 1
     const void* slope;   // [B]
     const void* bias;    // [B, K]
-    const void* trust;   // [B, K], or null: (trust u)^2 replaces u in the outputs
 
     // out; null if not wanted
     void* probabilities;  // [B, N, K]
@@ -210,9 +210,8 @@ struct SplitParams {
     const float* centre;  // [B, D]
     const float* metric;  // [B, D] of `own`
 
-    void* out;    // [B, N, pieces, D] float16
-    float* norm;  // [B, N] of `unit`, or null: norms of x before it is made unit-norm
-    float* own;   // [B, N] of `unit`, or null: sum_d metric_d x_d^2
+    void* out;   // [B, N, pieces, D] float16
+    float* own;  // [B, N] of `unit`, or null: sum_d metric_d x_d^2
 
     void* workspace;
     int64_t workspace_bytes;
@@ -224,24 +223,22 @@ struct SplitParams {
 struct LateParams {
     int64_t N, K;
     DType dtype;  // of all arrays: float32 or float64
-    double weight, temper;
+    double weight, trust, temper;
     double slope;    // of the logits before the step
     double sharper;  // factor on distances
+    double share;    // factor on `added`
     double prior;
-    double plain;  // factor on the one-shot logits of the nearest class mean; 0: none
 
     // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; the new logits
     // overwrite the first
     void* products;
-    const void* own;         // [N] products of rows with themselves
-    const void* bias;        // [K] of the logits before the step
-    const void* trust;       // [K]
-    const void* square;      // [K] s_k.s_k
-    const void* mass;        // [K]
-    const void* constant;    // [K]
-    const void* total;       // [K]
-    const void* length;      // [N], or null: norms of rows before they were made unit-norm, ...
-    const void* prototypes;  // [K], or null: ... and of prototypes
+    const void* added;     // [N, K] further logits, before and after the step; or null
+    const void* own;       // [N] products of rows with themselves
+    const void* bias;      // [K] of the logits before the step
+    const void* square;    // [K] s_k.s_k
+    const void* mass;      // [K]
+    const void* constant;  // [K]
+    const void* total;     // [K]
 
     void* workspace;
     int64_t workspace_bytes;

@@ -6,22 +6,12 @@
 
 namespace paddle_ext {
 
-constexpr double kNoise =
-    0.6;  // share of the noise of a class mean that is subtracted from its distances
-
 // A calibration row is farther, by this factor in squared distance, from the mean of the rest of
 // its class.
 template <typename Real>
 PADDLE_EXT_HD Real left_out_rate(Real shots) {
     const Real n = shots > 2 ? shots : Real(2);
     return (n + 1) / (n - 1);
-}
-
-// Estimate of the within-class scatter from a row at squared distance `off` from its class mean.
-template <typename Real>
-PADDLE_EXT_HD Real scatter_of(Real off, Real shots) {
-    const Real n = shots > 2 ? shots : Real(2);
-    return off * n / (n - 1);
 }
 
 // A class that attracts more rows of other classes than average gets a lower bias; `rows` per
@@ -35,14 +25,6 @@ PADDLE_EXT_HD Real hub_bias(Real drawn, Real mean, Real rows) {
 template <typename Real>
 PADDLE_EXT_HD Real late_share(Real a) {
     return 1 - Real(0.7) / (1 + a / Real(0.02));
-}
-
-constexpr double kOneShotTemper = 0.7;  // of probabilities without calibration
-
-// With one shot, the share of the logits from the nearest class mean.
-template <typename Real>
-PADDLE_EXT_HD Real plain_share(Real a, Real weight) {
-    return Real(0.5) * (1 - weight) * a / (10 + a);
 }
 
 // Whether the Gram matrix of the queries is less work than sums of queries.

@@ -158,9 +158,9 @@ struct LabelledParams {
     int64_t* own;      // [B, R]    class of a calibration row
     int64_t* judging;  // [B]       number of calibration rows; the rest is padding
     void* x;           // [B, R, D] these rows, in the coordinates
-    void* off;    // [B, R]    their squared distances to their class means, in the feature scale
-    void* scale;  // [B, D]    the feature scale
-    bool* sound;  // [B]       every class has a row, and every row is plainly sound; or null
+    void* off;     // [B, R]    their squared distances to their class means, in the feature scale
+    void* scale;   // [B, D]    the feature scale
+    bool* finite;  // [B]       every class has a row, and every row is plainly finite; or null
 
     void* workspace;
     int64_t workspace_bytes;
@@ -176,9 +176,8 @@ struct CoordinatesParams {
     const void* centre;  // [B, D], or [D] when shared
 
     // out
-    void* x;        // [B, N, D]
-    void* lengths;  // [B, N]    norms before the second normalisation
-    bool* sound;    // [B]       set to false where a row is not plainly sound; or null
+    void* x;       // [B, N, D]
+    bool* finite;  // [B]       set to false where a row is not plainly finite; or null
 };
 
 // The late step of `adaptive`: prototypes absorb the queries, each query classified without itself.
@@ -230,8 +229,7 @@ struct LikelihoodParams {
     void* bias;       // [B, K]
     void* shots;      // [B, K]
     void* sharpness;  // [B]
-    bool* sound;      // [B]       see plainly_sound
-    void* usual;      // [B, R]    squared distances to the own class, as for new rows; NaN: no row
+    bool* finite;     // [B]       see plainly_finite
     void* scale;      // [B, D]
 
     void* workspace;
@@ -244,6 +242,7 @@ struct PosteriorParams {
     bool shared;    // one likelihood for all tasks; else [B, ..] below
     DType dtype;    // of all arrays: float32 or float64
     double weight;  // of a query in the counts
+    double temper;  // factor on the logits of the late step
     int max_iter;
     double tol;
 
@@ -256,7 +255,6 @@ struct PosteriorParams {
     const void* bias;       // [K]
     const void* shots;      // [K]
     const void* sharpness;  // one
-    const void* lengths;    // [K] norms of one-shot rows minus the centre; null with more shots
 
     // out, as in AdaptParams; labels and probabilities are after the late step
     int64_t* labels;
@@ -267,7 +265,7 @@ struct PosteriorParams {
     void* criterion;
     void* concentration;
     void* bound;
-    bool* sound;  // [B] see plainly_sound; of the queries
+    bool* finite;  // [B] see plainly_finite; of the queries
 
     void* workspace;
     int64_t workspace_bytes;

@@ -10,7 +10,6 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     T* const held = row + Kp;  // of this part
     T* const terms = held + Kp;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
-    const T* const trust = p.trust == nullptr ? nullptr : static_cast<const T*>(p.trust) + task * K;
     const T slope = static_cast<const T*>(p.slope)[task];
     MedianGuess<T> guess;
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
@@ -29,11 +28,8 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         const T sum = row_exponentials(row, most, Kp, terms);
         sums.log_sums += double(most) + __builtin_log(double(sum));
         T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
-        if (trust != nullptr) {
-            for (int64_t k = 0; k < K; ++k) {
-                const T trusted = row[k] * scale * trust[k];
-                row[k] = trusted * trusted;
-            }
+        if (p.squared) {
+            for (int64_t k = 0; k < K; ++k) row[k] = (row[k] * scale) * (row[k] * scale);
             scale = 1;
         }
         T* const out =
@@ -72,26 +68,29 @@ template <typename T>
 static void late_rows(const LateParams& p, int64_t first, int64_t end) {
     const int64_t K = p.K;
     const auto read = [](const void* x) { return static_cast<const T*>(x); };
-    const T *const bias = read(p.bias), *const trust = read(p.trust), *const mass = read(p.mass);
-    const T *const square = read(p.square), *const constant = read(p.constant);
-    const T *const total = read(p.total), *const means = read(p.prototypes);
-    const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), plain = T(p.plain);
+    const T *const bias = read(p.bias), *const mass = read(p.mass), *const square = read(p.square);
+    const T *const constant = read(p.constant), *const total = read(p.total);
+    const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
     for (int64_t q = first; q < end; ++q) {
         T* const cross = static_cast<T*>(p.products) + q * 2 * K;
         const T* const all = cross + K;
-        const T own = read(p.own)[q], length = p.length == nullptr ? T(0) : read(p.length)[q];
+        const T* const added = p.added == nullptr ? nullptr : read(p.added) + q * K;
+        const T own = read(p.own)[q];
+        const auto more = [&](int64_t k) { return added == nullptr ? T(0) : added[k]; };
         T most = Range<T>::kMinusInfinity, sum = 0;
-        for (int64_t k = 0; k < K; ++k) most = std::max(most, slope * cross[k] + bias[k]);
-        for (int64_t k = 0; k < K; ++k) sum += std::exp(slope * cross[k] + bias[k] - most);
         for (int64_t k = 0; k < K; ++k) {
-            const T u = std::exp(slope * cross[k] + bias[k] - most) / sum;
-            const T w = query_weight(u, trust[k]);
-            T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
-            if (p.length != nullptr) {
-                z += plain * means[k] * (cross[k] * length - means[k] / 2);
-            }
+            cross[k] = slope * cross[k] + bias[k] + more(k);
+            most = std::max(most, cross[k]);
+        }
+        for (int64_t k = 0; k < K; ++k) {
+            cross[k] = std::exp(cross[k] - most);
+            sum += cross[k];
+        }
+        for (int64_t k = 0; k < K; ++k) {
+            const T u = cross[k] / sum, w = query_weight(u, trust);
+            const T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
             const T left = std::max(total[k] - T(p.weight) * u, T(p.prior));
-            cross[k] = temper * (z + constant[k] + std::log(left));
+            cross[k] = temper * (z + constant[k] + T(p.share) * more(k) + std::log(left));
         }
     }
 }

@@ -54,8 +54,7 @@ static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int6
         const T first = inverse_norm(x, p.D), second = second_norm(x, first, centre, p.D, x);
         T* __restrict__ to = out + row * p.D;
         for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * first - centre[d]) * second;
-        static_cast<T*>(p.lengths)[row] = second > 0 ? 1 / second : T(0);
-        if (p.sound != nullptr && !plainly_sound(first)) p.sound[row / p.N] = false;
+        if (p.finite != nullptr && !plainly_finite(first)) p.finite[row / p.N] = false;
     }
 }
 

@@ -57,18 +57,18 @@ LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p,
     calibrate_scratch = arena.take<char>(calibrate_scratch_bytes<T>(calibrate));
 }
 
-// Whether every row is plainly sound and has a class, and every class has a row.
+// Whether every row is plainly finite and has a class, and every class has a row.
 template <typename T>
-static bool has_sound_rows(const LikelihoodScratch<T>& s) {
+static bool has_finite_rows(const LikelihoodScratch<T>& s) {
     const T* const first = static_cast<const T*>(s.labelled.first);
     T rows = 0;
-    bool sound = true;
+    bool finite = true;
     for (int64_t k = 0; k < s.labelled.K; ++k) {
-        sound = sound && s.shots[k] > 0;
+        finite = finite && s.shots[k] > 0;
         rows += s.shots[k];
     }
-    for (int64_t i = 0; i < s.labelled.S; ++i) sound = sound && plainly_sound(first[i]);
-    return sound && rows == T(s.labelled.S);
+    for (int64_t i = 0; i < s.labelled.S; ++i) finite = finite && plainly_finite(first[i]);
+    return finite && rows == T(s.labelled.S);
 }
 
 // Weights, and their products with the means.
@@ -83,26 +83,18 @@ static void weigh_means(const LikelihoodScratch<T>& s, T* weights) {
     }
 }
 
-// Distances of the calibration rows, each left out of its class mean; also writes `usual`. Returns
-// the correction for the noise of the mean that is subtracted from distances to a class of one row.
+// Distances of the calibration rows, each left out of its class mean.
 template <typename T>
-static T left_out_distances(const LikelihoodScratch<T>& s, T* __restrict__ usual) {
-    const int64_t K = s.labelled.K, R = s.labelled.R, count = *s.judging;
+static void left_out_distances(const LikelihoodScratch<T>& s) {
+    const int64_t K = s.labelled.K;
     const int64_t* const own = s.labelled.own;
-    double scatter = 0;
-    for (int64_t i = 0; i < count; ++i) scatter += double(scatter_of(s.off[i], s.shots[own[i]]));
-    const T noise = count > 0 ? T(kNoise * scatter / double(count)) : T(0);
-    T* __restrict__ base = s.drawn;  // free until the calibration
-    for (int64_t k = 0; k < K; ++k) base[k] = s.squares[k] - noise / std::max(s.shots[k], T(1));
-    for (int64_t i = 0; i < R; ++i) {
+    const T* __restrict__ squares = s.squares;
+    for (int64_t i = 0; i < s.labelled.R; ++i) {
         const T* __restrict__ cross = s.cross + i * K;
         T* __restrict__ to = s.distances + i * K;
-        for (int64_t k = 0; k < K; ++k) to[k] = base[k] - 2 * cross[k];
-        const T distance = left_out_rate(s.shots[own[i]]) * s.off[i];
-        to[own[i]] += distance - s.off[i];
-        usual[i] = i < count ? distance : T(NAN);
+        for (int64_t k = 0; k < K; ++k) to[k] = squares[k] - 2 * cross[k];
+        to[own[i]] += (left_out_rate(s.shots[own[i]]) - 1) * s.off[i];
     }
-    return noise;
 }
 
 template <typename T>
@@ -112,11 +104,11 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     const int64_t K = p.K, D = p.D, R = p.R;
     T* const weights = static_cast<T*>(p.weights) + task * K * D;
     labelled_task<T>(s.labelled, 0, s.labelled_scratch);
-    p.sound[task] = has_sound_rows(s);
+    p.finite[task] = has_finite_rows(s);
     weigh_means(s, weights);
     pack_rows(weights, K, D, static_cast<const T*>(nullptr), s.panels);
     multiply_closed(static_cast<const T*>(s.labelled.x), D, R, s.panels, D, K, s.cross, threads);
-    const T noise = left_out_distances(s, static_cast<T*>(p.usual) + task * R);
+    left_out_distances(s);
     calibrate_task<T>(s.calibrate, 0, s.calibrate_scratch);
     double mean = 0;
     for (int64_t k = 0; k < K; ++k) mean += double(s.drawn[k]);
@@ -125,8 +117,7 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     const T half = static_cast<T*>(p.sharpness)[task] / 2;
     T* const bias = static_cast<T*>(p.bias) + task * K;
     for (int64_t k = 0; k < K; ++k) {
-        const T square = s.squares[k] - noise / std::max(s.shots[k], T(1));
-        bias[k] = T(hub_bias(double(s.drawn[k]), mean, rows)) - half * square;
+        bias[k] = T(hub_bias(double(s.drawn[k]), mean, rows)) - half * s.squares[k];
     }
 }
 

@@ -9,7 +9,6 @@ struct PosteriorScratch {
     StepParams step;
     T* x;         // [Q, D]           queries in the coordinates
     T* scaled;    // [Q, D]           times the feature scale
-    T* lengths;   // [Q]
     T* panels;    // [K or Q in panels, D]
     T* cross;     // [Q, K]           padded to whole panels, like the next ones
     T* inner;     // [Q, K]
@@ -36,7 +35,6 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     };
     x = arena.take<T>(Q * D);
     scaled = arena.take<T>(Q * D);
-    lengths = arena.take<T>(Q);
     panels = arena.take<T>((has_products() ? std::max(Kp, Qp) : Kp) * D);
     cross = arena.take<T>(Q * Kp);
     inner = arena.take<T>(Q * Kp);
@@ -50,7 +48,7 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     coordinates.B = 1, coordinates.N = Q, coordinates.D = D, coordinates.shared = true;
     coordinates.rows = static_cast<const T*>(p.query) + task * Q * D;
     coordinates.centre = static_cast<const T*>(p.centre) + (p.shared ? 0 : task * D);
-    coordinates.x = x, coordinates.lengths = lengths, coordinates.sound = p.sound + task;
+    coordinates.x = x, coordinates.finite = p.finite + task;
     adapt.B = 1, adapt.Q = Q, adapt.K = K;
     adapt.logits = logits;
     adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
@@ -63,7 +61,7 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     adapt.concentration = of_task(p.concentration, 1);
     adapt.bound = of_task(p.bound, 1);
     step.B = 1, step.Q = Q, step.K = K, step.shared = true;
-    step.weight = p.weight, step.temper = p.lengths == nullptr ? 1.0 : kOneShotTemper;
+    step.weight = p.weight, step.temper = p.temper;
     step.given = given, step.cross = cross, step.inner = inner, step.own = own;
     step.constant = constant, step.total = total;
     step.sharpness = factors, step.prior = factors + 1;
@@ -77,16 +75,14 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
 
 // The weights of the queries in the classes, in panels.
 template <typename T>
-static void weigh_queries(const PosteriorScratch<T>& s, T prior) {
+static void weigh_queries(const PosteriorScratch<T>& s, T trust) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     for (int64_t k0 = 0; k0 < s.K; k0 += kPanel) {
-        T trust[kPanel] = {};
         const int64_t width = std::min(s.K - k0, kPanel);
-        for (int64_t i = 0; i < width; ++i) trust[i] = trust_of(s.total[k0 + i], prior);
         T* const to = s.logits + k0 * s.Q;
         for (int64_t q = 0; q < s.Q; ++q) {
             const T* const u = s.given + q * s.K + k0;
-            for (int64_t i = 0; i < width; ++i) to[q * kPanel + i] = query_weight(u[i], trust[i]);
+            for (int64_t i = 0; i < width; ++i) to[q * kPanel + i] = query_weight(u[i], trust);
             for (int64_t i = width; i < kPanel; ++i) to[q * kPanel + i] = 0;
         }
     }
@@ -113,23 +109,6 @@ static void query_products(const PosteriorScratch<T>& s, const T* __restrict__ s
     multiply_closed(s.scaled, D, Q, s.panels, D, K, s.inner, threads);
 }
 
-// With one shot: logits of the nearest class mean, overwriting the weights.
-template <typename T>
-static void plain_logits(const PosteriorScratch<T>& s, const T* __restrict__ lengths, T share,
-                         double usual) {
-    constexpr double kLeast = kSame * kSame;
-    double squared = 0;
-    for (int64_t k = 0; k < s.K; ++k) squared += double(lengths[k]) * double(lengths[k]);
-    const T factor = T(double(share) * usual / std::max(squared / double(s.K), kLeast));
-    for (int64_t q = 0; q < s.Q; ++q) {
-        const T* __restrict__ cross = s.cross + q * s.K;
-        T* __restrict__ to = s.logits + q * s.K;
-        for (int64_t k = 0; k < s.K; ++k) {
-            to[k] = (cross[k] * s.lengths[q] - lengths[k] / 2) * lengths[k] * factor;
-        }
-    }
-}
-
 template <typename T>
 static void late_step(PosteriorScratch<T>& s, const PosteriorParams& p, int64_t at, int threads) {
     const int64_t Q = s.Q, K = s.K;
@@ -140,16 +119,9 @@ static void late_step(PosteriorScratch<T>& s, const PosteriorParams& p, int64_t 
     const T a = *static_cast<const T*>(s.adapt.concentration);
     const T mass = T(p.weight * double(Q) + double(K) * double(a));
     for (int64_t k = 0; k < K; ++k) s.total[k] = proportions[k] * mass;
-    weigh_queries(s, a);
+    weigh_queries(s, T(trust_of(Q, K)));
     query_products(s, static_cast<const T*>(p.scale) + at * s.D, threads);
-    T share = late_share(a);
-    if (p.lengths != nullptr) {
-        const T plain = plain_share(a, T(p.weight));
-        // One shot uses the expected sharpness.
-        plain_logits(s, static_cast<const T*>(p.lengths) + at * K, plain, double(sharpness));
-        s.step.extra = s.logits;
-        share = 1 - plain;
-    }
+    const T share = late_share(a);
     for (int64_t k = 0; k < K; ++k) {
         s.constant[k] = (bias[k] + sharpness / 2 * squares[k]) * share;
     }
@@ -165,7 +137,7 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     const int64_t Q = s.Q, K = s.K, D = s.D, at = p.shared ? 0 : task;
     const T sharpness = static_cast<const T*>(p.sharpness)[at];
     const T* __restrict__ bias = static_cast<const T*>(p.bias) + at * K;
-    *s.coordinates.sound = true;
+    *s.coordinates.finite = true;
     coordinates_rows<T>(s.coordinates, 0, Q);
     pack_rows(static_cast<const T*>(p.weights) + at * K * D, K, D, static_cast<const T*>(nullptr),
               s.panels);

@@ -13,7 +13,8 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const T* __restrict__ constant = static_cast<const T*>(p.constant) + task * K;
     const T* __restrict__ total = static_cast<const T*>(p.total) + task * K;
     const T sharpness = static_cast<const T*>(p.sharpness)[task], temper = T(p.temper);
-    const T prior = static_cast<const T*>(p.prior)[task], weight = T(p.weight);
+    const T prior = static_cast<const T*>(p.prior)[task];
+    const T weight = T(p.weight), trust = T(trust_of(Q, K));
     T* const out = static_cast<T*>(p.probabilities) + at;
     Arena arena(scratch);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
@@ -21,20 +22,18 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     T* __restrict__ mass = arena.take<T>(Kp);
     T* __restrict__ row = arena.take<T>(Kp);
     T* __restrict__ left = arena.take<T>(Kp);
-    T* __restrict__ trust = arena.take<T>(Kp);
 
     for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
     for (int64_t k = 0; k < K; ++k) {
         square[k] = shots[k] * shots[k] * squares[k];
         mass[k] = shots[k];
-        trust[k] = trust_of(total[k], prior);
     }
     for (int64_t q = 0; q < Q; ++q) {
         const T* __restrict__ u = given + q * K;
         const T* __restrict__ x = cross + q * K;
         const T* __restrict__ y = inner + q * K;
         for (int64_t k = 0; k < K; ++k) {
-            const T w = query_weight(u[k], trust[k]);
+            const T w = query_weight(u[k], trust);
             square[k] += w * (2 * shots[k] * x[k] + y[k]);
             mass[k] += w;
         }
@@ -45,7 +44,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
         const T* __restrict__ y = inner + q * K;
         const T self = static_cast<const T*>(p.own)[task * Q + q];
         for (int64_t k = 0; k < K; ++k) {
-            const T w = query_weight(u[k], trust[k]);
+            const T w = query_weight(u[k], trust);
             const T half = half_distance(w, shots[k] * x[k], y[k], self, square[k], mass[k]);
             row[k] = temper * (sharpness * half + constant[k]);
             if (extra != nullptr) row[k] += temper * extra[q * K + k];
@@ -71,7 +70,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
 template <typename T>
 static int64_t step_scratch_bytes(const StepParams& p) {
     Arena arena(nullptr);
-    for (int i = 0; i < 5; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    for (int i = 0; i < 4; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
     return arena.used();
 }
 

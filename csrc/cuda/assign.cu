@@ -146,9 +146,6 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
     Written* const out = static_cast<Written*>(p.probabilities);
     Written* const rest = static_cast<Written*>(p.rest);
-    const float* const trust =
-        p.trust == nullptr ? nullptr
-                           : static_cast<const float*>(p.trust) + at.task * p.K + at.first_class;
     constexpr int kLine = Staged<kVectors, kWidth>::kLine;
     const Staged<kVectors, kWidth> staged{memory + warp * kLine, logits, at.first_class, classes};
     if (at.first_row + warp < end) staged.fetch(at.first_row + warp);
@@ -184,12 +181,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < kVectors; ++i) {
             const int k = class_of<kWidth>(i);
             if (k >= classes) continue;
-            if (trust != nullptr) {
+            if (p.squared) {
 #pragma unroll
-                for (int j = 0; j < kWidth; ++j) {
-                    const float w = value[i][j] * scale * trust[k + j];
-                    value[i][j] = w * w / scale;
-                }
+                for (int j = 0; j < kWidth; ++j) value[i][j] *= value[i][j] * scale;
             }
             Some<kWidth, Written> high;
             float kept[kWidth];

@@ -11,7 +11,7 @@ struct GivenDistances {
     const float* distances;  // [B, R, K]
     int64_t R, K;
 
-    __device__ void start(int64_t, double*) const {}
+    __device__ void start(int64_t) const {}
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k) const {
         return distances[(task * R + i) * K + k];

@@ -1,7 +1,7 @@
 // `calibrate` on CUDA: one kernel for all steps, one block per task. The algebra is in
 // common/calibrate.h. Eight lanes share a row; the rows stay in shared memory if they fit.
 //
-// Distances provides start(task, scratch), which all threads call once and which ends with a
+// Distances provides start(task), which all threads call once and which ends with a
 // barrier, and (task, i, k), the distance of row i to class k.
 #pragma once
 
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kCalibrateThreads, 2)
     extern __shared__ float rows[];
     __shared__ CalibrateShared shared;
     const int64_t task = blockIdx.x;
-    source.start(task, shared.sums);
+    source.start(task);
     const CalibrateTask<Distances> t{p,
                                      source,
                                      rows,

@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, Label
             static_cast<float*>(p.second)[task * S + s] = 0.0f;
         }
     }
-    if (p.sound != nullptr) {
+    if (p.finite != nullptr) {
         const bool complete = __syncthreads_or(empty) == 0 && done == S;
-        if (threadIdx.x == 0) p.sound[task] = complete;
+        if (threadIdx.x == 0) p.finite[task] = complete;
     }
     if (p.R == 0) {
         if (threadIdx.x == 0) p.judging[task] = 0;
@@ -264,9 +264,8 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
     const float first = warp_inverse_norm(row, D, aligned);
     const float second = second_norm(row, first, centre, D, aligned);
     write_coordinates(row, first, second, centre, D, aligned, static_cast<float*>(p.x) + item * D);
-    if (threadIdx.x % 32 == 0) {
-        static_cast<float*>(p.lengths)[item] = second > 0 ? 1.0f / second : 0.0f;
-        if (p.sound != nullptr && !plainly_sound(first)) p.sound[item / p.N] = false;
+    if (threadIdx.x % 32 == 0 && p.finite != nullptr && !plainly_finite(first)) {
+        p.finite[item / p.N] = false;
     }
 }
 

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, Labell
             const int k = load_label(p.labels + task * p.S, s + i, p.K);
             if (lane == 0) {
                 firsts[s + i] = first;
-                if (p.sound != nullptr && !plainly_sound(first)) p.sound[task] = false;
+                if (p.finite != nullptr && !plainly_finite(first)) p.finite[task] = false;
             }
             const float factor = k < 0 ? 0.0f : first / (float(p.K) * shots[k]);
 #pragma unroll
@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, 
         const float factor = kCentred ? inverse_of_centred(squared)
                                       : inverse_norm(c.support + s * c.D, c.D, c.aligned, squared);
         if (lane == 0) factors[s] = factor;
-        if (!kCentred && lane == 0 && p.sound != nullptr && !plainly_sound(factor)) {
-            p.sound[item / p.K] = false;
+        if (!kCentred && lane == 0 && p.finite != nullptr && !plainly_finite(factor)) {
+            p.finite[item / p.K] = false;
         }
     }
     __syncwarp();

@@ -9,28 +9,33 @@ namespace paddle_ext {
 
 namespace {
 
-// Class data of the late step; see LateParams.
+// Data of all rows; see LateParams.
 struct Late {
-    const float *bias, *trust, *square, *mass, *constant, *total, *prototypes;
-    float slope, sharper, prior, weight, temper, plain;
+    const float *bias, *square, *mass, *constant, *total, *added;
+    float slope, sharper, share, prior, weight, trust, temper;
 
     __device__ explicit Late(const LateParams& p)
-        : bias(static_cast<const float*>(p.bias)), trust(static_cast<const float*>(p.trust)),
-          square(static_cast<const float*>(p.square)), mass(static_cast<const float*>(p.mass)),
-          constant(static_cast<const float*>(p.constant)),
-          total(static_cast<const float*>(p.total)),
-          prototypes(static_cast<const float*>(p.prototypes)), slope(float(p.slope)),
-          sharper(float(p.sharper)), prior(float(p.prior)), weight(float(p.weight)),
-          temper(float(p.temper)), plain(float(p.plain)) {}
+        : bias(static_cast<const float*>(p.bias)), square(static_cast<const float*>(p.square)),
+          mass(static_cast<const float*>(p.mass)), constant(static_cast<const float*>(p.constant)),
+          total(static_cast<const float*>(p.total)), added(static_cast<const float*>(p.added)),
+          slope(float(p.slope)), sharper(float(p.sharper)), share(float(p.share)),
+          prior(float(p.prior)), weight(float(p.weight)), trust(float(p.trust)),
+          temper(float(p.temper)) {}
 
-    // The new logit of a class, from its previous probability u and the products of the row.
-    __device__ float operator()(int64_t k, float u, float cross, float all, float own,
-                                float length) const {
-        const float w = query_weight(u, trust[k]);
-        float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
-        if (prototypes != nullptr)
-            z += plain * prototypes[k] * (cross * length - 0.5f * prototypes[k]);
-        return temper * (z + constant[k] + logf(fmaxf(total[k] - weight * u, prior)));
+    // The further logit of a class, at [row, k] of `added`.
+    __device__ float more(int64_t at) const { return added == nullptr ? 0.0f : added[at]; }
+
+    // The logit of a class before the step.
+    __device__ float before(int64_t k, float cross, float more) const {
+        return fmaf(slope, cross, bias[k]) + more;
+    }
+
+    // The new logit, from the previous probability u and the product of the row with the sum.
+    __device__ float after(int64_t k, float u, float all, float own, float more) const {
+        const float w = query_weight(u, trust);
+        const float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
+        const float left = logf(fmaxf(total[k] - weight * u, prior));
+        return temper * (z + constant[k] + share * more + left);
     }
 };
 
@@ -42,16 +47,15 @@ __global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
     const Late late(p);
     float* const cross = static_cast<float*>(p.products) + row * 2 * K;
     const float own = static_cast<const float*>(p.own)[row];
-    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
     float value[kVectors][kWidth], most = kNothing, sum = 0;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
         const int k = class_of<kWidth>(i);
         if (k >= K) continue;
-        const Some<kWidth> x = load<kWidth>(cross + k), bias = load<kWidth>(late.bias + k);
+        const Some<kWidth> x = load<kWidth>(cross + k);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = fmaf(late.slope, x.x[j], bias.x[j]);
+            value[i][j] = late.before(k + j, x.x[j], late.more(row * K + k + j));
             most = fmaxf(most, value[i][j]);
         }
     }
@@ -70,11 +74,12 @@ __global__ void __launch_bounds__(kThreads) late_kernel(LateParams p) {
     for (int i = 0; i < kVectors; ++i) {
         const int k = class_of<kWidth>(i);
         if (k >= K) continue;
-        const Some<kWidth> x = load<kWidth>(cross + k), all = load<kWidth>(cross + K + k);
+        const Some<kWidth> all = load<kWidth>(cross + K + k);
         Some<kWidth> z;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-            z.x[j] = late(k + j, value[i][j] * share, x.x[j], all.x[j], own, length);
+            const float more = late.more(row * K + k + j);
+            z.x[j] = late.after(k + j, value[i][j] * share, all.x[j], own, more);
         }
         *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
     }
@@ -88,15 +93,15 @@ __global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
     const Late late(p);
     float* const cross = static_cast<float*>(p.products) + row * 2 * K;
     const float own = static_cast<const float*>(p.own)[row];
-    const float length = p.length == nullptr ? 0.0f : static_cast<const float*>(p.length)[row];
-    const auto logit = [&](int64_t k) { return fmaf(late.slope, cross[k], late.bias[k]); };
+    const auto logit = [&](int64_t k) { return late.before(k, cross[k], late.more(row * K + k)); };
     float most = kNothing, sum = 0;
     for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, logit(k));
     most = warp_max(most);
     for (int64_t k = lane; k < K; k += 32) sum += expf(logit(k) - most);
     const float share = 1.0f / warp_sum(sum);
     for (int64_t k = lane; k < K; k += 32) {
-        cross[k] = late(k, expf(logit(k) - most) * share, cross[k], cross[K + k], own, length);
+        const float u = expf(logit(k) - most) * share;
+        cross[k] = late.after(k, u, cross[K + k], own, late.more(row * K + k));
     }
 }
 

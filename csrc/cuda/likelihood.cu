@@ -36,8 +36,7 @@ struct LikelihoodPlan {
     CalibrateParams calibrate{};
     float* own;    // [B, R] products of the rows with themselves
     float* cross;  // [B, R, K]
-    float* base;   // [B, K] see LeftOutDistances
-    float* added;  // [B, R] likewise
+    float* added;  // [B, R] see LeftOutDistances
     int64_t bytes;
 
     explicit LikelihoodPlan(const LikelihoodParams& p) {
@@ -45,7 +44,6 @@ struct LikelihoodPlan {
         const int64_t B = p.B, S = p.S, K = p.K, D = p.D, R = p.R;
         own = arena.take<float>(B * R);
         cross = arena.take<float>(B * R * K);
-        base = arena.take<float>(B * K);
         added = arena.take<float>(B * R);
         labelled.B = B, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
         labelled.dtype = p.dtype;
@@ -55,7 +53,7 @@ struct LikelihoodPlan {
         labelled.centre = p.centre, labelled.means = p.means, labelled.shots = p.shots;
         labelled.own = arena.take<int64_t>(B * R);
         labelled.judging = arena.take<int64_t>(B);
-        labelled.scale = p.scale, labelled.sound = p.sound;
+        labelled.scale = p.scale, labelled.finite = p.finite;
         calibrate.B = B, calibrate.R = R, calibrate.K = K, calibrate.dtype = p.dtype;
         calibrate.labels = labelled.own, calibrate.count = labelled.judging;
         calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
@@ -166,8 +164,7 @@ struct JudgesProduct {
 struct LeftOutDistances {
     LikelihoodParams p;
     const float *cross, *squares_of_rows;  // [B, R, K], [B, R]
-    const int64_t *own, *count;            // [B, R], [B]
-    float* base;                           // [B, K] a distance without the product
+    const int64_t* own;                    // [B, R]
     float* added;                          // [B, R] added to the distance to the own class
 
     // Squared distance of a row to its class mean; rounding may make it negative.
@@ -177,29 +174,19 @@ struct LeftOutDistances {
         return fmaxf(squares_of_rows[at] - 2.0f * cross[at * p.K + k] + square, 0.0f);
     }
 
-    __device__ void start(int64_t task, double* scratch) const {
+    __device__ void start(int64_t task) const {
         const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
-        const float* const squares = static_cast<const float*>(p.squares) + task * p.K;
-        const int64_t judging = count[task];
-        double scatter = 0;
         for (int64_t i = threadIdx.x; i < p.R; i += blockDim.x) {
-            const float near = off(task, i), n = shots[own[task * p.R + i]];
-            const float distance = left_out_rate(n) * near;
-            scatter += i < judging ? double(scatter_of(near, n)) : 0.0;
-            added[task * p.R + i] = distance - near;
-            static_cast<float*>(p.usual)[task * p.R + i] = i < judging ? distance : NAN;
-        }
-        scatter = block_sum(scatter, scratch);
-        const float noise = judging > 0 ? float(kNoise * scatter / double(judging)) : 0.0f;
-        for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
-            base[task * p.K + k] = squares[k] - noise / fmaxf(shots[k], 1.0f);
+            const float rate = left_out_rate(shots[own[task * p.R + i]]);
+            added[task * p.R + i] = (rate - 1.0f) * off(task, i);
         }
         __syncthreads();
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k) const {
         const int64_t at = task * p.R + i;
-        const float plain = base[task * p.K + k] - 2.0f * cross[at * p.K + k];
+        const float square = static_cast<const float*>(p.squares)[task * p.K + k];
+        const float plain = square - 2.0f * cross[at * p.K + k];
         return k == own[at] ? plain + added[at] : plain;
     }
 };
@@ -216,7 +203,8 @@ __global__ void __launch_bounds__(kThreads) bias_kernel(LikelihoodParams p, Like
     const float half = 0.5f * static_cast<const float*>(p.sharpness)[task];
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
         static_cast<float*>(p.bias)[task * K + k] =
-            hub_bias(drawn[k], float(mean), rows) - half * plan.base[task * K + k];
+            hub_bias(drawn[k], float(mean), rows) -
+            half * static_cast<const float*>(p.squares)[task * K + k];
     }
 }
 
@@ -251,8 +239,7 @@ void likelihood_cuda(const LikelihoodParams& p, int device, void* stream) {
     };
     const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale, p.weights});
     aligned ? multiply(std::true_type{}) : multiply(std::false_type{});
-    const LeftOutDistances source{
-        p, plan.cross, plan.own, plan.labelled.own, plan.labelled.judging, plan.base, plan.added};
+    const LeftOutDistances source{p, plan.cross, plan.own, plan.labelled.own, plan.added};
     launch_calibrate(plan.calibrate, source, device, on);
     bias_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
     check_launch("bias_kernel");

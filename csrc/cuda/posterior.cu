@@ -28,11 +28,10 @@ struct PosteriorPlan {
     CoordinatesParams coordinates{};
     AdaptParams adapt{};
     StepParams step{};
-    float *x, *lengths;                    // [B, Q, D], [B, Q]
+    float* x;                              // [B, Q, D]
     float *cross, *logits, *gram, *given;  // [B, Q, K], gram [B, Q, Q]
     float *inner, *own;                    // [B, Q, K], [B, Q]
     float *constant, *total, *factor;      // [B, K], [B, K], [B]
-    float* extra;                          // [B, Q, K] with one shot
     bool aligned;
     int64_t bytes;
 
@@ -40,7 +39,6 @@ struct PosteriorPlan {
         SharedArena arena(p.workspace);
         const int64_t B = p.B, Q = p.Q, K = p.K, D = p.D;
         x = arena.take<float>(B * Q * D);
-        lengths = arena.take<float>(B * Q);
         cross = arena.take<float>(B * Q * K);
         logits = arena.take<float>(B * Q * K);
         inner = logits;  // the logits are not needed after the proportions
@@ -50,11 +48,10 @@ struct PosteriorPlan {
         constant = arena.take<float>(B * K);
         total = arena.take<float>(B * K);
         factor = arena.take<float>(B);
-        extra = p.lengths == nullptr ? nullptr : arena.take<float>(B * Q * K);
         coordinates.B = B, coordinates.N = Q, coordinates.D = D;
         coordinates.shared = p.shared, coordinates.dtype = p.dtype;
         coordinates.rows = p.query, coordinates.centre = p.centre;
-        coordinates.x = x, coordinates.lengths = lengths, coordinates.sound = p.sound;
+        coordinates.x = x, coordinates.finite = p.finite;
         adapt.B = B, adapt.Q = Q, adapt.K = K, adapt.dtype = p.dtype;
         adapt.logits = logits;
         adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
@@ -65,10 +62,9 @@ struct PosteriorPlan {
         adapt.workspace_bytes = adapt_cuda_workspace(adapt, 0);
         adapt.workspace = arena.take<char>(adapt.workspace_bytes);
         step.B = B, step.Q = Q, step.K = K, step.dtype = p.dtype;
-        step.shared = p.shared, step.weight = p.weight;
-        step.temper = p.lengths == nullptr ? 1.0 : kOneShotTemper;
+        step.shared = p.shared, step.weight = p.weight, step.temper = p.temper;
         step.given = given, step.cross = cross, step.inner = inner, step.own = own;
-        step.extra = extra, step.shots = p.shots, step.squares = p.squares;
+        step.shots = p.shots, step.squares = p.squares;
         step.sharpness = factor, step.constant = constant, step.total = total;
         step.prior = p.concentration;
         step.probabilities = p.probabilities, step.labels = p.labels;
@@ -79,9 +75,9 @@ struct PosteriorPlan {
     }
 };
 
-__global__ void sound_kernel(bool* sound, int64_t B) {
+__global__ void finite_kernel(bool* finite, int64_t B) {
     const int64_t task = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    if (task < B) sound[task] = true;
+    if (task < B) finite[task] = true;
 }
 
 // Queries times the weights, then times the queries in the feature scale.
@@ -152,33 +148,18 @@ struct QueriesProduct {
 // Inputs of the late step of a task, from its proportions; one block per task.
 __global__ void __launch_bounds__(kThreads) late_kernel(PosteriorParams p, PosteriorPlan plan) {
     const int64_t task = blockIdx.x, K = p.K, Q = p.Q, at = p.shared ? 0 : task;
-    const float a = static_cast<const float*>(p.concentration)[task];
+    const float a = static_cast<const float*>(p.concentration)[task], share = late_share(a);
     const float f = static_cast<const float*>(p.sharpness)[at];
-    const float plain = p.lengths == nullptr ? 0.0f : plain_share(a, float(p.weight));
-    const float share = p.lengths == nullptr ? late_share(a) : 1.0f - plain;
     const float mass = float(p.weight) * float(Q) + float(K) * a;
-    const float* const lengths =
-        p.lengths == nullptr ? nullptr : static_cast<const float*>(p.lengths) + at * K;
-    __shared__ double scratch[kWarps];
-    double squared = 0;
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
         const float bias = static_cast<const float*>(p.bias)[at * K + k];
         const float square = static_cast<const float*>(p.squares)[at * K + k];
         plan.total[task * K + k] = static_cast<const float*>(p.proportions)[task * K + k] * mass;
         plan.constant[task * K + k] = (bias + 0.5f * f * square) * share;
-        if (lengths != nullptr) squared += double(lengths[k]) * double(lengths[k]);
     }
     if (threadIdx.x == 0) plan.factor[task] = f * share;
     for (int64_t q = threadIdx.x; q < Q; q += kThreads) {
         plan.own[task * Q + q] = plan.gram[(task * Q + q) * Q + q];
-    }
-    if (lengths == nullptr) return;
-    squared = fmax(block_sum(squared, scratch) / double(K), kSame * kSame);
-    const float factor = plain * f / float(squared);
-    for (int64_t i = threadIdx.x; i < Q * K; i += kThreads) {
-        const float length = plan.lengths[task * Q + i / K], mean = lengths[i % K];
-        plan.extra[task * Q * K + i] =
-            (plan.cross[task * Q * K + i] * length - 0.5f * mean) * mean * factor;
     }
 }
 
@@ -198,9 +179,8 @@ __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, Post
     const int64_t row0 = blockIdx.x / tiles % row_tiles * kInnerRows;
     const int64_t class0 = blockIdx.x % tiles * kInnerClasses;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const float prior = static_cast<const float*>(p.concentration)[task];
     const int64_t weighed = class0 + threadIdx.x % kInnerClasses;  // for this thread
-    const float trust = weighed < K ? trust_of(plan.total[task * K + weighed], prior) : 0.0f;
+    const float trust = float(trust_of(Q, K));
     float sum[kInnerHeld][2] = {};
     for (int64_t first = 0; first < Q; first += kInnerDepth) {
         __syncthreads();  // the previous tiles have been read
@@ -261,8 +241,8 @@ void posterior_cuda(const PosteriorParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
     const PosteriorPlan plan(p);
-    sound_kernel<<<grid_size(ceil_div(p.B, int64_t(kThreads))), kThreads, 0, on>>>(p.sound, p.B);
-    check_launch("sound_kernel");
+    finite_kernel<<<grid_size(ceil_div(p.B, int64_t(kThreads))), kThreads, 0, on>>>(p.finite, p.B);
+    check_launch("finite_kernel");
     coordinates_cuda(plan.coordinates, device, stream);
     const auto multiply = [&](auto aligned) {
         const QueriesProduct<aligned.value> product{p,         plan.x, plan.cross, plan.logits,

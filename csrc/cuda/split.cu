@@ -92,9 +92,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool ali
     }
     if (!kUnit) return;
     own = warp_sum(own);
-    if (lane != 0) return;
-    if (p.own != nullptr) p.own[row] = own;
-    if (p.norm != nullptr) p.norm[row] = unit > 0 ? 1.0f / unit : 0.0f;
+    if (lane == 0 && p.own != nullptr) p.own[row] = own;
 }
 
 // Halves as they are, twice: 16 bytes per thread, or one number.

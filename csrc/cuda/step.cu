@@ -18,7 +18,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 struct Step {
     const float *given, *cross, *inner, *own, *extra;  // [Q, K], own [Q], extra may be null
     const float *shots, *squares, *constant, *total;   // [K]
-    float sharpness, prior, weight, temper;
+    float sharpness, prior, weight, trust, temper;
     float *square, *mass;  // [K] in the workspace
 
     __device__ Step(const StepParams& p, int64_t task) {
@@ -35,6 +35,7 @@ struct Step {
         sharpness = static_cast<const float*>(p.sharpness)[task];
         prior = static_cast<const float*>(p.prior)[task];
         weight = float(p.weight);
+        trust = float(trust_of(p.Q, p.K));
         temper = float(p.temper);
         square = static_cast<float*>(p.workspace) + task * 2 * p.K;
         mass = square + p.K;
@@ -43,15 +44,15 @@ struct Step {
 
 // A class, as needed by the rows of all queries.
 struct StepClass {
-    float shots, trust, square, mass, constant, total;
+    float shots, square, mass, constant, total;
 
     __device__ StepClass() {}
     __device__ StepClass(const Step& s, int64_t k)
-        : shots(s.shots[k]), trust(trust_of(s.total[k], s.prior)), square(s.square[k]),
-          mass(s.mass[k]), constant(s.constant[k]), total(s.total[k]) {}
+        : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]), constant(s.constant[k]),
+          total(s.total[k]) {}
 
     __device__ float logit(const Step& s, int64_t at, float own) const {
-        const float u = s.given[at], w = query_weight(u, trust);
+        const float u = s.given[at], w = query_weight(u, s.trust);
         float z =
             s.sharpness * half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
         if (s.extra != nullptr) z += s.extra[at];
@@ -114,18 +115,17 @@ __device__ void sum_queries(const Step& s, const StepParams& p) {
     const int64_t Q = p.Q, K = p.K;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int64_t first = 0; first < K; first += 32 * kTiles) {
-        float trust[kTiles], shots[kTiles], square[kTiles] = {}, mass[kTiles] = {};
+        float shots[kTiles], square[kTiles] = {}, mass[kTiles] = {};
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             const int64_t k = min(first + 32 * i + lane, K - 1);  // those beyond K are ignored
-            trust[i] = trust_of(s.total[k], s.prior);
             shots[i] = s.shots[k];
         }
         for (int64_t q = warp; q < Q; q += kWarps) {
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
                 const int64_t at = q * K + min(first + 32 * i + lane, K - 1);
-                const float w = query_weight(s.given[at], trust[i]);
+                const float w = query_weight(s.given[at], s.trust);
                 square[i] += w * (2 * shots[i] * s.cross[at] + s.inner[at]);
                 mass[i] += w;
             }

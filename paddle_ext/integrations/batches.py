@@ -17,12 +17,14 @@ import numpy.typing as npt
 import torch
 
 from .. import check
-from ..methods.adaptive import Adaptive
-from ..methods.shared_rows import SharedRows, shared_rows
-from ..methods.task import Task, without_batch
+from ..rule.correction import corrected_likelihood
+from ..rule.likelihood import Likelihood
+from ..rule.solve import check_options, solve_tasks
 from ..solution import Solution
+from ..task import Task, without_batch
 from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
 from .fitted import Array, FittedAdaptive, array, chosen_device, on
+from .fitting import classified
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -109,7 +111,9 @@ class BatchClassifier:
         threads: int | None = None,
         device: str | torch.device = "auto",
     ) -> None:
-        self._method = Adaptive(max_iter=max_iter, tol=tol, logit_scale=logit_scale)
+        _, max_iter, tol = check_options("auto", max_iter, tol)
+        scale = check.real("logit_scale", logit_scale, positive=True)
+        self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._column = checked_text("column", column)
         self._prefix = checked_text("prefix", prefix)
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
@@ -124,7 +128,7 @@ class BatchClassifier:
         self._support = rows if text is None else rows.copy()
         self._prototypes = None if text is None else text.copy()
         self._fitted: FittedAdaptive | None = None
-        self._here: tuple[torch.device, SharedRows] | None = None
+        self._here: tuple[torch.device, Likelihood] | None = None
         if text is None:
             every_class_has_a_row(self.classes, self._places)
             self._fit()
@@ -135,7 +139,8 @@ class BatchClassifier:
         with torch_threads(self._threads), torch.inference_mode():
             support, labels = (on(x, torch.device("cpu")) for x in (self._support, self._places))
             # No batch was seen, so there are no proportions to keep.
-            self._fitted = FittedAdaptive.of(shared_rows(support, labels, K), torch.zeros(K))
+            known = corrected_likelihood(support, labels, K)
+            self._fitted = FittedAdaptive.of(known, torch.zeros(K))
         self._support = self._support[:0]
 
     def __repr__(self) -> str:
@@ -234,7 +239,7 @@ class BatchClassifier:
             query = vectors(name, embeddings, width=self._support.shape[1])
             with torch_threads(self._threads), torch.inference_mode():
                 solution = self._solve(query)
-                own = solution.probabilities.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1)
+                own = solution.probabilities.amax(-1)
                 answers = (solution.labels, own, solution.doubt())
             places, probability, doubt = (array(x) for x in answers)
             found = (self.classes[places], probability, doubt)
@@ -244,13 +249,13 @@ class BatchClassifier:
         device = chosen_device(self._device)
         rows = on(query, device)
         if self._fitted is not None:
-            return self._known(self._fitted, device).solve_one(self._method, rows)
+            return classified(self._known(self._fitted, device), rows, self._options)
         known = (self._support, self._places, cast("Array", self._prototypes))
         support, labels, names = (on(x, device).unsqueeze(0) for x in known)
         task = Task(support, labels, rows.unsqueeze(0), len(self.classes), prototypes=names)
-        return without_batch(self._method.solution(task))
+        return without_batch(solve_tasks(task, "auto", **self._options))
 
-    def _known(self, fitted: FittedAdaptive, device: torch.device) -> SharedRows:
+    def _known(self, fitted: FittedAdaptive, device: torch.device) -> Likelihood:
         """The likelihoods of the labelled rows on a device, transferred once per process."""
         if self._here is None or self._here[0] != device:
             self._here = device, fitted.on(device)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from .. import check, presence
-from ..methods.calibration import Likelihood
-from ..methods.names_rows import RowLogits
-from ..methods.shared_rows import SharedRows
 from ..ops import devices
 from ..rows import class_sums, parts, unit_rows
+from ..rule.likelihood import Likelihood
+from ..rule.named_rows import RowLogits
 from ..scaling import Coordinates
+from ..solution import Solution
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -80,24 +80,21 @@ class FittedAdaptive:
     """The likelihoods of the labelled rows, and the mean log proportions of the others."""
 
     likelihood: dict[str, Any]  # its fields
-    correction: Array | None
     dual: Array  # [K]
 
     @classmethod
-    def of(cls, known: SharedRows, dual: Tensor) -> FittedAdaptive:
-        correction = None if known.correction is None else array(known.correction)
-        return cls(arrays(known.likelihood), correction, array(dual.double()))
+    def of(cls, known: Likelihood, dual: Tensor) -> FittedAdaptive:
+        return cls(arrays(known), array(dual.double()))
 
-    def on(self, device: torch.device) -> SharedRows:
-        correction = None if self.correction is None else on(self.correction, device)
-        return SharedRows(Likelihood(**tensors(self.likelihood, device)), correction)
+    def on(self, device: torch.device) -> Likelihood:
+        return Likelihood(**tensors(self.likelihood, device))
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
         known, dual = self.on(rows.device), on(self.dual, rows.device)
-        for part in parts(len(rows), sum(known.likelihood.weights.shape)):
+        for part in parts(len(rows), sum(known.weights.shape)):
             # Unit-norm first: float64 values may be too large for the dtype of the fit.
             found = known.logits(unit_rows(rows[part].double()))
-            yield (found.double() + dual) * known.likelihood.temper
+            yield (found.double() + dual) * known.temper
 
 
 @dataclass(frozen=True)
@@ -153,10 +150,10 @@ def means_of(
     labels: Tensor,
     K: int,
     query: Tensor | None = None,
-    u: Tensor | None = None,
+    solution: Solution | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """Means of labelled rows, and of others by their probabilities [Q, K]; zeros for empty classes.
+    """Means of labelled rows, and of queries by their probabilities; zeros for empty classes.
 
     `counts` are the weights of the labelled rows, 1 by default.
     """
@@ -165,8 +162,15 @@ def means_of(
     mass = labels.bincount(weights, minlength=K).to(support.dtype)
     if len(support):
         sums, _ = class_sums(support, labels, K, weights)
-    if query is not None and u is not None:
-        sums, mass = sums + u.mT @ query, mass + u.sum(0)
+    if query is not None and solution is not None:
+        u = solution.probabilities
+        if solution.classes is None:
+            sums, mass = sums + u.mT @ query, mass + u.sum(0)
+        else:  # only the largest of each row
+            for rank, classes in enumerate(solution.classes.unbind(-1)):
+                weights = u[:, rank]
+                sums = sums + class_sums(query, classes, K, weights)[0]
+                mass = mass.index_add(0, classes, weights)
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
 
 

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..methods.adaptive import Adaptive
-from ..methods.names_rows import row_logits
-from ..methods.shared_rows import shared_rows
-from ..methods.task import Task, without_batch
 from ..ops import solve
+from ..ops.paddle_large import returns_all
 from ..rows import class_means
+from ..rule.correction import corrected_likelihood
+from ..rule.engines import classify
+from ..rule.likelihood import Likelihood
+from ..rule.named_rows import row_logits
+from ..rule.solve import solve_tasks
 from ..scaling import coordinates
 from ..solution import Solution
+from ..task import Task, without_batch
 from .fitted import (
     Array,
     Fitted,
@@ -76,18 +79,25 @@ def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any])
     if method == "paddle":
         return fit_paddle(known, query, options)
     support, labels, K, counts, names = known
-    adaptive = Adaptive(**options)
     if names is None:
-        rows = shared_rows(support, labels, K, counts)
-        solution = rows.solve_one(adaptive, query)
-        fitted: Fitted = FittedAdaptive.of(rows, solution.dual)
+        likelihood = corrected_likelihood(support, labels, K, counts)
+        solution = classified(likelihood, query, options)
+        fitted: Fitted = FittedAdaptive.of(likelihood, solution.dual)
     else:
         task = Task(support[None], labels[None], query[None], K, prototypes=names[None])
-        found = adaptive.solution(task)
-        fitted = FittedNames.of(row_logits(task, adaptive, found))
+        found = solve_tasks(task, "auto", **options)
+        fitted = FittedNames.of(row_logits(task, found, **options))
         solution = without_batch(found)
-    prototypes = means_of(support, labels, K, query, solution.probabilities, counts)
+    prototypes = means_of(support, labels, K, query, solution, counts)
     return Fit(fitted, prototypes, solution.proportions, solution)
+
+
+def classified(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
+    """Classify one batch [Q, D]; if large, with only the largest probabilities of each row."""
+    chosen: Any = {name: options[name] for name in ("max_iter", "tol")}
+    all_classes = returns_all(None, len(query), likelihood.bias.shape[-1])
+    found, _ = classify(likelihood, query[None], **chosen, all_classes=all_classes)
+    return without_batch(found)
 
 
 def fit_paddle(known: Known, query: Tensor, options: dict[str, Any]) -> Fit:
@@ -108,10 +118,10 @@ def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
     proportions = shots / shots.sum()
     if names is not None:
         task = Task(support[None], labels[None], support[None], K, prototypes=names[None])
-        fitted: Fitted = FittedNames.of(row_logits(task, Adaptive(**options), None))
+        fitted: Fitted = FittedNames.of(row_logits(task, None, **options))
     elif method == "adaptive":
-        rows = shared_rows(support, labels, K, counts)
-        fitted = FittedAdaptive.of(rows, torch.log(proportions))
+        likelihood = corrected_likelihood(support, labels, K, counts)
+        fitted = FittedAdaptive.of(likelihood, torch.log(proportions))
     else:
         space = coordinates(support, labels, support, K, options["scaling"])
         w = class_means(space.of(support), labels, K)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..methods.adaptive import Adaptive
 from ..solution import Solution
 from .fitted import (
     Array,
@@ -21,7 +20,7 @@ from .fitted import (
     chosen_device,
     on,
 )
-from .fitting import Fit, FittedRows, Known, fit_batch, fit_labelled
+from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled
 from .labels import Named, checked_weights, labelled, named_classes, sorted_classes
 
 try:
@@ -80,7 +79,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     transduction_ : array [n]
         A label for every row of `fit`; labelled rows keep theirs.
     label_distributions_ : array [n, K]
-        The probabilities; for labelled rows 1 for their class.
+        The probabilities; for labelled rows 1 for their class. With more than 2^28 of them, a
+        `scipy.sparse.csr_array` of the five largest of each row.
     doubt_ : array [n]
         How doubtful each label is, in [0, 1]; 0 for labelled rows. See `paddle_ext.Solution.doubt`.
     class_proportions_ : array [K]
@@ -291,16 +291,20 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n, K = len(known), len(self.classes_)
         place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
         place[known] = array(labels)
+        self.doubt_ = np.zeros(n)
+        if solution is not None:
+            place[~known] = array(solution.labels)
+            self.doubt_[~known] = array(solution.doubt())
+        self.transduction_ = self.classes_[place]
+        if solution is not None and solution.classes is not None:
+            self.label_distributions_ = largest_of_rows(place, known, K, solution)
+            return
         empty = torch.zeros(0, K, dtype=dtype)
         found = array(empty if solution is None else solution.probabilities)
         self.label_distributions_ = np.zeros((n, K), dtype=found.dtype)
         self.label_distributions_[known, place[known]] = 1
-        self.doubt_ = np.zeros(n)
         if solution is not None:
-            place[~known] = array(solution.labels)
             self.label_distributions_[~known] = found
-            self.doubt_[~known] = array(solution.doubt())
-        self.transduction_ = self.classes_[place]
 
     # --- new rows -------------------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = self._checked_options()
         if isinstance(self._fitted, FittedAdaptive):
             known = self._fitted.on(rows.device)
-            solution = known.solve_one(Adaptive(**options), rows.to(known.likelihood.weights.dtype))
+            solution = classified(known, rows.to(known.weights.dtype), options)
         else:
             assert self._kept is not None
             solution = self._kept.solved(rows, self.method, options)
@@ -376,3 +380,23 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
                 )
         return {"max_iter": self.max_iter, "tol": tol, "logit_scale": self.logit_scale}
+
+
+def largest_of_rows(
+    place: Array, known: npt.NDArray[np.bool_], num_classes: int, solution: Solution
+) -> Any:
+    """A `scipy.sparse.csr_array` [n, K]: 1 for the class of a labelled row, the largest of others.
+
+    `place` [n] are the classes of all rows, and `solution` is that of the rows not `known`.
+    """
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+    assert solution.classes is not None
+    values, classes = array(solution.probabilities), array(solution.classes)
+    kept = np.where(known, 1, values.shape[1])
+    starts = np.concatenate([[0], kept.cumsum()])
+    owner = np.repeat(known, kept)  # of each number
+    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
+    index[owner] = place[known]
+    data[~owner], index[~owner] = values.ravel(), classes.ravel()
+    return csr_array((data, index, starts), shape=(len(place), num_classes))

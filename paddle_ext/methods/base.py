@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -18,8 +17,8 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import classes_present
+from ..task import IndexedTask, Task, batched, detached, without_autocast
 from . import names_check
-from .task import IndexedTask, Task
 
 DATA_SETS = ("mini", "tiered", "inat")
 # "paper": as in the tables of the paper; the presets of datasets extend it.
@@ -295,26 +294,6 @@ class Method(ABC):
         return names_check.classes(
             num_classes, prototypes, logits, method=self.name, takers=sorted(takers)
         )
-
-
-def batched(x: Tensor, rank: int) -> Tensor:
-    """With a batch dimension, of 1 if missing; `rank` includes it."""
-    return x if x.dim() == rank else x.unsqueeze(0)
-
-
-def detached(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without a gradient, in this dtype; itself if it is both."""
-    if x.requires_grad:
-        x = x.detach()
-    return x if x.dtype is dtype else x.to(dtype)
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Computes in the dtypes of the tensors, even if the caller uses autocast."""
-    kind = "cuda" if x.is_cuda else "cpu"
-    if torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
 
 
 def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..task import Task
 from .base import Method
 from .registry import register
-from .task import Task
 from .tim import check_options, probabilities
 
 FIT = (1.0, 0.0, 0.0)  # the weights of TIM without the queries

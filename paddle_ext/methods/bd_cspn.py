@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, power_of_two_above, products, squared_distances, unit_rows
+from ..task import Task, in_chunks, scaled, softmin
 from .base import Method, Presets
 from .registry import register
-from .task import Task, in_chunks, scaled, softmin
 
 
 @register

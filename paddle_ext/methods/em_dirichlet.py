@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, products, unit_rows
+from ..task import Task, in_chunks
 from .base import Method
 from .dirichlet import fitted, log_density
 from .matching import matched
 from .registry import register
-from .task import Task, in_chunks
 from .zero_shot import named
 
 EPSILON = 1e-15  # added to probabilities before their logarithm; a class with less has no query

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from .. import check
 from ..rows import unit_rows
-from . import logistic
+from ..rule import logistic
+from ..task import Task, in_chunks
 from .base import Method, Presets
 from .ici_path import PENALTIES, first_zeros
 from .registry import register
-from .task import Task, in_chunks
 
 LEAST_SPREAD = 1e-6  # a principal axis with less, as a share of the rows' norm 1, is rounding
 # Outside these bounds the penalty or the data is below single-precision rounding.

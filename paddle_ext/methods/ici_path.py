@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .conjugate import newton
+from ..rule.conjugate import newton
 
 PENALTIES = 100
 SMALLEST = 1e-3  # penalty, as a share of the largest

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import check
 from ..rows import squared_distances
+from ..task import Task, bounded, how_many, in_chunks, scaled
 from .base import Method
 from .registry import register
-from .task import Task, bounded, how_many, in_chunks, scaled
 
 
 @register

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..rows import class_sums
+from ..task import how_many
 from .laplacian_shot import neighbours
-from .task import how_many
 
 
 @dataclass(frozen=True)

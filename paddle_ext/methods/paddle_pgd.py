@@ -13,9 +13,9 @@ from torch import Tensor
 from .. import check
 from ..rows import power_of_two_above, squared_distances
 from ..scaling import scaled_tasks
+from ..task import Task, bounded, in_chunks
 from .base import Method, Presets
 from .registry import register
-from .task import Task, bounded, in_chunks
 
 HUGE = 1e37  # fits single precision,
 STEEP = 1e18  # and so does its square: Adam's step does not grow with steeper gradients

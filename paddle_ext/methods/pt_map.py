@@ -11,9 +11,9 @@ from torch import Tensor
 from .. import check
 from ..ops.sinkhorn import sinkhorn
 from ..rows import class_sums, products, unit_rows
+from ..task import Task, in_chunks
 from .base import Method
 from .registry import register
-from .task import Task, in_chunks
 
 AT_THE_MEAN = 1e-5  # a unit-norm row closer than this to the mean of its set has no direction
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..task import Task
 from .base import PRESETS, Method, known_methods
-from .task import Task
 
 T = TypeVar("T")
 

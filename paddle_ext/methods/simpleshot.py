@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .. import check
 from ..rows import squared_distances
+from ..task import Task, in_chunks, scaled, softmin
 from .base import Method
 from .registry import register
-from .task import Task, in_chunks, scaled, softmin
 
 
 @register

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .. import check
 from ..ops.paddle import solve, solve_indexed
+from ..task import IndexedTask, Task
 from .base import Method, Presets
 from .registry import register
-from .task import IndexedTask, Task
 
 
 @register

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import check
 from ..rows import products, unit_rows
+from ..task import Task, in_chunks
 from .base import Method
 from .neighbour_graph import NeighbourGraph, assigned
 from .registry import register
-from .task import Task, in_chunks
 from .transclip import LEAST_VARIANCE, TEMPERATURE
 from .zero_shot import zero_shot_logits
 

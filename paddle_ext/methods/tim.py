@@ -10,9 +10,9 @@ from torch import Tensor
 from .. import check
 from ..ops.tim import tim
 from ..ops.tim_operators import triple
+from ..task import Task
 from .base import Method
 from .registry import register
-from .task import Task
 
 Triple = tuple[float, float, float]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, squared_distances, unit_rows
+from ..task import Task, in_chunks
 from .base import Method
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
 from .registry import register
-from .task import Task, in_chunks
 from .zero_shot import named, zero_shot_logits
 
 TEMPERATURE = 50.0  # of the likelihood; also a factor on the weight of the labelled rows

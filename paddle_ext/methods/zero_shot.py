@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import check
 from ..rows import products, unit_rows
+from ..task import Task, in_chunks
 from .base import Method
 from .registry import register
-from .task import Task, in_chunks
 
 
 @register

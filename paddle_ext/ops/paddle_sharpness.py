@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..rows import class_sums, computing_dtype, parts, squared_distances, unit_rows
-from .calibrate import CENTRE, calibrate
+from .adaptive import CENTRE, calibrate
 
 MOST_ROWS = 256  # calibration rows, or K if larger, unless
 MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this

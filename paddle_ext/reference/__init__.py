@@ -6,7 +6,6 @@ from .bd_cspn import bd_cspn
 from .calibrate import calibrate
 from .em_dirichlet import em_dirichlet
 from .ici import ici
-from .labelled import coordinates, labelled
 from .laplacian_shot import laplacian_shot
 from .names import names
 from .paddle import solve
@@ -15,7 +14,6 @@ from .pt_map import pt_map
 from .simpleshot import simpleshot
 from .sinkhorn import sinkhorn
 from .stata import stata
-from .step import step
 from .tim import tim
 from .transclip import transclip
 from .zero_shot import zero_shot
@@ -25,10 +23,8 @@ __all__ = [
     "adaptive",
     "bd_cspn",
     "calibrate",
-    "coordinates",
     "em_dirichlet",
     "ici",
-    "labelled",
     "laplacian_shot",
     "names",
     "pgd",
@@ -37,7 +33,6 @@ __all__ = [
     "sinkhorn",
     "solve",
     "stata",
-    "step",
     "tim",
     "transclip",
     "zero_shot",

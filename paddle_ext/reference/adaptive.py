@@ -19,20 +19,9 @@ from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # of one shot, and the centre of its prior
 SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
-MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
+MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric, in addition to 0
 SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
-CAUTIOUS, SHOTS = range(150, 2**14 + 1), 10  # so many queries with 2 to 10 shots prefer
-ODDS, ENOUGH = 1.0, 0.04  # the nearest mean by these odds, unless they promise this gain
-BEFORE, MANY = 0.5, 10.0  # of one shot: largest share of distances before the second unit norm;
-# it requires a large batch, and a concentration far above this
-
-
-class Judged(NamedTuple):
-    """Distances in one metric, of queries and of the calibration rows."""
-
-    query: Tensor  # [Q, K]
-    rows: Tensor  # [R, K], each row left out of its own class
-    metric: Tensor  # [D, D]
+ONE_SHOT_TEMPER = 0.7  # of probabilities that nothing calibrates
 
 
 class Rows(NamedTuple):
@@ -42,6 +31,32 @@ class Rows(NamedTuple):
     own: Tensor  # [R] their classes
     shots: Tensor  # [R] of their classes
     off: Tensor  # [R, D] v
+
+
+class Judged(NamedTuple):
+    """A metric, and the distances of the calibration rows in it, each left out of its class."""
+
+    metric: Tensor  # [D, D]
+    rows: Tensor  # [R, K]
+
+
+class Likelihood(NamedTuple):
+    """What labelled rows say: the logits of a row are ``bias - sharpness / 2 distances``."""
+
+    centre: Tensor  # [D]
+    means: Tensor  # [K, D]
+    shots: Tensor  # [K]
+    metric: Tensor  # [D, D]
+    sharpness: float
+    bias: Tensor  # [K]
+    temper: float
+
+    def distances(self, x: Tensor) -> Tensor:
+        """Squared distances of rows in the coordinates to the class means, [N, K]."""
+        return squared(x, self.means, self.metric)
+
+    def logits(self, distances: Tensor) -> Tensor:
+        return self.bias - self.sharpness / 2 * distances
 
 
 def centred(x: Tensor, centre: Tensor) -> Tensor:
@@ -82,34 +97,22 @@ def squared(x: Tensor, w: Tensor, metric: Tensor) -> Tensor:
     return ((away @ metric) * away).sum(-1)
 
 
-def less_noise(query: Tensor, others: Tensor, own: Tensor, rows: Rows, shots: Tensor) -> Judged:
-    """The distances minus the noise of the class means."""
-    judged = others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1))
-    noise = 0.6 * (own * rows.shots / (rows.shots + 1)).mean() / shots
-    return Judged(query - noise, judged - noise, torch.empty(0))
-
-
-def by_scale(query: Tensor, rows: Rows, means: Tensor, shots: Tensor) -> tuple[Judged, Tensor]:
-    """Distances in the diagonal metric, and those to the own classes, [R]."""
+def by_scale(rows: Rows, means: Tensor) -> Judged:
+    """The diagonal metric."""
     metric = feature_scale(rows).diag()
     squares = ((rows.off @ metric) * rows.off).sum(-1)
     own = (rows.shots + 1) / (rows.shots - 1) * squares
-    found = less_noise(
-        squared(query, means, metric), squared(rows.x, means, metric), own, rows, shots
-    )
-    return found._replace(metric=metric), own
+    return judged(metric, squared(rows.x, means, metric), own, rows)
 
 
-def by_covariance(
-    query: Tensor, rows: Rows, means: Tensor, shots: Tensor, off: Tensor, scale: Tensor, own: Tensor
-) -> Judged:
-    """Distances in the full metric, for each row as if it were absent.
+def by_covariance(rows: Rows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
+    """The full metric, for each calibration row as if it were absent.
 
-    `off` is v of all labelled rows, `scale` the diagonal metric, `own` its own distances.
+    `off` is v of all labelled rows; `plain` is the diagonal metric.
     """
-    D = len(scale)
+    D = len(plain.metric)
     degrees = len(off) - len(means)
-    root = scale.sqrt()
+    root = plain.metric.diagonal().sqrt()
     covariance = (off * root).mT @ (off * root) / degrees
     level = covariance.trace() / D + NO_SCATTER / D
     inverse = torch.linalg.inv(covariance / level + torch.eye(D).to(covariance))
@@ -121,11 +124,17 @@ def by_covariance(
     kept = (1 - cut * square).clamp(min=1e-3)
     along = ((rows.x.unsqueeze(1) - means) @ metric * rows.off.unsqueeze(1)).sum(-1)
     others = squared(rows.x, means, metric) + (cut / kept).unsqueeze(1) * along.square()
-    own_full = (rows.shots + 1) / (rows.shots - 1) * square / kept
+    own = (rows.shots + 1) / (rows.shots - 1) * square / kept
 
-    kappa = (own_full.mean() + NO_SCATTER) / (own.mean() + NO_SCATTER)
-    found = less_noise(squared(query, means, metric), others, own_full, rows, shots)
-    return Judged(found.query / kappa, found.rows / kappa, metric / kappa)
+    plain_own = plain.rows.gather(1, rows.own.unsqueeze(1))
+    kappa = (own.mean() + NO_SCATTER) / (plain_own.mean() + NO_SCATTER)
+    found = judged(metric, others, own, rows)
+    return Judged(found.metric / kappa, found.rows / kappa)
+
+
+def judged(metric: Tensor, others: Tensor, own: Tensor, rows: Rows) -> Judged:
+    """From distances to all classes [R, K], and those to the own class without the row [R]."""
+    return Judged(metric, others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1)))
 
 
 def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:
@@ -168,39 +177,6 @@ def moved_distances(
     return torch.cat(found)
 
 
-def less_sharp(logits: Tensor, a: Tensor) -> Tensor:
-    """The factor on logits if few classes are present: odds exceed those seen in labelled rows."""
-    return logits * (1 - SOFTER / (1 + a / FEW))
-
-
-def with_lengths(
-    logits: Tensor, support: Tensor, query: Tensor, labels: Tensor, centre: Tensor, share: Tensor
-) -> Tensor:
-    """For one shot: adds the plain nearest mean if all classes seem present.
-
-    `share` is its weight.
-    """
-    rows = means_of(unit_rows(support) - centre, labels, logits.shape[1])
-    scatter = rows.square().sum(-1).mean().clamp(min=SAME**2)
-    away = (unit_rows(query) - centre).unsqueeze(1) - rows
-    plain = -SHARPNESS / 2 * away.square().sum(-1) / scatter
-    return (1 - share) * logits + share * plain
-
-
-def with_caution(u: Tensor, support: Tensor, query: Tensor, labels: Tensor) -> Tensor:
-    """Prefers the class with the nearest mean, if the batch promises little else."""
-    away = unit_rows(query).unsqueeze(1) - means_of(unit_rows(support), labels, u.shape[1])
-    near, label = away.square().sum(-1).argmin(-1), u.argmax(-1)
-    row = torch.arange(len(u), device=u.device)
-    most, other = u[row, label], u[row, near]
-    odds = ODDS * (1 - ((most - other).mean() / ENOUGH).square()).clamp(min=0).square()
-    swap = most < (1 + odds) * other
-    found = u.clone()
-    found[row, label] = torch.where(swap, other, most)
-    found[row, near] = torch.where(swap, most, other)
-    return found
-
-
 def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:
     if metric != "auto":
         return metric == "full"
@@ -208,57 +184,45 @@ def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:
     return shots * K <= S
 
 
-def solve_task(
-    support: Tensor, one_hot: Tensor, query: Tensor, metric: str, max_iter: int, tol: float
-) -> Solution:
-    """One task, without a batch dimension, in float64."""
-    (S, K), (Q, D) = one_hot.shape, query.shape
-    labels, shots = one_hot.argmax(-1), one_hot.sum(0)
+def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likelihood:
+    """Learn from the labelled rows [S, D] of one task, in float64."""
+    S, D = support.shape
+    shots = torch.stack([(labels == k).sum() for k in range(K)]).to(support.dtype)
     centre = means_of(unit_rows(support), labels, K).mean(0) if K > 1 else support.new_zeros(D)
-    x, z = centred(support, centre), centred(query, centre)
+    x = centred(support, centre)
     means = means_of(x, labels, K)
     if S == K:
-        f, temper = SHARPNESS, 0.7
-        eye = torch.eye(D).to(x)
-        best = Judged(squared(z, means, eye), torch.empty(0), eye)
-        bias = one_shot_hubs(means)
-    else:
-        temper = 1.0
-        full_metric = takes_full_metric(metric, S, K, D)
-        rows = calibrating(x, labels, means, shots, full_metric)
-        plain, own = by_scale(z, rows, means, shots)
-        f, objective = sharpness_of(plain.rows, rows.own)
-        best = plain
-        if full_metric:
-            scale = plain.metric.diagonal()
-            full = by_covariance(z, rows, means, shots, x - means[labels], scale, own)
-            for t in MIXTURES[1:]:
-                mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
-                f_mixed, objective_mixed = sharpness_of(mixed.rows, rows.own)
-                if objective_mixed < objective:
-                    f, objective, best = f_mixed, objective_mixed, mixed
-        bias = hubs(best.rows, rows, f)
+        eye, bias = torch.eye(D).to(x), one_shot_hubs(means)
+        return Likelihood(centre, means, shots, eye, SHARPNESS, bias, ONE_SHOT_TEMPER)
+    full_metric = takes_full_metric(metric, S, K, D)
+    rows = calibrating(x, labels, means, shots, full_metric)
+    plain = best = by_scale(rows, means)
+    f, objective = sharpness_of(plain.rows, rows.own)
+    if full_metric:
+        full = by_covariance(rows, means, x - means[labels], plain)
+        for t in MIXTURES:
+            mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
+            f_mixed, objective_mixed = sharpness_of(mixed.rows, rows.own)
+            if objective_mixed < objective:
+                f, objective, best = f_mixed, objective_mixed, mixed
+    return Likelihood(centre, means, shots, best.metric, f, hubs(best.rows, rows, f), 1.0)
 
+
+def posterior(
+    known: Likelihood, query: Tensor, max_iter: int, tol: float, added: Tensor | None = None
+) -> Solution:
+    """Classify the queries [Q, D] of one task; `added` [Q, K] are further logits."""
+    Q, K, S = len(query), len(known.shots), float(known.shots.sum())
+    z = centred(query, known.centre)
+    still, more = known.distances(z), 0.0 if added is None else added
     weight = 2 * S / (2 * S + Q)
-    logits = -f / 2 * best.query + bias
-    found = adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
+    found = adapt(known.logits(still) + more, weight=weight, max_iter=max_iter, tol=tol)
     assert found.concentration is not None
-    a = found.concentration
-    counts = weight * found.probabilities.sum(0)
-    weights = (found.probabilities * counts / (counts + a)).square()
-    moved = moved_distances(z, means, shots, weights, best.metric)
-    still = squared(z, means, best.metric)
-    logits = logits - f / 2 * (moved - still)
-    if S == K:
-        share = BEFORE * (1 - weight) * a / (MANY + a)
-        logits = with_lengths(logits, support, query, labels, centre, share)
-    else:
-        logits = less_sharp(logits, a)
-    others = (counts - weight * found.probabilities).clamp(min=0)  # of each query, [Q, K]
-    logits = logits + torch.log(others + a)
-    u = torch.softmax(temper * logits, dim=-1)
-    if Q in CAUTIOUS and K < S < SHOTS * K:
-        u = with_caution(u, support, query, labels)
+    u, a = found.probabilities, found.concentration
+    moved = moved_distances(z, known.means, known.shots, u.square() * Q / (Q + K), known.metric)
+    logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
+    others = weight * (u.sum(0) - u)  # of each query, [Q, K]
+    u = torch.softmax(known.temper * (logits + torch.log(others.clamp(min=0) + a)), dim=-1)
     return found._replace(labels=u.argmax(-1), probabilities=u)
 
 
@@ -294,8 +258,14 @@ def adaptive(
     tensor([0])
     """
     rows, one_hot, queries = batched(support, support_labels, query, num_classes)
+    K = one_hot.shape[-1]
     found = [
-        solve_task(rows[b % len(rows)], one_hot[b % len(rows)], queries[b], metric, max_iter, tol)
+        posterior(
+            likelihood(rows[b % len(rows)], one_hot[b % len(rows)].argmax(-1), K, metric),
+            queries[b],
+            max_iter,
+            tol,
+        )
         for b in range(len(queries))
     ]
     together: dict[str, Any] = {}

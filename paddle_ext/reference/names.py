@@ -9,21 +9,7 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import (
-    MIXTURES,
-    Judged,
-    by_covariance,
-    by_scale,
-    calibrating,
-    centred,
-    hubs,
-    less_sharp,
-    means_of,
-    moved_distances,
-    sharpness_of,
-    squared,
-    takes_full_metric,
-)
+from .adaptive import centred, likelihood, moved_distances, posterior, sharpness_of, squared
 from .paddle import unit_rows
 from .zero_shot import NamedTask, one_by_one
 
@@ -140,55 +126,24 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
 
 
 def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol: float) -> Tensor:
-    names, shots = Names(task, logit_scale), shots_of(task)
-    K, labels = task.num_classes, task.labels
-    (S, D), Q = task.support.shape, len(task.query)
-    centre = torch.zeros(D).double()
-    if K > 1:
-        centre = means_of(unit_rows(task.support), labels, K).mean(0)
-    x, z = centred(task.support, centre), centred(task.query, centre)
-    means = means_of(x, labels, K)
-    full_metric = takes_full_metric(metric, S, K, D)
-    rows = calibrating(x, labels, means, shots, full_metric)
-    best, own = by_scale(z, rows, means, shots)
-    f, objective = sharpness_of(best.rows, rows.own)
-    if full_metric:
-        plain, scale = best, best.metric.diagonal()
-        full = by_covariance(z, rows, means, shots, x - means[labels], scale, own)
-        for t in MIXTURES[1:]:
-            mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
-            found = sharpness_of(mixed.rows, rows.own)
-            if found[1] < objective:
-                (f, objective), best = found, mixed
-    bias = hubs(best.rows, rows, f)
-    still = squared(z, means, best.metric)
-    noise = (still - best.query).mean(0)  # the noise correction of distances to a class
-
+    names, labels = Names(task, logit_scale), task.labels
+    known = likelihood(task.support, labels, task.num_classes, metric)
     share, factor = 1.0, 1.0
     if names.judges is not None:
-        judges, own = x[names.judging], labels[names.judging]
-        d = squared(judges, means, best.metric)
-        place, n = torch.arange(len(own)), shots[own]
+        own = labels[names.judging]
+        d = known.distances(centred(task.support[names.judging], known.centre))
+        place, n = torch.arange(len(own)), known.shots[own]
         d[place, own] = d[place, own] * (n + 1) / (n - 1).clamp(min=1)
-        logits = bias - f / 2 * (d - noise)
-        counts = (n > 1).unsqueeze(1)
+        logits, counts = known.logits(d), (n > 1).unsqueeze(1)
         factor, misfit = fitted((logits + names.judges) * counts, own)
         for other, price in ((0.0, 2.0), (0.5, 1.0), (2.0, 1.0)):
             found = fitted((logits + other * names.judges) * counts, own)
             if found[1] + price < misfit:
                 factor, misfit, share = found[0], found[1] + price, other
         factor = min(factor, 1.0)
-
-    added, weight = share * names.query, 2 * S / (2 * S + Q)
-    logits = factor * (bias - f / 2 * best.query + added)
-    solved = adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
-    assert solved.concentration is not None
-    counts = weight * solved.probabilities.sum(0)
-    u, a = solved.probabilities, solved.concentration
-    moved = moved_distances(z, means, shots, (u * counts / (counts + a)).square(), best.metric)
-    logits = less_sharp(logits - factor * f / 2 * (moved - still), a)
-    others = (counts - weight * u).clamp(min=0)  # of each query, [Q, K]
-    return torch.softmax(logits + torch.log(others + a), dim=-1)
+    known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
+    added = factor * share * names.query
+    return posterior(known, task.query, max_iter, tol, added).probabilities
 
 
 def names(

@@ -27,7 +27,7 @@ from paddle_ext import PaddleClassifier  # noqa: E402
 from paddle_ext.check import MOVING_TOL  # noqa: E402
 from paddle_ext.integrations import sklearn as integration  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
-from paddle_ext.methods.task import Task  # noqa: E402
+from paddle_ext.task import Task  # noqa: E402
 
 SCALINGS = ("auto", "minmax", "none")
 

@@ -12,10 +12,10 @@ from places import at_places
 from problems import NASTY, Place, Problem, largest, make_problem, nothing_waits, remembered
 
 from paddle_ext import methods, reference
-from paddle_ext.methods import task as features
+from paddle_ext import task as features
 from paddle_ext.methods.adaptive import Adaptive
 from paddle_ext.methods.calibration import calibrated
-from paddle_ext.methods.task import Task
+from paddle_ext.task import Task
 from paddle_ext.solution import Solution
 
 # How far probabilities may be from the reference in float64. In that of `adapt` the trigamma of

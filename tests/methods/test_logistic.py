@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paddle_ext.methods import logistic
 from paddle_ext.methods.conjugate import minimise, newton
-from paddle_ext.methods.task import unit_rows
+from paddle_ext.task import unit_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from problems import NASTY, Place, Problem, largest, make_problem, remembered
 from torch import Tensor
 
 from paddle_ext import methods, reference
-from paddle_ext.methods import task as features
+from paddle_ext import task as features
 from paddle_ext.methods.laplacian_shot import neighbours
 from paddle_ext.reference.bd_cspn import bd_cspn
 from paddle_ext.reference.laplacian_shot import laplacian_shot

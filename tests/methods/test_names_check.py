@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paddle_ext import methods
-from paddle_ext.methods.task import IndexedTask, Task
+from paddle_ext.task import IndexedTask, Task
 
 K, Q, D = 4, 5, 3
 

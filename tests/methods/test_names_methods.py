@@ -13,7 +13,7 @@ from problems import Place, largest
 from torch import Tensor
 
 from paddle_ext import methods, reference
-from paddle_ext.methods import task as tasks
+from paddle_ext import task as tasks
 from paddle_ext.methods.em_dirichlet import renamed
 
 pytestmark = pytest.mark.usefixtures("one_thread")

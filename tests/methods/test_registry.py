@@ -12,7 +12,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import methods
 from paddle_ext.methods.registry import as_method, load
-from paddle_ext.methods.task import Task
+from paddle_ext.task import Task
 
 SUPPORT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8]])
 LABELS = torch.tensor([0, 1, 0, 1])

@@ -9,8 +9,8 @@ import torch
 from problems import largest, make_problem
 
 from paddle_ext import methods
-from paddle_ext.methods import task as layout
-from paddle_ext.methods.task import Task
+from paddle_ext import task as layout
+from paddle_ext.task import Task
 
 
 def task_of(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...methods.adaptive import Adaptive
 from ...methods.base import Prediction
 from ...methods.registry import create
-from ...methods.shared_rows import shared_rows
 from ...presence import Familiar, familiar
 from ...research.progress import Progress
+from ...rule.correction import corrected_likelihood
+from ...rule.engines import classify
 from ...solution import Solution
 from .samples import Batch, Labelled, alike, check_finite, rebatched
 
@@ -202,7 +202,8 @@ def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Soluti
     support = labelled.features.to(place, torch.float32)
     labels = labelled.labels.to(place)
     if labelled.prototypes is None:
-        return partial(shared_rows(support, labels, K).solve_batch, Adaptive())
+        known = corrected_likelihood(support, labels, K)
+        return lambda rows: classify(known, rows)[0]
     return partial(
         create("adaptive", logit_scale=labelled.logit_scale).predict,
         support,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...methods.shared_rows import MOST_ENTRIES
 from ...presence import doubt_of_labels
+from ...rule.correction import MOST_ENTRIES
 from .samples import Labelled
 
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...methods.any_batch import adaptive
 from ...methods.base import Prediction
 from ...ops.large.ahead import ahead
 from ...ops.large.parquet import libraries
 from ...research.files import check_regular, replacing
 from ...research.printable import spreadsheet_cell
 from ...research.progress import Progress
+from ...rule.solve import adaptive
 from ...solution import Solution
 from .answering import batch_sizes, solver
 from .parquet_rows import (

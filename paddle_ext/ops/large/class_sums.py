@@ -24,15 +24,15 @@ def sums_by_class(
     group: Group,
     *,
     weigh: bool = False,
-    trust: Tensor | None = None,
+    squared: bool = False,
     top: Top | None = None,
     out: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Sums of rows by class, as in `Form.room`, and of their weights, [B, K] float64.
 
-    `slope` [B], `bias` [B, K], `weigh` and `trust` are those of `assign`. The most probable classes
-    of all rows go to `top`, and their weights to `out` [B, N, K], if the form has no dtype of its
-    own for them.
+    `slope` [B], `bias` [B, K], `weigh` and `squared` are those of `assign`. The most probable
+    classes of all rows go to `top`, and their weights to `out` [B, N, K], if the form has no dtype
+    of its own for them.
     """
     K = bias.shape[-1]
     sums, held = form.room(K), torch.zeros_like(bias, dtype=torch.float64)
@@ -47,7 +47,7 @@ def sums_by_class(
             slope,
             bias,
             length=length,
-            trust=trust,
+            squared=squared,
             probabilities=u,
             rest=rest,
             held=held,

@@ -14,6 +14,7 @@ from torch import Tensor
 from ... import check
 from .. import native
 from ..operators import pointer, target, workspace
+from ..pointers import pointer as checked_pointer
 
 
 def is_captured(x: Tensor) -> bool:
@@ -45,7 +46,6 @@ def assign(
     bias: Tensor,
     *,
     length: Tensor | None = None,
-    trust: Tensor | None = None,
     probabilities: Tensor | None = None,
     rest: Tensor | None = None,
     held: Tensor | None = None,
@@ -54,6 +54,7 @@ def assign(
     leads: Tensor | None = None,
     normalise: bool = True,
     weigh: bool = False,
+    squared: bool = False,
 ) -> None:
     """Probabilities of rows: softmax of ``slope length products + bias``.
 
@@ -63,8 +64,6 @@ def assign(
         float32 or float64; the first K count. Overwritten with `leads`.
     slope, bias : Tensor [B], Tensor [B, K]
     length : Tensor [B, N], optional
-    trust : Tensor [B, K], optional
-        ``(trust u)^2`` replaces the probabilities u.
     probabilities, rest : Tensor [B, N, K], optional
         Outputs: in the dtype of the products, which they may overwrite, or float16 on CUDA; and the
         rounding errors of the halves.
@@ -79,6 +78,8 @@ def assign(
         If False, likelihoods are written, scaled so that the largest of a row is 2^15.
     weigh : bool
         The output is multiplied by the length.
+    squared : bool
+        Squares of the probabilities replace them in all outputs.
     """
     B, N = products.shape[:2]
     K = bias.shape[-1]
@@ -94,6 +95,7 @@ def assign(
         top=0 if top is None else top.classes.shape[-1],
         normalise=normalise,
         weigh=weigh,
+        squared=squared,
     )
     memory = workspace(call.workspace(), products)
     call.assign(
@@ -101,7 +103,6 @@ def assign(
         length=pointer(length),
         slope=slope.data_ptr(),
         bias=bias.data_ptr(),
-        trust=pointer(trust),
         probabilities=pointer(probabilities),
         rest=pointer(rest),
         held=pointer(held),
@@ -143,51 +144,50 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
 
 @dataclass(frozen=True)
 class LateStep:
-    """Parameters of the late step of `adaptive` for one large task; see `paddle_ext.ops.step`."""
+    """Parameters of the late step of one large task; see `paddle_ext.ops.adaptive.late_step`."""
 
     weight: float
+    trust: float  # the weight of a sure query in a prototype
     temper: float
     slope: float  # of the logits before the step
     sharper: float  # factor on distances
+    share: float  # factor on further logits
     prior: float
-    plain: float  # factor on the one-shot logits of the nearest class mean
     bias: Tensor  # [K] of the logits before the step
-    trust: Tensor  # [K]
     square: Tensor  # [K] of the class sums, in the metric
     mass: Tensor  # [K]
     constant: Tensor  # [K]
     total: Tensor  # [K]
-    prototypes: Tensor | None  # [K] one-shot norms before normalisation
 
-    def __call__(self, products: Tensor, own: Tensor, length: Tensor | None) -> None:
+    def __call__(self, products: Tensor, own: Tensor, added: Tensor | None) -> None:
         """Turn the first half of products [1, N, 2 K] with prototypes and class sums into logits.
 
-        `own` [N] are products of rows with themselves, `length` [N] their one-shot norms.
+        `own` [N] are products of rows with themselves, `added` [N, K] further logits.
         """
         N, K = products.shape[1], products.shape[2] // 2
+        dtype, device = products.dtype, products.get_device()
         call = native.module.late_call(
             target=target(products),
-            dtype=check.DTYPES[products.dtype],
+            dtype=check.DTYPES[dtype],
             N=N,
             K=K,
             weight=self.weight,
+            trust=self.trust,
             temper=self.temper,
             slope=self.slope,
             sharper=self.sharper,
+            share=self.share,
             prior=self.prior,
-            plain=self.plain,
         )
+        each = {
+            name: checked_pointer(getattr(self, name), dtype, (K,), device)
+            for name in ("bias", "square", "mass", "constant", "total")
+        }
         call.step(
-            products=products.data_ptr(),
-            own=own.data_ptr(),
-            bias=self.bias.data_ptr(),
-            trust=self.trust.data_ptr(),
-            square=self.square.data_ptr(),
-            mass=self.mass.data_ptr(),
-            constant=self.constant.data_ptr(),
-            total=self.total.data_ptr(),
-            length=pointer(length),
-            prototypes=pointer(self.prototypes),
+            products=checked_pointer(products, dtype, (1, N, 2 * K), device),
+            added=checked_pointer(added, dtype, (N, K), device),
+            own=checked_pointer(own, dtype, (N,), device),
+            **each,
             workspace=0,
             workspace_bytes=0,
         )
@@ -195,15 +195,13 @@ class LateStep:
 
 def split_unit(
     rows: Tensor, pieces: int, scale: Tensor, centre: Tensor, metric: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """As `split`, for rows made unit-norm, minus the centre, unit-norm again.
 
-    Also returns the norms before the last step, and the squares ``sum_d metric_d x_d^2``, [B, N]
-    each.
+    Also returns the squares ``sum_d metric_d x_d^2``, [B, N].
     """
-    norm = torch.empty(rows.shape[:2], device=rows.device)
-    own = torch.empty_like(norm)
-    return split(rows, pieces, scale, centre, metric=metric, norm=norm, own=own), norm, own
+    own = torch.empty(rows.shape[:2], device=rows.device)
+    return split(rows, pieces, scale, centre, metric=metric, own=own), own
 
 
 def split(
@@ -214,7 +212,6 @@ def split(
     *,
     length: Tensor | None = None,
     metric: Tensor | None = None,
-    norm: Tensor | None = None,
     own: Tensor | None = None,
 ) -> Tensor:
     """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
@@ -241,7 +238,6 @@ def split(
         centre=centre.data_ptr(),
         metric=pointer(metric),
         out=out.data_ptr(),
-        norm=pointer(norm),
         own=pointer(own),
         workspace=0,
         workspace_bytes=0,

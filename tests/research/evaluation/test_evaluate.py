@@ -205,7 +205,7 @@ def test_paddle_never_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("rows were gathered, or checked a second time")
 
-    monkeypatch.setattr("paddle_ext.methods.task.IndexedTask.gathered", never)
+    monkeypatch.setattr("paddle_ext.task.IndexedTask.gathered", never)
     monkeypatch.setattr("paddle_ext.check_values.values", never)
     bank = small_bank()
     half = FeatureBank(bank.features.half(), bank.labels)

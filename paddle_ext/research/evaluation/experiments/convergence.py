@@ -18,10 +18,10 @@ from torch import Tensor
 from .... import check, methods
 from ....methods import PaddlePgd
 from ....methods.base import DATA_SETS
-from ....methods.task import Task
 from ....ops.paddle import solve
 from ....rows import computing_dtype
 from ....solution import Solution
+from ....task import Task
 from ...data.bank import FeatureBank
 from ...progress import Progress
 from ...tasks.sampler import LAST_TASK, natural

@@ -1,4 +1,4 @@
-"""Shared by the methods: the layout of a batch of tasks, its preprocessing, and its chunks.
+"""A batch of tasks: its layout, its preprocessing, its chunks, its solution.
 
 Nothing here modifies its input. A support shared by all tasks keeps a batch dimension of 1, and is
 never copied for each task.
@@ -7,14 +7,15 @@ never copied for each task.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..rows import class_means, computing_dtype, unit_rows
-from ..solution import Solution
+from .rows import class_means, computing_dtype, unit_rows
+from .solution import Solution
 
 # Limit on the temporary memory of a chunk of tasks, in bytes. A GPU needs many tasks to be busy.
 BUDGET = {"cpu": 2**28, "cuda": 2**31}
@@ -184,3 +185,23 @@ def without_batch(solution: Solution) -> Solution:
         name: x[0] for name, x in solution._asdict().items() if isinstance(x, Tensor)
     }
     return solution._replace(**alone)
+
+
+def batched(x: Tensor, rank: int) -> Tensor:
+    """With a batch dimension, of 1 if missing; `rank` includes it."""
+    return x if x.dim() == rank else x.unsqueeze(0)
+
+
+def detached(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Without a gradient, in this dtype; itself if it is both."""
+    if x.requires_grad:
+        x = x.detach()
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Computes in the dtypes of the tensors, even if the caller uses autocast."""
+    kind = "cuda" if x.is_cuda else "cpu"
+    if torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

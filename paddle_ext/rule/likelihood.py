@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops.backend import takes_reference
-from ..ops.calibrate import CENTRE, calibrate
-from ..ops.labelled import Labelled, coordinates, labelled
-from ..ops.likelihood import likelihood
-from ..rows import class_sums, laid_out, parts, products, unit_rows
-from .metrics import (
+from ..ops.adaptive import CENTRE, Labelled, calibrate, coordinates, labelled, likelihood
+from ..rows import laid_out, products
+from .metric import (
     full_distances,
     full_metric,
     judges,
@@ -39,7 +37,8 @@ ONE_SHOT_TEMPER = 0.7  # of uncalibrated probabilities
 class Likelihood:
     """Log-likelihoods of rows, up to a constant per row, calibrated on labelled rows.
 
-    With x a row in the coordinates of `coordinates`, they are ``sharpness x.weights_k + bias_k``.
+    With x a row in the coordinates of `coordinates`, they are ``sharpness x.weights_k + bias_k``,
+    plus a linear correction of x if there is one.
     """
 
     centre: Tensor  # [B or 1, D]
@@ -51,25 +50,33 @@ class Likelihood:
     sharpness: Tensor  # [B or 1]
     temper: float  # factor on the final logits
     rows: int  # S
-    usual: Tensor  # [B or 1, R] squared distances to the own class, as for new rows; NaN: none
     # The metric: x.y becomes sum_d scale_d x_d y_d + projected (P x).(P y), the latter if full.
     scale: Tensor  # [B or 1, D]
     projection: Tensor | None = None  # P [B or 1, M, D]
     projected: Tensor | None = None  # [B or 1]
     mixture: Tensor | None = None  # [B or 1] weight of the full metric, in [0, 1]
-    # [B or 1, K] norms of one-shot rows minus the centre, before the second normalisation
-    lengths: Tensor | None = None
-    # [B or 1, K, D] class means of unit-norm rows, minus the centre; None: not needed
-    plain: Tensor | None = None
+    correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
     # [B or 1] bool: every class has a row, and each is plainly finite; None: checked before
-    sound: Tensor | None = None
+    finite: Tensor | None = None
+
+    def task(self, number: int) -> Likelihood:
+        """The likelihood of one task, [1, ..]."""
+        if len(self.bias) == 1:
+            return self
+        part = slice(number, number + 1)
+        own: Any = {name: x[part] for name, x in self.tensors().items()}
+        return replace(self, **own)
+
+    def to(self, device: torch.device | str) -> Likelihood:
+        moved: Any = {name: x.to(device) for name, x in self.tensors().items()}
+        return replace(self, **moved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the fields that are tensors."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def coordinates(self, rows: Tensor) -> Tensor:
         """Rows [B, N, D] minus the centre, normalised before and after."""
-        return coordinates(rows, self.centre)[0]
-
-    def coordinates_and_lengths(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the norms [B, N] before the second normalisation."""
         return coordinates(rows, self.centre)
 
     def products(self, x: Tensor) -> Tensor:
@@ -130,7 +137,14 @@ class Likelihood:
         """
         x = self.coordinates(rows.to(self.weights.dtype).reshape(-1, *rows.shape[-2:]))
         found = self.products(x).mul_(column(self.sharpness)).add_(self.bias.unsqueeze(-2))
+        if self.correction is not None:
+            found += self.corrected(x)
         return found.reshape(*rows.shape[:-1], -1)
+
+    def corrected(self, x: Tensor) -> Tensor:
+        """What the correction adds to the logits of rows in the coordinates, [B, N, K]."""
+        assert self.correction is not None
+        return x @ self.correction[:-1] + self.correction[-1]
 
 
 def has_gram(N: int, D: int, K: int) -> bool:
@@ -148,61 +162,28 @@ def how_many_calibrate(S: int, K: int, full: bool) -> int:
     return min(S, max(most, min(K, MOST_ENTRIES // K)))
 
 
-def calibrated(
-    support: Tensor,
-    support_labels: Tensor,
-    num_classes: int,
-    metric: str = "auto",
-    *,
-    plain: bool = False,
+def likelihood_of(
+    support: Tensor, support_labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
     """The likelihoods estimated from labelled rows [B, S, D] with labels [B, S].
 
-    Float32 or float64; every class must have a row. `metric` as in `Adaptive`; `plain`: with the
-    class means before the second normalisation.
+    Float32 or float64; every class must have a row. `metric` as in `paddle_ext.adaptive`.
     """
-    found = calibrated_in_metric(support, support_labels, num_classes, metric)
-    if not plain:
-        return found
-    return replace(found, plain=plain_means(support, support_labels, num_classes, found.centre))
-
-
-def plain_means(
-    support: Tensor, labels: Tensor, num_classes: int, centre: Tensor, weights: Tensor | None = None
-) -> Tensor:
-    """Class means of unit-norm rows [B, S, D] minus the centre [B, D], in parts; [B, K, D].
-
-    `weights` [B, S] are those of the rows in their classes.
-    """
-    B, S, D = support.shape
-    own = torch.ones_like(labels, dtype=support.dtype) if weights is None else weights
-    sums = support.new_zeros(B, num_classes, D)
-    for part in parts(S, B * D):
-        rows = unit_rows(support[:, part])
-        sums += class_sums(rows, labels[:, part], num_classes, own[:, part])[0]
-    mass = class_sums(own.unsqueeze(-1), labels, num_classes)[0]
-    return sums / mass - centre.unsqueeze(1)
-
-
-def calibrated_in_metric(
-    support: Tensor, support_labels: Tensor, num_classes: int, metric: str
-) -> Likelihood:
     K = num_classes
     _, S, D = support.shape
     full_metric_too = takes_full_metric(metric, S, K, D)
     R = 0 if S == K else how_many_calibrate(S, K, full_metric_too)
-    if R > 0 and not full_metric_too and not takes_reference("auto", support):
+    if R > 0 and not full_metric_too:
         return scaled_likelihood(support, support_labels, K, R)
     data = labelled(support, support_labels, K, R)
     if S == K:
-        return one_shot(data, support_labels)
+        return one_shot(data)
     who, scale = judges(data), data.scale
     weights = laid_out(data.means * scale.unsqueeze(1))
     squares = products(data.means.square(), scale.unsqueeze(1)).squeeze(-1)
     cross = products(who.x, weights)
-    base = scaled_distances(who, data.shots, squares, cross)
+    base = scaled_distances(who, squares, cross)
     sharpness, objective, drawn = calibrate(base.to, who.own, who.count)
-    own, noise = base.own, base.noise
     projection = projected = mixture = None
     if full_metric_too:
         mixture = torch.zeros_like(sharpness)
@@ -215,8 +196,6 @@ def calibrated_in_metric(
             objective = torch.where(better, found.objective, objective)
             drawn = torch.where(better.unsqueeze(-1), found.drawn, drawn)
             mixture = torch.where(better, share, mixture)
-        own = torch.lerp(base.own, other.own, mixture.unsqueeze(-1))
-        noise = torch.lerp(base.noise, other.noise, mixture.unsqueeze(-1))
         projection = full.projection
         projected = full.sign * mixture * shrink
         plain = 1 - mixture + full.plain * mixture * shrink
@@ -224,7 +203,7 @@ def calibrated_in_metric(
         inner = data.means @ projection.mT
         weights = weights * column(plain) + (inner * column(projected)) @ projection
         squares = (weights * data.means).sum(-1)
-    bias = hubs(drawn, who.count) - (squares - noise) * (sharpness / 2).unsqueeze(-1)
+    bias = hubs(drawn, who.count) - squares * (sharpness / 2).unsqueeze(-1)
     return Likelihood(
         centre=data.centre,
         prototypes=data.means,
@@ -235,7 +214,6 @@ def calibrated_in_metric(
         sharpness=sharpness,
         temper=1.0,
         rows=S,
-        usual=torch.where(who.counts > 0, own, math.nan),
         scale=scale,
         projection=projection,
         projected=projected,
@@ -256,9 +234,8 @@ def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeli
         sharpness=found.sharpness,
         temper=1.0,
         rows=support.shape[1],
-        usual=found.usual,
         scale=found.scale,
-        sound=found.sound,
+        finite=found.finite,
     )
 
 
@@ -280,12 +257,11 @@ def drawn_by_one_shot(means: Tensor, bias: Tensor) -> Tensor:
     return drawn
 
 
-def one_shot(data: Labelled, labels: Tensor) -> Likelihood:
+def one_shot(data: Labelled) -> Likelihood:
     """Without calibration: the sharpness is the prior's, and hubs are those of the means."""
     means = data.means
     B, K, D = means.shape
     squares = means.square().sum(-1)
-    norms = torch.where(data.second > 0, 1 / data.second, 0)
     bias = -CENTRE / 2 * squares
     if K > 1:
         bias = bias - torch.log1p((drawn_by_one_shot(means, bias) - 1) / 2)
@@ -299,7 +275,5 @@ def one_shot(data: Labelled, labels: Tensor) -> Likelihood:
         sharpness=means.new_full((B,), CENTRE),
         temper=ONE_SHOT_TEMPER,
         rows=K,
-        usual=means.new_empty(B, 0),
         scale=means.new_ones(B, D),
-        lengths=torch.empty_like(squares).scatter_(1, labels, norms),
     )

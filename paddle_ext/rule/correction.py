@@ -8,25 +8,22 @@ of the logits is fitted to the labels,
 over the labelled rows i, each left out of its class, so that its logits are those of a new row; W
 is small where the distances already explain the labels.
 
-Letters as in `calibration`; here B = 1.
+Letters as in `likelihood`; here B = 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..ops.labelled import labelled
+from ..ops.adaptive import labelled
 from ..rows import class_sums, laid_out, products
-from ..solution import Solution
-from .adaptive import Adaptive
-from .calibration import Likelihood, calibrated, column, how_many_calibrate, plain_means
-from .late_step import late_step
+from .likelihood import Likelihood, column, how_many_calibrate, likelihood_of
 from .logistic import Fit, fit
-from .metrics import (
+from .metric import (
     Judges,
     full_distances,
     full_metric,
@@ -42,44 +39,9 @@ TOL = 0.05  # of the norm of the gradient: below, labels hardly change
 MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
 
 
-@dataclass(frozen=True)
-class SharedRows:
-    """A likelihood of one task, and a correction of its logits."""
-
-    likelihood: Likelihood
-    correction: Tensor | None = None  # [D + 1, K], the last row a constant
-
-    def logits(self, rows: Tensor) -> Tensor:
-        """Logits of independent rows [N, D], [N, K]; see `Likelihood.logits`."""
-        found = self.likelihood.logits(rows)
-        if self.correction is None:
-            return found
-        x = self.likelihood.coordinates(rows.to(found.dtype).unsqueeze(0))[0]
-        return found + x @ self.correction[:-1] + self.correction[-1]
-
-    def solve_batch(self, method: Adaptive, query: Tensor) -> Solution:
-        """Classify the queries of batches [B, Q, D]."""
-        if self.correction is None:
-            return method.solve_batch(self.likelihood, query)
-        x, lengths = self.likelihood.coordinates_and_lengths(query)
-        cross = self.likelihood.products(x)
-        sharpness = column(self.likelihood.sharpness)
-        added = x @ self.correction[:-1] + self.correction[-1]
-        logits = torch.addcmul(self.likelihood.bias.unsqueeze(-2), cross, sharpness) + added
-        weight = self.likelihood.weight_of(query.shape[1])
-        found = method.proportions(logits, weight)
-        return late_step(self.likelihood, found, weight, x, lengths, cross, added=added)
-
-    def solve_one(self, method: Adaptive, query: Tensor) -> Solution:
-        """Classify one batch [Q, D]; the solution has no batch dimension."""
-        found = self.solve_batch(method, query.unsqueeze(0))
-        alone = {name: x[0] for name, x in found._asdict().items() if isinstance(x, Tensor)}
-        return found._replace(**alone)  # type: ignore[arg-type]
-
-
-def shared_rows(
+def corrected_likelihood(
     support: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
-) -> SharedRows:
+) -> Likelihood:
     """The likelihood of labelled rows [S, D] with labels [S]; every class must have a row.
 
     Parameters
@@ -94,23 +56,16 @@ def shared_rows(
     Examples
     --------
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    >>> known = shared_rows(x, torch.tensor([0, 0, 1, 1]), 2)
-    >>> known.solve_one(Adaptive(), torch.tensor([[0.2, 1.0]])).labels
+    >>> known = corrected_likelihood(x, torch.tensor([0, 0, 1, 1]), 2)
+    >>> known.logits(torch.tensor([[0.2, 1.0]])).argmax(-1)
     tensor([1])
     """
-    corrected = takes_correction(len(labels), support.shape[1], num_classes)
-    likelihood = calibrated(
-        support.unsqueeze(0), labels.unsqueeze(0), num_classes, plain=not corrected
-    )
-    correction = None
-    if corrected:
-        counts = None
-        if weights is not None:
-            counts = weights * (len(weights) / weights.sum())
-        correction = correction_of(left_out(likelihood, support, labels), counts)
-    if weights is not None:
-        likelihood = reweighted(likelihood, support, labels, weights)
-    return SharedRows(likelihood, correction)
+    found = likelihood_of(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
+    if takes_correction(len(labels), support.shape[1], num_classes):
+        counts = None if weights is None else weights * (len(weights) / weights.sum())
+        correction = correction_of(left_out(found, support, labels), counts)
+        found = replace(found, correction=correction)
+    return found if weights is None else reweighted(found, support, labels, weights)
 
 
 def takes_correction(S: int, D: int, K: int) -> bool:
@@ -152,15 +107,14 @@ def left_out(likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut
     weights = laid_out(data.means * scale)
     squares = products(data.means.square(), scale).squeeze(-1)
     cross = products(x, weights)
-    found = scaled_distances(who, data.shots, squares, cross)
-    to, noise = found.to, found.noise
+    found = scaled_distances(who, squares, cross)
+    to = found.to
     if full_too and likelihood.mixture is not None:
         metric = full_metric(data, rows, own)
         other, _ = full_distances(who, data, metric, found, weights, cross)
         to = torch.lerp(to, other.to, column(likelihood.mixture))
-        noise = torch.lerp(noise, other.noise, likelihood.mixture.unsqueeze(-1))
     half = (likelihood.sharpness / 2).unsqueeze(-1)
-    hubs = likelihood.bias + (likelihood.squares - noise) * half
+    hubs = likelihood.bias + likelihood.squares * half
     logits = hubs.unsqueeze(1) - to * half.unsqueeze(-1)
     return LeftOut(x[0], labels, counts[0], logits[0])
 
@@ -197,11 +151,6 @@ def reweighted(
         inner = means @ likelihood.projection.mT
         in_metric = in_metric + (inner * column(likelihood.projected)) @ likelihood.projection
     squares = (in_metric * means).sum(-1)
-    plain = likelihood.plain
-    if plain is not None:
-        plain = plain_means(
-            support.unsqueeze(0), labels.unsqueeze(0), K, likelihood.centre, w.unsqueeze(0)
-        )
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     return replace(
         likelihood,
@@ -210,5 +159,4 @@ def reweighted(
         squares=squares,
         bias=likelihood.bias + (likelihood.squares - squares) * half,
         shots=(mass.square() / squared_mass).unsqueeze(0).to(likelihood.shots.dtype),
-        plain=plain,
     )

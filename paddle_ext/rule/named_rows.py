@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..rows import class_sums, unit_rows
 from ..solution import Solution
+from ..task import Task
 from . import names
-from .adaptive import Adaptive
-from .calibration import calibrated
-from .task import Task
+from .likelihood import likelihood_of
 
 
 @dataclass(frozen=True)
@@ -37,33 +37,40 @@ class RowLogits:
         return z @ self.names.mT + x @ self.weights.mT + self.bias
 
 
-def row_logits(task: Task, method: Adaptive, found: Solution | None) -> RowLogits:
-    """From a single task with prototypes and its solution.
+def row_logits(
+    task: Task,
+    found: Solution | None,
+    *,
+    metric: str = "auto",
+    logit_scale: float = 100.0,
+    **options: Any,
+) -> RowLogits:
+    """From a single task with prototypes and its solution, solved with these options.
 
     `found` None: the queries of the task are its labelled rows themselves.
     """
     rows = names.rows_of(task)
-    said = names.names_of(task, rows, method.logit_scale)
-    assert said.away is not None
-    assert said.products is not None
-    size = said.products.square().sum().clamp(min=torch.finfo(said.products.dtype).tiny)
-    scaled = said.away[0] * ((said.query * said.products).sum() / size)
+    named = names.names_of(task, rows, logit_scale)
+    assert named.away is not None
+    assert named.products is not None
+    size = named.products.square().sum().clamp(min=torch.finfo(named.products.dtype).tiny)
+    scaled = named.away[0] * ((named.query * named.products).sum() / size)
     if all(names.tasks_with_every_class(task)):
-        return by_rows(task, method, rows, said, scaled, found)
-    return by_anchors(task, method, rows, said, scaled, found)
+        return by_rows(task, metric, rows, named, scaled, found)
+    return by_anchors(options, rows, named, scaled, found)
 
 
 def by_rows(
     task: Task,
-    method: Adaptive,
-    rows: names.Rows,
-    said: names.Names,
+    metric: str,
+    rows: names.UnitRows,
+    named: names.NameLogits,
     scaled: Tensor,
     found: Solution | None,
 ) -> RowLogits:
-    likelihood = calibrated(task.support, task.support_labels, task.num_classes, method.metric)
-    share, factor = names.weighed(task, rows, likelihood, said)
-    prior = usual_prior(rows) if found is None else found.dual[0]
+    likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
+    share, factor = names.weighed(task, rows, likelihood, named)
+    prior = labelled_prior(rows) if found is None else found.dual[0]
     return RowLogits(
         scaled * (share * factor),
         likelihood.centre[0],
@@ -73,44 +80,44 @@ def by_rows(
 
 
 def by_anchors(
-    task: Task,
-    method: Adaptive,
-    rows: names.Rows,
-    said: names.Names,
+    options: dict[str, Any],
+    rows: names.UnitRows,
+    named: names.NameLogits,
     scaled: Tensor,
     found: Solution | None,
 ) -> RowLogits:
-    Q, K = said.query.shape[-2:]
+    Q, K = named.query.shape[-2:]
     weight = min(1.0, names.QUERIES_PER_CLASS * K / Q)
-    first = method.proportions(said.query / names.NAME_WEIGHT, weight, names.FIRST_ITERATIONS)
-    centre = names.centre_of(rows, said, first.probabilities)
+    logits = named.query / names.NAME_WEIGHT
+    first = names.proportions(logits, weight, names.FIRST_ITERATIONS, options)
+    centre = names.centre_of(rows, named, first.probabilities)
     off = rows.query - centre
     length = names.inverse(names.lengths(off))
     x = off * length
-    _, factor = names.anchored(rows, said, centre, x, length)
-    assert said.away is not None
+    _, factor = names.anchored(rows, named, centre, x, length)
+    assert named.away is not None
     length_of_anchors = names.ANCHOR_ROWS * names.ANCHOR
-    sums = (said.away * (length_of_anchors * names.inverse(names.lengths(said.away))))[0]
+    sums = (named.away * (length_of_anchors * names.inverse(names.lengths(named.away))))[0]
     mass = names.ANCHOR_ROWS + rows.shots[0]
     if len(rows.index):
         support = rows.support - centre
         support = support * names.inverse(names.lengths(support))
         sums = sums + class_sums(support[0], rows.labels[0], K)[0]
-    prior = usual_prior(rows)
+    prior = labelled_prior(rows)
     if found is not None:
         W = found.probabilities[0].square()
         sums, mass, prior = sums + W.mT @ x[0], mass + W.sum(0), found.dual[0]
     w = sums / mass.unsqueeze(-1)
     sharpness = factor * (names.SHARPNESS / 2)
     return RowLogits(
-        scaled if said.judges is None else scaled * factor,
+        scaled if named.judges is None else scaled * factor,
         centre[0, 0],
         2 * sharpness * w,
         prior - sharpness * w.square().sum(-1),
     )
 
 
-def usual_prior(rows: names.Rows) -> Tensor:
+def labelled_prior(rows: names.UnitRows) -> Tensor:
     """Log proportions of the labelled rows, with one more per class; [K]."""
     shots = rows.shots[0]
     return torch.log((shots + 1) / (shots + 1).sum())

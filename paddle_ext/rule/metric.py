@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.labelled import Labelled
+from ..ops.adaptive import Labelled
 
-NOISE = 0.6  # share of the noise of a class mean that is subtracted from its distances
 NO_SCATTER = 1e-10  # squared distances below are rounding
 FULL_SHOTS = 4  # rows per class from which the full metric is used if cheap, and
 FULL_WORK = 2**27  # limit on cheap multiplications; with twice as many rows it is always used
@@ -60,7 +59,7 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     """Rows by their numbers in each task: [B, N, D] and [B, R] -> [B, R, D]."""
     B, N, D = rows.shape
     start = torch.arange(0, B * N, N, device=rows.device).unsqueeze(-1)
-    found = rows.reshape(-1, D).index_select(0, (index + start).view(-1))
+    found = rows.reshape(-1, D).index_select(0, (index + start).reshape(-1))
     return found.view(*index.shape, D)
 
 
@@ -68,23 +67,16 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 class Distances:
     """Squared distances of the calibration rows in one metric, each left out of its class."""
 
-    to: Tensor  # [B, R, K], up to a constant per row, minus the noise
+    to: Tensor  # [B, R, K], up to a constant per row
     own: Tensor  # [B, R] to the mean of the other rows of its class
-    noise: Tensor  # [B, K] the correction
 
 
-def noise_of_means(own: Tensor, who: Judges, shots: Tensor) -> Tensor:
-    """The excess distance of a mean of few rows from all points, [B, K]."""
-    return NOISE * who.mean(own * who.shots / (who.shots + 1)) / shots
-
-
-def scaled_distances(who: Judges, shots: Tensor, squares: Tensor, cross: Tensor) -> Distances:
+def scaled_distances(who: Judges, squares: Tensor, cross: Tensor) -> Distances:
     """In the metric of the feature scale; `squares` w.w [B, K], `cross` x.w [B, R, K]."""
     own = who.rate * who.off
-    noise = noise_of_means(own, who, shots)
-    to = torch.sub((squares - noise).unsqueeze(1), cross, alpha=2)
+    to = torch.sub(squares.unsqueeze(1), cross, alpha=2)
     to.scatter_add_(-1, who.own.unsqueeze(-1), (own - who.off).unsqueeze(-1))
-    return Distances(to, own, noise)
+    return Distances(to, own)
 
 
 @dataclass(frozen=True)
@@ -151,15 +143,13 @@ def full_distances(
     cut = who.shots / (who.shots - 1) * metric.inverse_scatter
     kept = (1 - cut * off).clamp(min=1e-3)
     own = who.rate * off / kept
-    noise = noise_of_means(own, who, data.shots)
-    to = torch.sub((squares - noise).unsqueeze(1), cross, alpha=2)
+    to = torch.sub(squares.unsqueeze(1), cross, alpha=2)
     row = off - squares.gather(1, who.own) + 2 * who.of(cross)  # x A x, missing in all others
-    own_entry = own - row - noise.gather(1, who.own)
     to.addcmul_((cut / kept).unsqueeze(-1), away.square_())
-    to.scatter_(-1, who.own.unsqueeze(-1), own_entry.unsqueeze(-1))
+    to.scatter_(-1, who.own.unsqueeze(-1), (own - row).unsqueeze(-1))
     shrink = (who.mean(base.own) + NO_SCATTER) / (who.mean(own) + NO_SCATTER)
     to.mul_(shrink.unsqueeze(-1))
-    return Distances(to, own * shrink, noise * shrink), shrink.squeeze(-1)
+    return Distances(to, own * shrink), shrink.squeeze(-1)
 
 
 def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:

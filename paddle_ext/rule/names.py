@@ -8,19 +8,19 @@ that start as anchors at the names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops.calibrate import CENTRE, calibrate
+from ..ops.adapt import adapt
+from ..ops.adaptive import CENTRE, calibrate
 from ..rows import class_sums, products, unit_rows
 from ..solution import Solution
-from .calibration import Likelihood, calibrated, column
-from .late_step import SAME, late_step
-from .task import Task, how_many, merged
+from ..task import Task, how_many, merged
+from .engines import classify
+from .likelihood import Likelihood, column, likelihood_of
 
 MOST_ROWS = 256  # judging rows
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
@@ -36,32 +36,36 @@ FIRST_ITERATIONS = 3
 STEPS, STEP_ITERATIONS = 2, 10  # steps in which prototypes absorb the queries
 LEAST_CLASSES = 256  # of more classes than this and than queries, only the likeliest take part
 QUERIES_PER_CLASS = 8  # in a larger batch a query has less weight
-# Logits [B, Q, K], weight of a query, limit on iterations; None: until convergence.
-Loop: TypeAlias = Callable[[Tensor, float, int | None], Solution]
+SAME = 1e-6  # a unit-norm row this near to the centre is the centre
 
 
-def solution(task: Task, loop: Loop, *, metric: str, logit_scale: float) -> Solution:
-    """Solve tasks with prototypes or logits; `loop` finds the proportions."""
+def solution(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
+    """Solve tasks with prototypes or logits; `options` are those of `engines.classify`."""
     step = how_many(bytes_per_task(task), task.query)
     parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
-    found = [solve_part(part, loop, metric, logit_scale) for part in parts]
-    return found[0] if len(found) == 1 else merged(found)
+    return merged([solve_part(part, metric, logit_scale, options) for part in parts])
 
 
-def solve_part(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solution:
+def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, Any]) -> Solution:
     by_rows = tasks_with_every_class(task)
     if all(by_rows):
-        return solve_by_rows(task, loop, metric, logit_scale)
+        return solve_by_rows(task, metric, logit_scale, options)
     if not any(by_rows):
-        return solve_by_anchors(task, loop, logit_scale)
+        return solve_by_anchors(task, logit_scale, options)
     # No task may depend on the others in its batch.
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
     found = [
-        solve_by_rows(selected(task, first), loop, metric, logit_scale),
-        solve_by_anchors(selected(task, second), loop, logit_scale),
+        solve_by_rows(selected(task, first), metric, logit_scale, options),
+        solve_by_anchors(selected(task, second), logit_scale, options),
     ]
     return merged(found, torch.cat([first, second]).argsort())
+
+
+def proportions(logits: Tensor, weight: float, most: int, options: dict[str, Any]) -> Solution:
+    """The solution of logits [B, Q, K] after at most `most` iterations."""
+    max_iter, tol = min(most, options["max_iter"]), options["tol"]
+    return adapt(logits, weight=weight, max_iter=max_iter, tol=tol, validate=False)
 
 
 def tasks_with_every_class(task: Task) -> list[bool]:
@@ -98,7 +102,7 @@ def bytes_per_task(task: Task) -> int:
 
 
 @dataclass(frozen=True)
-class Names:
+class NameLogits:
     """Zero-shot logits minus their mean over the classes, times the weight of names."""
 
     query: Tensor  # [B, Q, K]
@@ -109,7 +113,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Rows:
+class UnitRows:
     """Unit-norm queries and labelled rows, and which of these judge."""
 
     query: Tensor  # [B, Q, D]
@@ -123,11 +127,11 @@ class Rows:
         return rows.index_select(1, self.index)
 
 
-def rows_of(task: Task) -> Rows:
+def rows_of(task: Task) -> UnitRows:
     S = task.support.shape[1]
     R = min(S, MOST_ROWS)
     place = torch.arange(R, device=task.query.device)
-    return Rows(
+    return UnitRows(
         query=unit_rows(task.query),
         support=unit_rows(task.support),
         labels=task.support_labels,
@@ -136,12 +140,12 @@ def rows_of(task: Task) -> Rows:
     )
 
 
-def names_of(task: Task, rows: Rows, logit_scale: float) -> Names:
+def names_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits:
     weight = NAME_WEIGHT * (NAME_SHOTS / (1 + rows.shots)).clamp(max=1).mean(-1).view(-1, 1, 1)
     if task.prototypes is None:
         assert task.logits is not None
         logits = task.logits - task.logits.mean(-1, keepdim=True)
-        return Names(logits * weight, None, None, None)
+        return NameLogits(logits * weight, None, None, None)
     away = unit_rows(task.prototypes)
     away = away - away.mean(-2, keepdim=True)
     inner = products(rows.query, away)
@@ -152,13 +156,13 @@ def names_of(task: Task, rows: Rows, logit_scale: float) -> Names:
     scale = NAME_SHARPNESS / (width * lengths(away).mean(-2, keepdim=True))
     scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
     if not len(rows.index):
-        return Names(inner * (scale * weight), None, away, inner)
+        return NameLogits(inner * (scale * weight), None, away, inner)
     judged = products(rows.judges(rows.support), away) * scale
     weight = weight * column(fitted(judged, rows)[0].clamp(max=1))
-    return Names(inner * (scale * weight), judged * weight, away, inner)
+    return NameLogits(inner * (scale * weight), judged * weight, away, inner)
 
 
-def fitted(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
     """The factor on the logits [B, R, K] of the judges that fits their labels, and the misfit; [B].
 
     ``ln factor ~ N(0, ln(2)^2)`` a priori.
@@ -219,13 +223,13 @@ class Sums:
         return square.div_(mass).sub_(alone.mul_(2)).div_(mass)
 
 
-def solve_by_anchors(task: Task, loop: Loop, logit_scale: float) -> Solution:
+def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
     """Any number of labelled rows: prototypes start as names, and absorb rows and queries."""
     rows = rows_of(task)
     names = names_of(task, rows, logit_scale)
     Q, K = names.query.shape[-2:]
     weight = min(1.0, QUERIES_PER_CLASS * K / Q)
-    found = loop(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS)
+    found = proportions(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options)
     centre = centre_of(rows, names, found.probabilities)
     off = rows.query - centre
     length = inverse(lengths(off))
@@ -235,7 +239,7 @@ def solve_by_anchors(task: Task, loop: Loop, logit_scale: float) -> Solution:
     added = names.query if names.judges is None else names.query * column(factor)
     if len(rows.index):
         logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
-        found = loop(logits, weight, FIRST_ITERATIONS)
+        found = proportions(logits, weight, FIRST_ITERATIONS, options)
     kept = classes_kept(found, Q)
     if kept is not None:
         added, sums = narrowed(added, kept), sums.narrowed(kept)
@@ -246,7 +250,7 @@ def solve_by_anchors(task: Task, loop: Loop, logit_scale: float) -> Solution:
         W = found.probabilities.square()
         d = sums.distances_with(W, torch.bmm(gram, W), own)
         logits = torch.addcmul(added, d, sharpness, value=-1)
-        found = loop(logits, weight, STEP_ITERATIONS)
+        found = proportions(logits, weight, STEP_ITERATIONS, options)
     return found if kept is None else widened(found, kept, K)
 
 
@@ -279,7 +283,7 @@ def widened(found: Solution, kept: Tensor, K: int) -> Solution:
     )
 
 
-def centre_of(rows: Rows, names: Names, u: Tensor) -> Tensor:
+def centre_of(rows: UnitRows, names: NameLogits, u: Tensor) -> Tensor:
     """Estimate of the mean of all class means, [B, 1, D].
 
     Combines the queries and the labelled rows, each weighted by the number of classes it has seen.
@@ -302,7 +306,7 @@ def centre_of(rows: Rows, names: Names, u: Tensor) -> Tensor:
 
 
 def anchored(
-    rows: Rows, names: Names, centre: Tensor, x: Tensor, length: Tensor
+    rows: UnitRows, names: NameLogits, centre: Tensor, x: Tensor, length: Tensor
 ) -> tuple[Sums, Tensor]:
     """Anchors and labelled rows together, and the factor on all logits that fits the latter, [B].
 
@@ -343,23 +347,24 @@ def anchored(
 # --- every class has labelled rows ----------------------------------------------------------------
 
 
-def solve_by_rows(task: Task, loop: Loop, metric: str, logit_scale: float) -> Solution:
+def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str, Any]) -> Solution:
     """By the likelihoods of the labelled rows, with as much of the names as these choose."""
     rows = rows_of(task)
-    likelihood = calibrated(task.support, task.support_labels, task.num_classes, metric)
     names = names_of(task, rows, logit_scale)
+    likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
     share, factor = weighed(task, rows, likelihood, names)
-    added = names.query * column(share)
-    x, lengths = likelihood.coordinates_and_lengths(task.query)
-    cross, bias = likelihood.products(x), likelihood.bias.unsqueeze(-2)
-    Q, S = x.shape[1], likelihood.rows
-    weight = 2 * S / (2 * S + Q)
-    logits = torch.addcmul(bias, cross, column(likelihood.sharpness)) + added
-    found = loop(logits.mul_(column(factor)), weight, None)
-    return late_step(likelihood, found, weight, x, lengths, cross, added=added, factor=factor)
+    softened = replace(
+        likelihood,
+        sharpness=likelihood.sharpness * factor,
+        bias=likelihood.bias * factor.unsqueeze(-1),
+    )
+    added = names.query * column(share * factor)
+    return classify(softened, task.query, added, **options)[0]
 
 
-def weighed(task: Task, rows: Rows, likelihood: Likelihood, names: Names) -> tuple[Tensor, Tensor]:
+def weighed(
+    task: Task, rows: UnitRows, likelihood: Likelihood, names: NameLogits
+) -> tuple[Tensor, Tensor]:
     """How much of the names' logits to add, and the factor on the sum, at most 1; [B] each.
 
     Maximises the likelihood of the judges' labels, each as far from its own class as a new row.

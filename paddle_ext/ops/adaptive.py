@@ -1,0 +1,393 @@
+"""The native parts of the rule `adaptive`, from checked tensors to tensors.
+
+Letters: B tasks, S labelled rows, Q queries, K classes, D features, R calibration rows. All tensors
+of a call are float32, or float64 on the CPU, and on one device; the equations are in
+docs/adaptive.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..solution import Solution
+from . import devices, native
+from .backend import takes_reference
+from .operators import allocator, integers, target, warn_of_the_cpu, workspace
+from .pointers import pointer
+
+CENTRE, SPREAD = 16.0, math.log(2.0)  # the sharpness a priori, and the spread of its logarithm
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Labelled(NamedTuple):
+    """Labelled rows in their coordinates: unit norm, minus the centre, unit norm.
+
+    A row of the support is ``(row first - centre) second`` there.
+    """
+
+    first: Tensor  # [B, S]
+    second: Tensor  # [B, S] 0 for a row that equals the centre, up to rounding
+    centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
+    means: Tensor  # [B, K, D] of the rows of each class, in the coordinates
+    shots: Tensor  # [B, K]
+    own: Tensor  # [B, R] int64: the class of a calibration row
+    judging: Tensor  # [B] int64: number of calibration rows; the rest is padding
+    x: Tensor  # [B, R, D] these rows, in the coordinates
+    off: Tensor  # [B, R] their squared distances to the means of their classes, in the scale
+    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
+
+
+class Calibration(NamedTuple):
+    """The sharpness that makes the labels of calibration rows most likely."""
+
+    sharpness: Tensor  # [B]
+    objective: Tensor  # [B] the minimum
+    drawn: Tensor  # [B, K] the sum of softmax(-f/2 d) over rows of other classes
+
+
+class Likelihoods(NamedTuple):
+    """With x a row in the coordinates, log-likelihoods are ``sharpness x.weights_k + bias_k``."""
+
+    centre: Tensor  # [B, D]
+    means: Tensor  # [B, K, D] of the rows of each class, in the coordinates
+    weights: Tensor  # [B, K, D] the means times the feature scale
+    squares: Tensor  # [B, K] mean . weights
+    bias: Tensor  # [B, K]
+    shots: Tensor  # [B, K]
+    sharpness: Tensor  # [B]
+    finite: Tensor  # [B] bool: every class has a row, all plainly finite; False is inconclusive
+    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
+
+
+def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Compute on the CPU for a GPU without code, which no GPU has for float64; results go back."""
+
+    @wraps(function)
+    def run(*arguments: P.args, **options: P.kwargs) -> Result:
+        like: Any = arguments[0]
+        if not like.is_cuda:
+            return function(*arguments, **options)
+        if not takes_reference("auto", like):
+            if devices.has_code_for(like.get_device()):
+                return function(*arguments, **options)
+            warn_of_the_cpu(str(devices.no_code(like.get_device())))
+        near: Any = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
+        found: Result = on(function(*near, **options), like.device)
+        return found
+
+    return run
+
+
+def on(found: Any, device: torch.device) -> Any:
+    """A tensor, or a tuple of them, on a device."""
+    if isinstance(found, Tensor):
+        return found.to(device)
+    if isinstance(found, Solution):
+        moved: Any = {k: x.to(device) for k, x in found._asdict().items() if isinstance(x, Tensor)}
+        return found._replace(**moved)
+    parts = [on(x, device) for x in found]
+    return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+
+
+def run(call: Any, like: Tensor, given: dict[str, int], wanted: dict[str, Any]) -> list[Tensor]:
+    """Make a native call; `wanted` are the shapes of its results, or dtypes and shapes."""
+    new, device = allocator(like), like.get_device()
+    outputs, places = [], {}
+    for name, kind in wanted.items():
+        dtype, shape = kind if isinstance(kind[0], torch.dtype) else (like.dtype, kind)
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        x = new(shape, tuple(strides), dtype)
+        outputs.append(x)
+        places[name] = pointer(x, dtype, shape, device)
+    memory = workspace(call.workspace(), like)
+    places["workspace"] = pointer(memory, torch.uint8, memory.shape, device)
+    call.solve(**given, **places, workspace_bytes=memory.numel())
+    return outputs
+
+
+def options_of(like: Tensor) -> dict[str, Any]:
+    return {"target": target(like), "dtype": check.DTYPES[like.dtype]}
+
+
+def pointers(like: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, Any]:
+    """Addresses of tensors of these shapes, in the dtype and on the device of `like`."""
+    dtype, device = like.dtype, like.get_device()
+    return {name: pointer(x, dtype, shape, device) for name, (x, shape) in tensors.items()}
+
+
+@where_code_is
+def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
+    """Coordinates, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
+
+    At most `rows` calibration rows, of classes with two or more, evenly spread; 0 for none.
+    """
+    (B, S, D), K, R = support.shape, num_classes, rows
+    support, labels = support.contiguous(), integers(labels)
+    call = native.module.labelled_call(**options_of(support), B=B, S=S, K=K, D=D, R=R)
+    given = pointers(support, support=(support, (B, S, D)))
+    given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
+    wanted = {
+        "first": (B, S),
+        "second": (B, S),
+        "centre": (B, D),
+        "means": (B, K, D),
+        "shots": (B, K),
+        "own": (torch.int64, (B, R)),
+        "judging": (torch.int64, (B,)),
+        "x": (B, R, D),
+        "off": (B, R),
+        "scale": (B, D),
+    }
+    return Labelled(*run(call, support, given, wanted))
+
+
+@where_code_is
+def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
+    """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.
+
+    A row that equals the centre, up to rounding, becomes zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
+    tensor([[[1., 0.]]])
+    """
+    B, N, D = rows.shape
+    rows, centre = rows.contiguous(), centre.contiguous()
+    x = allocator(rows)((B, N, D), (N * D, D, 1), rows.dtype)
+    if x.numel():
+        shared = len(centre) == 1
+        call = native.module.coordinates_call(**options_of(rows), B=B, N=N, D=D, shared=shared)
+        shape = (B, N, D)
+        centres = (centre, (1 if shared else B, D))
+        call.solve(**pointers(rows, rows=(rows, shape), centre=centres, x=(x, shape)))
+    return x
+
+
+@where_code_is
+def calibrate(
+    distances: Tensor,
+    labels: Tensor,
+    count: Tensor,
+    *,
+    centre: float = CENTRE,
+    spread: float = SPREAD,
+) -> Calibration:
+    """Find the factor on half the squared distances that minimises cross-entropy, for each task.
+
+    Over ``f`` in [0.1, 1e4] it minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
+    (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` rows of a task.
+
+    Parameters
+    ----------
+    distances : Tensor [B, R, K]
+        From rows to classes, each less than 1e30.
+    labels : Tensor [B, R] int64
+        The class of the row.
+    count : Tensor [B] int64
+        Number of rows used in each task, from the first; if 0, f is `centre`.
+    centre, spread : float
+        Expected f, in [0.1, 1e4], and the standard deviation of its logarithm, in [1e-6, 1e6].
+
+    Examples
+    --------
+    >>> import torch
+    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
+    >>> found = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([3]))
+    >>> bool(5 < found.sharpness < 20)
+    True
+    """
+    B, R, K = distances.shape
+    distances, labels, count = distances.contiguous(), integers(labels), integers(count)
+    call = native.module.calibrate_call(
+        **options_of(distances), B=B, R=R, K=K, centre=centre, spread=spread
+    )
+    given = pointers(distances, distances=(distances, (B, R, K)))
+    device = distances.get_device()
+    given["labels"] = pointer(labels, torch.int64, (B, R), device)
+    given["count"] = pointer(count, torch.int64, (B,), device)
+    wanted = {"sharpness": (B,), "objective": (B,), "drawn": (B, K)}
+    return Calibration(*run(call, distances, given, wanted))
+
+
+@where_code_is
+def likelihood(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Likelihoods:
+    """From labelled rows to likelihoods in the metric of the feature scale, in one call.
+
+    Arguments as in `labelled`, with at least one calibration row.
+    """
+    (B, S, D), K, R = support.shape, num_classes, rows
+    support, labels = support.contiguous(), integers(labels)
+    call = native.module.likelihood_call(
+        **options_of(support), B=B, S=S, K=K, D=D, R=R, prior_sharpness=CENTRE, spread=SPREAD
+    )
+    given = pointers(support, support=(support, (B, S, D)))
+    given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
+    wanted = {
+        "centre": (B, D),
+        "means": (B, K, D),
+        "weights": (B, K, D),
+        "squares": (B, K),
+        "bias": (B, K),
+        "shots": (B, K),
+        "sharpness": (B,),
+        "finite": (torch.bool, (B,)),
+        "scale": (B, D),
+    }
+    return Likelihoods(*run(call, support, given, wanted))
+
+
+@where_code_is
+def posterior(
+    query: Tensor,
+    centre: Tensor,
+    weights: Tensor,
+    scale: Tensor,
+    squares: Tensor,
+    bias: Tensor,
+    shots: Tensor,
+    sharpness: Tensor,
+    *,
+    weight: float,
+    temper: float,
+    max_iter: int,
+    tol: float,
+) -> tuple[Solution, Tensor]:
+    """From queries [B, Q, D] to probabilities: proportions and the late step, in one call.
+
+    The other tensors are fields of `Likelihoods`, for each task or shared by all; `weight`,
+    `max_iter` and `tol` are those of `adapt`, and `temper` is a factor on the final logits. Also
+    returns whether the queries are plainly finite, [B]; False is inconclusive.
+    """
+    (B, Q, D), (L, K) = query.shape, bias.shape
+    tensors = query, centre, weights, scale, squares, bias, shots, sharpness
+    query, centre, weights, scale, squares, bias, shots, sharpness = (
+        x.contiguous() for x in tensors
+    )
+    call = native.module.posterior_call(
+        **options_of(query),
+        B=B,
+        Q=Q,
+        K=K,
+        D=D,
+        shared=L == 1,
+        weight=weight,
+        temper=temper,
+        max_iter=max_iter,
+        tol=tol,
+        **pointers(
+            query,
+            squares=(squares, (L, K)),
+            bias=(bias, (L, K)),
+            shots=(shots, (L, K)),
+            sharpness=(sharpness, (L,)),
+        ),
+    )
+    given = pointers(
+        query,
+        query=(query, (B, Q, D)),
+        centre=(centre, (L, D)),
+        weights=(weights, (L, K, D)),
+        scale=(scale, (L, D)),
+    )
+    wanted = {
+        "labels": (torch.int64, (B, Q)),
+        "probabilities": (B, Q, K),
+        "proportions": (B, K),
+        "dual": (B, K),
+        "iterations": (torch.int32, (B,)),
+        "criterion": (B,),
+        "concentration": (B,),
+        "bound": (B,),
+        "finite": (torch.bool, (B,)),
+    }
+    labels, u, proportions, dual, iterations, criterion, a, bound, finite = run(
+        call, query, given, wanted
+    )
+    found = Solution(
+        labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
+    )
+    return found, finite
+
+
+@where_code_is
+def late_step(
+    given: Tensor,
+    cross: Tensor,
+    inner: Tensor,
+    own: Tensor,
+    added: Tensor | None,
+    shots: Tensor,
+    squares: Tensor,
+    sharpness: Tensor,
+    constant: Tensor,
+    total: Tensor,
+    prior: Tensor,
+    *,
+    weight: float,
+    temper: float,
+) -> tuple[Tensor, Tensor]:
+    """Probabilities [B, Q, K] and labels [B, Q] after prototypes have absorbed the queries.
+
+    A query of class k with probability u weighs ``W = u^2 Q / (Q + K)``. With s the sum of the
+    labelled rows and the weighted queries of the class, and m their total weight, the logit of
+    query x is ``temper (sharpness (x.s / m - s.s / (2 m^2)) + added + constant +
+    ln(total_k - weight u))``, s and m without x itself. All products are in the metric.
+
+    Parameters
+    ----------
+    given : Tensor [B, Q, K]
+        Probabilities before the step.
+    cross, inner : Tensor [B, Q, K]
+        Products of the queries with the means of the labelled rows, and with the weighted sums of
+        the queries.
+    own : Tensor [B, Q]
+        Products of the queries with themselves.
+    added : Tensor [B, Q, K] or None
+        Further logits.
+    shots, squares : Tensor [B or 1, K]
+        Labelled rows of a class, and the product of their mean with itself.
+    sharpness : Tensor [B]
+    constant, total : Tensor [B, K]
+        ``total`` is the count of a class among the queries plus its prior.
+    prior : Tensor [B]
+    weight, temper : float
+        Of a query in ``total``; and on all logits.
+    """
+    (B, Q, K), L = given.shape, len(shots)
+    call = native.module.step_call(
+        **options_of(given), B=B, Q=Q, K=K, shared=L == 1, weight=weight, temper=temper
+    )
+    each, per_class = (B, Q, K), (B, K)
+    # Copies, if any, live as long as the call.
+    tensors: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        name: (None if x is None else x.contiguous(), shape)
+        for name, x, shape in (
+            ("given", given, each),
+            ("cross", cross, each),
+            ("inner", inner, each),
+            ("own", own, (B, Q)),
+            ("extra", added, each),
+            ("shots", shots, (L, K)),
+            ("squares", squares, (L, K)),
+            ("sharpness", sharpness, (B,)),
+            ("constant", constant, per_class),
+            ("total", total, per_class),
+            ("prior", prior, (B,)),
+        )
+    }
+    places = pointers(given, **tensors)
+    probabilities, labels = run(
+        call, given, places, {"probabilities": (B, Q, K), "labels": (torch.int64, (B, Q))}
+    )
+    return probabilities, labels

@@ -1,0 +1,86 @@
+"""Which engine classifies a batch: every caller of the rule asks here."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..ops.adaptive import on
+from ..ops.backend import takes_reference
+from ..ops.large.fixed import is_large
+from ..ops.large.group import ALONE, Group
+from ..ops.large.sources import Rows, TensorRows
+from ..solution import Solution
+from ..task import merged
+from .large import solve_large
+from .likelihood import Likelihood
+from .small import solve_small
+
+
+def classify(
+    likelihood: Likelihood,
+    query: Tensor | Rows,
+    added: Tensor | None = None,
+    *,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    all_classes: bool = True,
+    top: int = 5,
+    group: Group = ALONE,
+    validate: bool = False,
+) -> tuple[Solution, Tensor | None]:
+    """Classify batches whose likelihood is known.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Of each batch, or shared by all.
+    query : Tensor [B, Q, D] or Rows
+        In the dtype of the likelihood; `Rows` are one batch, B = 1.
+    added : Tensor [B, Q, K], optional
+        Further logits, such as those of names.
+    max_iter, tol
+        As in `paddle_ext.adapt`.
+    all_classes : bool
+        Whether to return the probabilities of all classes, or those of the `top` likeliest.
+    group : Group
+        Processes that share one batch.
+    validate : bool
+        Whether a large batch is checked for values that are not finite, in passing.
+
+    Returns
+    -------
+    Solution
+        With a batch dimension.
+    Tensor [B] bool or None
+        Whether the queries are plainly finite; None: not found out.
+    """
+    K = likelihood.bias.shape[-1]
+    if isinstance(query, Tensor):
+        alone = all_classes and group.group is None
+        if alone and not is_large(query.shape[1], K):
+            return solve_small(likelihood, query, added, max_iter=max_iter, tol=tol)
+        if takes_reference("auto", query):
+            likelihood, device = likelihood.to("cpu"), query.device
+            query, added = query.cpu(), None if added is None else added.cpu()
+        else:
+            device = None
+        sources: list[Rows] = [TensorRows(one) for one in query]
+    else:
+        sources, device = [query], None
+    found = merged(
+        [
+            solve_large(
+                likelihood.task(number),
+                rows,
+                None if added is None else added[number],
+                max_iter=max_iter,
+                tol=tol,
+                top=top,
+                all_classes=all_classes,
+                group=group,
+                validate=validate,
+            )
+            for number, rows in enumerate(sources)
+        ]
+    )
+    return found if device is None else on(found, device), None

@@ -1,0 +1,243 @@
+"""The engine for one task of any size: its queries anywhere, in chunks, shared by processes.
+
+The same equations as the engine for small tasks, in three passes over the queries: likelihoods,
+which are kept if they fit; weighted sums of the queries by class; and each query classified without
+itself. Letters: N rows in this process, K classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..ops.adaptive import coordinates
+from ..ops.large.class_sums import sums_by_class
+from ..ops.large.coordinates import check_summable
+from ..ops.large.fixed import Told, settle, tell
+from ..ops.large.group import Group
+from ..ops.large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
+from ..ops.large.queries import Queries
+from ..ops.large.sources import Rows
+from ..ops.large.steps import LateStep, State, split_unit
+from ..solution import Solution
+from .likelihood import Likelihood
+from .small import softer_share, trust_in_queries
+
+
+@dataclass(frozen=True)
+class UnitCoordinates(Coordinates):
+    """Rows of a likelihood: unit-norm, minus the centre, unit-norm again."""
+
+    metric: Tensor  # [1, D]
+
+    def of(self, rows: Tensor, part: slice) -> Tensor:
+        return coordinates(rows.to(self.scale.dtype), self.centre)
+
+    def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
+        return self.measured_halves(rows, pieces)[0]
+
+    def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
+        """Also the squares of the rows in the metric."""
+        return split_unit(rows.contiguous(), pieces, self.scale, self.centre, self.metric)
+
+
+class LikelihoodScores:
+    """Logits from calibrated likelihoods; see `fixed.Scores`.
+
+    For very many rows they are products of halves: they are stored as halves anyway, and only used
+    for sums over the rows.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        likelihood: Likelihood,
+        added: Tensor | None,
+        total: int,
+        validate: bool,
+    ) -> None:
+        self.queries, self.likelihood, self.added = queries, likelihood, added
+        K = likelihood.weights.shape[1]
+        centre, metric = likelihood.centre.contiguous(), likelihood.scale.contiguous()
+        self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
+        self.form: Plain | OneHalf | TwoHalves = Plain(self.coordinates)
+        if queries.device.type == "cuda":
+            many = total >= MANY_ROWS
+            self.form = OneHalf(self.coordinates) if many else TwoHalves(self.coordinates, True)
+        weights, bias = likelihood.weights, likelihood.bias.double()
+        if likelihood.correction is not None:
+            weights = weights + likelihood.correction[:-1].mT / likelihood.sharpness
+            bias = bias + likelihood.correction[-1]
+        self.operand = self.form.prototypes(weights)
+        self.shape = (1, queries.N, K)
+        self.slope, self.bias = likelihood.sharpness, bias
+        self.unseen = validate  # non-finite values are found in the first pass
+
+    def rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """Indices and rows [1, n, D]."""
+        extremes: list[Tensor] = []
+        # Small chunks, because the likelihoods that are kept take most of the memory there is.
+        for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 2):
+            if self.unseen:
+                extremes += rows.aminmax()
+            yield part, rows
+        if self.unseen:
+            seen = torch.stack(extremes)
+            check_summable(seen.amin(), seen.amax(), self.queries.features)
+        self.unseen = False
+
+    def factors(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Indices, products with the prototypes, and the rows as factors of products."""
+        for part, rows in self.rows():
+            x = self.form.operand(rows, part)
+            products = self.form.products(x, self.operand)
+            if self.added is not None:
+                products.add_(self.added[part] / self.slope)
+            yield part, products, x
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        return ((part, products, None) for part, products, _ in self.factors())
+
+
+class LateScores:
+    """Logits after the late step; see `fixed.Scores`."""
+
+    def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
+        self.before, self.step = before, step
+        likelihood = self.likelihood = before.likelihood
+        self.form = TwoHalves(before.coordinates, True) if sums.is_cuda else before.form
+        moved = torch.cat([likelihood.weights, likelihood.in_metric(sums)], 1)
+        self.operand = self.form.prototypes(moved)
+        self.projection = self.correction = None
+        if sums.is_cuda and likelihood.projection is not None:
+            self.projection = self.form.prototypes(likelihood.projection)
+        if likelihood.correction is not None:
+            self.correction = self.form.prototypes(likelihood.correction[:-1].mT.unsqueeze(0))
+        self.shape = before.shape
+        self.slope = torch.ones_like(before.slope)
+        self.bias = torch.zeros_like(before.bias)
+
+    def measured(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows as factors of products, and their squares in the metric."""
+        if not isinstance(self.form, TwoHalves):
+            x = self.likelihood.coordinates(rows.to(self.slope.dtype))
+            return x, self.likelihood.squared(x)
+        x, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
+        if self.projection is not None and self.likelihood.projected is not None:
+            inner = torch.linalg.vector_norm(self.form.products(x, self.projection), dim=-1)
+            own.addcmul_(inner.square_(), self.likelihood.projected.unsqueeze(-1))
+        return x, own
+
+    def added(self, part: slice, x: Tensor) -> Tensor | None:
+        """Further logits [n, K] of rows: those of the correction, and those given."""
+        given = self.before.added
+        found = None if given is None else given[part]
+        if self.correction is not None and self.likelihood.correction is not None:
+            linear = self.form.products(x, self.correction)[0] + self.likelihood.correction[-1]
+            found = linear if found is None else linear.add_(found)
+        return found
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, rows in self.before.rows():
+            x, own = self.measured(rows)
+            found = self.form.products(x, self.operand)
+            self.step(found, own[0].contiguous(), self.added(part, x))
+            yield part, found, None
+
+
+def late_step_of(
+    likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
+) -> tuple[LateStep, Tensor]:
+    """The step, and the sums of all rows by class [1, K, D].
+
+    `held` [1, K] are the sums of the queries' probabilities, `sums` and `mass` those of the queries
+    and of their weights.
+    """
+    real = likelihood.weights.dtype
+    a, K = state.concentration, held.shape[-1]
+    shots = likelihood.shots.double()
+    all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
+    square = (likelihood.in_metric(all_sums) * all_sums).sum(-1)
+    constant = likelihood.bias + likelihood.sharpness.unsqueeze(-1) / 2 * likelihood.squares
+    share, sharpness = softer_share(a), float(likelihood.sharpness)
+    step = LateStep(
+        weight=state.weight,
+        trust=trust_in_queries(queries, K),
+        temper=likelihood.temper,
+        slope=sharpness,
+        sharper=sharpness * float(share),
+        share=float(share),
+        prior=float(a),
+        bias=(likelihood.bias + state.dual).to(real)[0],
+        square=square[0].contiguous(),
+        mass=(shots + mass).to(real)[0],
+        constant=(constant * share.to(real).unsqueeze(-1))[0].contiguous(),
+        total=(state.weight * held + a.unsqueeze(-1)).to(real)[0],
+    )
+    return step, all_sums
+
+
+def solve_large(
+    likelihood: Likelihood,
+    rows: Rows,
+    added: Tensor | None,
+    *,
+    max_iter: int,
+    tol: float,
+    top: int,
+    all_classes: bool,
+    group: Group,
+    validate: bool,
+) -> Solution:
+    """Classify the rows of one task whose likelihood is known, [1, ..]; so is the solution.
+
+    `added` [N, K] are further logits.
+    """
+    queries = Queries(rows)
+    rows_of_all = group.count(queries.N, queries.device)
+    scores = LikelihoodScores(queries, likelihood, added, rows_of_all, validate)
+    K, total = scores.shape[2], float(rows_of_all)
+    weight = likelihood.weight_of(total)
+    state = State(
+        1,
+        K,
+        queries.device,
+        prior=check.DIRICHLET,
+        total=weight * total,
+        weight=weight,
+        epsilon=1.0,
+        tol=tol,
+    )
+    holding = settle(scores, state, group, max_iter)
+    held = holding.held(state.dual, group)
+    del holding  # it may be large
+    bias = (scores.bias + state.dual).to(scores.slope.dtype)
+    parts = ((at, products, None, x) for at, products, x in scores.factors())
+    sums, mass = sums_by_class(parts, scores.slope, bias, scores.form, group, squared=True)
+    trust = trust_in_queries(total, K)
+    moved = scores.form.total(sums, mass) * trust
+    step, all_sums = late_step_of(likelihood, state, held, moved, trust * mass, total)
+    late = LateScores(scores, all_sums, step)
+    told = tell(late, torch.zeros_like(state.dual), group, top=top, all_classes=all_classes)
+    return solution_of(told, state, weight * held)
+
+
+def solution_of(told: Told, state: State, counts: Tensor) -> Solution:
+    """`counts` [1, K] are those before the late step."""
+    real = told.top.probabilities.dtype
+    all_classes = told.probabilities is not None
+    return Solution(
+        told.top.classes[..., 0],
+        told.top.probabilities if told.probabilities is None else told.probabilities,
+        state.proportions(counts).to(real),
+        state.dual.to(real),
+        state.iterations,
+        state.criterion.to(real),
+        concentration=state.concentration.to(real),
+        classes=None if all_classes else told.top.classes,
+        held=None if all_classes else told.held,
+    )

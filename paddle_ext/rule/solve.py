@@ -1,0 +1,177 @@
+"""The function `adaptive`: for tensors, files and several processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..ops.adapt import no_tasks
+from ..ops.large.sources import Rows
+from ..ops.paddle_large import Source, check_large, is_elsewhere, queries_of, returns_all
+from ..rows import computing_dtype
+from ..solution import Solution
+from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
+from . import names
+from .engines import classify
+from .likelihood import Likelihood, has_gram, how_many_calibrate, likelihood_of
+from .metric import takes_full_metric
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+METRICS = ("auto", "diagonal", "full")
+
+
+def adaptive(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Source,
+    *,
+    num_classes: int | None = None,
+    metric: str = "auto",
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    return_assignments: bool | None = None,
+    top: int = 5,
+    group: ProcessGroup | None = None,
+    validate: bool = True,
+) -> Solution:
+    """Classify any batch, whether one class is present or all.
+
+    The labelled rows determine feature weights, how sharp distances are, and which classes attract
+    rows of others; the batch determines its class proportions, under a Dirichlet prior that is
+    learned too. At the end prototypes absorb the queries, once, and each query is classified
+    without itself. The equations are in docs/adaptive.md.
+
+    Parameters
+    ----------
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension but with a batched query, all tasks share the support.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    query : Tensor [Q, D] or [B, Q, D], path or Rows
+        Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, read in
+        chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
+    num_classes : int, optional
+        K. By default the largest label + 1.
+    metric : {"auto", "diagonal", "full"}
+        "diagonal" weights every feature by its variance within the classes; "full" also uses their
+        covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
+        labelled rows per class, or from eight if it is expensive.
+    max_iter : int
+        Limit on iterations for the proportions, >= 1.
+    tol : float
+        Stop when no class count changes by more than this many queries, >= 0; 0.0 runs all
+        iterations.
+    return_assignments : bool, optional
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28.
+    top : int
+        At most 64.
+    group : torch.distributed.ProcessGroup, optional
+        Processes that share one task: each calls with the same support and its own part of the
+        queries, and gets the labels of that part.
+    validate : bool
+        Check the values of the tensors: labels in range, a support for every class, features finite
+        and of a magnitude that can be summed.
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    >>> query = torch.tensor([[3.0, 1.0], [4.0, 1.0], [5.0, 2.0], [1.0, 4.0]])
+    >>> paddle_ext.adaptive(support, torch.tensor([0, 1, 2]), query).labels
+    tensor([0, 0, 0, 1])
+    """
+    metric, max_iter, tol = check_options(metric, max_iter, tol)
+    check.classes(num_classes, check.flag("validate", validate))
+    support, support_labels, query = check.tensors(support, support_labels, query)
+    options = check_large("auto", return_assignments, top, group)
+    check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
+    rows = queries_of(query, support)
+    if validate:
+        seen = query if isinstance(query, Tensor) else support[:1]
+        num_classes = check.dense_values(support, support_labels, seen, num_classes)
+    assert num_classes is not None
+    Q = rows.shape[-2]
+    all_classes = returns_all(return_assignments, Q, num_classes)
+    if isinstance(query, Tensor) and query.dim() == 3 and len(query) == 0:
+        none = query.new_empty(0, Q, num_classes)
+        return no_tasks(none, None if all_classes else options["top"])
+    dtype = computing_dtype(support)
+    labelled = batched(detached(support, dtype), 3)
+    labels = batched(detached(support_labels, torch.int64), 2)
+    chosen: dict[str, Any] = {
+        "max_iter": max_iter,
+        "tol": tol,
+        "all_classes": all_classes,
+        "top": options["top"],
+        "group": options["group"],
+    }
+    with torch.no_grad(), without_autocast(support):
+        if isinstance(query, Tensor):
+            task = Task(labelled, labels, batched(detached(query, dtype), 3), num_classes)
+            found = solve_tasks(task, metric, **chosen)
+            return found if query.dim() == 3 else without_batch(found)
+        likelihood = likelihood_of(labelled, labels, num_classes, metric)
+        from_file = cast(Rows, rows)
+        found, _ = classify(likelihood, from_file, **chosen, validate=validate)
+    return without_batch(found)
+
+
+def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, float]:
+    check.choice("metric", metric, METRICS)
+    return metric, check.integer("max_iter", max_iter), check.real("tol", tol)
+
+
+def solve_tasks(task: Task, metric: str, *, logit_scale: float = 100.0, **options: Any) -> Solution:
+    """Classify checked tasks, as many at a time as fit; `options` are those of `classify`."""
+    if task.prototypes is not None or task.logits is not None:
+        return names.solution(task, metric, logit_scale, **options)
+    B = len(task.query)
+    step = how_many(bytes_per_task(task, metric), task.query)
+    shared = likelihood_of_task(task, metric) if len(task.support) == 1 else None
+    validate = task.check_values is not None
+    found, finite = [], []
+    for start in range(0, B, step):
+        part = task if step >= B else task.part(slice(start, start + step))
+        likelihood = likelihood_of_task(part, metric) if shared is None else shared
+        solution, sure = classify(likelihood, part.query, **options, validate=validate)
+        found.append(solution)
+        finite += [x for x in (likelihood.finite, sure) if x is not None]
+    # Only now does the caller wait for the device.
+    if task.check_values is not None and finite and not bool(torch.cat(finite).all()):
+        task.check_values()
+    return merged(found)
+
+
+def likelihood_of_task(task: Task, metric: str = "auto") -> Likelihood:
+    """What the labelled rows of tasks say, before any query is seen."""
+    return likelihood_of(task.support, task.support_labels, task.num_classes, metric)
+
+
+def bytes_per_task(task: Task, metric: str) -> int:
+    """Memory of the temporary tensors of one task."""
+    (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
+    numbers = Q * (2 * D + 6 * K + (Q if has_gram(Q, D, K) else D))
+    if supports > 1:
+        full = takes_full_metric(metric, S, K, D)
+        R = how_many_calibrate(S, K, full)
+        numbers += R * (D + 2 * K) + 2 * K * D
+        if full:
+            numbers += 3 * max(S, D) * D + 4 * R * K
+    return numbers * task.query.itemsize
