@@ -6,70 +6,12 @@
 #include "calls.h"
 #include "common/gamma.h"
 #include "common/parallel.h"
-#include "cpu/adapt.h"
-#include "cpu/calibrate.h"
-#include "cpu/labelled.h"
-#include "cpu/likelihood.h"
-#include "cpu/paddle.h"
-#include "cpu/posterior.h"
-#include "cpu/simd_level.h"
-#include "cpu/sinkhorn.h"
-#include "cpu/step.h"
-#include "cpu/tasks.h"
-#include "cpu/tim.h"
-#if PADDLE_EXT_WITH_CUDA
-#include "cuda/adapt.h"
-#include "cuda/calibrate.h"
-#include "cuda/labelled.h"
-#include "cuda/likelihood.h"
-#include "cuda/paddle.h"
-#include "cuda/posterior.h"
-#include "cuda/sinkhorn.h"
-#include "cuda/step.h"
-#include "cuda/tim.h"
-#endif
 
 namespace py = pybind11;
 using namespace paddle_ext;
 using std::int64_t;
 
 namespace {
-
-// How much a call of PADDLE on CUDA needs depends on whether it returns prototypes.
-#if PADDLE_EXT_WITH_CUDA
-int64_t paddle_workspace(const PaddleParams& p, int device) {
-    return paddle_cuda_workspace(p, device, p.prototypes != nullptr);
-}
-#endif
-
-constexpr Solver<PaddleParams> kPaddle{paddle_cpu_workspace, paddle_cpu,
-                                       PADDLE_EXT_CUDA(paddle_workspace),
-                                       PADDLE_EXT_CUDA(paddle_cuda)};
-constexpr Solver<SinkhornParams> kSinkhorn{sinkhorn_cpu_workspace, sinkhorn_cpu,
-                                           PADDLE_EXT_CUDA(sinkhorn_cuda_workspace),
-                                           PADDLE_EXT_CUDA(sinkhorn_cuda)};
-constexpr Solver<TimParams> kTim{tim_cpu_workspace, tim_cpu, PADDLE_EXT_CUDA(tim_cuda_workspace),
-                                 PADDLE_EXT_CUDA(tim_cuda)};
-constexpr Solver<AdaptParams> kAdapt{adapt_cpu_workspace, adapt_cpu,
-                                     PADDLE_EXT_CUDA(adapt_cuda_workspace),
-                                     PADDLE_EXT_CUDA(adapt_cuda)};
-constexpr Solver<CalibrateParams> kCalibrate{calibrate_cpu_workspace, calibrate_cpu,
-                                             PADDLE_EXT_CUDA(calibrate_cuda_workspace),
-                                             PADDLE_EXT_CUDA(calibrate_cuda)};
-constexpr Solver<LabelledParams> kLabelled{labelled_cpu_workspace, labelled_cpu,
-                                           PADDLE_EXT_CUDA(labelled_cuda_workspace),
-                                           PADDLE_EXT_CUDA(labelled_cuda)};
-constexpr Solver<CoordinatesParams> kCoordinates{coordinates_cpu_workspace, coordinates_cpu,
-                                                 PADDLE_EXT_CUDA(coordinates_cuda_workspace),
-                                                 PADDLE_EXT_CUDA(coordinates_cuda)};
-constexpr Solver<StepParams> kStep{
-    step_cpu_workspace, step_cpu, PADDLE_EXT_CUDA(step_cuda_workspace), PADDLE_EXT_CUDA(step_cuda)};
-constexpr Solver<LikelihoodParams> kLikelihood{likelihood_cpu_workspace, likelihood_cpu,
-                                               PADDLE_EXT_CUDA(likelihood_cuda_workspace),
-                                               PADDLE_EXT_CUDA(likelihood_cuda)};
-constexpr Solver<PosteriorParams> kPosterior{posterior_cpu_workspace, posterior_cpu,
-                                             PADDLE_EXT_CUDA(posterior_cuda_workspace),
-                                             PADDLE_EXT_CUDA(posterior_cuda)};
 
 // --- arguments: at most 15 each, see keywords.h ---------------------------------------------
 
@@ -88,12 +30,11 @@ void add_target(py::module_& module) {
 }
 
 void add_paddle(py::module_& module) {
-    using C = Call<PaddleParams>;
     using P = PaddleParams;
-    constexpr auto p = &C::params;
+    constexpr auto p = &Call<P>::params;
     constexpr auto n = &P::size;
-    CallKeywords<C> all{Keywords<C>("paddle_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype").add<p, n>("sizes");
+    CallKeywords<Call<P>> all("paddle", "solve");
+    all.make.add<p, &P::dtype>("dtype").add<p, n>("sizes");
     all.make.add<p, n, &PaddleSizes::support_shared>("support_shared").add<p, &P::lam>("lam");
     all.make.add<p, &P::scaling>("scaling").add<p, &P::temperature>("temperature");
     all.make.add<p, &P::epsilon>("epsilon").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
@@ -108,16 +49,14 @@ void add_paddle(py::module_& module) {
     all.run.add<p, &P::criterion>("criterion").add<p, &P::concentration>("concentration");
     all.run.add<p, &P::prototypes>("prototypes").add<p, &P::workspace>("workspace");
     all.run.add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "PaddleCall", all, workspace<P, kPaddle>, solve<P, kPaddle>);
+    add_call(module, "PaddleCall", all);
 }
 
 void add_sinkhorn(py::module_& module) {
-    using C = Call<SinkhornParams>;
     using P = SinkhornParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("sinkhorn_call"), Keywords<C>("workspace"),
-                        Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("sinkhorn", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
     all.make.add<p, &P::row_mass_shared>("row_mass_shared");
     all.make.add<p, &P::col_mass_shared>("col_mass_shared").add<p, &P::sharpness>("sharpness");
@@ -128,17 +67,16 @@ void add_sinkhorn(py::module_& module) {
     all.run.add<p, &P::plan>("plan").add<p, &P::iterations>("iterations");
     all.run.add<p, &P::residual>("residual").add<p, &P::workspace>("workspace");
     all.run.add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "SinkhornCall", all, workspace<P, kSinkhorn>, solve<P, kSinkhorn>);
+    add_call(module, "SinkhornCall", all);
 }
 
 void add_tim(py::module_& module) {
-    using C = Call<TimParams>;
     using P = TimParams;
     using N = TimSizes;
-    constexpr auto p = &C::params;
+    constexpr auto p = &Call<P>::params;
     constexpr auto n = &P::size;
-    CallKeywords<C> all{Keywords<C>("tim_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    CallKeywords<Call<P>> all("tim", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, n, &N::B>("B").add<p, n, &N::Q>("Q").add<p, n, &N::S>("S");
     all.make.add<p, n, &N::K>("K").add<p, n, &N::D>("D");
     all.make.add<p, n, &N::support_shared>("support_shared");
@@ -151,15 +89,14 @@ void add_tim(py::module_& module) {
     all.run.add<p, &P::probabilities>("probabilities").add<p, &P::prototypes>("prototypes");
     all.run.add<p, &P::losses>("losses").add<p, &P::workspace>("workspace");
     all.run.add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "TimCall", all, workspace<P, kTim>, solve<P, kTim>);
+    add_call(module, "TimCall", all);
 }
 
 void add_adapt(py::module_& module) {
-    using C = Call<AdaptParams>;
     using P = AdaptParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("adapt_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("adapt", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
     all.make.add<p, &P::weight>("weight").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
     all.run.add<p, &P::logits>("logits").add<p, &P::labels>("labels");
@@ -168,33 +105,28 @@ void add_adapt(py::module_& module) {
     all.run.add<p, &P::criterion>("criterion").add<p, &P::concentration>("concentration");
     all.run.add<p, &P::bound>("bound").add<p, &P::workspace>("workspace");
     all.run.add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "AdaptCall", all, workspace<P, kAdapt>, solve<P, kAdapt>);
+    add_call(module, "AdaptCall", all);
 }
 
 void add_calibrate(py::module_& module) {
-    using C = Call<CalibrateParams>;
     using P = CalibrateParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("calibrate_call"), Keywords<C>("workspace"),
-                        Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("calibrate", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::R>("R").add<p, &P::K>("K");
     all.make.add<p, &P::centre>("centre").add<p, &P::spread>("spread");
     all.run.add<p, &P::distances>("distances").add<p, &P::labels>("labels");
     all.run.add<p, &P::count>("count").add<p, &P::sharpness>("sharpness");
     all.run.add<p, &P::objective>("objective").add<p, &P::drawn>("drawn");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "CalibrateCall", all, workspace<P, kCalibrate>,
-                         solve<P, kCalibrate>);
+    add_call(module, "CalibrateCall", all);
 }
 
 void add_labelled(py::module_& module) {
-    using C = Call<LabelledParams>;
     using P = LabelledParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("labelled_call"), Keywords<C>("workspace"),
-                        Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("labelled", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
     all.make.add<p, &P::R>("R");
     all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
@@ -203,29 +135,25 @@ void add_labelled(py::module_& module) {
     all.run.add<p, &P::own>("own").add<p, &P::judging>("judging").add<p, &P::x>("x");
     all.run.add<p, &P::off>("off").add<p, &P::scale>("scale");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "LabelledCall", all, workspace<P, kLabelled>, solve<P, kLabelled>);
+    add_call(module, "LabelledCall", all);
 }
 
 void add_coordinates(py::module_& module) {
-    using C = Call<CoordinatesParams>;
     using P = CoordinatesParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("coordinates_call"), Keywords<C>("workspace"),
-                        Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("coordinates", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
     all.make.add<p, &P::shared>("shared");
     all.run.add<p, &P::rows>("rows").add<p, &P::centre>("centre").add<p, &P::x>("x");
-    CallClass<C>::add_to(module, "CoordinatesCall", all, workspace<P, kCoordinates>,
-                         solve<P, kCoordinates>);
+    add_call(module, "CoordinatesCall", all);
 }
 
 void add_step(py::module_& module) {
-    using C = Call<StepParams>;
     using P = StepParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("step_call"), Keywords<C>("workspace"), Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("step", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
     all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
     all.make.add<p, &P::temper>("temper");
@@ -236,16 +164,14 @@ void add_step(py::module_& module) {
     all.run.add<p, &P::prior>("prior").add<p, &P::probabilities>("probabilities");
     all.run.add<p, &P::labels>("labels");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "StepCall", all, workspace<P, kStep>, solve<P, kStep>);
+    add_call(module, "StepCall", all);
 }
 
 void add_likelihood(py::module_& module) {
-    using C = Call<LikelihoodParams>;
     using P = LikelihoodParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("likelihood_call"), Keywords<C>("workspace"),
-                        Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("likelihood", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
     all.make.add<p, &P::R>("R").add<p, &P::prior_sharpness>("prior_sharpness");
     all.make.add<p, &P::spread>("spread");
@@ -255,17 +181,14 @@ void add_likelihood(py::module_& module) {
     all.run.add<p, &P::sharpness>("sharpness").add<p, &P::finite>("finite");
     all.run.add<p, &P::scale>("scale");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "LikelihoodCall", all, workspace<P, kLikelihood>,
-                         solve<P, kLikelihood>);
+    add_call(module, "LikelihoodCall", all);
 }
 
 void add_posterior(py::module_& module) {
-    using C = Call<PosteriorParams>;
     using P = PosteriorParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("posterior_call"), Keywords<C>("workspace"),
-                        Keywords<C>("solve")};
-    all.make.add<&C::target>("target").add<p, &P::dtype>("dtype");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("posterior", "solve");
+    all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::D>("D");
     all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
     all.make.add<p, &P::temper>("temper").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
@@ -279,8 +202,7 @@ void add_posterior(py::module_& module) {
     all.run.add<p, &P::concentration>("concentration").add<p, &P::bound>("bound");
     all.run.add<p, &P::finite>("finite").add<p, &P::workspace>("workspace");
     all.run.add<p, &P::workspace_bytes>("workspace_bytes");
-    CallClass<C>::add_to(module, "PosteriorCall", all, workspace<P, kPosterior>,
-                         solve<P, kPosterior>);
+    add_call(module, "PosteriorCall", all);
 }
 
 // For the tests: digamma, trigamma and the logarithm of the gamma function.
@@ -290,11 +212,9 @@ py::tuple gamma_functions(double x) {
 }
 
 void add_tasks(py::module_& module) {
-    using C = Call<TaskParams>;
     using P = TaskParams;
-    constexpr auto p = &C::params;
-    CallKeywords<C> all{Keywords<C>("tasks_call"), Keywords<C>("workspace"), Keywords<C>("sample")};
-    all.make.add<&C::target>("target");
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("tasks", "sample");
     all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::M>("M");
     all.make.add<p, &P::num_classes>("num_classes")
         .add<p, &P::k_eff>("k_eff")
@@ -307,11 +227,7 @@ void add_tasks(py::module_& module) {
     all.run.add<p, &P::support_index>("support_index").add<p, &P::support_labels>("support_labels");
     all.run.add<p, &P::query_index>("query_index").add<p, &P::query_labels>("query_labels");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    const auto workspace = [](const C& call) {
-        return sample_tasks_workspace(call.params, call.target.threads);
-    };
-    const auto sample = [](const C& call) { sample_tasks(call.params, call.target.threads); };
-    CallClass<C>::add_to(module, "TasksCall", all, workspace, sample);
+    add_call(module, "TasksCall", all);
 }
 
 py::dict build_info() {

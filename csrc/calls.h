@@ -1,25 +1,15 @@
-// A call from Python: the solver of its target, the CPU or CUDA.
+// A call from Python: runs the functions that take its parameters (common/params.h), on the CPU or
+// on CUDA.
 #pragma once
 
+#include <type_traits>
+
 #include "common/check.h"
+#include "common/large.h"
+#include "cpu/launch.h"
 #include "keywords.h"
 
-// CUDA code, or null in a build without it.
-#if PADDLE_EXT_WITH_CUDA
-#define PADDLE_EXT_CUDA(function) function
-#else
-#define PADDLE_EXT_CUDA(function) nullptr
-#endif
-
 namespace paddle_ext {
-
-template <typename Params>
-struct Solver {
-    int64_t (*cpu_workspace)(const Params&, int threads);
-    void (*cpu)(const Params&, int threads);
-    int64_t (*cuda_workspace)(const Params&, int device);
-    void (*cuda)(const Params&, int device, void* stream);
-};
 
 template <typename Params>
 struct Call {
@@ -27,28 +17,42 @@ struct Call {
     Params params;
 };
 
-inline void require_cuda(bool has) {
-    require(PADDLE_EXT_WITH_CUDA,
+template <typename Params>
+constexpr bool kOnCpu = !std::is_same_v<Params, SplitParams>;
+template <typename Params>
+constexpr bool kOnCuda = !std::is_same_v<Params, SumsParams> && !std::is_same_v<Params, TaskParams>;
+
+inline void require_code(bool cuda, bool on_cpu, bool on_cuda) {
+    require(cuda || on_cpu, "this function runs on CUDA only");
+    require(!cuda || PADDLE_EXT_WITH_CUDA,
             "this build of paddle_ext has no CUDA; rebuild it with PADDLE_EXT_CUDA=ON");
-    require(has, "this function runs on the CPU only");
+    require(!cuda || on_cuda, "this function runs on the CPU only");
 }
 
-inline void require_cpu(bool has) { require(has, "this function runs on CUDA only"); }
-
-template <typename Params, const Solver<Params>& solver>
-int64_t workspace(const Call<Params>& call) {
-    require_cpu(call.target.cuda || solver.cpu_workspace != nullptr);
-    if (!call.target.cuda) return solver.cpu_workspace(call.params, call.target.threads);
-    require_cuda(solver.cuda_workspace != nullptr);
-    return solver.cuda_workspace(call.params, call.target.device);
+template <typename Params>
+int64_t workspace_of(const Call<Params>& call) {
+    const Target& at = call.target;
+    require_code(at.cuda, kOnCpu<Params>, kOnCuda<Params>);
+    if constexpr (kOnCuda<Params> && PADDLE_EXT_WITH_CUDA) {
+        if (at.cuda) return workspace_cuda(call.params, at.device);
+    }
+    if constexpr (kOnCpu<Params>) return workspace_cpu(call.params, at.threads);
+    return 0;
 }
 
-template <typename Params, const Solver<Params>& solver>
-void solve(const Call<Params>& call) {
-    require_cpu(call.target.cuda || solver.cpu != nullptr);
-    if (!call.target.cuda) return solver.cpu(call.params, call.target.threads);
-    require_cuda(solver.cuda != nullptr);
-    solver.cuda(call.params, call.target.device, call.target.stream);
+template <typename Params>
+void run(const Call<Params>& call) {
+    const Target& at = call.target;
+    require_code(at.cuda, kOnCpu<Params>, kOnCuda<Params>);
+    if constexpr (kOnCuda<Params> && PADDLE_EXT_WITH_CUDA) {
+        if (at.cuda) return run_cuda(call.params, at.device, at.stream);
+    }
+    if constexpr (kOnCpu<Params>) run_cpu(call.params, at.threads);
+}
+
+template <typename Params>
+void add_call(py::module_& module, const char* name, const CallKeywords<Call<Params>>& all) {
+    CallClass<Call<Params>>::add_to(module, name, all, workspace_of<Params>, run<Params>);
 }
 
 // Adds the steps of large tasks to the module.

@@ -1,8 +1,8 @@
 // A solver call as Python sees it: an object built from keyword arguments only, each stored in the
 // struct field of the same name, with methods that take further keywords. pybind11's own keyword
 // arguments take 8 us for the 30 fields of a call, these take 1 us; and they have a signature that
-// `inspect`, and so the test of the stub, can read. At most 15 per function: from 16 on Python
-// packs them into a dictionary, which costs more than everything else.
+// `inspect` can read, and types from which tests/make_stub.py writes _native.pyi. At most 15 per
+// function: from 16 on Python packs them into a dictionary, which costs more than everything else.
 #pragma once
 
 #include <pthread.h>
@@ -76,6 +76,22 @@ inline void read(PyObject* value, PaddleSizes& sizes) {
     sizes.K = numbers[3], sizes.D = numbers[4], sizes.N = numbers[5];
 }
 
+// The type of a field in Python.
+template <typename Field>
+std::string type_of() {
+    if constexpr (std::is_same_v<Field, Target>) {
+        return "Target";
+    } else if constexpr (std::is_same_v<Field, PaddleSizes>) {
+        return "tuple[int, int, int, int, int, int]";
+    } else if constexpr (std::is_array_v<Field>) {
+        return "Sequence[" + type_of<std::remove_extent_t<Field>>() + "]";
+    } else {
+        return std::is_same_v<Field, bool>       ? "bool"
+               : std::is_floating_point_v<Field> ? "float"
+                                                 : "int";
+    }
+}
+
 template <auto First, auto... Rest, typename Struct>
 auto& member(Struct& at) {
     if constexpr (sizeof...(Rest) == 0) {
@@ -90,7 +106,7 @@ auto& member(Struct& at) {
 template <typename Struct>
 class Keywords {
   public:
-    explicit Keywords(const char* function) : function_(function) {}
+    explicit Keywords(std::string function) : function_(std::move(function)) {}
 
     // Pointers to members that lead to the field.
     template <auto... Path>
@@ -98,7 +114,8 @@ class Keywords {
         PyObject* const interned = PyUnicode_InternFromString(name);
         if (interned == nullptr) throw py::error_already_set();
         const auto set = [](PyObject* value, Struct& to) { read(value, member<Path...>(to)); };
-        list_.push_back({name, interned, set});
+        using Field = std::remove_reference_t<decltype(member<Path...>(std::declval<Struct&>()))>;
+        list_.push_back({name, interned, type_of<Field>(), set});
         return *this;
     }
 
@@ -123,12 +140,17 @@ class Keywords {
         }
     }
 
-    // The format in which `inspect` reads the signature from a docstring.
-    std::string signature(bool method) const {
-        std::string all = method ? "$self" : "", comma = method ? ", " : "";
-        if (!list_.empty()) all += comma + "*";
-        for (const auto& keyword : list_) all += std::string(", ") + keyword.name;
-        return function_ + "(" + all + ")\n--\n\n";
+    // A docstring: the signature as `inspect` reads it, without types, then with them.
+    std::string signature(bool method, const std::string& result) const {
+        std::string plain = method ? "$self" : "", typed = method ? "self" : "";
+        for (std::string* const all : {&plain, &typed}) {
+            if (!list_.empty()) *all += method ? ", *" : "*";
+        }
+        for (const auto& keyword : list_) {
+            plain += std::string(", ") + keyword.name;
+            typed += std::string(", ") + keyword.name + ": " + keyword.type;
+        }
+        return function_ + "(" + plain + ")\n--\n\n" + function_ + "(" + typed + ") -> " + result;
     }
 
     const char* function() const { return function_.c_str(); }
@@ -137,6 +159,7 @@ class Keywords {
     struct Keyword {
         const char* name;
         PyObject* interned;
+        std::string type;
         void (*set)(PyObject*, Struct&);
     };
 
@@ -204,10 +227,15 @@ class WithoutGil {
 // handler inside another call must not share it, so it asks for more than the scratch has.
 constexpr int64_t kBeyondScratch = int64_t(1) << 20;
 
-// The keywords of the three functions of a call.
+// The keywords of the three functions of a call: NAME_call, workspace, and the one that runs it.
 template <typename Struct>
 struct CallKeywords {
     Keywords<Struct> make, workspace, run;
+
+    CallKeywords(const std::string& name, const char* runs)
+        : make(name + "_call"), workspace("workspace"), run(runs) {
+        make.template add<&Struct::target>("target");
+    }
 };
 
 // The module function `make` returns an object whose method `workspace` returns the bytes that
@@ -224,9 +252,10 @@ class CallClass {
         keywords_ = &keywords;
         workspace_of_ = workspace_of;
         run_of_ = run_of;
-        static PyMethodDef makers[] = {method(keywords.make, make_call, false), {}};
-        static PyMethodDef methods[] = {
-            method(keywords.workspace, workspace, true), method(keywords.run, run, true), {}};
+        static PyMethodDef makers[] = {method(keywords.make, make_call, false, name), {}};
+        static PyMethodDef methods[] = {method(keywords.workspace, workspace, true, "int"),
+                                        method(keywords.run, run, true, "None"),
+                                        {}};
         static PyType_Slot slots[] = {
             {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(destroy)}, {}};
         static const std::string full_name =
@@ -248,9 +277,10 @@ class CallClass {
 
     using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
-    static PyMethodDef method(const Keywords<Struct>& keywords, Function function, bool method) {
-        const auto* const doc =
-            new std::string(keywords.signature(method));  // lives as long as the module
+    static PyMethodDef method(const Keywords<Struct>& keywords, Function function, bool method,
+                              const char* result) {
+        // Lives as long as the module.
+        const auto* const doc = new std::string(keywords.signature(method, result));
         return {keywords.function(),
                 reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
                 METH_FASTCALL | METH_KEYWORDS, doc->c_str()};

@@ -1,13 +1,13 @@
 """The native module: numbers and pointers in by name, results out through pointers.
 
+Written by tests/make_stub.py: do not edit it.
+
 Used by `paddle_ext.ops` and `paddle_ext.research.tasks`, which check everything first. A function
 takes the sizes and options of a call and returns an object whose method takes the pointers;
 `workspace` returns the bytes it needs.
 
-Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes and
-units are those of `csrc/common/params.h`. dtype: 0 float16, 1 bfloat16, 2 float32, 3 float64.
-scaling: 0 none, 1 minmax, 2 auto, 3 calibrated. prior: 0 PADDLE's, 1 Dirichlet. solver: 0 gradient
-descent, 1 alternating. sampling: 0 uniform, 1 balanced, 2 dirichlet.
+Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and
+the numbers of enumerations are those of `csrc/common/params.h`; `sizes` are B, Q, S, K, D, N.
 """
 
 from collections.abc import Sequence
@@ -35,147 +35,76 @@ class Target:
     def stream(self) -> int: ...
 
 def paddle_call(
-    *,
-    target: Target,
-    dtype: int,
-    sizes: tuple[int, int, int, int, int, int],  # B, Q, S, K, D, N
-    support_shared: bool,
-    lam: float,
-    scaling: int,
-    temperature: float,
-    epsilon: float,
-    max_iter: int,
-    tol: float,
-    prior: int,
-    update_prototypes: bool,
-    sharpness: int,
+    *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int], support_shared: bool,
+    lam: float, scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
+    prior: int, update_prototypes: bool, sharpness: int,
 ) -> PaddleCall: ...
 
 @final
 class PaddleCall:
     def workspace(self, *, prototypes: int) -> int: ...
     def solve(
-        self,
-        *,
-        support: int,
-        support_labels: int,
-        query: int,
-        support_index: int,
-        query_index: int,
-        labels: int,
-        probabilities: int,
-        proportions: int,
-        dual: int,
-        iterations: int,
-        criterion: int,
-        concentration: int,
-        prototypes: int,
-        workspace: int,
+        self, *, support: int, support_labels: int, query: int, support_index: int,
+        query_index: int, labels: int, probabilities: int, proportions: int, dual: int,
+        iterations: int, criterion: int, concentration: int, prototypes: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
 def sinkhorn_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    Q: int,
-    K: int,
-    row_mass_shared: bool,
-    col_mass_shared: bool,
-    sharpness: float,
-    max_iter: int,
-    tol: float,
+    *, target: Target, dtype: int, B: int, Q: int, K: int, row_mass_shared: bool,
+    col_mass_shared: bool, sharpness: float, max_iter: int, tol: float,
 ) -> SinkhornCall: ...
 
 @final
 class SinkhornCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        cost: int,
-        row_mass: int,
-        col_mass: int,
-        plan: int,
-        iterations: int,
-        residual: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, cost: int, row_mass: int, col_mass: int, plan: int, iterations: int, residual: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def tim_call(
+    *, target: Target, dtype: int, B: int, Q: int, S: int, K: int, D: int, support_shared: bool,
+    solver: int, normalize: bool, temperature: float, weights: Sequence[float],
+    alphas: Sequence[float], learning_rate: float, max_iter: int,
+) -> TimCall: ...
+
+@final
+class TimCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self, *, support: int, support_labels: int, query: int, labels: int, probabilities: int,
+        prototypes: int, losses: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def adapt_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    Q: int,
-    K: int,
-    weight: float,
-    max_iter: int,
-    tol: float,
+    *, target: Target, dtype: int, B: int, Q: int, K: int, weight: float, max_iter: int, tol: float,
 ) -> AdaptCall: ...
 
 @final
 class AdaptCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        logits: int,
-        labels: int,
-        probabilities: int,
-        proportions: int,
-        dual: int,
-        iterations: int,
-        criterion: int,
-        concentration: int,
-        bound: int,
-        workspace: int,
+        self, *, logits: int, labels: int, probabilities: int, proportions: int, dual: int,
+        iterations: int, criterion: int, concentration: int, bound: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
 def labelled_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    S: int,
-    K: int,
-    D: int,
-    R: int,
+    *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int,
 ) -> LabelledCall: ...
 
 @final
 class LabelledCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        support: int,
-        labels: int,
-        first: int,
-        second: int,
-        centre: int,
-        means: int,
-        shots: int,
-        own: int,
-        judging: int,
-        x: int,
-        off: int,
-        scale: int,
-        workspace: int,
+        self, *, support: int, labels: int, first: int, second: int, centre: int, means: int,
+        shots: int, own: int, judging: int, x: int, off: int, scale: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
 def coordinates_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    N: int,
-    D: int,
-    shared: bool,
+    *, target: Target, dtype: int, B: int, N: int, D: int, shared: bool,
 ) -> CoordinatesCall: ...
 
 @final
@@ -184,41 +113,19 @@ class CoordinatesCall:
     def solve(self, *, rows: int, centre: int, x: int, lengths: int) -> None: ...
 
 def calibrate_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    R: int,
-    K: int,
-    centre: float,
-    spread: float,
+    *, target: Target, dtype: int, B: int, R: int, K: int, centre: float, spread: float,
 ) -> CalibrateCall: ...
 
 @final
 class CalibrateCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        distances: int,
-        labels: int,
-        count: int,
-        sharpness: int,
-        objective: int,
-        drawn: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, distances: int, labels: int, count: int, sharpness: int, objective: int,
+        drawn: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def step_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    Q: int,
-    K: int,
-    shared: bool,
-    weight: float,
+    *, target: Target, dtype: int, B: int, Q: int, K: int, shared: bool, weight: float,
     temper: float,
 ) -> StepCall: ...
 
@@ -226,35 +133,13 @@ def step_call(
 class StepCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        given: int,
-        cross: int,
-        inner: int,
-        own: int,
-        extra: int,
-        shots: int,
-        squares: int,
-        sharpness: int,
-        constant: int,
-        total: int,
-        prior: int,
-        probabilities: int,
-        labels: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, given: int, cross: int, inner: int, own: int, extra: int, shots: int, squares: int,
+        sharpness: int, constant: int, total: int, prior: int, probabilities: int, labels: int,
+        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def likelihood_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    S: int,
-    K: int,
-    D: int,
-    R: int,
-    prior_sharpness: float,
+    *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int, prior_sharpness: float,
     spread: float,
 ) -> LikelihoodCall: ...
 
@@ -262,100 +147,37 @@ def likelihood_call(
 class LikelihoodCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        support: int,
-        labels: int,
-        centre: int,
-        means: int,
-        weights: int,
-        squares: int,
-        bias: int,
-        shots: int,
-        sharpness: int,
-        usual: int,
-        sound: int,
-        scale: int,
-        workspace: int,
+        self, *, support: int, labels: int, centre: int, means: int, weights: int, squares: int,
+        bias: int, shots: int, sharpness: int, usual: int, sound: int, scale: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
 def posterior_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    Q: int,
-    K: int,
-    D: int,
-    shared: bool,
-    weight: float,
-    max_iter: int,
-    tol: float,
-    squares: int,
-    bias: int,
-    shots: int,
-    sharpness: int,
-    lengths: int,
+    *, target: Target, dtype: int, B: int, Q: int, K: int, D: int, shared: bool, weight: float,
+    max_iter: int, tol: float, squares: int, bias: int, shots: int, sharpness: int, lengths: int,
 ) -> PosteriorCall: ...
 
 @final
 class PosteriorCall:
     def workspace(self) -> int: ...
     def solve(
-        self,
-        *,
-        query: int,
-        centre: int,
-        weights: int,
-        scale: int,
-        labels: int,
-        probabilities: int,
-        proportions: int,
-        dual: int,
-        iterations: int,
-        criterion: int,
-        concentration: int,
-        bound: int,
-        sound: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, query: int, centre: int, weights: int, scale: int, labels: int, probabilities: int,
+        proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
+        bound: int, sound: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def assign_call(
-    *,
-    target: Target,
-    dtype: int,
-    written: int,
-    B: int,
-    N: int,
-    K: int,
-    stride: int,
-    top: int,
-    normalise: bool,
-    weigh: bool,
+    *, target: Target, dtype: int, written: int, B: int, N: int, K: int, stride: int, top: int,
+    normalise: bool, weigh: bool,
 ) -> AssignCall: ...
 
 @final
 class AssignCall:
     def workspace(self) -> int: ...
     def assign(
-        self,
-        *,
-        products: int,
-        length: int,
-        slope: int,
-        bias: int,
-        trust: int,
-        probabilities: int,
-        rest: int,
-        held: int,
-        log_sums: int,
-        top_probabilities: int,
-        top_classes: int,
-        leads: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, products: int, length: int, slope: int, bias: int, trust: int, probabilities: int,
+        rest: int, held: int, log_sums: int, top_probabilities: int, top_classes: int, leads: int,
+        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCall: ...
@@ -364,327 +186,121 @@ def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCa
 class CountCall:
     def workspace(self) -> int: ...
     def count(
-        self,
-        *,
-        likelihood: int,
-        weights: int,
-        held: int,
-        faint: int,
-        workspace: int,
+        self, *, likelihood: int, weights: int, held: int, faint: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
 def dual_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    K: int,
-    prior: int,
-    total: float,
-    weight: float,
-    epsilon: float,
-    tol: float,
-    dual_weight: float,
+    *, target: Target, dtype: int, B: int, K: int, prior: int, total: float, weight: float,
+    epsilon: float, tol: float, dual_weight: float,
 ) -> DualCall: ...
 
 @final
 class DualCall:
     def workspace(self) -> int: ...
     def update(
-        self,
-        *,
-        held: int,
-        away: int,
-        unit: int,
-        base: int,
-        bias: int,
-        counts: int,
-        dual: int,
-        before: int,
-        concentration: int,
-        criterion: int,
-        iterations: int,
-        running: int,
-        workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
-def survey_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    N: int,
-    D: int,
-) -> SurveyCall: ...
-
-@final
-class SurveyCall:
-    def workspace(self) -> int: ...
-    def add(
-        self,
-        *,
-        rows: int,
-        length: int,
-        sums: int,
-        squares: int,
-        least: int,
-        most: int,
-        workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
-def place_call(
-    *,
-    target: Target,
-    rows: int,
-    dtype: int,
-    B: int,
-    S: int,
-    K: int,
-    D: int,
-    shared: bool,
-    scaling: int,
-    total: float,
-) -> PlaceCall: ...
-
-@final
-class PlaceCall:
-    def workspace(self) -> int: ...
-    def place(
-        self,
-        *,
-        support: int,
-        order: int,
-        start: int,
-        sums: int,
-        squares: int,
-        least: int,
-        most: int,
-        means: int,
-        shots: int,
-        scale: int,
-        centre: int,
-        unit: int,
-        spread: int,
-        workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
-def slope_call(
-    *,
-    target: Target,
-    B: int,
-    scaling: int,
-    total: float,
-    temperature: float,
-    steepest: float,
-) -> SlopeCall: ...
-
-@final
-class SlopeCall:
-    def workspace(self) -> int: ...
-    def find(
-        self,
-        *,
-        unit: int,
-        spread: int,
-        leads: int,
-        sharpness: int,
-        slope: int,
-        distance_unit: int,
-        workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
-def move_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    K: int,
-    D: int,
-    parts: int,
-    width: int,
-    pieces: int,
-    start: int,
-    shots: int,
-    scale: int,
-    centre: int,
-    factor: int,
-    slope: int,
-) -> MoveCall: ...
-
-@final
-class MoveCall:
-    def workspace(self) -> int: ...
-    def move(
-        self,
-        *,
-        sums: int,
-        rest: int,
-        held: int,
-        running: int,
-        prototypes: int,
-        before: int,
-        away: int,
-        base: int,
-        operand: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, held: int, away: int, unit: int, base: int, bias: int, counts: int, dual: int,
+        before: int, concentration: int, criterion: int, iterations: int, running: int,
+        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def split_call(
-    *, target: Target, dtype: int, B: int, N: int, D: int, pieces: int, unit: bool
+    *, target: Target, dtype: int, B: int, N: int, D: int, pieces: int, unit: bool,
 ) -> SplitCall: ...
 
 @final
 class SplitCall:
     def workspace(self) -> int: ...
     def split(
-        self,
-        *,
-        rows: int,
-        length: int,
-        scale: int,
-        centre: int,
-        metric: int,
-        out: int,
-        norm: int,
-        own: int,
-        workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
-def late_call(
-    *,
-    target: Target,
-    dtype: int,
-    N: int,
-    K: int,
-    weight: float,
-    temper: float,
-    slope: float,
-    sharper: float,
-    prior: float,
-    plain: float,
-) -> LateCall: ...
-
-@final
-class LateCall:
-    def workspace(self) -> int: ...
-    def step(
-        self,
-        *,
-        products: int,
-        own: int,
-        bias: int,
-        trust: int,
-        square: int,
-        mass: int,
-        constant: int,
-        total: int,
-        length: int,
-        prototypes: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, rows: int, length: int, scale: int, centre: int, metric: int, out: int, norm: int,
+        own: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def sums_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    N: int,
-    K: int,
-    D: int,
-    threshold: float,
-    most: int,
+    *, target: Target, dtype: int, B: int, N: int, K: int, D: int, threshold: float, most: int,
 ) -> SumsCall: ...
 
 @final
 class SumsCall:
     def workspace(self) -> int: ...
     def add(
-        self,
-        *,
-        probabilities: int,
-        rows: int,
-        sums: int,
-        found: int,
-        workspace: int,
+        self, *, probabilities: int, rows: int, sums: int, found: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
-def tim_call(
-    *,
-    target: Target,
-    dtype: int,
-    B: int,
-    Q: int,
-    S: int,
-    K: int,
-    D: int,
-    support_shared: bool,
-    solver: int,
-    normalize: bool,
-    temperature: float,
-    weights: Sequence[float],
-    alphas: Sequence[float],
-    learning_rate: float,
-    max_iter: int,
-) -> TimCall: ...
+def late_call(
+    *, target: Target, dtype: int, N: int, K: int, weight: float, temper: float, slope: float,
+    sharper: float, prior: float, plain: float,
+) -> LateCall: ...
 
 @final
-class TimCall:
+class LateCall:
     def workspace(self) -> int: ...
-    def solve(
-        self,
-        *,
-        support: int,
-        support_labels: int,
-        query: int,
-        labels: int,
-        probabilities: int,
-        prototypes: int,
-        losses: int,
-        workspace: int,
+    def step(
+        self, *, products: int, own: int, bias: int, trust: int, square: int, mass: int,
+        constant: int, total: int, length: int, prototypes: int, workspace: int,
         workspace_bytes: int,
+    ) -> None: ...
+
+def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...
+
+@final
+class SurveyCall:
+    def workspace(self) -> int: ...
+    def add(
+        self, *, rows: int, length: int, sums: int, squares: int, least: int, most: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def place_call(
+    *, target: Target, rows: int, dtype: int, B: int, S: int, K: int, D: int, shared: bool,
+    scaling: int, total: float,
+) -> PlaceCall: ...
+
+@final
+class PlaceCall:
+    def workspace(self) -> int: ...
+    def place(
+        self, *, support: int, order: int, start: int, sums: int, squares: int, least: int,
+        most: int, means: int, shots: int, scale: int, centre: int, unit: int, spread: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def slope_call(
+    *, target: Target, B: int, scaling: int, total: float, temperature: float, steepest: float,
+) -> SlopeCall: ...
+
+@final
+class SlopeCall:
+    def workspace(self) -> int: ...
+    def find(
+        self, *, unit: int, spread: int, leads: int, sharpness: int, slope: int, distance_unit: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def move_call(
+    *, target: Target, dtype: int, B: int, K: int, D: int, parts: int, width: int, pieces: int,
+    start: int, shots: int, scale: int, centre: int, factor: int, slope: int,
+) -> MoveCall: ...
+
+@final
+class MoveCall:
+    def workspace(self) -> int: ...
+    def move(
+        self, *, sums: int, rest: int, held: int, running: int, prototypes: int, before: int,
+        away: int, base: int, operand: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def tasks_call(
-    *,
-    target: Target,
-    B: int,
-    Q: int,
-    K: int,
-    M: int,
-    num_classes: int,
-    k_eff: int,
-    shots: int,
-    sampling: int,
-    alpha: float,
-    seed: int,
-    start: int,
+    *, target: Target, B: int, Q: int, K: int, M: int, num_classes: int, k_eff: int, shots: int,
+    sampling: int, alpha: float, seed: int, start: int,
 ) -> TasksCall: ...
 
 @final
 class TasksCall:
     def workspace(self) -> int: ...
     def sample(
-        self,
-        *,
-        labels: int,
-        rows: int,
-        support_begin: int,
-        support_end: int,
-        query_begin: int,
-        query_end: int,
-        support_index: int,
-        support_labels: int,
-        query_index: int,
-        query_labels: int,
-        workspace: int,
-        workspace_bytes: int,
+        self, *, labels: int, rows: int, support_begin: int, support_end: int, query_begin: int,
+        query_end: int, support_index: int, support_labels: int, query_index: int,
+        query_labels: int, workspace: int, workspace_bytes: int,
     ) -> None: ...

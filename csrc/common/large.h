@@ -259,4 +259,44 @@ struct CountParams {
     int64_t workspace_bytes;
 };
 
+// On the CPU.
+int64_t workspace_cpu(const AssignParams& p, int threads);
+void run_cpu(const AssignParams& p, int threads);
+int64_t workspace_cpu(const CountParams& p, int threads);
+void run_cpu(const CountParams& p, int threads);
+int64_t workspace_cpu(const DualParams& p, int threads);
+void run_cpu(const DualParams& p, int threads);
+int64_t workspace_cpu(const LateParams& p, int threads);
+void run_cpu(const LateParams& p, int threads);
+int64_t workspace_cpu(const SumsParams& p, int threads);
+void run_cpu(const SumsParams& p, int threads);
+int64_t workspace_cpu(const SurveyParams& p, int threads);
+void run_cpu(const SurveyParams& p, int threads);
+int64_t workspace_cpu(const PlaceParams& p, int threads);
+void run_cpu(const PlaceParams& p, int threads);
+int64_t workspace_cpu(const SlopeParams& p, int threads);
+void run_cpu(const SlopeParams& p, int threads);
+int64_t workspace_cpu(const MoveParams& p, int threads);
+void run_cpu(const MoveParams& p, int threads);
+
+// On CUDA.
+int64_t workspace_cuda(const AssignParams& p, int device);
+void run_cuda(const AssignParams& p, int device, void* stream);
+int64_t workspace_cuda(const CountParams& p, int device);
+void run_cuda(const CountParams& p, int device, void* stream);
+int64_t workspace_cuda(const DualParams& p, int device);
+void run_cuda(const DualParams& p, int device, void* stream);
+int64_t workspace_cuda(const LateParams& p, int device);
+void run_cuda(const LateParams& p, int device, void* stream);
+int64_t workspace_cuda(const SplitParams& p, int device);
+void run_cuda(const SplitParams& p, int device, void* stream);
+int64_t workspace_cuda(const SurveyParams& p, int device);
+void run_cuda(const SurveyParams& p, int device, void* stream);
+int64_t workspace_cuda(const PlaceParams& p, int device);
+void run_cuda(const PlaceParams& p, int device, void* stream);
+int64_t workspace_cuda(const SlopeParams& p, int device);
+void run_cuda(const SlopeParams& p, int device, void* stream);
+int64_t workspace_cuda(const MoveParams& p, int device);
+void run_cuda(const MoveParams& p, int device, void* stream);
+
 }  // namespace paddle_ext

@@ -1,5 +1,6 @@
 // The parameters of one solver call: sizes, pointers, options, and where it runs. Filled by
-// bindings.cpp from keyword arguments of the same names, passed by value.
+// bindings.cpp from keyword arguments of the same names, passed by value. At the end, the functions
+// that take them.
 //
 // Letters used throughout: B tasks, Q queries, S support rows, K classes, D features, N rows of a
 // feature bank. Sizes are in elements; all arrays are contiguous.
@@ -335,5 +336,38 @@ struct TaskParams {
     void* workspace;
     int64_t workspace_bytes;
 };
+
+// --- the functions of a call ---------------------------------------------------------------------
+
+// The bytes of workspace that a call needs, and the call itself. On the CPU, cpu/launch.h has both
+// for a kernel that solves its tasks one by one; others have their own.
+int64_t workspace_cpu(const PaddleParams& p, int threads);
+void run_cpu(const PaddleParams& p, int threads);
+int64_t workspace_cpu(const CoordinatesParams& p, int threads);
+void run_cpu(const CoordinatesParams& p, int threads);
+int64_t workspace_cpu(const TaskParams& p, int threads);
+void run_cpu(const TaskParams& p, int threads);
+
+// On CUDA: everything runs on `stream`.
+int64_t workspace_cuda(const PaddleParams& p, int device);
+void run_cuda(const PaddleParams& p, int device, void* stream);
+int64_t workspace_cuda(const SinkhornParams& p, int device);
+void run_cuda(const SinkhornParams& p, int device, void* stream);
+int64_t workspace_cuda(const TimParams& p, int device);
+void run_cuda(const TimParams& p, int device, void* stream);
+int64_t workspace_cuda(const AdaptParams& p, int device);
+void run_cuda(const AdaptParams& p, int device, void* stream);
+int64_t workspace_cuda(const LabelledParams& p, int device);
+void run_cuda(const LabelledParams& p, int device, void* stream);
+int64_t workspace_cuda(const CoordinatesParams& p, int device);
+void run_cuda(const CoordinatesParams& p, int device, void* stream);
+int64_t workspace_cuda(const CalibrateParams& p, int device);
+void run_cuda(const CalibrateParams& p, int device, void* stream);
+int64_t workspace_cuda(const StepParams& p, int device);
+void run_cuda(const StepParams& p, int device, void* stream);
+int64_t workspace_cuda(const LikelihoodParams& p, int device);
+void run_cuda(const LikelihoodParams& p, int device, void* stream);
+int64_t workspace_cuda(const PosteriorParams& p, int device);
+void run_cuda(const PosteriorParams& p, int device, void* stream);
 
 }  // namespace paddle_ext

@@ -1,10 +1,17 @@
-// Large tasks before and between iterations: shared by CPU and CUDA.
+// Large tasks before, in and between iterations: shared by CPU and CUDA.
 #pragma once
 
 #include "common/large.h"
 #include "common/math.h"
 
 namespace paddle_ext {
+
+// The largest likelihood of a row. Half precision goes down to 2^-24: from here down to 2^-39 of
+// the largest, with full precision to 2^-29.
+constexpr double kLikelihoodUnit = 32768.0;
+
+// A row whose classes sum to less than this has lost precision that matters.
+constexpr double kFaintRow = 1e-2;
 
 // The smaller or larger of two numbers; NaN if one is NaN.
 template <typename Real>

@@ -187,7 +187,7 @@ static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
 }
 
 template <typename T>
-static void adapt_task(const AdaptParams& p, int64_t task, void* scratch) {
+static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
     AdaptTask<T> t(arena, p.Q, p.K);
     t.logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
@@ -229,7 +229,17 @@ static int64_t adapt_scratch_bytes(const AdaptParams& p) {
     return arena.used();
 }
 
-constexpr AdaptKernels kAdaptKernels = {
+static Work adapt_work(const AdaptParams& p) {
+    const double iterations = p.max_iter < 20 ? p.max_iter : 20;  // typical for a task
+    const double entries = double(p.Q) * double(p.K);
+    // The digammas of a class cost about 100.
+    const double iteration = 2.0 * entries + 100.0 * double(p.K);
+    return {p.B, 20.0 * entries + iteration * iterations, 0};
+}
+
+constexpr TaskKernels<AdaptParams> kAdaptKernels = {
+    "logits",
+    adapt_work,
     {adapt_scratch_bytes<float>, adapt_scratch_bytes<double>},
     {adapt_task<float>, adapt_task<double>},
 };

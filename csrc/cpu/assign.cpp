@@ -1,8 +1,10 @@
-#include "cpu/assign.h"
+// Rows of large tasks on the CPU.
 
 #include <algorithm>
 
+#include "common/arena.h"
 #include "common/check.h"
+#include "common/large.h"
 #include "cpu/levels.h"
 #include "cpu/sharing.h"
 
@@ -52,12 +54,12 @@ void over_parts(int64_t B, int64_t N, int workers, const Workspace& all, const W
 
 }  // namespace
 
-int64_t assign_cpu_workspace(const AssignParams& p, int threads) {
+int64_t workspace_cpu(const AssignParams& p, int threads) {
     const int64_t row = cpu_kernels().assign.row_bytes[precision(p.dtype, "products")](p.K);
     return Workspace(nullptr, p.B, p.N, p.K, workers_of(p.B, p.N, p.K, threads), row).used;
 }
 
-void assign_cpu(const AssignParams& p, int threads) {
+void run_cpu(const AssignParams& p, int threads) {
     const int at = precision(p.dtype, "products");
     require(p.written == p.dtype && p.rest == nullptr,
             "probabilities must have the dtype of the products");
@@ -79,9 +81,9 @@ void assign_cpu(const AssignParams& p, int threads) {
         });
 }
 
-int64_t late_cpu_workspace(const LateParams&, int) { return 0; }
+int64_t workspace_cpu(const LateParams&, int) { return 0; }
 
-void late_cpu(const LateParams& p, int threads) {
+void run_cpu(const LateParams& p, int threads) {
     const int at = precision(p.dtype, "products");
     const AssignKernels& level = cpu_kernels().assign;
     parallel_for(parts_of(p.N), workers_of(1, p.N, p.K, threads), [&](int64_t part, int) {
@@ -90,11 +92,11 @@ void late_cpu(const LateParams& p, int threads) {
     });
 }
 
-int64_t count_cpu_workspace(const CountParams& p, int threads) {
+int64_t workspace_cpu(const CountParams& p, int threads) {
     return Workspace(nullptr, p.B, p.N, p.K, workers_of(p.B, p.N, p.K, threads), 0).used;
 }
 
-void count_cpu(const CountParams& p, int threads) {
+void run_cpu(const CountParams& p, int threads) {
     const int at = precision(p.dtype, "likelihood");
     const AssignKernels& level = cpu_kernels().assign;
     const int workers = workers_of(p.B, p.N, p.K, threads);

@@ -54,7 +54,7 @@ static double add_drawn(const T* __restrict__ d, int64_t K, int64_t own, T low, 
 }
 
 template <typename T>
-static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch) {
+static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch, int = 1) {
     const T* const d = static_cast<const T*>(p.distances) + task * p.R * p.K;
     const int64_t* const labels = p.labels + task * p.R;
     const int64_t count = std::min(std::max(p.count[task], int64_t(0)), p.R);
@@ -99,7 +99,14 @@ static int64_t calibrate_scratch_bytes(const CalibrateParams& p) {
     return arena.used();
 }
 
-constexpr CalibrateKernels kCalibrateKernels = {
+static Work calibrate_work(const CalibrateParams& p) {
+    constexpr double kSteps = 8;  // typical; each costs about 20 per distance
+    return {p.B, 20.0 * kSteps * double(p.R) * double(p.K), 0};
+}
+
+constexpr TaskKernels<CalibrateParams> kCalibrateKernels = {
+    "distances",
+    calibrate_work,
     {calibrate_scratch_bytes<float>, calibrate_scratch_bytes<double>},
     {calibrate_task<float>, calibrate_task<double>},
 };

@@ -1,8 +1,9 @@
-#include "cpu/dual.h"
+// The end of an iteration of large tasks on the CPU.
 
 #include <algorithm>
 #include <cmath>
 
+#include "common/large.h"
 #include "common/prepare.h"
 #include "common/proportions.h"
 
@@ -43,9 +44,9 @@ void end_iteration(const DualParams& p, int64_t task) {
 
 }  // namespace
 
-int64_t dual_cpu_workspace(const DualParams&, int) { return 0; }
+int64_t workspace_cpu(const DualParams&, int) { return 0; }
 
-void dual_cpu(const DualParams& p, int) {
+void run_cpu(const DualParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) {
         if (p.running[task] != 0) end_iteration(p, task);
     }

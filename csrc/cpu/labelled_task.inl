@@ -231,7 +231,7 @@ static void scale_features(const LabelledTask<T>& t, int64_t count) {
 }
 
 template <typename T>
-static void labelled_task(const LabelledParams& p, int64_t task, void* scratch) {
+static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
     const LabelledTask<T> t(arena, p, task);
     order_rows(t);
@@ -251,8 +251,13 @@ static int64_t labelled_scratch_bytes(const LabelledParams& p) {
     return arena.used();
 }
 
-constexpr LabelledKernels kLabelledKernels = {
+static Work labelled_work(const LabelledParams& p) {
+    return {p.B, 6.0 * double(p.S + p.R) * double(p.D), 0};
+}
+
+constexpr TaskKernels<LabelledParams> kLabelledKernels = {
+    "support",
+    labelled_work,
     {labelled_scratch_bytes<float>, labelled_scratch_bytes<double>},
     {labelled_task<float>, labelled_task<double>},
-    {coordinates_rows<float>, coordinates_rows<double>},
 };

@@ -9,8 +9,18 @@
 #include <arm_neon.h>
 #endif
 
+#include "common/adapt.h"
+#include "common/arena.h"
+#include "common/calibrate.h"
+#include "common/labelled.h"
+#include "common/likelihood.h"
 #include "common/math.h"
 #include "common/parallel.h"
+#include "common/prepare.h"
+#include "common/proportions.h"
+#include "common/sinkhorn.h"
+#include "common/step.h"
+#include "common/tim.h"
 #include "cpu/levels.h"
 
 namespace paddle_ext {
@@ -35,9 +45,12 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/assign_task.inl"
 
 constexpr CpuKernels kKernels = {
-    PADDLE_EXT_LEVEL_NAME, kPaddleKernels,     kSinkhornKernels,  kTimKernels,
-    kAdaptKernels,         kLabelledKernels,   kCalibrateKernels, kStepKernels,
-    kAssignKernels,        kLikelihoodKernels, kPosteriorKernels,
+    PADDLE_EXT_LEVEL_NAME,
+    kPaddleKernels,
+    kAssignKernels,
+    {coordinates_rows<float>, coordinates_rows<double>},
+    {kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels, kCalibrateKernels,
+     kStepKernels, kLikelihoodKernels, kPosteriorKernels},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -3,7 +3,6 @@
 #include <atomic>
 
 #include "common/check.h"
-#include "cpu/simd_level.h"
 
 namespace paddle_ext {
 

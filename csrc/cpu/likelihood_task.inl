@@ -128,7 +128,15 @@ static int64_t likelihood_scratch_bytes(const LikelihoodParams& p) {
     return arena.used();
 }
 
-constexpr LikelihoodKernels kLikelihoodKernels = {
+static Work likelihood_work(const LikelihoodParams& p) {
+    const double K = double(p.K), D = double(p.D), R = double(p.R), products = R * K * D;
+    // The calibration takes about 8 steps of 20 per distance.
+    return {p.B, products + 6.0 * double(p.S) * D + 160.0 * R * K, products};
+}
+
+constexpr TaskKernels<LikelihoodParams> kLikelihoodKernels = {
+    "support",
+    likelihood_work,
     {likelihood_scratch_bytes<float>, likelihood_scratch_bytes<double>},
     {likelihood_task<float>, likelihood_task<double>},
 };

@@ -1,9 +1,10 @@
-#include "cpu/paddle.h"
+// PADDLE on the CPU.
 
 #include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
+#include "common/params.h"
 #include "cpu/levels.h"
 #include "cpu/sharing.h"
 
@@ -47,13 +48,13 @@ float select_rank(float* values, int64_t count, int64_t rank) { return nth(value
 
 double select_rank(double* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
 
-int64_t paddle_cpu_workspace(const PaddleParams& p, int threads) {
+int64_t workspace_cpu(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
     const Plan plan = make_plan(p, cpu_kernels().paddle, at, threads);
     return plan.fits ? plan.workspace_bytes() : kTooLarge;
 }
 
-void paddle_cpu(const PaddleParams& p, int threads) {
+void run_cpu(const PaddleParams& p, int threads) {
     const int at = precision(p.dtype, "features");
     const PaddleKernels& level = cpu_kernels().paddle;
     const Plan plan = make_plan(p, level, at, threads);

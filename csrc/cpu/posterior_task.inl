@@ -158,7 +158,17 @@ static int64_t posterior_scratch_bytes(const PosteriorParams& p) {
     return arena.used();
 }
 
-constexpr PosteriorKernels kPosteriorKernels = {
+static Work posterior_work(const PosteriorParams& p) {
+    const double Q = double(p.Q), K = double(p.K), D = double(p.D);
+    const double inner = has_gram(Q, D, K) ? Q * Q * (D + K) : 2 * Q * K * D;
+    const double products = Q * K * D + inner;
+    // The proportions and the step cost about 100 per query and class.
+    return {p.B, products + 100.0 * Q * K, products};
+}
+
+constexpr TaskKernels<PosteriorParams> kPosteriorKernels = {
+    "query",
+    posterior_work,
     {posterior_scratch_bytes<float>, posterior_scratch_bytes<double>},
     {posterior_task<float>, posterior_task<double>},
 };

@@ -1,13 +1,13 @@
-#include "cpu/prepare.h"
+// Large tasks on the CPU, before and between iterations.
 
 #include <algorithm>
 #include <cmath>
 
 #include "common/arena.h"
 #include "common/check.h"
+#include "common/large.h"
 #include "common/prepare.h"
 #include "cpu/sharing.h"
-#include "cpu/sum_of.h"
 
 namespace paddle_ext {
 
@@ -18,6 +18,22 @@ constexpr int64_t kRowsOfSurvey = 512;  // summed together, whatever the threads
 int workers_of(int64_t items, double work, int threads) {
     const double most = std::min<double>(threads, double(items));
     return std::max(1, int(std::min(most, work / kWorkOfThread)));
+}
+
+double square(double x) { return x * x; }
+
+// term(0) + .. + term(count - 1), in vectors: a plain loop would keep the order of the terms.
+template <typename Term>
+double sum_of(int64_t count, const Term& term) {
+    double part[8] = {};
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        for (int lane = 0; lane < 8; ++lane) part[lane] += term(i + lane);
+    }
+    for (; i < count; ++i) part[0] += term(i);
+    double sum = 0;
+    for (const double one : part) sum += one;
+    return sum;
 }
 
 // Calls body with a null pointer of the dtype.
@@ -59,8 +75,6 @@ struct RowNorm {
                    ? sum_of(D, [&](int64_t d) { return square(double(row[d])); })
                    : sum_of(D, [&](int64_t d) { return square(double(row[d]) / largest); });
     }
-
-    static double square(double x) { return x * x; }
 };
 
 // --- survey -------------------------------------------------------------------------------------
@@ -127,11 +141,11 @@ void add_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part)
 
 }  // namespace
 
-int64_t survey_cpu_workspace(const SurveyParams& p, int) {
+int64_t workspace_cpu(const SurveyParams& p, int) {
     return p.dtype == DType::kFloat64 ? SurveyParts<double>(p).used : SurveyParts<float>(p).used;
 }
 
-void survey_cpu(const SurveyParams& p, int threads) {
+void run_cpu(const SurveyParams& p, int threads) {
     with_real(p.dtype, [&](auto* real) {
         using Real = std::remove_pointer_t<decltype(real)>;
         const SurveyParts<Real> all(p);
@@ -214,9 +228,9 @@ void place_task(const PlaceParams& p, int64_t task, const PlaceWorkspace& all, i
 
 }  // namespace
 
-int64_t place_cpu_workspace(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
+int64_t workspace_cpu(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
 
-void place_cpu(const PlaceParams& p, int threads) {
+void run_cpu(const PlaceParams& p, int threads) {
     require(p.rows == DType::kFloat64, "support on the CPU must be float64");
     const PlaceWorkspace all(p);
     require_workspace(p.workspace_bytes, all.used);
@@ -227,10 +241,50 @@ void place_cpu(const PlaceParams& p, int threads) {
     });
 }
 
-int64_t slope_cpu_workspace(const SlopeParams&, int) { return 0; }
+int64_t workspace_cpu(const SlopeParams&, int) { return 0; }
 
-void slope_cpu(const SlopeParams& p, int) {
+void run_cpu(const SlopeParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
+}
+
+// --- move: prototypes, where rows are multiplied in their coordinates ---------------------------
+
+namespace {
+
+// Number `at` of all classes of all tasks.
+template <typename Real>
+void move_class(const MoveParams& p, int64_t at) {
+    const int64_t task = at / p.K;
+    Real* const w = static_cast<Real*>(p.prototypes) + at * p.D;
+    const bool moves = p.sums != nullptr && p.running[task] != 0;
+    if (moves) {
+        const Real* const start = static_cast<const Real*>(p.start) + at * p.D;
+        const Real* const sums = static_cast<const Real*>(p.sums) + at * p.D;
+        Real* const before = static_cast<Real*>(p.before) + at * p.D;
+        const Real shots = Real(p.shots[at]), mass = Real(safe_mass(p.shots[at] + p.held[at]));
+        std::copy_n(w, p.D, before);
+        for (int64_t d = 0; d < p.D; ++d) w[d] = (start[d] * shots + sums[d]) / mass;
+        p.away[at] = std::sqrt(sum_of(p.D, [&](int64_t d) { return square(w[d] - before[d]); }));
+    }
+    const double squares = sum_of(p.D, [&](int64_t d) { return square(w[d]); });
+    p.base[at] = -p.slope[task] * (squares / 2);
+}
+
+}  // namespace
+
+int64_t workspace_cpu(const MoveParams&, int) { return 0; }
+
+void run_cpu(const MoveParams& p, int threads) {
+    require(p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64,
+            "prototypes must be float32 or float64");
+    require(
+        p.pieces == 0 && p.parts == 1 && p.width == p.D && p.rest == nullptr && p.scale == nullptr,
+        "halves are for CUDA only");
+    const double work = 4.0 * double(p.B) * double(p.K) * double(p.D);
+    const double most = std::min<double>(threads, work / kWorkOfThread);
+    parallel_for(p.B * p.K, std::max(1, int(most)), [&](int64_t at, int) {
+        p.dtype == DType::kFloat32 ? move_class<float>(p, at) : move_class<double>(p, at);
+    });
 }
 
 }  // namespace paddle_ext

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/check.h"
 #include "common/parallel.h"
 
 namespace paddle_ext {
@@ -42,35 +41,6 @@ void share_tasks(int64_t B, const Sharing& sharing, const Solve& solve) {
     for (int64_t task = sharing.singles; task < B && !interrupted(); ++task) {
         solve(task, 0, sharing.inside);
     }
-}
-
-// For kernels that solve a task on one thread, with their own scratch memory; index 0 of their
-// tables is float, 1 is double.
-template <typename Kernels, typename Params>
-int64_t scratch_of_workers(const Kernels& kernels, int at, const Params& p,
-                           const Sharing& sharing) {
-    return sharing.workers * kernels.scratch_bytes[at](p);
-}
-
-template <typename Kernels, typename Params>
-void solve_tasks(const Kernels& kernels, int at, const Params& p, const Sharing& sharing) {
-    const int64_t scratch = kernels.scratch_bytes[at](p);
-    require_workspace(p.workspace_bytes, sharing.workers * scratch);
-    char* const base = static_cast<char*>(p.workspace);
-    share_tasks(p.B, sharing, [&](int64_t task, int worker, int) {
-        kernels.solve_task[at](p, task, base + worker * scratch);
-    });
-}
-
-// The same for kernels whose tasks can use several threads.
-template <typename Kernels, typename Params>
-void solve_tasks_inside(const Kernels& kernels, int at, const Params& p, const Sharing& sharing) {
-    const int64_t scratch = kernels.scratch_bytes[at](p);
-    require_workspace(p.workspace_bytes, sharing.workers * scratch);
-    char* const base = static_cast<char*>(p.workspace);
-    share_tasks(p.B, sharing, [&](int64_t task, int worker, int threads) {
-        kernels.solve_task[at](p, task, base + worker * scratch, threads);
-    });
 }
 
 }  // namespace paddle_ext

@@ -309,7 +309,7 @@ static int64_t sinkhorn_scratch_bytes(const SinkhornParams& p) {
 }
 
 template <typename T>
-static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch) {
+static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
     SinkhornTask<T> s(arena, p.Q, p.K);
     const T* cost = static_cast<const T*>(p.cost) + task * p.Q * p.K;
@@ -364,7 +364,14 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch) 
     static_cast<T*>(p.residual)[task] = residual;
 }
 
-constexpr SinkhornKernels kSinkhornKernels = {
+static Work sinkhorn_work(const SinkhornParams& p) {
+    const double iterations = p.max_iter < 20 ? p.max_iter : 20;  // typical minimum for a task
+    return {p.B, double(p.Q) * double(p.K) * (20.0 + 2.0 * iterations), 0};
+}
+
+constexpr TaskKernels<SinkhornParams> kSinkhornKernels = {
+    "cost",
+    sinkhorn_work,
     {sinkhorn_scratch_bytes<float>, sinkhorn_scratch_bytes<double>},
     {sinkhorn_task<float>, sinkhorn_task<double>},
 };

@@ -2,7 +2,7 @@
 // common/step.h.
 
 template <typename T>
-static void step_task(const StepParams& p, int64_t task, void* scratch) {
+static void step_task(const StepParams& p, int64_t task, void* scratch, int = 1) {
     const int64_t Q = p.Q, K = p.K, at = task * Q * K, shared = p.shared ? 0 : task;
     const T* const given = static_cast<const T*>(p.given) + at;
     const T* const cross = static_cast<const T*>(p.cross) + at;
@@ -74,7 +74,13 @@ static int64_t step_scratch_bytes(const StepParams& p) {
     return arena.used();
 }
 
-constexpr StepKernels kStepKernels = {
+static Work step_work(const StepParams& p) {
+    return {p.B, 60.0 * double(p.Q) * double(p.K), 0};  // one exponential and one logarithm each
+}
+
+constexpr TaskKernels<StepParams> kStepKernels = {
+    "given",
+    step_work,
     {step_scratch_bytes<float>, step_scratch_bytes<double>},
     {step_task<float>, step_task<double>},
 };

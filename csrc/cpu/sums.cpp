@@ -1,6 +1,8 @@
-#include "cpu/sums.h"
+// Sums of the rows of large tasks by class, on the CPU.
 
+#include "common/arena.h"
 #include "common/check.h"
+#include "common/large.h"
 #include "common/parallel.h"
 #include "cpu/levels.h"
 
@@ -71,9 +73,9 @@ void sort(const SumsParams& p, const Entries& all) {
 
 }  // namespace
 
-int64_t sums_cpu_workspace(const SumsParams& p, int) { return Entries(nullptr, p).used; }
+int64_t workspace_cpu(const SumsParams& p, int) { return Entries(nullptr, p).used; }
 
-void sums_cpu(const SumsParams& p, int threads) {
+void run_cpu(const SumsParams& p, int threads) {
     const int at = precision(p.dtype, "probabilities");
     require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
     const Entries all(p.workspace, p);

@@ -1,11 +1,11 @@
+// Few-shot tasks drawn from the rows of a feature bank.
+//
 // Each part of a task has its own random stream: the classes, the support of each class, the
 // queries, their proportions. So the 5-shot support of a class is part of its 10-shot support, and
 // does not change with the number of queries.
 //
 // Draws without replacement are the first steps of a Fisher-Yates shuffle on an array of rows
 // sorted by class. Each thread has a copy, and restores it after each task.
-#include "cpu/tasks.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -14,6 +14,7 @@
 #include "common/arena.h"
 #include "common/check.h"
 #include "common/math.h"
+#include "common/params.h"
 #include "common/random.h"
 #include "cpu/sharing.h"
 
@@ -219,11 +220,11 @@ void sample_task(const TaskParams& p, int64_t at, Scratch& s) {
 
 }  // namespace
 
-int64_t sample_tasks_workspace(const TaskParams& p, int threads) {
+int64_t workspace_cpu(const TaskParams& p, int threads) {
     return useful_threads(p, threads) * scratch_bytes(p);
 }
 
-void sample_tasks(const TaskParams& p, int threads) {
+void run_cpu(const TaskParams& p, int threads) {
     const int workers = useful_threads(p, threads);
     const int64_t bytes = scratch_bytes(p);
     require_workspace(p.workspace_bytes, workers * bytes);

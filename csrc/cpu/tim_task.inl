@@ -195,7 +195,7 @@ static int64_t tim_scratch_bytes(const TimParams& p) {
 }
 
 template <typename T>
-static void tim_task(const TimParams& p, int threads, int64_t task, void* scratch) {
+static void tim_task(const TimParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
     TimState<T> s(arena, p.size);
     TimRows<T> rows(arena, p.size, s.Np, s.Dp);
@@ -225,7 +225,15 @@ static void tim_task(const TimParams& p, int threads, int64_t task, void* scratc
     tim_write(pass, task);
 }
 
-constexpr TimKernels kTimKernels = {
+static Work tim_work(const TimParams& p) {
+    const auto& n = p.size;
+    const double iteration = double(n.S + n.Q) * double(n.K) * double(n.D);
+    return {n.B, double(p.max_iter) * iteration, iteration};
+}
+
+constexpr TaskKernels<TimParams> kTimKernels = {
+    "features",
+    tim_work,
     {tim_scratch_bytes<float>, tim_scratch_bytes<double>},
     {tim_task<float>, tim_task<double>},
 };

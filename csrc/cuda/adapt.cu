@@ -7,9 +7,8 @@
 // and its share of the counts, in registers. Sums are taken in a fixed order, without atomics.
 // adapt_many.cu handles more classes than registers can hold.
 
-#include "cuda/adapt.h"
-
 #include "common/check.h"
+#include "common/params.h"
 #include "cuda/adapt.cuh"
 
 namespace paddle_ext {
@@ -272,11 +271,11 @@ double seconds_at_most(const AdaptParams& p, int device) {
 
 }  // namespace
 
-int64_t adapt_cuda_workspace(const AdaptParams& p, int) {
+int64_t workspace_cuda(const AdaptParams& p, int) {
     return has_few(p) ? 0 : adapt_many_workspace(p);
 }
 
-void adapt_cuda(const AdaptParams& p, int device, void* stream) {
+void run_cuda(const AdaptParams& p, int device, void* stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);

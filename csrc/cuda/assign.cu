@@ -1,12 +1,11 @@
 // Rows of large tasks on CUDA, from products to probabilities and their sums by class. With more
 // classes than a block takes, an earlier launch finds each row's largest logit and sum.
 
-#include "cuda/assign.h"
-
-#include "common/assign.h"
 #include "common/check.h"
+#include "common/large.h"
 #include "common/math.h"
 #include "common/mma.cuh"
+#include "common/prepare.h"
 #include "cuda/assign_rows.cuh"
 
 namespace paddle_ext {
@@ -352,14 +351,12 @@ void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
     check_launch("add_logs_kernel");
 }
 
-int64_t assign_cuda_workspace(const AssignParams& p, int) {
-    return RowsWorkspace::bytes(p.B, p.N, p.K);
-}
+int64_t workspace_cuda(const AssignParams& p, int) { return RowsWorkspace::bytes(p.B, p.N, p.K); }
 
-void assign_cuda(const AssignParams& p, int device, void* on) {
+void run_cuda(const AssignParams& p, int device, void* on) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
     require(p.K < (int64_t(1) << 31), "num_classes must be fewer than 2^31, got ", p.K);
-    require_workspace(p.workspace_bytes, assign_cuda_workspace(p, device));
+    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);
     Arena arena(p.workspace);

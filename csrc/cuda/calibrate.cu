@@ -1,6 +1,5 @@
-#include "cuda/calibrate.h"
-
 #include "common/check.h"
+#include "common/params.h"
 #include "cuda/calibrate.cuh"
 
 namespace paddle_ext {
@@ -20,11 +19,9 @@ struct GivenDistances {
 
 }  // namespace
 
-int64_t calibrate_cuda_workspace(const CalibrateParams& p, int) {
-    return calibrate_workspace_bytes(p);
-}
+int64_t workspace_cuda(const CalibrateParams& p, int) { return calibrate_workspace_bytes(p); }
 
-void calibrate_cuda(const CalibrateParams& p, int device, void* stream) {
+void run_cuda(const CalibrateParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "distances on CUDA must be float32 for the native code");
     require_workspace(p.workspace_bytes, calibrate_workspace_bytes(p));
     const DeviceGuard guard(device);

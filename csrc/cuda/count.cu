@@ -1,8 +1,8 @@
 // Counts of classes from likelihoods of rows that are kept, in half precision.
 
-#include "common/assign.h"
 #include "common/check.h"
-#include "cuda/assign.h"
+#include "common/large.h"
+#include "common/prepare.h"
 #include "cuda/assign_rows.cuh"
 
 namespace paddle_ext {
@@ -76,13 +76,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-int64_t count_cuda_workspace(const CountParams& p, int) {
-    return RowsWorkspace::bytes(p.B, p.N, p.K);
-}
+int64_t workspace_cuda(const CountParams& p, int) { return RowsWorkspace::bytes(p.B, p.N, p.K); }
 
-void count_cuda(const CountParams& p, int device, void* on) {
+void run_cuda(const CountParams& p, int device, void* on) {
     require(p.dtype == DType::kFloat16, "likelihood on CUDA must be float16");
-    require_workspace(p.workspace_bytes, count_cuda_workspace(p, device));
+    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);
     Arena arena(p.workspace);

@@ -1,8 +1,7 @@
 // The end of an iteration of large tasks on CUDA: one block per task.
 
-#include "cuda/dual.h"
-
 #include "common/device.cuh"
+#include "common/large.h"
 #include "common/prepare.h"
 #include "common/proportions.h"
 #include "common/reduce.cuh"
@@ -75,9 +74,9 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
 
 }  // namespace
 
-int64_t dual_cuda_workspace(const DualParams&, int) { return 0; }
+int64_t workspace_cuda(const DualParams&, int) { return 0; }
 
-void dual_cuda(const DualParams& p, int device, void* stream) {
+void run_cuda(const DualParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     dual_kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
     check_launch("dual_kernel");

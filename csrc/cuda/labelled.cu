@@ -5,9 +5,8 @@
 // the norms after centring and the class means. The rest reads only the calibration rows. Sums are
 // taken in a fixed order, without atomics.
 
-#include "cuda/labelled.h"
-
 #include "common/check.h"
+#include "common/params.h"
 #include "cuda/labelled_rows.cuh"
 
 namespace paddle_ext {
@@ -271,7 +270,7 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
 
 }  // namespace
 
-int64_t labelled_cuda_workspace(const LabelledParams& p, int) {
+int64_t workspace_cuda(const LabelledParams& p, int) {
     LabelledParams counted = p;
     counted.workspace = nullptr;
     return LabelledPlan(counted, false).bytes;
@@ -302,15 +301,15 @@ void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStre
     check_launch("scale_kernel");
 }
 
-void labelled_cuda(const LabelledParams& p, int device, void* stream) {
-    require_workspace(p.workspace_bytes, labelled_cuda_workspace(p, device));
+void run_cuda(const LabelledParams& p, int device, void* stream) {
+    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
     launch_labelled(p, labelled_plan(p), static_cast<cudaStream_t>(stream));
 }
 
-int64_t coordinates_cuda_workspace(const CoordinatesParams&, int) { return 0; }
+int64_t workspace_cuda(const CoordinatesParams&, int) { return 0; }
 
-void coordinates_cuda(const CoordinatesParams& p, int device, void* stream) {
+void run_cuda(const CoordinatesParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.x});

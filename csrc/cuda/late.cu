@@ -1,8 +1,8 @@
 // The late step of `adaptive` for rows of one large task.
 
 #include "common/check.h"
+#include "common/large.h"
 #include "common/step.h"
-#include "cuda/assign.h"
 #include "cuda/assign_rows.cuh"
 
 namespace paddle_ext {
@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
 
 }  // namespace
 
-int64_t late_cuda_workspace(const LateParams&, int) { return 0; }
+int64_t workspace_cuda(const LateParams&, int) { return 0; }
 
-void late_cuda(const LateParams& p, int device, void* stream) {
+void run_cuda(const LateParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);

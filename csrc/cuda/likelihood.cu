@@ -4,12 +4,11 @@
 // class means. The rows are built from the support as they are loaded, and the weights and the
 // squares of both factors are computed on the way. Then distances, calibration and bias.
 
-#include "cuda/likelihood.h"
-
 #include <type_traits>
 
 #include "common/check.h"
 #include "common/likelihood.h"
+#include "common/params.h"
 #include "cuda/calibrate.cuh"
 #include "cuda/labelled_rows.cuh"
 #include "cuda/split_product.cuh"
@@ -210,14 +209,14 @@ __global__ void __launch_bounds__(kThreads) bias_kernel(LikelihoodParams p, Like
 
 }  // namespace
 
-int64_t likelihood_cuda_workspace(const LikelihoodParams& p, int) {
+int64_t workspace_cuda(const LikelihoodParams& p, int) {
     LikelihoodParams counted = p;
     counted.workspace = nullptr;
     return LikelihoodPlan(counted).bytes;
 }
 
-void likelihood_cuda(const LikelihoodParams& p, int device, void* stream) {
-    require_workspace(p.workspace_bytes, likelihood_cuda_workspace(p, device));
+void run_cuda(const LikelihoodParams& p, int device, void* stream) {
+    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     require(p.D <= INT32_MAX / 2 && p.R <= INT32_MAX / 2,
             "support must have fewer than 2^30 features");
     const DeviceGuard guard(device);

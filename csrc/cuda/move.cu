@@ -2,9 +2,9 @@
 
 #include "common/check.h"
 #include "common/device.cuh"
+#include "common/large.h"
 #include "common/math.h"
 #include "common/reduce.cuh"
-#include "cuda/prepare.h"
 
 namespace paddle_ext {
 
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(kThreads) move_kernel(MoveParams p) {
 
 }  // namespace
 
-int64_t move_cuda_workspace(const MoveParams&, int) { return 0; }
+int64_t workspace_cuda(const MoveParams&, int) { return 0; }
 
-void move_cuda(const MoveParams& p, int device, void* stream) {
+void run_cuda(const MoveParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
     const DeviceGuard guard(device);
     move_kernel<<<grid_size(p.B * p.K), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);

@@ -1,11 +1,10 @@
 // Plans a call, splits it into chunks that fit the workspace, and runs the stages of each chunk.
 
-#include "cuda/paddle.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
+#include "common/params.h"
 #include "cuda/paddle_chunk.cuh"
 #include "cuda/watch.cuh"
 
@@ -111,13 +110,14 @@ Chunk make_chunk(const PaddleParams& params, int device) {
 
 }  // namespace
 
-int64_t paddle_cuda_workspace(const PaddleParams& params, int device, bool prototypes) {
+int64_t workspace_cuda(const PaddleParams& params, int device) {
+    const bool prototypes = params.prototypes != nullptr;
     const Chunk c = make_chunk(params, device);
     if (!c.plan.fits) return kTooLarge;
     return layout_bytes(c, std::max<int64_t>(chunk_tasks(c, prototypes), 1), prototypes);
 }
 
-void paddle_cuda(const PaddleParams& params, int device, void* stream) {
+void run_cuda(const PaddleParams& params, int device, void* stream) {
     const DeviceGuard guard(device);
     const bool prototypes = params.prototypes != nullptr;
     Chunk c = make_chunk(params, device);

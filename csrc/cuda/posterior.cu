@@ -3,19 +3,15 @@
 // Queries into the coordinates; one product with the weights and with one another; `adapt`;
 // products with weighted sums of queries, from the query-query products; the late step.
 
-#include "cuda/posterior.h"
-
 #include <type_traits>
 
 #include "common/check.h"
 #include "common/labelled.h"
 #include "common/likelihood.h"
+#include "common/params.h"
 #include "common/rows.cuh"
 #include "common/step.h"
-#include "cuda/adapt.h"
-#include "cuda/labelled.h"
 #include "cuda/split_product.cuh"
-#include "cuda/step.h"
 
 namespace paddle_ext {
 
@@ -59,7 +55,7 @@ struct PosteriorPlan {
         adapt.proportions = p.proportions, adapt.dual = p.dual;
         adapt.iterations = p.iterations, adapt.criterion = p.criterion;
         adapt.concentration = p.concentration, adapt.bound = p.bound;
-        adapt.workspace_bytes = adapt_cuda_workspace(adapt, 0);
+        adapt.workspace_bytes = workspace_cuda(adapt, 0);
         adapt.workspace = arena.take<char>(adapt.workspace_bytes);
         step.B = B, step.Q = Q, step.K = K, step.dtype = p.dtype;
         step.shared = p.shared, step.weight = p.weight, step.temper = p.temper;
@@ -68,7 +64,7 @@ struct PosteriorPlan {
         step.sharpness = factor, step.constant = constant, step.total = total;
         step.prior = p.concentration;
         step.probabilities = p.probabilities, step.labels = p.labels;
-        step.workspace_bytes = step_cuda_workspace(step, 0);
+        step.workspace_bytes = workspace_cuda(step, 0);
         step.workspace = arena.take<char>(step.workspace_bytes);
         aligned = rows_aligned(p.dtype, D, {x, p.weights, p.scale});
         bytes = arena.used();
@@ -228,36 +224,36 @@ __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, Post
 
 }  // namespace
 
-int64_t posterior_cuda_workspace(const PosteriorParams& p, int) {
+int64_t workspace_cuda(const PosteriorParams& p, int) {
     PosteriorParams counted = p;
     counted.workspace = nullptr;
     return PosteriorPlan(counted).bytes;
 }
 
-void posterior_cuda(const PosteriorParams& p, int device, void* stream) {
+void run_cuda(const PosteriorParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "query on CUDA must be float32 for the native code");
     require(p.Q + p.K <= INT32_MAX / 2, "query must have fewer than 2^30 rows");
-    require_workspace(p.workspace_bytes, posterior_cuda_workspace(p, device));
+    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
     const PosteriorPlan plan(p);
     finite_kernel<<<grid_size(ceil_div(p.B, int64_t(kThreads))), kThreads, 0, on>>>(p.finite, p.B);
     check_launch("finite_kernel");
-    coordinates_cuda(plan.coordinates, device, stream);
+    run_cuda(plan.coordinates, device, stream);
     const auto multiply = [&](auto aligned) {
         const QueriesProduct<aligned.value> product{p,         plan.x, plan.cross, plan.logits,
                                                     plan.gram, p.Q,    p.K + p.Q,  p.D};
         launch_split_product(product, p.B, "split_product_kernel of posterior", on);
     };
     plan.aligned ? multiply(std::true_type{}) : multiply(std::false_type{});
-    adapt_cuda(plan.adapt, device, stream);
+    run_cuda(plan.adapt, device, stream);
     late_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
     check_launch("late_kernel");
     const int64_t tiles =
         ceil_div(p.Q, int64_t(kInnerRows)) * ceil_div(p.K, int64_t(kInnerClasses));
     inner_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(p, plan);
     check_launch("inner_kernel");
-    step_cuda(plan.step, device, stream);
+    run_cuda(plan.step, device, stream);
 }
 
 }  // namespace paddle_ext

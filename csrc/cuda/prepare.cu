@@ -1,11 +1,10 @@
 // Large tasks on CUDA before their iterations: a survey of the queries, and the coordinates. Sums
 // are taken in a fixed order, without atomics.
 
-#include "cuda/prepare.h"
-
 #include "common/arena.h"
 #include "common/check.h"
 #include "common/device.cuh"
+#include "common/large.h"
 #include "common/prepare.h"
 #include "common/rows.cuh"
 
@@ -210,9 +209,9 @@ unsigned blocks_of(int64_t items, int64_t each) { return grid_size(ceil_div(item
 
 }  // namespace
 
-int64_t survey_cuda_workspace(const SurveyParams& p, int) { return SurveyPlan(p).used; }
+int64_t workspace_cuda(const SurveyParams& p, int) { return SurveyPlan(p).used; }
 
-void survey_cuda(const SurveyParams& p, int device, void* on) {
+void run_cuda(const SurveyParams& p, int device, void* on) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);
@@ -237,9 +236,9 @@ void survey_cuda(const SurveyParams& p, int device, void* on) {
     check_launch("add_squares_kernel");
 }
 
-int64_t place_cuda_workspace(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
+int64_t workspace_cuda(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
 
-void place_cuda(const PlaceParams& p, int device, void* on) {
+void run_cuda(const PlaceParams& p, int device, void* on) {
     require(p.rows != DType::kFloat64 && p.dtype == DType::kFloat32,
             "support on CUDA must be of half or single precision");
     const DeviceGuard guard(device);
@@ -263,9 +262,9 @@ void place_cuda(const PlaceParams& p, int device, void* on) {
     check_launch("place_kernel");
 }
 
-int64_t slope_cuda_workspace(const SlopeParams&, int) { return 0; }
+int64_t workspace_cuda(const SlopeParams&, int) { return 0; }
 
-void slope_cuda(const SlopeParams& p, int device, void* stream) {
+void run_cuda(const SlopeParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     slope_kernel<<<blocks_of(p.B, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
     check_launch("slope_kernel");

@@ -1,12 +1,11 @@
 // Chooses the kernel for a call of Sinkhorn's iteration, by the shape of a task only, so that its
 // result does not depend on the batch.
 
-#include "cuda/sinkhorn.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
+#include "common/params.h"
 #include "cuda/sinkhorn_large.cuh"
 #include "cuda/sinkhorn_tile.cuh"
 
@@ -119,12 +118,12 @@ void launch_teams(const SinkhornParams& p, const TeamPlan& plan, const Watch& wa
 
 }  // namespace
 
-int64_t sinkhorn_cuda_workspace(const SinkhornParams& params, int device) {
+int64_t workspace_cuda(const SinkhornParams& params, int device) {
     const DeviceGuard guard(device);
     return make_plan(params, device).teams.bytes;
 }
 
-void sinkhorn_cuda(const SinkhornParams& p, int device, void* stream) {
+void run_cuda(const SinkhornParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "Sinkhorn's iteration on CUDA takes float32 costs");
     require(p.Q <= INT32_MAX && p.K <= INT32_MAX && p.B <= INT32_MAX,
             "tasks, rows and columns must each be fewer than 2^31");

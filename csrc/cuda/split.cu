@@ -1,10 +1,9 @@
 // Rows of large tasks as halves, for products on tensor cores. One warp per row.
 
-#include "cuda/split.h"
-
 #include "common/check.h"
 #include "common/device.cuh"
 #include "common/labelled.h"
+#include "common/large.h"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 
@@ -125,9 +124,9 @@ void repeat_halves(const SplitParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t split_cuda_workspace(const SplitParams&, int) { return 0; }
+int64_t workspace_cuda(const SplitParams&, int) { return 0; }
 
-void split_cuda(const SplitParams& p, int device, void* on) {
+void run_cuda(const SplitParams& p, int device, void* on) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
     const auto stream = static_cast<cudaStream_t>(on);

@@ -1,11 +1,10 @@
 // The late step of `adaptive` on CUDA: one block per task. First sums over the queries, then one
 // warp per query. The algebra is in common/step.h.
 
-#include "cuda/step.h"
-
 #include "common/check.h"
 #include "common/device.cuh"
 #include "common/math.h"
+#include "common/params.h"
 #include "common/reduce.cuh"
 #include "common/step.h"
 
@@ -161,14 +160,12 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
 
 }  // namespace
 
-int64_t step_cuda_workspace(const StepParams& p, int) {
-    return p.B * 2 * p.K * int64_t(sizeof(float));
-}
+int64_t workspace_cuda(const StepParams& p, int) { return p.B * 2 * p.K * int64_t(sizeof(float)); }
 
-void step_cuda(const StepParams& p, int device, void* stream) {
+void run_cuda(const StepParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "given on CUDA must be float32 for the native code");
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
-    require_workspace(p.workspace_bytes, step_cuda_workspace(p, device));
+    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
     const auto kernel = p.K <= 64    ? step_kernel<2>
                         : p.K <= 160 ? step_kernel<5>

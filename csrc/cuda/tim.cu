@@ -1,11 +1,10 @@
 // Splits a call into chunks of tasks that fit the workspace, and runs the iterations of each chunk.
 
-#include "cuda/tim.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
+#include "common/params.h"
 #include "cuda/tim_chunk.cuh"
 #include "cuda/tim_tiles.cuh"
 #include "cuda/watch.cuh"
@@ -173,13 +172,13 @@ void iterate(const TimChunk& c, Watch& watch) {
 }  // namespace
 
 // The orders of the entropies are not known yet: enough for either layout.
-int64_t tim_cuda_workspace(const TimParams& params, int) {
+int64_t workspace_cuda(const TimParams& params, int) {
     const TimChunk c = make_chunk(params);
     const int64_t all = layout_bytes(c, std::max<int64_t>(params.size.B, 1));
     return std::min(all, std::max(kWorkspaceBytes, layout_bytes(c, 1)));
 }
 
-void tim_cuda(const TimParams& params, int device, void* stream) {
+void run_cuda(const TimParams& params, int device, void* stream) {
     const DeviceGuard guard(device);
     TimChunk c = make_chunk(params);
     set_weights(c);

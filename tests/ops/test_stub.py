@@ -1,4 +1,4 @@
-"""`_native.pyi`, against which mypy checks the callers, matches the native module."""
+"""`_native.pyi`, against which mypy checks the callers, is what tests/make_stub.py writes."""
 
 import os
 import shutil
@@ -6,16 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import make_stub
 import pytest
 
 import paddle_ext
 from paddle_ext import _native
 
-pytest.importorskip("mypy")
-
 
 def stubtest(folder: Path, stub: str) -> subprocess.CompletedProcess[str]:
     """Compare the module with a stub, both away from the rest of the package."""
+    pytest.importorskip("mypy")
     library = Path(_native.__file__)
     shutil.copy(library, folder / library.name)
     (folder / "_native.pyi").write_text(stub)
@@ -34,6 +34,22 @@ def stubtest(folder: Path, stub: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def stub() -> str:
     return (Path(paddle_ext.__file__).parent / "_native.pyi").read_text()
+
+
+def test_stub_is_up_to_date(stub: str) -> None:
+    assert stub == make_stub.stub(), "run python tests/make_stub.py"
+
+
+def test_signatures_have_the_types_of_their_fields() -> None:
+    assert "lam: float, scaling: int" in _native.paddle_call.__doc__
+    assert "sizes: tuple[int, int, int, int, int, int], support_shared: bool" in (
+        _native.paddle_call.__doc__
+    )
+    assert "weights: Sequence[float]" in _native.tim_call.__doc__
+    assert _native.TasksCall.workspace.__doc__ == "workspace(self) -> int"
+    assert _native.SumsCall.add.__doc__.endswith(
+        "found: int, workspace: int, workspace_bytes: int) -> None"
+    )
 
 
 def test_stub_is_exact(tmp_path: Path, stub: str) -> None:
