@@ -46,9 +46,6 @@ def paddle_call(
     epsilon: float,
     max_iter: int,
     tol: float,
-    prior: int,
-    update_prototypes: bool,
-    sharpness: int,
 ) -> PaddleCall: ...
 
 @final
@@ -68,7 +65,6 @@ class PaddleCall:
         dual: int,
         iterations: int,
         criterion: int,
-        concentration: int,
         prototypes: int,
         workspace: int,
         workspace_bytes: int,
@@ -491,7 +487,6 @@ class SlopeCall:
         unit: int,
         spread: int,
         leads: int,
-        sharpness: int,
         slope: int,
         distance_unit: int,
         workspace: int,

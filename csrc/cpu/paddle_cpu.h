@@ -3,7 +3,6 @@
 
 #include "common/arena.h"
 #include "common/params.h"
-#include "common/proportions.h"
 
 namespace paddle_ext {
 
