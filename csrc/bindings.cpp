@@ -38,17 +38,14 @@ void add_paddle(py::module_& module) {
     all.make.add<p, n, &PaddleSizes::support_shared>("support_shared").add<p, &P::lam>("lam");
     all.make.add<p, &P::scaling>("scaling").add<p, &P::temperature>("temperature");
     all.make.add<p, &P::epsilon>("epsilon").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
-    all.make.add<p, &P::prior>("prior").add<p, &P::update_prototypes>("update_prototypes");
-    all.make.add<p, &P::sharpness>("sharpness");
     all.workspace.add<p, &P::prototypes>("prototypes");
     all.run.add<p, &P::support>("support").add<p, &P::support_labels>("support_labels");
     all.run.add<p, &P::query>("query").add<p, &P::support_index>("support_index");
     all.run.add<p, &P::query_index>("query_index").add<p, &P::labels>("labels");
     all.run.add<p, &P::probabilities>("probabilities").add<p, &P::proportions>("proportions");
     all.run.add<p, &P::dual>("dual").add<p, &P::iterations>("iterations");
-    all.run.add<p, &P::criterion>("criterion").add<p, &P::concentration>("concentration");
-    all.run.add<p, &P::prototypes>("prototypes").add<p, &P::workspace>("workspace");
-    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    all.run.add<p, &P::criterion>("criterion").add<p, &P::prototypes>("prototypes");
+    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     add_call(module, "PaddleCall", all);
 }
 

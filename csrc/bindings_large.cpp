@@ -137,7 +137,7 @@ void add_slope(py::module_& module) {
     all.make.add<p, &P::total>("total").add<p, &P::temperature>("temperature");
     all.make.add<p, &P::steepest>("steepest");
     all.run.add<p, &P::unit>("unit").add<p, &P::spread>("spread").add<p, &P::leads>("leads");
-    all.run.add<p, &P::sharpness>("sharpness").add<p, &P::slope>("slope");
+    all.run.add<p, &P::slope>("slope");
     all.run.add<p, &P::distance_unit>("distance_unit");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     add_call(module, "SlopeCall", all);

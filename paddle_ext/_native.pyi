@@ -37,7 +37,6 @@ class Target:
 def paddle_call(
     *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int], support_shared: bool,
     lam: float, scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
-    prior: int, update_prototypes: bool, sharpness: int,
 ) -> PaddleCall: ...
 
 @final
@@ -46,8 +45,7 @@ class PaddleCall:
     def solve(
         self, *, support: int, support_labels: int, query: int, support_index: int,
         query_index: int, labels: int, probabilities: int, proportions: int, dual: int,
-        iterations: int, criterion: int, concentration: int, prototypes: int, workspace: int,
-        workspace_bytes: int,
+        iterations: int, criterion: int, prototypes: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def sinkhorn_call(
@@ -110,7 +108,7 @@ def coordinates_call(
 @final
 class CoordinatesCall:
     def workspace(self) -> int: ...
-    def solve(self, *, rows: int, centre: int, x: int, lengths: int) -> None: ...
+    def solve(self, *, rows: int, centre: int, x: int) -> None: ...
 
 def calibrate_call(
     *, target: Target, dtype: int, B: int, R: int, K: int, centre: float, spread: float,
@@ -148,13 +146,13 @@ class LikelihoodCall:
     def workspace(self) -> int: ...
     def solve(
         self, *, support: int, labels: int, centre: int, means: int, weights: int, squares: int,
-        bias: int, shots: int, sharpness: int, usual: int, sound: int, scale: int, workspace: int,
+        bias: int, shots: int, sharpness: int, finite: int, scale: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
 def posterior_call(
     *, target: Target, dtype: int, B: int, Q: int, K: int, D: int, shared: bool, weight: float,
-    max_iter: int, tol: float, squares: int, bias: int, shots: int, sharpness: int, lengths: int,
+    temper: float, max_iter: int, tol: float, squares: int, bias: int, shots: int, sharpness: int,
 ) -> PosteriorCall: ...
 
 @final
@@ -163,20 +161,20 @@ class PosteriorCall:
     def solve(
         self, *, query: int, centre: int, weights: int, scale: int, labels: int, probabilities: int,
         proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
-        bound: int, sound: int, workspace: int, workspace_bytes: int,
+        bound: int, finite: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def assign_call(
     *, target: Target, dtype: int, written: int, B: int, N: int, K: int, stride: int, top: int,
-    normalise: bool, weigh: bool,
+    normalise: bool, weigh: bool, squared: bool,
 ) -> AssignCall: ...
 
 @final
 class AssignCall:
     def workspace(self) -> int: ...
     def assign(
-        self, *, products: int, length: int, slope: int, bias: int, trust: int, probabilities: int,
-        rest: int, held: int, log_sums: int, top_probabilities: int, top_classes: int, leads: int,
+        self, *, products: int, length: int, slope: int, bias: int, probabilities: int, rest: int,
+        held: int, log_sums: int, top_probabilities: int, top_classes: int, leads: int,
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
@@ -212,8 +210,8 @@ def split_call(
 class SplitCall:
     def workspace(self) -> int: ...
     def split(
-        self, *, rows: int, length: int, scale: int, centre: int, metric: int, out: int, norm: int,
-        own: int, workspace: int, workspace_bytes: int,
+        self, *, rows: int, length: int, scale: int, centre: int, metric: int, out: int, own: int,
+        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def sums_call(
@@ -229,17 +227,16 @@ class SumsCall:
     ) -> None: ...
 
 def late_call(
-    *, target: Target, dtype: int, N: int, K: int, weight: float, temper: float, slope: float,
-    sharper: float, prior: float, plain: float,
+    *, target: Target, dtype: int, N: int, K: int, weight: float, trust: float, temper: float,
+    slope: float, sharper: float, share: float, prior: float,
 ) -> LateCall: ...
 
 @final
 class LateCall:
     def workspace(self) -> int: ...
     def step(
-        self, *, products: int, own: int, bias: int, trust: int, square: int, mass: int,
-        constant: int, total: int, length: int, prototypes: int, workspace: int,
-        workspace_bytes: int,
+        self, *, products: int, added: int, own: int, bias: int, square: int, mass: int,
+        constant: int, total: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...
@@ -274,8 +271,8 @@ def slope_call(
 class SlopeCall:
     def workspace(self) -> int: ...
     def find(
-        self, *, unit: int, spread: int, leads: int, sharpness: int, slope: int, distance_unit: int,
-        workspace: int, workspace_bytes: int,
+        self, *, unit: int, spread: int, leads: int, slope: int, distance_unit: int, workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def move_call(

@@ -19,17 +19,13 @@ from torch import Tensor
 
 from . import check_values
 
-# lam, the native number of the scaling, temperature, epsilon, max_iter, tol, the native number of
-# the prior of the proportions, update_prototypes
-Options: TypeAlias = tuple[float | None, int, float, float, int, float, int, bool]
+# lam, the native number of the scaling, temperature, epsilon, max_iter, tol
+Options: TypeAlias = tuple[float | None, int, float, float, int, float]
 
-SCALINGS = {"none": 0, "minmax": 1, "auto": 2, "calibrated": 3}
-SCALING_NAMES = ("none", "minmax", "auto")  # for the methods;
-SOLVER_SCALINGS = tuple(SCALINGS)  # for `solve`
-PRIORS = {"paddle": 0, "dirichlet": 1}
-PRIOR_NAMES = tuple(PRIORS)
-DIRICHLET = PRIORS["dirichlet"]
-MOVING_TOL, STAYING_TOL = 1e-6, 1e-3  # defaults of `solve`: for prototypes, and for counts
+SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
+SCALING_NAMES = tuple(SCALINGS)
+PRIORS = {"paddle": 0, "dirichlet": 1}  # native numbers
+DEFAULT_TOL = 1e-6  # of `solve`
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -176,29 +172,19 @@ def options(
     tol: float | None,
     return_prototypes: bool,
     validate: bool,
-    proportions: str = "paddle",
-    update_prototypes: bool = True,
-    scalings: Sequence[str] = SCALING_NAMES,
 ) -> tuple[int | None, Options]:
     """Check the options of a call; returns num_classes, and the others for the operators."""
-    if scaling not in scalings:
-        not_a_choice("scaling", scaling, scalings)
-    if proportions not in PRIOR_NAMES:
-        not_a_choice("proportions", proportions, PRIOR_NAMES)
-    flag("update_prototypes", update_prototypes)
+    if scaling not in SCALING_NAMES:
+        not_a_choice("scaling", scaling, SCALING_NAMES)
     flag("return_prototypes", return_prototypes)
     flag("validate", validate)
-    if tol is None:
-        tol = MOVING_TOL if update_prototypes else STAYING_TOL
     return classes(num_classes, validate), (
         None if lam is None else real("lam", lam),
         SCALINGS[scaling],
         real("temperature", temperature, positive=True),
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),
-        real("tol", tol),
-        PRIORS[proportions],
-        update_prototypes,
+        DEFAULT_TOL if tol is None else real("tol", tol),
     )
 
 

@@ -31,12 +31,6 @@ def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
-def calibrated_factor(sharpness: Tensor, automatic: Tensor) -> Tensor:
-    """The factor of "calibrated" on unit-norm rows, given that of "auto"; see `sharpness_of`."""
-    least = automatic.square()
-    return torch.where(sharpness > 0, torch.maximum(sharpness, least), 2 * least).sqrt()
-
-
 def feature_ranges(query: Tensor) -> Tensor:
     """The divisor of "minmax", [.., Q, D] -> [.., 1, D]; constant features are unchanged."""
     width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
@@ -78,17 +72,9 @@ class Coordinates(NamedTuple):
 
 
 def coordinates(
-    support: Tensor,
-    support_labels: Tensor,
-    query: Tensor,
-    num_classes: int,
-    scaling: str,
-    sharpness: Tensor | None = None,
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
 ) -> Coordinates:
-    """The coordinates of the task with this support [S, D] and these queries [Q, D].
-
-    `sharpness` [1], calibrated on the labelled rows, is for "calibrated".
-    """
+    """The coordinates of the task with this support [S, D] and these queries [Q, D]."""
     one = torch.ones(1, dtype=torch.float64, device=query.device)
     if scaling == "none":
         return Coordinates(False, one)
@@ -98,10 +84,7 @@ def coordinates(
     means = class_means(unscaled.of(support), support_labels, num_classes)
     found = [leads(unscaled.of(query[part]), means) for part in parts(len(query), sum(means.shape))]
     lead, median = (torch.cat(pieces, dim=-1) for pieces in zip(*found, strict=True))
-    factor = auto_factor(lead, median)
-    if sharpness is not None:
-        factor = calibrated_factor(sharpness.double(), factor)
-    return Coordinates(True, factor)
+    return Coordinates(True, auto_factor(lead, median))
 
 
 def scaled_tasks(

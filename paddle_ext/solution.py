@@ -43,17 +43,15 @@ class Solution(NamedTuple):
     proportions: Tensor  # [.., K] of the classes in the batch
     dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
     iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: shift of prototypes, or of counts if fixed, in the last iteration
+    criterion: Tensor  # [..]: change in the last iteration, of prototypes or, by `adapt`, of counts
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
     lam: float | None = None  # None: Q
     scaling: str = "auto"
     temperature: float = 1.0
-    concentration: Tensor | None = (
-        None  # [..] of Dirichlet proportions: small if few classes are present
-    )
+    # [..] of the Dirichlet proportions of `adapt`: small if few classes are present
+    concentration: Tensor | None = None
     bound: Tensor | None = None  # [..] of `adapt`: lower bound of the log evidence
-    update_prototypes: bool | None = None  # only from `solve`
     # If only the largest probabilities of a row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
@@ -62,19 +60,13 @@ class Solution(NamedTuple):
         return summary(self)
 
     @property
-    def of_adapt(self) -> bool:
-        """Whether it comes from `adapt`, which sees no features."""
-        return self.concentration is not None and self.update_prototypes is None
-
-    @property
     def calibrated(self) -> bool:
         """Whether the probabilities are calibrated.
 
         Those of `adapt` are as good as its logits; those of the method `adaptive` are calibrated on
-        labelled rows, and so are those of `solve` with Dirichlet proportions and calibrated
-        scaling. PADDLE's are overconfident and only good for ranking.
+        labelled rows. PADDLE's are overconfident and only good for ranking.
         """
-        return self.of_adapt or (self.concentration is not None and self.scaling == "calibrated")
+        return self.concentration is not None
 
     @property
     def dual_weight(self) -> float:

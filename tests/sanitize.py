@@ -75,7 +75,6 @@ def run_adapt(device: str) -> None:
 def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
     """Labels and indices that were not validated are not followed out of bounds."""
     support, options = bank[: len(labels)], {"num_classes": K, "validate": False, "max_iter": 2}
-    switch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"}
     rows = torch.arange(len(bank), device=bank.device)
     for wrong in (-1, K, len(bank), 2**40, -(2**40)):
         bad, index = labels.clone(), rows.clone()
@@ -83,7 +82,6 @@ def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> Non
         paddle_ext.solve_indexed(
             bank, index[: len(labels)], bad, index[None], return_prototypes=True, **options
         )
-        paddle_ext.solve_indexed(bank, index[: len(labels)], bad, index[None], **switch, **options)
         paddle_ext.tim(support, bad, query.half(), **options)
         paddle_ext.tim(support, bad, query.half(), alphas=(2.0, 7.0, 5.0), **options)
 
@@ -101,12 +99,6 @@ def run(device: str) -> None:
             options = {"num_classes": K, "scaling": scaling, "max_iter": 12}
             paddle_ext.solve(*own, query, tol=0.0, return_prototypes=True, **options)
             paddle_ext.solve(support, labels, query, validate=False, **options)
-        for prior in ("paddle", "dirichlet"):
-            for moving in (True, False):
-                options = {"num_classes": K, "proportions": prior, "update_prototypes": moving}
-                options |= {"max_iter": 3, "scaling": "calibrated", "return_prototypes": True}
-                paddle_ext.solve(*own, query, tol=0.0, **options)
-                paddle_ext.solve(support, labels, query, **options | {"scaling": "none"})
         bank = torch.cat([support, query[0]]).half()
         rows = torch.arange(len(bank), device=device)
         paddle_ext.solve_indexed(
@@ -127,7 +119,6 @@ def run_large(device: str) -> None:
             task = rows[Q:], labels, rows[:Q]
             options = {"num_classes": K, "max_iter": 3, "return_assignments": False, "top": 3}
             paddle_ext.solve(*task, **options, return_prototypes=True)
-            paddle_ext.solve(*task, **options, update_prototypes=False, proportions="dirichlet")
             paddle_ext.adaptive(*task, **options)
 
 

@@ -15,7 +15,6 @@ from paddle_ext import Solution, presence, rows
 from paddle_ext import scaling as scalings
 from paddle_ext import solution as solutions
 from paddle_ext.methods import Adaptive
-from paddle_ext.ops.paddle_sharpness import sharpness_of
 from paddle_ext.reference.paddle import prepare
 
 
@@ -139,13 +138,10 @@ def test_summary_of_a_tensor_without_values() -> None:
 
 def test_which_probabilities_are_calibrated() -> None:
     support, labels, query = task()
-    any_batch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"}
     assert not paddle_ext.solve(support, labels, query).calibrated
-    found = paddle_ext.solve(support, labels, query, **any_batch)
+    found = paddle_ext.adapt(torch.randn(2, 9, 4))
     assert found.calibrated
     assert "not calibrated" not in repr(found)
-    assert not paddle_ext.solve(support, labels, query, proportions="dirichlet").calibrated
-    assert paddle_ext.adapt(torch.randn(2, 9, 4)).calibrated
 
 
 def test_the_recommended_call_with_all_classes_present() -> None:
@@ -172,14 +168,14 @@ def test_the_recommended_call_with_all_classes_present() -> None:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_solution_has_its_options(backend: str) -> None:
-    options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5, "update_prototypes": False}
+    options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5}
     solution = paddle_ext.solve(*task(), **options, backend=backend)
     assert {name: getattr(solution, name) for name in options} == options
     assert paddle_ext.solve(*task(), backend=backend).dual_weight == 1
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-@pytest.mark.parametrize("scaling", ["auto", "minmax", "none", "calibrated"])
+@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
 def test_coordinates_are_those_of_the_solver(
     scaling: str, offset: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +184,7 @@ def test_coordinates_are_those_of_the_solver(
     support, labels, query = task(offset=offset)
     one_hot = torch.nn.functional.one_hot(labels, CLASSES).double()
     expected = prepare(support[None], one_hot[None], query[None], scaling, False)
-    sharpness = sharpness_of(support, labels, CLASSES) if scaling == "calibrated" else None
-    space = scalings.coordinates(support, labels, query, CLASSES, scaling, sharpness)
+    space = scalings.coordinates(support, labels, query, CLASSES, scaling)
     means = rows.class_means(space.of(support), labels, CLASSES)
     found = torch.cdist(space.of(query), means, compute_mode="donot_use_mm_for_euclid_dist")
     exact = torch.cdist(

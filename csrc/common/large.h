@@ -145,10 +145,9 @@ struct SlopeParams {
     double temperature;
     double steepest;  // limit on the slope
 
-    const double* unit;       // [B]
-    const double* spread;     // [B]
-    const double* leads;      // [B, 2] as summed by AssignParams, for unit-norm rows
-    const double* sharpness;  // [B] for Scaling::kCalibrated
+    const double* unit;    // [B]
+    const double* spread;  // [B]
+    const double* leads;   // [B, 2] as summed by AssignParams, for unit-norm rows
 
     double* slope;          // [B]
     double* distance_unit;  // [B] the size of 1, in units of the scaling

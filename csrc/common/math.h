@@ -27,12 +27,6 @@ PADDLE_EXT_HD double auto_factor_squared(double gap, double median) {
     return gap > fmax(kAutoMinGap, kAutoMinShare * median) ? kAutoGap / gap : 1.0;
 }
 
-// The same for "calibrated", which uses the factor chosen by the labelled rows: at least that of
-// "auto". It is 0 if one row per class left nothing to choose; then twice that of "auto".
-PADDLE_EXT_HD double calibrated_factor_squared(double sharpness, double automatic) {
-    return sharpness > 0 ? fmax(sharpness, automatic) : 2 * automatic;
-}
-
 // A task is computed in coordinates where its queries have size one, and its scale is folded into
 // the temperature. Beyond the cap the softmax is a hard choice for every difference that the
 // precision resolves; a prototype beyond kFarAway (per shot) is far from every query. Together they

@@ -19,8 +19,8 @@ struct Target {
 };
 
 enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
-// From kAuto on, rows are normalised to unit length.
-enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2, kCalibrated = 3 };
+// With kAuto, rows are normalised to unit length.
+enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2 };
 enum class Prior : int { kPaddle = 0, kDirichlet = 1 };  // of the class proportions
 
 struct PaddleSizes {
@@ -42,7 +42,6 @@ struct PaddleParams {
     const void* query;              // [B, Q, D], or the bank [N, D]
     const int64_t* support_index;   // [B, S], or [S] when shared; null without a bank
     const int64_t* query_index;     // [B, Q]; null without a bank
-    const void* sharpness;          // [B] real, of scaling kCalibrated: factor on squared distances
 
     // options
     double lam;
@@ -50,9 +49,7 @@ struct PaddleParams {
     double temperature;
     double epsilon;
     int max_iter;
-    double tol;  // mean shift of the prototypes or, if they are fixed, the largest shift of a count
-    Prior prior;
-    bool update_prototypes;
+    double tol;  // mean shift of the prototypes
 
     // out; "real" is double for float64 features, float otherwise
     int64_t* labels;      // [B, Q]
@@ -61,7 +58,6 @@ struct PaddleParams {
     void* dual;           // [B, K]    real
     int32_t* iterations;  // [B]
     void* criterion;      // [B]       real
-    void* concentration;  // [B]       real, of prior kDirichlet
     void* prototypes;     // [B, K, D] real, or null
 
     void* workspace;

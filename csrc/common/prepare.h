@@ -49,13 +49,10 @@ PADDLE_EXT_HD double power_above(double x) {
 // The slope of task `at`, and the unit of its distances.
 PADDLE_EXT_HD void find_slope(const SlopeParams& p, int64_t at) {
     double squared = p.unit[at] * p.unit[at];
-    if (p.scaling >= Scaling::kAuto) {
+    if (p.scaling == Scaling::kAuto) {
         const double each = squared / p.total;
-        double factor = auto_factor_squared(p.leads[2 * at] * each,
-                                            (p.leads[2 * at + 1] + p.spread[at]) * each);
-        if (p.scaling == Scaling::kCalibrated)
-            factor = calibrated_factor_squared(p.sharpness[at], factor);
-        squared *= factor;
+        squared *= auto_factor_squared(p.leads[2 * at] * each,
+                                       (p.leads[2 * at + 1] + p.spread[at]) * each);
     }
     p.distance_unit[at] = ::sqrt(squared);
     p.slope[at] = fmin(p.temperature * squared, p.steepest);

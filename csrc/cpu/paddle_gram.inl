@@ -8,13 +8,12 @@
 // class is one contiguous row. Two shortcuts make most iterations cheap, both exact at the given
 // precision (bounds in math.h): a class whose probabilities did not move keeps its M and P
 // ("quiet"), and a class that holds nothing leaves the softmax ("asleep") until it could matter
-// again. If prototypes are fixed, so are M and P: G is not needed, whatever the number of queries.
+// again.
 
 template <typename T>
 struct GramState {
     int64_t Q, K, Qp;
-    bool moving;    // the prototypes
-    T* gram;        // [Qp/P, Q, P], or [Qp], its diagonal, if prototypes are fixed
+    T* gram;        // [Qp/P, Q, P]
     T* m;           // [K, Qp]
     T* u;           // [K, Qp]  probabilities as applied to m
     T* du;          // [K, Qp]
@@ -37,16 +36,15 @@ struct GramState {
     const T** from;  // [max(K, Q)]  row pointers of a product
     T** to;          // [max(K, Q)]
 
-    GramState(Arena& arena, const PaddleSizes& n, int64_t padded, bool moving)
-        : Q(n.Q), K(n.K), Qp(padded), moving(moving), gram(arena.take<T>(moving ? Qp * Q : Qp)),
-          m(arena.take<T>(K * Qp)), u(arena.take<T>(K * Qp)), du(arena.take<T>(K * Qp)),
-          dm(arena.take<T>(K * Qp)), inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)),
-          inverse(arena.take<T>(Qp)), asleep(arena.take<T>(Qp)), reference(arena.take<T>(Qp)),
-          asleep_top(arena.take<T>(Qp)), slope(arena.take<T>(K)), bias(arena.take<T>(K)),
-          mass(arena.take<double>(K)), norm(arena.take<double>(K)), held(arena.take<double>(K)),
-          largest(arena.take<T>(K)), live(arena.take<int64_t>(K)), live_count(0),
-          moved(arena.take<int64_t>(K)), from(arena.take<const T*>(K > Q ? K : Q)),
-          to(arena.take<T*>(K > Q ? K : Q)) {}
+    GramState(Arena& arena, const PaddleSizes& n, int64_t padded)
+        : Q(n.Q), K(n.K), Qp(padded), gram(arena.take<T>(Qp * Q)), m(arena.take<T>(K * Qp)),
+          u(arena.take<T>(K * Qp)), du(arena.take<T>(K * Qp)), dm(arena.take<T>(K * Qp)),
+          inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)), inverse(arena.take<T>(Qp)),
+          asleep(arena.take<T>(Qp)), reference(arena.take<T>(Qp)), asleep_top(arena.take<T>(Qp)),
+          slope(arena.take<T>(K)), bias(arena.take<T>(K)), mass(arena.take<double>(K)),
+          norm(arena.take<double>(K)), held(arena.take<double>(K)), largest(arena.take<T>(K)),
+          live(arena.take<int64_t>(K)), live_count(0), moved(arena.take<int64_t>(K)),
+          from(arena.take<const T*>(K > Q ? K : Q)), to(arena.take<T*>(K > Q ? K : Q)) {}
 };
 
 // G, C = M at the start, and P: the only work that depends on D.
@@ -58,18 +56,7 @@ static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramSta
         s.from[q] = task.z + q / kPanel * n.D * kPanel + q % kPanel;
         s.to[q] = s.gram + q * kPanel;
     }
-    if (s.moving) {
-        product(s.from, kPanel, s.Q, task.z, n.D, panels, s.to, s.Q * kPanel);
-    } else {
-        for (int64_t q = 0; q < s.Q; ++q) {
-            double own = 0;
-            for (int64_t d = 0; d < n.D; ++d) {
-                const double z = s.from[q][d * kPanel];
-                own += z * z;
-            }
-            s.gram[q] = T(own);
-        }
-    }
+    product(s.from, kPanel, s.Q, task.z, n.D, panels, s.to, s.Q * kPanel);
     for (int64_t k = 0; k < s.K; ++k) {
         s.from[k] = task.sums + k * n.D;
         s.to[k] = s.m + k * s.Qp;
@@ -94,8 +81,7 @@ static double auto_factor(const GramState<T>& s) {
     T* distance = s.dm;
     Leads<T> leads;
     for (int64_t q = 0; q < s.Q; ++q) {
-        const double own =
-            s.gram[s.moving ? q / kPanel * s.Q * kPanel + q * kPanel + q % kPanel : q];
+        const double own = s.gram[q / kPanel * s.Q * kPanel + q * kPanel + q % kPanel];
         for (int64_t k = 0; k < s.K; ++k) {
             const double at = 1.0 / s.mass[k];
             distance[k] = T(own + at * (at * s.norm[k] - 2.0 * s.m[k * s.Qp + q]));
@@ -200,27 +186,6 @@ static double apply_change(GramState<T>& s, int64_t k, double shots) {
     return prototype_shift(change, gdu, along, mass, norm, s.mass[k]);
 }
 
-// The same for fixed prototypes. Returns the change of the count of the class.
-template <typename T>
-static double apply_count(GramState<T>& s, int64_t k) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    constexpr int64_t kTerms = 64 * kLanes;  // per partial sum; these are added in double
-    double held = 0;
-    for (int64_t first = 0; first < s.Qp; first += kTerms) {
-        Vec<T> sum{};
-        const int64_t row = k * s.Qp, end = first + kTerms < s.Qp ? first + kTerms : s.Qp;
-        for (int64_t cell = row + first; cell < row + end; cell += kLanes) {
-            const Vec<T> u = load(s.u + cell) + load(s.du + cell);
-            store<T>(s.u + cell, u);
-            sum += u;
-        }
-        held += horizontal_sum<T>(sum);
-    }
-    const double moved = __builtin_fabs(held - s.held[k]);
-    s.held[k] = held;
-    return moved;
-}
-
 template <typename T>
 static void set_logit(GramState<T>& s, int64_t k, double temperature, double bias) {
     const double inverse = 1.0 / s.mass[k];
@@ -300,19 +265,8 @@ static void normalise_rows(GramState<T>& s) {
 
 struct Outcome {
     int iterations;
-    double criterion;  // for moving prototypes, before the task's scaling factor
+    double criterion;  // before the task's scaling factor
 };
-
-// The v-step of all classes with a learned prior; the prior takes its step first.
-static void learn_prior(Proportions& proportions, const double* held) {
-    double slope = 0, curvature = 0;
-    for (int64_t k = 0; k < int64_t(proportions.K); ++k) {
-        const PriorTerm term = class_term(held[k], proportions.concentration);
-        slope += term.slope;
-        curvature += term.curvature;
-    }
-    proportions.learn(slope, curvature);
-}
 
 // Applies the changes; returns the mean shift of the prototypes.
 template <typename T>
@@ -324,19 +278,11 @@ static double move_prototypes(GramState<T>& s, int64_t moved, const double* shot
     return sum / double(s.K);
 }
 
-// The same for fixed prototypes; returns the largest change of a count.
-template <typename T>
-static double move_counts(GramState<T>& s, int64_t moved) {
-    double most = 0;
-    for (int64_t i = 0; i < moved; ++i) most = __builtin_fmax(most, apply_count(s, s.moved[i]));
-    return most;
-}
-
 template <typename T>
 static Outcome iterate_gram(const PaddleParams& p, const double* shots, double temperature,
-                            double tol, Proportions& proportions, GramState<T>& s) {
+                            double tol, GramState<T>& s) {
     const double weight = dual_weight<T>(p.lam, double(s.Q));
-    const Thresholds limit = proportions.limits(sizeof(T) == 4, weight);
+    const Thresholds limit = thresholds(sizeof(T) == 4, p.epsilon, weight, double(s.K));
     const double log_wake = __builtin_log(limit.wake);
     for (int64_t k = 0; k < s.K; ++k) set_logit(s, k, temperature, 0.0);
     wake_all(s);
@@ -360,13 +306,10 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
             ++moved;
         }
         // 3) w-step and v-step
-        outcome.criterion = s.moving ? move_prototypes(s, moved, shots) : move_counts(s, moved);
-        if (proportions.dirichlet) learn_prior(proportions, s.held);
+        outcome.criterion = move_prototypes(s, moved, shots);
         for (int64_t i = 0; i < s.live_count; ++i) {
             const int64_t k = s.live[i];
-            const double dual = proportions.dirichlet
-                                    ? proportions.dirichlet_dual(s.held[k])
-                                    : 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
+            const double dual = 1.0 + __builtin_log(s.held[k] / double(s.Q) + p.epsilon);
             set_logit(s, k, temperature, weight * dual);
         }
         if (tol > 0 && !(outcome.criterion > tol)) {  // NaN features stop here too
@@ -390,7 +333,7 @@ static Outcome iterate_gram(const PaddleParams& p, const double* shots, double t
             }
         }
         // Nothing moved and no class left: every further iteration would repeat this one exactly.
-        if (moved == 0 && kept == s.live_count && iteration > 1 && proportions.settled) break;
+        if (moved == 0 && kept == s.live_count && iteration > 1) break;
         s.live_count = kept;
     }
     settle_sleepers(s);

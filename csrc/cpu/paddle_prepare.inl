@@ -105,7 +105,7 @@ static void summarise_support(const PaddleCall& call) {
     Arena arena(call.support_summary);
     SupportSummary<T> summary(arena, n);
     const auto row = support_rows<T>(p, 0);
-    const bool unit_norm = p.scaling >= Scaling::kAuto;
+    const bool unit_norm = p.scaling == Scaling::kAuto;
     const T norm = unit_norm ? inverse_norm(row(0), n.D) : T(1);
     for (int64_t d = 0; d < n.D; ++d) summary.shift[d] = row(0)[d] * norm;
     class_sums(row, p.support_labels, n, unit_norm, summary.shift, summary.sums, summary.count);
@@ -152,7 +152,7 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& n = p.size;
     const auto row = query_rows<T>(p, task);
-    const bool unit_norm = p.scaling >= Scaling::kAuto;
+    const bool unit_norm = p.scaling == Scaling::kAuto;
     if (unit_norm) {
         for (int64_t q = 0; q < n.Q; ++q) out.norms[q] = inverse_norm(row(q), n.D);
     }
@@ -265,7 +265,7 @@ static void scale_sums(const PaddleCall& call, int64_t task, int64_t Qp, Prepare
         }
     } else {
         class_sums(support_rows<T>(p, task), p.support_labels + task * n.S, n,
-                   p.scaling >= Scaling::kAuto, out.mean, out.sums, out.count);
+                   p.scaling == Scaling::kAuto, out.mean, out.sums, out.count);
     }
     T most = 0;
     for (int64_t k = 0; k < n.K; ++k) {

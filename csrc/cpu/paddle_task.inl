@@ -6,7 +6,7 @@
 // Labels, probabilities, proportions and dual from the class-major probabilities u.
 template <typename T>
 static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_t Qp,
-                         const Outcome& outcome, double criterion, const Proportions& proportions) {
+                         const Outcome& outcome, double criterion) {
     const auto& n = p.size;
     T* const probabilities = static_cast<T*>(p.probabilities) + task * n.Q * n.K;
     int64_t* const labels = p.labels + task * n.Q;
@@ -26,15 +26,8 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
         double held = 0;
         for (int64_t q = 0; q < n.Q; ++q) held += probabilities[q * n.K + k];
         const double proportion = held / double(n.Q);
-        const bool learned = proportions.dirichlet;
-        static_cast<T*>(p.proportions)[task * n.K + k] =
-            T(learned ? proportions.dirichlet_mean(held) : proportion);
-        static_cast<T*>(p.dual)[task * n.K + k] =
-            T(learned ? proportions.dirichlet_dual(held)
-                      : 1.0 + __builtin_log(proportion + p.epsilon));
-    }
-    if (proportions.dirichlet) {
-        static_cast<T*>(p.concentration)[task] = T(proportions.concentration);
+        static_cast<T*>(p.proportions)[task * n.K + k] = T(proportion);
+        static_cast<T*>(p.dual)[task * n.K + k] = T(1.0 + __builtin_log(proportion + p.epsilon));
     }
     p.iterations[task] = outcome.iterations;
     static_cast<T*>(p.criterion)[task] = bounded(T(criterion), Range<T>::kInfinity);
@@ -67,7 +60,7 @@ static void add_queries(const Rows& query, const T* weights, int64_t Q, int64_t 
 }
 
 // Prototypes in the coordinates of the inputs: means of the rows themselves, weighted by the
-// probabilities if they move.
+// probabilities.
 template <typename T>
 static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, int64_t Qp, T* mean,
                              double* count) {
@@ -77,13 +70,12 @@ static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, in
     mean_row<T>(query, n.Q, n.D, nullptr, mean);
     const int64_t* labels = p.support_labels + (n.support_shared ? 0 : task * n.S);
     class_sums(support_rows<T>(p, task), labels, n, false, mean, out, count);
-    const int64_t Q = p.update_prototypes ? n.Q : 0;  // queries they absorb
     for (int64_t k = 0; k < n.K; ++k) {
         T* const w = out + k * n.D;
         double mass = count[k];
-        for (int64_t q = 0; q < Q; ++q) mass += std::max(u[k * Qp + q], T(0));
+        for (int64_t q = 0; q < n.Q; ++q) mass += std::max(u[k * Qp + q], T(0));
         for (int64_t first = 0; first < n.D; first += kSumWidth) {
-            add_queries(query, u + k * Qp, Q, first, std::min(n.D - first, kSumWidth), mean, w);
+            add_queries(query, u + k * Qp, n.Q, first, std::min(n.D - first, kSumWidth), mean, w);
         }
         const T inverse = T(1.0 / safe_mass(mass));
         for (int64_t d = 0; d < n.D; ++d) w[d] = mean[d] + w[d] * inverse;
@@ -100,7 +92,7 @@ static int64_t paddle_scratch_bytes(const PaddleParams& p) {
     Arena arena;
     const int64_t Qp = padded_queries<T>(p.size);
     Prepared<T> task(arena, p.size, Qp);
-    GramState<T> state(arena, p.size, Qp, p.update_prototypes);
+    GramState<T> state(arena, p.size, Qp);
     return arena.used();
 }
 
@@ -111,14 +103,6 @@ static int64_t paddle_summary_bytes(const PaddleParams& p) {
     return arena.used();
 }
 
-// Squared factor of unit-norm rows.
-template <typename T>
-static double unit_rows_factor(const PaddleParams& p, int64_t task, double automatic) {
-    if (p.scaling != Scaling::kCalibrated) return automatic;
-    const double sharpness = static_cast<const T*>(p.sharpness)[task];
-    return calibrated_factor_squared(sharpness, automatic);
-}
-
 template <typename T>
 static void paddle_task(const PaddleCall& call, int64_t task_number, void* scratch) {
     const PaddleParams& p = *call.params;
@@ -127,20 +111,18 @@ static void paddle_task(const PaddleCall& call, int64_t task_number, void* scrat
     Prepared<T> task(arena, p.size, Qp);
     scale_queries(p, task_number, Qp, task);
     scale_sums(call, task_number, Qp, task);
-    Proportions proportions(p);
-    GramState<T> state(arena, p.size, Qp, p.update_prototypes);
+    GramState<T> state(arena, p.size, Qp);
     gram_products(task, p.size, state);
-    double scaled = task.unit;  // one scaled unit, in the coordinates of the scaling
+    double unit = task.unit;  // one scaled unit, in the coordinates of the scaling
     double temperature = folded_temperature<T>(p.temperature * task.unit, task.unit);
-    if (p.scaling >= Scaling::kAuto) {
-        const double squared = unit_rows_factor<T>(p, task_number, auto_factor(state));
+    if (p.scaling == Scaling::kAuto) {
+        const double squared = auto_factor(state);
         temperature = folded_temperature<T>(p.temperature, squared);
-        scaled = __builtin_sqrt(squared);
+        unit = __builtin_sqrt(squared);
     }
-    const double unit = p.update_prototypes ? scaled : 1.0;
-    const auto outcome = iterate_gram(p, task.count, temperature, p.tol / unit, proportions, state);
+    const auto outcome = iterate_gram(p, task.count, temperature, p.tol / unit, state);
     if (interrupted()) return;
-    write_result(p, task_number, state.u, Qp, outcome, outcome.criterion * unit, proportions);
+    write_result(p, task_number, state.u, Qp, outcome, outcome.criterion * unit);
     if (p.prototypes != nullptr) {
         write_prototypes(p, task_number, state.u, Qp, task.mean, task.count);
     }

@@ -186,7 +186,7 @@ void place_class(const PlaceParams& p, int64_t task, int64_t k, const PlaceWorks
     std::fill_n(mean, p.D, 0.0);
     for (int64_t i = start[0]; i < start[1]; ++i) {
         const double* const row = support + p.order[set * p.S + i] * p.D;
-        if (p.scaling < Scaling::kAuto) {
+        if (p.scaling != Scaling::kAuto) {
             for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d];
             continue;
         }

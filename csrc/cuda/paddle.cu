@@ -28,10 +28,9 @@ CudaPlan make_plan(const PaddleParams& params, int device) {
     const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const bool small = n.Q <= kBlockWarps * kRowsPerWarp &&
                        double(n.Q) * double(n.Q) * double(n.K) <= kBlockProducts;
-    // G is kept in shared memory only if it is needed and two blocks still fit on a multiprocessor,
-    // to hide each other's latency.
-    plan.shared_gram = small && params.update_prototypes &&
-                       2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
+    // G is kept in shared memory only if two blocks still fit on a multiprocessor, to hide each
+    // other's latency.
+    plan.shared_gram = small && 2 * (block_shared_bytes(n, true) + kReservedShared) <= available;
     plan.shared_bytes = small ? block_shared_bytes(n, plan.shared_gram) : 0;
     plan.fits = small && plan.shared_bytes <= available;
     return plan;
@@ -64,9 +63,8 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks, bool prototypes) {
     c.far = arena.take<int>(T);
     c.norms = arena.take<float>(T * Q);
     c.z = arena.take<float>(T * Q * Dp);
-    const bool halves = c.call.update_prototypes && !c.plan.shared_gram;
     c.gram = arena.take<float>(T * Q * Qp);
-    c.halves = arena.take<uint4>(halves ? T * Qp * Qp / 4 : 0);
+    c.halves = arena.take<uint4>(c.plan.shared_gram ? 0 : T * Qp * Qp / 4);
     c.m = arena.take<float>(T * K * Qp);
     c.u = arena.take<float>(T * K * Qp);
     c.norm = arena.take<float>(T * K);

@@ -17,7 +17,6 @@ struct Step {
 };
 
 // All live classes in turn: every tile is applied as soon as its changes are known.
-template <bool Plain>
 __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                          unsigned* full, unsigned* loud) {
     unsigned any = 0;
@@ -38,17 +37,16 @@ __device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int 
             if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
             if (!any_loud) continue;
             moved |= 1u << (tile - first);
-            apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
+            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
         if (moved != 0) __syncthreads();  // the sums of all warps are complete
-        update_classes<Plain>(b, b.s.live + first * kTile, end - first, moved);
+        update_classes(b, b.s.live + first * kTile, end - first, moved);
         any |= moved;
     }
     return {false, b.s.live, any != 0 ? tiles * kTile : 0};
 }
 
 // First finds which classes moved, then computes only their products.
-template <bool Plain>
 __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
                            unsigned* full, unsigned* loud) {
     Changes next;
@@ -77,10 +75,10 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
             place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
             if (tile + 1 < moved_tiles) load_changes(b, b.s.moved + (tile + 1) * kTile, next);
             __syncthreads();  // the list is complete
-            apply_changes<Plain>(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
+            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
         __syncthreads();  // the sums of all warps are complete
-        update_classes<Plain>(b, b.s.moved + first * kTile, end - first, ~0u);
+        update_classes(b, b.s.moved + first * kTile, end - first, ~0u);
     }
     return {false, b.s.moved, count};
 }
@@ -94,17 +92,13 @@ __device__ bool take_all(const Block& b, int tiles, const unsigned* loud) {
     return 2 * ceil_div(warp_sum(moved), kTile) > tiles;
 }
 
-// Mean shift of the prototypes or, if they are fixed, the largest change of a count; every warp
-// adds the same numbers in the same order.
-template <bool Plain>
+// Mean shift of the prototypes; every warp adds the same numbers in the same order.
 __device__ float criterion(const Block& b, const int* classes, int count) {
-    float sum = 0.0f, most = 0.0f;
+    float sum = 0.0f;
     for (int i = b.lane; i < count; i += 32) {
-        if (classes[i] < 0) continue;
-        sum += b.s.shift[classes[i]];
-        if (!Plain) most = fmaxf(most, b.s.shift[classes[i]]);
+        if (classes[i] >= 0) sum += b.s.shift[classes[i]];
     }
-    return b.moving<Plain>() ? warp_sum(sum) / float(b.K) : warp_max(most);
+    return warp_sum(sum) / float(b.K);
 }
 
 // Removes classes that hold nothing from the list, if that saves a tile. All threads agree.
@@ -178,8 +172,7 @@ __device__ void settle_sleepers(const Block& b, int tiles, const RowSoftmax& sof
     }
 }
 
-template <bool Plain>
-__device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions& proportions) {
+__device__ Outcome iterate(const Block& b, float tol, int max_iter) {
     const int all_tiles = ceil_div(b.K, kTile);
     Sleepers asleep;
     asleep.reference = make_float2(0, 0);
@@ -194,8 +187,8 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         soft = row_softmax(b, tiles, asleep);
         // None can come back if none has left: a row of NaN would ask for it forever.
         if (soft.wake && tiles < all_tiles) atomicMax(&b.s.state[kWake], iteration);
-        const Step step = all ? step_all<Plain>(b, tiles, soft, iteration, full, loud)
-                              : step_moved<Plain>(b, tiles, soft, iteration, full, loud);
+        const Step step = all ? step_all(b, tiles, soft, iteration, full, loud)
+                              : step_moved(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
             __syncthreads();  // all have read the flag
             wake_all(b);
@@ -211,15 +204,12 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         // The previous iteration's were last read before the barriers above.
         clear_bits(b.s.loud + (iteration + 1) % 2 * all_tiles,
                    b.s.full + (iteration + 1) % 2 * all_tiles, all_tiles);
-        if (b.dirichlet<Plain>()) {
-            __syncthreads();  // held of the moved classes is in place, warp sums are read
-            learn_prior(b, proportions);
-        } else if (iteration == 1) {
+        if (iteration == 1) {
             __syncthreads();  // held of the moved classes is in place
             for (int k = threadIdx.x; k < b.K; k += blockDim.x) set_dual(b, k);
         }
         __syncthreads();  // slopes, biases and shifts of all classes are in place
-        outcome.criterion = criterion<Plain>(b, step.classes, step.count);
+        outcome.criterion = criterion(b, step.classes, step.count);
         if (tol > 0.0f && !(outcome.criterion > tol)) {
             outcome.iterations = iteration;
             break;
@@ -229,8 +219,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter, Proportions&
         const int before = tiles;
         let_sleep(b, full, tiles, asleep, soft.best);
         // Nothing moved and no class left: every further iteration would repeat this one exactly.
-        const bool settled = !b.dirichlet<Plain>() || proportions.settled;
-        if (step.count == 0 && tiles == before && iteration > 1 && settled) break;
+        if (step.count == 0 && tiles == before && iteration > 1) break;
         ++iteration;
     }
     if (tiles < all_tiles) settle_sleepers(b, tiles, soft);
@@ -282,56 +271,45 @@ __device__ void write_rows(const Block& b, int64_t task) {
     }
 }
 
-// Proportions, dual and prior of a task.
-template <bool Plain>
-__device__ void write_classes(const Block& b, int64_t task, const Proportions& proportions) {
+// Proportions and dual of a task.
+__device__ void write_classes(const Block& b, int64_t task) {
     const PaddleParams& p = b.c.call;
     for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
-        float proportion = b.s.held[k] / float(b.Q), dual;
-        if (b.dirichlet<Plain>()) {
-            proportion = float(proportions.dirichlet_mean(double(b.s.held[k])));
-            dual = float(proportions.dirichlet_dual(double(b.s.held[k])));
-        } else {
-            dual = 1.0f + logf(proportion + b.limit.epsilon);
-        }
+        const float proportion = b.s.held[k] / float(b.Q);
         static_cast<float*>(p.proportions)[task * b.K + k] = proportion;
-        static_cast<float*>(p.dual)[task * b.K + k] = dual;
-    }
-    if (b.dirichlet<Plain>() && threadIdx.x == 0) {
-        static_cast<float*>(p.concentration)[task] = float(proportions.concentration);
+        static_cast<float*>(p.dual)[task * b.K + k] = 1.0f + logf(proportion + b.limit.epsilon);
     }
 }
 
-template <bool SharedGram, int MaxThreads, bool Plain>
+template <bool SharedGram, int MaxThreads>
 __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     solve_block_kernel(Chunk c) {
     extern __shared__ __align__(16) char memory[];
     const Shared s(memory, c.plan.Qp, c.call.size.K, SharedGram, nullptr);
-    const Limits limits(c.call, Plain);
+    const Limits limits(c.call);
     while (true) {
         const int64_t at = next_task(c, s);
         if (at >= c.tasks) return;
         const int64_t task = c.first + at;
         Block b(c, s, at, limits, SharedGram);
-        const double unit = load_task<Plain>(b, at);
+        const double unit = load_task(b, at);
         float4* const zero = reinterpret_cast<float4*>(b.u);
         for (int i = threadIdx.x; i < b.K * b.Qp / 4; i += blockDim.x)
             zero[i] = make_float4(0, 0, 0, 0);
         __syncthreads();  // the task is in shared memory
-        Proportions proportions(c.call);
         const float tol = scaled_tolerance(c.call.tol, unit);
-        const Outcome outcome = iterate<Plain>(b, tol, c.call.max_iter, proportions);
+        const Outcome outcome = iterate(b, tol, c.call.max_iter);
         __syncthreads();  // u of all threads is in place
         write_rows(b, task);
-        write_classes<Plain>(b, task, proportions);
+        write_classes(b, task);
         write_outcome(c.call, task, outcome, unit);
         __syncthreads();  // shared memory is free for the next task
     }
 }
 
-template <bool SharedGram, int MaxThreads, bool Plain>
+template <bool SharedGram, int MaxThreads>
 void launch(const Chunk& c) {
-    launch_resident(solve_block_kernel<SharedGram, MaxThreads, Plain>, c);
+    launch_resident(solve_block_kernel<SharedGram, MaxThreads>, c);
 }
 
 }  // namespace
@@ -344,19 +322,14 @@ int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
 
 void launch_blocks(const Chunk& c) {
     const int64_t threads = c.plan.Qp / kRowsPerWarp * 32;
-    const bool plain = c.call.prior == Prior::kPaddle && c.call.update_prototypes;
-    if (plain && c.plan.shared_gram && c.call.size.K <= kFewClasses) return launch_few(c);
-    const auto launch_for = [&](auto shared_gram, auto plain) {
-        constexpr bool kShared = decltype(shared_gram)::value, kPlain = decltype(plain)::value;
-        if (threads <= 160) return launch<kShared, 160, kPlain>(c);
-        if (threads <= 512) return launch<kShared, 512, kPlain>(c);
-        return launch<kShared, 1024, kPlain>(c);
+    if (c.plan.shared_gram && c.call.size.K <= kFewClasses) return launch_few(c);
+    const auto launch_for = [&](auto shared_gram) {
+        constexpr bool kShared = decltype(shared_gram)::value;
+        if (threads <= 160) return launch<kShared, 160>(c);
+        if (threads <= 512) return launch<kShared, 512>(c);
+        return launch<kShared, 1024>(c);
     };
-    const auto launch_with = [&](auto plain) {
-        c.plan.shared_gram ? launch_for(std::true_type{}, plain)
-                           : launch_for(std::false_type{}, plain);
-    };
-    plain ? launch_with(std::true_type{}) : launch_with(std::false_type{});
+    c.plan.shared_gram ? launch_for(std::true_type{}) : launch_for(std::false_type{});
 }
 
 }  // namespace paddle_ext

@@ -12,11 +12,9 @@
 // ones take part in the softmax; those of them that moved, gathered into tiles of their own, in the
 // products. After a few iterations one tile of each is left (thresholds: common/math.h). Blocks
 // take tasks from a common counter until none is left, so tasks that stop early cost nothing.
-// `Plain` is PADDLE itself: its kernels contain no code for the learned prior
-// (common/proportions.h) or for fixed prototypes, whose M and P are fixed too.
 #pragma once
 
-#include "common/proportions.h"
+#include "common/math.h"
 #include "common/reduce.cuh"
 #include "cuda/paddle_chunk.cuh"
 #include "cuda/paddle_gram.cuh"
@@ -77,10 +75,9 @@ struct Limits {
     float weight, epsilon;
     float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
 
-    __device__ Limits(const PaddleParams& p, bool plain) {
+    __device__ Limits(const PaddleParams& p) {
         const double heavy = dual_weight<float>(p.lam, double(p.size.Q));
-        const Thresholds limit = plain ? thresholds(true, p.epsilon, heavy, double(p.size.K))
-                                       : Proportions(p).limits(true, heavy);
+        const Thresholds limit = thresholds(true, p.epsilon, heavy, double(p.size.K));
         weight = float(heavy);
         epsilon = bounded_epsilon(p.epsilon);
         quiet = float(limit.quiet);
@@ -116,16 +113,6 @@ struct Block {
           count(c.count + (c.call.size.support_shared ? 0 : at * K)), temperature(1.0f) {
         halves = shared_gram ? s.gram : c.halves + at * warps * warps * kStepPieces;
         halves += warp * warps * kStepPieces;
-    }
-
-    template <bool Plain>
-    __device__ bool moving() const {
-        return Plain || c.call.update_prototypes;
-    }
-
-    template <bool Plain>
-    __device__ bool dirichlet() const {
-        return !Plain && c.call.prior == Prior::kDirichlet;
     }
 };
 
@@ -328,15 +315,10 @@ __device__ inline int gather_classes(const Block& b, int tiles, const unsigned* 
 }
 
 // Product of one tile's changes with G; updates M and U of this thread's cells; sums over its warp.
-template <bool Plain>
 __device__ inline void apply_changes(const Block& b, const uint4* delta, const Changes& c,
                                      float* part) {
     float2 product[4] = {};
-    const bool moving = b.moving<Plain>();
-    if (moving) {
-        multiply_changes<kTileColumns>(b.halves, delta, b.warps, b.lane, b.places, b.unscale,
-                                       product);
-    }
+    multiply_changes<kTileColumns>(b.halves, delta, b.warps, b.lane, b.places, b.unscale, product);
     float sums[16];  // by quantity, then by class
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -345,10 +327,8 @@ __device__ inline void apply_changes(const Block& b, const uint4* delta, const C
         if (c.cell[i].k >= 0) {
             const int64_t at = int64_t(c.cell[i].k) * b.Qp + b.row;
             *reinterpret_cast<float2*>(b.u + at) = after;
-            if (moving) {
-                *reinterpret_cast<float2*>(b.m + at) =
-                    make_float2(m.x + product[i].x, m.y + product[i].y);
-            }
+            *reinterpret_cast<float2*>(b.m + at) =
+                make_float2(m.x + product[i].x, m.y + product[i].y);
         }
         sums[i] = after.x + after.y;
         sums[4 + i] = d.x + d.y;

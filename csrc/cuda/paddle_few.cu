@@ -172,13 +172,13 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1
                                                                : 4) solve_few_kernel(Chunk c) {
     extern __shared__ __align__(16) char memory[];
     const Shared s(memory, c.plan.Qp, c.call.size.K, true, nullptr);
-    const Limits limits(c.call, true);
+    const Limits limits(c.call);
     while (true) {
         const int64_t at = next_task(c, s);
         if (at >= c.tasks) return;
         const int64_t task = c.first + at;
         Block b(c, s, at, limits, true);
-        const double unit = load_task<true>(b, at);
+        const double unit = load_task(b, at);
         __syncthreads();  // the task is in shared memory
         const float tol = scaled_tolerance(c.call.tol, unit);
         const Outcome outcome = solve_few<Columns>(b, task, tol, c.call.max_iter);

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
     float* const norms = c.norms + at * Q;
     float* const mean = c.mean + at * D;
     float* const scale = c.scale + at * D;
-    const bool unit_norm = p.scaling >= Scaling::kAuto;
+    const bool unit_norm = p.scaling == Scaling::kAuto;
 
     // 1) Norms of the rows.
     if (unit_norm) {

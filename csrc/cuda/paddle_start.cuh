@@ -57,13 +57,10 @@ __device__ inline double auto_factor(const Block& b) {
 
 // Loads the task into shared memory and folds its scale into the temperature. Returns one of its
 // units in the units of the criterion.
-template <bool Plain>
 __device__ inline double load_task(Block& b, int64_t at) {
     const PaddleParams& p = b.c.call;
-    if (b.moving<Plain>()) {
-        b.unscale = split_gram(b.gram + int64_t(b.row) * b.Qp, b.Q - b.row, b.Qp, b.quarter, b.lane,
-                               b.halves);
-    }
+    b.unscale =
+        split_gram(b.gram + int64_t(b.row) * b.Qp, b.Q - b.row, b.Qp, b.quarter, b.lane, b.halves);
     for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
         b.s.mass[k] = safe_mass(b.count[k]);
         b.s.norm[k] = b.c.norm[at * b.K + k];
@@ -73,17 +70,13 @@ __device__ inline double load_task(Block& b, int64_t at) {
     clear_bits(b.s.loud, b.s.full, 2 * ceil_div(b.K, kTile));
     __syncthreads();  // mass and norm of all classes are in place
     double squared = ldexp(1.0, 2 * b.c.exponent[at]);
-    if (p.scaling >= Scaling::kAuto) {
+    if (p.scaling == Scaling::kAuto) {
         squared = auto_factor(b);
         __syncthreads();  // u and du are no longer scratch
     }
-    if (p.scaling == Scaling::kCalibrated) {
-        const float sharpness = static_cast<const float*>(p.sharpness)[b.c.first + at];
-        squared = calibrated_factor_squared(double(sharpness), squared);
-    }
     b.temperature = float(folded_temperature<float>(p.temperature, squared));
     for (int k = threadIdx.x; k < b.K; k += blockDim.x) set_logit(b, k, 0.0f);
-    return b.moving<Plain>() ? sqrt(squared) : 1.0;
+    return sqrt(squared);
 }
 
 __device__ inline float scaled_tolerance(double tol, double unit) {

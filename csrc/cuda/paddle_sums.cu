@@ -259,7 +259,6 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     const float* const shift = c.raw_shift + own * n.D;
     const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
     float* const out = static_cast<float*>(c.call.prototypes) + (task * n.K + k) * n.D;
-    const int64_t Q = c.call.update_prototypes ? n.Q : 0;  // queries they absorb
     for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
         const int64_t d = d0 + threadIdx.x;
         const float from = d < n.D ? shift[d] : 0.0f;
@@ -267,7 +266,7 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
         // support one by one they would be lost in rounding: so partial sums first, and the support
         // last.
         float sum = 0.0f, mass = 0.0f;
-        for (int64_t q0 = 0; q0 < Q; q0 += kThreads) {
+        for (int64_t q0 = 0; q0 < n.Q; q0 += kThreads) {
             __syncthreads();  // the weights of the last round have been read
             weight[threadIdx.x] = q0 + threadIdx.x < n.Q ? u[(q0 + threadIdx.x) * n.K] : 0.0f;
             __syncthreads();
@@ -333,7 +332,7 @@ GroupPlan group_plan(const PaddleSizes& size) {
 
 void launch_class_sums(const Chunk& c) {
     const PaddleSizes& n = c.call.size;
-    const bool unit_norm = c.call.scaling >= Scaling::kAuto;
+    const bool unit_norm = c.call.scaling == Scaling::kAuto;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
         if (!n.support_shared) {

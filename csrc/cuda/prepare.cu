@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) class_means_kernel(PlaceParams p, Pl
         for (int64_t i = first; i < end; ++i) {
             const int64_t row = set * p.S + p.order[set * p.S + i];
             const double x = to_float(static_cast<const Feature*>(p.support)[row * p.D + d]);
-            sum += p.scaling >= Scaling::kAuto ? x * all.lengths[row] : x;
+            sum += p.scaling == Scaling::kAuto ? x * all.lengths[row] : x;
         }
         const FeaturePlace place = place_feature<float>(p, task * p.D + d);
         const double mean = sum / safe_mass(shots) / place.width - place.centre;
@@ -249,7 +249,7 @@ void run_cuda(const PlaceParams& p, int device, void* on) {
     with_feature_type(p.rows, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         const int64_t rows = (p.shared ? 1 : p.B) * p.S;
-        if (p.scaling >= Scaling::kAuto && rows > 0) {
+        if (p.scaling == Scaling::kAuto && rows > 0) {
             lengths_kernel<<<blocks_of(rows, kWarps), kThreads, 0, stream>>>(
                 static_cast<const Feature*>(p.support), rows, p.D,
                 rows_aligned(p.rows, p.D, {p.support}), all.lengths);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
@@ -19,16 +18,7 @@ from .paddle_large import (
     returns_all,
     solve_large,
 )
-from .paddle_operators import (
-    Outputs,
-    allocate,
-    room_for_concentration,
-    solve_indexed_op,
-    solve_indexed_switched_op,
-    solve_op,
-    solve_switched_op,
-)
-from .paddle_sharpness import sharpness_of, sharpness_of_indexed
+from .paddle_operators import Outputs, allocate, solve_indexed_op, solve_op
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,8 +31,6 @@ def solve(
     *,
     num_classes: int | None = None,
     lam: float | None = None,
-    proportions: str = "paddle",
-    update_prototypes: bool = True,
     scaling: str = "auto",
     temperature: float = 1.0,
     epsilon: float = 1e-6,
@@ -66,11 +54,7 @@ def solve(
         v_k  = 1 + ln( mean_q u_qk + epsilon )
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
-    and the task stops when its prototypes move by at most `tol` on average. Three options adapt
-    this to batches with an unknown number of classes: `proportions` replaces the second line,
-    `update_prototypes` skips the third, and `scaling` sets how sharp distances are. With all three
-    it is variational Bayes, `paddle_ext.adapt` on distances to class means; the method "adaptive"
-    does more, and is more accurate.
+    and the task stops when its prototypes move by at most `tol` on average.
 
     PADDLE assumes that few classes are present. If most are, large classes absorb others, and it
     may be much less accurate than the nearest class mean; its probabilities are always
@@ -93,31 +77,20 @@ def solve(
     lam : float, optional
         Weight of the number of classes present; default: Q, which makes the method parameter-free.
         0 is soft K-means with a support.
-    proportions : {"paddle", "dirichlet"}
-        "paddle" is for batches of few classes. "dirichlet" is for any batch: the proportions have
-        the prior Dirichlet(a, ..., a), where every iteration learns a from ``N_k = sum_q u_qk``
-        like `adapt`, and ``v_k = digamma(N_k + a) - digamma(Q + K a)``.
-    update_prototypes : bool
-        If False, the prototypes stay at the class means of the support. The distances are then
-        computed once, and `tol` is in queries.
-    scaling : {"auto", "minmax", "none", "calibrated"}
+    scaling : {"auto", "minmax", "none"}
         The method assumes classes of unit variance. "auto" suits any embedding: rows are made
         unit-norm, and one factor per task makes the nearest class lead the median one by 13 in
         squared distance, averaged over the queries. "minmax" divides each feature by its range over
         the task's queries, as in the tables of the paper. "none" leaves the features unchanged.
-        "calibrated" is like "auto", but the factor maximises the likelihood of the labels of at
-        most 256 (or K) labelled rows, each as far from its class mean as a new one would be. It is
-        at least that of "auto", whose square is doubled if no class has two rows.
     temperature : float
         Factor on the squared distances, > 0.
     epsilon : float
-        Added to the proportions inside the logarithm, > 0; not used by "dirichlet".
+        Added to the proportions inside the logarithm, > 0.
     max_iter : int
         Limit on iterations.
     tol : float, optional
         Stop a task when the mean distance its prototypes moved, in scaled coordinates, is at most
-        this, by default 1e-6. With fixed prototypes: when no class count changes by more than this
-        many queries, by default 1e-3. 0.0 runs `max_iter` iterations.
+        this, by default 1e-6. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
     return_assignments : bool, optional
@@ -126,7 +99,7 @@ def solve(
         the matrix of queries and classes is never stored.
     top : int
         At most 64.
-    precision : {"auto", "tf32", "half"}
+    precision : {"auto", "half"}
         Of the products of large tasks on CUDA. "auto" is as accurate as float32, using sums of
         half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
     group : torch.distributed.ProcessGroup, optional
@@ -153,17 +126,14 @@ def solve(
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]
-            Column means of the probabilities; for "dirichlet" ``(N_k + a) / (Q + K a)``.
+            Column means of the probabilities.
         dual : Tensor [.., K]
             ``v`` of the last iteration.
         iterations : Tensor [..] int32
             Iterations of each task.
         criterion : Tensor [..]
-            Mean distance the prototypes moved in the last iteration, or the largest change of a
-            count.
+            Mean distance the prototypes moved in the last iteration.
         prototypes : Tensor [.., K, D], or None
-        concentration : Tensor [..], or None
-            ``a`` for "dirichlet", in [1e-4, 1e4].
 
     Raises
     ------
@@ -192,9 +162,6 @@ def solve(
     tensor([0, 1, 1])
     >>> solution
     Solution(3 queries, 3 classes, 1 present, 5 iterations, probabilities not calibrated)
-    >>> any_batch = {"proportions": "dirichlet", "update_prototypes": False, "scaling": "none"}
-    >>> paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, **any_batch).labels
-    tensor([0, 1, 1])
     """
     num_classes, options = check.options(
         num_classes,
@@ -206,9 +173,6 @@ def solve(
         tol,
         return_prototypes,
         validate,
-        proportions,
-        update_prototypes,
-        check.SOLVER_SCALINGS,
     )
     support, support_labels, query = check.tensors(support, support_labels, query)
     if (
@@ -254,15 +218,8 @@ def solve(
     if by_reference:
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
-    arguments = support, support_labels, query, num_classes, *options[:6], return_prototypes
-    if is_paddle(scaling, options):
-        return solution(solve_op(*arguments), scaling, options, return_prototypes)
-    sharpness = None
-    if scaling == "calibrated":
-        own = sharpness_of(support, support_labels, num_classes)
-        sharpness = of_each_task(own, query.shape[:-2])
-    out = solve_switched_op(*arguments, *options[6:], sharpness)
-    return solution(out[:7], scaling, options, return_prototypes, out[7])
+    out = solve_op(support, support_labels, query, num_classes, *options, return_prototypes)
+    return solution(out, scaling, options, return_prototypes)
 
 
 def solve_alone(
@@ -285,11 +242,6 @@ def solve_alone(
         seen = query if isinstance(query, Tensor) else support[:1]
         num_classes = check.dense_values(support, support_labels, seen, num_classes)
     assert num_classes is not None
-    Q = rows.shape[-2]
-    sharpness = None
-    if scaling == "calibrated":
-        own = sharpness_of(support, support_labels, num_classes)
-        sharpness = of_each_task(own, rows.shape[:-2])
     return solve_large(
         support,
         support_labels,
@@ -297,9 +249,8 @@ def solve_alone(
         num_classes,
         scaling,
         options,
-        sharpness,
         prototypes=prototypes,
-        all_classes=returns_all(return_assignments, Q, num_classes),
+        all_classes=returns_all(return_assignments, rows.shape[-2], num_classes),
         validate=validate and not isinstance(query, Tensor),
         **large,
     )
@@ -313,8 +264,6 @@ def solve_indexed(
     *,
     num_classes: int | None = None,
     lam: float | None = None,
-    proportions: str = "paddle",
-    update_prototypes: bool = True,
     scaling: str = "auto",
     temperature: float = 1.0,
     epsilon: float = 1e-6,
@@ -340,9 +289,7 @@ def solve_indexed(
         Integers in [0, K), one for each of `support_index`.
     query_index : Tensor [Q] or [B, Q]
         Rows of the bank to classify.
-    num_classes, lam, proportions, update_prototypes, scaling, temperature, epsilon
-        As in `solve`. scaling="calibrated" gathers support rows for some tasks at a time.
-    max_iter, tol, return_prototypes, backend
+    num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, backend
         As in `solve`. backend="reference" gathers the features.
     validate : bool
         As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
@@ -377,9 +324,6 @@ def solve_indexed(
         tol,
         return_prototypes,
         validate,
-        proportions,
-        update_prototypes,
-        check.SOLVER_SCALINGS,
     )
     features, support_index, support_labels, query_index = check.tensors(
         features, support_index, support_labels, query_index
@@ -395,41 +339,15 @@ def solve_indexed(
         inputs = support, support_labels, query
         return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
     tensors = features, support_index, support_labels, query_index
-    arguments = *tensors, num_classes, *options[:6], return_prototypes
-    if is_paddle(scaling, options):
-        return solution(solve_indexed_op(*arguments), scaling, options, return_prototypes)
-    sharpness = None
-    if scaling == "calibrated":
-        own = sharpness_of_indexed(features, support_index, support_labels, num_classes)
-        sharpness = of_each_task(own, query_index.shape[:-1])
-    out = solve_indexed_switched_op(*arguments, *options[6:], sharpness)
-    return solution(out[:7], scaling, options, return_prototypes, out[7])
+    out = solve_indexed_op(*tensors, num_classes, *options, return_prototypes)
+    return solution(out, scaling, options, return_prototypes)
 
 
-def is_paddle(scaling: str, options: Options) -> bool:
-    return options[7] and options[6] != check.DIRICHLET and scaling != "calibrated"
-
-
-def solution(
-    out: Outputs,
-    scaling: str,
-    options: Options,
-    return_prototypes: bool,
-    concentration: Tensor | None = None,
-) -> Solution:
+def solution(out: Outputs, scaling: str, options: Options, return_prototypes: bool) -> Solution:
     prototypes = out[6] if return_prototypes else None
-    if options[6] != check.DIRICHLET:
-        concentration = None
     lam, _, temperature = options[:3]
     # By position: keywords would take as long as the rest of this function.
-    return Solution(
-        *out[:6], prototypes, None, lam, scaling, temperature, concentration, None, options[7]
-    )
-
-
-def of_each_task(sharpness: Tensor, batch: Sequence[int]) -> Tensor:
-    """The sharpness of a shared support for every task, [B]."""
-    return sharpness.expand(batch[0]) if batch else sharpness
+    return Solution(*out[:6], prototypes, None, lam, scaling, temperature)
 
 
 def solve_in_torch(
@@ -444,15 +362,12 @@ def solve_in_torch(
     *batch, Q, D = inputs[2].shape
     if num_classes == 0:  # no task, so no labels
         empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes)
-        nothing = room_for_concentration(inputs[2], batch, options[6])
-        return solution(empty, scaling, options, return_prototypes, nothing)
-    lam, _, temperature, epsilon, max_iter, tol, prior, update_prototypes = options
+        return solution(empty, scaling, options, return_prototypes)
+    lam, _, temperature, epsilon, max_iter, tol = options
     return reference.solve(
         *inputs,
         num_classes=num_classes,
         lam=lam,
-        proportions="dirichlet" if prior == check.DIRICHLET else "paddle",
-        update_prototypes=update_prototypes,
         scaling=scaling,
         temperature=temperature,
         epsilon=epsilon,

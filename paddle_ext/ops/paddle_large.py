@@ -82,7 +82,6 @@ def solve_large(
     num_classes: int,
     scaling: str,
     options: Options,
-    sharpness: Tensor | None,
     *,
     prototypes: bool,
     all_classes: bool,
@@ -92,7 +91,7 @@ def solve_large(
     group: Group,
 ) -> Solution:
     """A task with queries `Rows`, or tasks with queries [B, Q, D]; see `paddle_ext.solve`."""
-    lam, _, temperature, epsilon, max_iter, tol, prior, update_prototypes = options
+    lam, _, temperature, epsilon, max_iter, tol = options
     batched = isinstance(query, Tensor)
     rows = support if support.dim() == 3 else support.unsqueeze(0)
     labels = support_labels if support_labels.dim() == 2 else support_labels.unsqueeze(0)
@@ -103,9 +102,6 @@ def solve_large(
         epsilon,
         max_iter,
         tol,
-        prior,
-        update_prototypes,
-        sharpness,
         precision,
         prototypes,
         all_classes,
@@ -131,9 +127,6 @@ def solve_large(
         lam,
         scaling,
         temperature,
-        own(found.concentration) if prior == check.DIRICHLET else None,
-        None,
-        update_prototypes,
-        own(found.top.classes) if found.probabilities is None else None,
-        own(found.held) if found.probabilities is None else None,
+        classes=own(found.top.classes) if found.probabilities is None else None,
+        held=own(found.held) if found.probabilities is None else None,
     )

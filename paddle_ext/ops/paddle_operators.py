@@ -1,9 +1,4 @@
-"""The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`.
-
-Dirichlet proportions, fixed prototypes and calibrated distances have their own operators,
-`solve_switched` and `solve_indexed_switched`: these options would slow down a small PADDLE call by
-a tenth.
-"""
+"""The torch operators of PADDLE: `paddle_ext::solve` and `paddle_ext::solve_indexed`."""
 
 from __future__ import annotations
 
@@ -30,19 +25,14 @@ from .operators import (
     workspace,
 )
 
-# Labels, probabilities, proportions, dual, iterations, criterion, prototypes; and concentration.
+# Labels, probabilities, proportions, dual, iterations, criterion, prototypes.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-Switched: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-# The native number of the prior, update_prototypes, sharpness.
-Switch: TypeAlias = tuple[int, bool, Tensor | None]
 
 OPTIONS = (
     "SymInt num_classes, float? lam, int scaling, float temperature, float epsilon, "
     "int max_iter, float tol, bool prototypes"
 )
-SWITCH = "int prior, bool update_prototypes, Tensor? sharpness"
 OUTPUTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
-CALIBRATED = check.SCALINGS["calibrated"]
 
 
 def allocate(
@@ -74,19 +64,18 @@ def check_options(
     epsilon: float,
     max_iter: int,
     tol: float,
-    scalings: Sequence[str] = check.SCALING_NAMES,
 ) -> None:
     most = check.LARGEST
     if (
         (lam is None or 0.0 <= lam <= most)
-        and 0 <= scaling < len(scalings)
+        and 0 <= scaling < len(check.SCALINGS)
         and 0.0 < temperature <= most
         and 0.0 < epsilon <= most
         and 1 <= max_iter <= check.MOST
         and 0.0 <= tol <= most
     ):
         return
-    number_of("scaling", scaling, scalings)
+    number_of("scaling", scaling, check.SCALING_NAMES)
     if lam is not None:
         check.real("lam", lam)
     check.real("temperature", temperature, positive=True)
@@ -99,25 +88,6 @@ def number_of(name: str, value: int, meanings: Sequence[str]) -> None:
     if not 0 <= value < len(meanings):
         known = ", ".join(f"{number} ({meaning})" for number, meaning in enumerate(meanings))
         raise ValueError(f"{name} must be one of {known}, got {value}")
-
-
-def check_switch(B: int, features: Tensor, options: Sequence[Any], switch: Switch) -> None:
-    lam, scaling, temperature, epsilon, max_iter, tol, _ = options
-    check_options(lam, scaling, temperature, epsilon, max_iter, tol, check.SOLVER_SCALINGS)
-    prior, _, sharpness = switch
-    number_of("prior", prior, check.PRIOR_NAMES)
-    if sharpness is None and scaling != CALIBRATED:
-        return
-    if sharpness is None or scaling != CALIBRATED:
-        expected, got = ("given", "None") if scaling == CALIBRATED else ("None", "a tensor")
-        raise ValueError(f"sharpness must be {expected} with scaling {scaling}, got {got}")
-    dtype = computing_dtype(features)
-    if sharpness.dtype is not dtype or sharpness.shape != (B,):
-        raise ValueError(
-            f"sharpness must have shape [{B}] and be {check.plain(dtype)}, "
-            f"got {list(sharpness.shape)} and {check.plain(sharpness.dtype)}"
-        )
-    check.one_device(features=features, sharpness=sharpness)
 
 
 def indexed_sizes(
@@ -141,16 +111,6 @@ def solve_kernel(
     return launch(query, support, labels, None, None, sizes, 0, *options)
 
 
-def solve_switched_kernel(
-    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
-) -> Switched:
-    sizes = dense_sizes(support, support_labels, query, num_classes)
-    check_switch(sizes[1], query, options[:-3], options[-3:])
-    support, query = computable("support", support), computable("query", query)
-    labels = integers(support_labels)
-    return switched(options[-3:], query, support, labels, None, None, sizes, 0, *options[:-3])
-
-
 def solve_indexed_kernel(
     features: Tensor,
     support_index: Tensor,
@@ -164,37 +124,6 @@ def solve_indexed_kernel(
     bank, labels = computable("features", features), integers(support_labels)
     rows = integers(support_index), integers(query_index)
     return launch(bank, bank, labels, *rows, sizes, bank.shape[0], *options)
-
-
-def solve_indexed_switched_kernel(
-    features: Tensor,
-    support_index: Tensor,
-    support_labels: Tensor,
-    query_index: Tensor,
-    num_classes: int,
-    *options: Any,
-) -> Switched:
-    sizes = indexed_sizes(features, support_index, support_labels, query_index, num_classes)
-    check_switch(sizes[1], features, options[:-3], options[-3:])
-    bank, labels = computable("features", features), integers(support_labels)
-    rows = integers(support_index), integers(query_index)
-    N = bank.shape[0]
-    return switched(options[-3:], bank, bank, labels, *rows, sizes, N, *options[:-3])
-
-
-def switched(switch: Switch, query: Tensor, *arguments: Any) -> Switched:
-    prior, update_prototypes, sharpness = switch
-    if sharpness is not None:
-        sharpness = sharpness.contiguous()
-    batch = arguments[4][0]
-    concentration = room_for_concentration(query, batch, prior)
-    switch = prior, update_prototypes, sharpness
-    return (*launch(query, *arguments, switch=switch, concentration=concentration), concentration)
-
-
-def room_for_concentration(like: Tensor, batch: Sequence[int], prior: int) -> Tensor:
-    shape = batch if prior == check.DIRICHLET else (0,)
-    return torch.empty(shape, dtype=computing_dtype(like), device=like.device)
 
 
 def launch(
@@ -212,14 +141,10 @@ def launch(
     max_iter: int,
     tol: float,
     prototypes: bool,
-    *,
-    switch: Switch = (0, True, None),
-    concentration: Tensor | None = None,
 ) -> Outputs:
     batch, B, Q, S, K, D, shared = sizes
     if B == 0:
         return allocate(query, batch, Q, K, D, prototypes)
-    prior, update_prototypes, sharpness = switch
     call = native.module.paddle_call(
         target=target(query),
         dtype=check.DTYPES[query.dtype],
@@ -231,26 +156,15 @@ def launch(
         epsilon=epsilon,
         max_iter=max_iter,
         tol=tol,
-        prior=prior,
-        update_prototypes=update_prototypes,
-        sharpness=pointer(sharpness),
     )
     bytes_needed = call.workspace(prototypes=int(prototypes))
     if bytes_needed < 0:
+        name = check.SCALING_NAMES[scaling]
         options = LargeOptions(
-            lam,
-            check.SOLVER_SCALINGS[scaling],
-            temperature,
-            epsilon,
-            max_iter,
-            tol,
-            prior,
-            update_prototypes,
-            sharpness,
-            prototypes=prototypes,
+            lam, name, temperature, epsilon, max_iter, tol, prototypes=prototypes
         )
         tensors = query, support, support_labels, support_index, query_index
-        return launch_large(tensors, sizes, options, concentration)
+        return launch_large(tensors, sizes, options)
     outputs = allocate(query, batch, Q, K, D, prototypes)
     labels, probabilities, proportions, dual, iterations, criterion, means = outputs
     means_pointer = means.data_ptr() if prototypes else 0
@@ -267,7 +181,6 @@ def launch(
         dual=dual.data_ptr(),
         iterations=iterations.data_ptr(),
         criterion=criterion.data_ptr(),
-        concentration=pointer(concentration),
         prototypes=means_pointer,
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
@@ -279,7 +192,6 @@ def launch_large(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     sizes: Sizes,
     options: LargeOptions,
-    concentration: Tensor | None,
 ) -> Outputs:
     """Tasks that are too large for a thread, or a block, of the native code."""
     query, support, labels, support_index, query_index = tensors
@@ -292,8 +204,6 @@ def launch_large(
     else:
         rows = support.reshape(-1, S, D)
         found = large.solve(query.reshape(B, Q, D), rows, labels.reshape(-1, S), K, options)
-    if concentration is not None and concentration.numel():
-        concentration.copy_(found.concentration.view(batch))
     assert found.probabilities is not None
     nothing = query.new_empty(0, dtype=computing_dtype(query))
     return (
@@ -315,15 +225,6 @@ def solve_fake(
     return allocate(query, batch, Q, K, D, options[-1])
 
 
-def solve_switched_fake(
-    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, *options: Any
-) -> Switched:
-    batch, B, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
-    check_switch(B, query, options[:-3], options[-3:])
-    outputs = allocate(query, batch, Q, K, D, options[-4])
-    return (*outputs, room_for_concentration(query, batch, options[-3]))
-
-
 def solve_indexed_fake(
     features: Tensor,
     support_index: Tensor,
@@ -338,21 +239,6 @@ def solve_indexed_fake(
     return allocate(features, batch, Q, K, D, options[-1])
 
 
-def solve_indexed_switched_fake(
-    features: Tensor,
-    support_index: Tensor,
-    support_labels: Tensor,
-    query_index: Tensor,
-    num_classes: int,
-    *options: Any,
-) -> Switched:
-    tensors = features, support_index, support_labels, query_index
-    batch, B, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
-    check_switch(B, features, options[:-3], options[-3:])
-    outputs = allocate(features, batch, Q, K, D, options[-4])
-    return (*outputs, room_for_concentration(features, batch, options[-3]))
-
-
 DENSE = "Tensor support, Tensor support_labels, Tensor query"
 INDEXED = "Tensor features, Tensor support_index, Tensor support_labels, Tensor query_index"
 
@@ -360,18 +246,6 @@ register(f"solve({DENSE}, {OPTIONS}) -> ({OUTPUTS})", solve_kernel, solve_fake)
 register(
     f"solve_indexed({INDEXED}, {OPTIONS}) -> ({OUTPUTS})", solve_indexed_kernel, solve_indexed_fake
 )
-register(
-    f"solve_switched({DENSE}, {OPTIONS}, {SWITCH}) -> ({OUTPUTS}, Tensor)",
-    solve_switched_kernel,
-    solve_switched_fake,
-)
-register(
-    f"solve_indexed_switched({INDEXED}, {OPTIONS}, {SWITCH}) -> ({OUTPUTS}, Tensor)",
-    solve_indexed_switched_kernel,
-    solve_indexed_switched_fake,
-)
 
 solve_op = torch.ops.paddle_ext.solve.default
 solve_indexed_op = torch.ops.paddle_ext.solve_indexed.default
-solve_switched_op = torch.ops.paddle_ext.solve_switched.default
-solve_indexed_switched_op = torch.ops.paddle_ext.solve_indexed_switched.default

@@ -8,11 +8,6 @@ Letters: B tasks, Q queries, S support rows, K classes, D features. A task minim
 
 over the probabilities u, the dual v and the prototypes w, in turn, each in closed form.
 With v at its optimum the second line is lam times the entropy of p: few classes are present.
-
-proportions="dirichlet" has another second line, lam/Q times the negative log evidence of the counts
-N_k = sum_q u_qk, whose concentration a is learned as in `reference.adapt`:
-
-      - lam/Q ( ln G(K a) - K ln G(a) - ln G(Q + K a) + sum_k ln G(N_k + a) )
 """
 
 from __future__ import annotations
@@ -24,16 +19,10 @@ import torch
 from torch import Tensor
 
 from ..solution import Solution, Trace
-from .adapt import FIRST, next_concentration
-from .calibrate import calibrate
 
 AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
 AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the median class's distance
-
-MOST_ROWS = 256  # scaling="calibrated": calibration rows, or K if larger, unless
-MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
-SPREAD = 1e3  # of the logarithm of the sharpness a priori: uninformative
 
 
 class Task(NamedTuple):
@@ -78,42 +67,12 @@ def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
-def sharpness(support: Tensor, one_hot: Tensor) -> Tensor:
-    """The sharpness that fits the labelled rows of tasks, [B or 1]; 0 if no class has two rows.
-
-    Unit-norm rows [B or 1, S, D]. Evenly spread rows of classes with two or more calibrate, each
-    with the mean distance that a new row would have to its class.
-    """
-    found = []
-    for rows, members in zip(support, one_hot, strict=True):
-        S, K = members.shape
-        shots, own = members.sum(0), members.argmax(-1)
-        by_class = own.sort(stable=True).indices
-        eligible = by_class[shots[own[by_class]] >= 2]
-        most = min(S, max(MOST_ROWS, min(K, MOST_ENTRIES // K)))
-        count = min(len(eligible), most)
-        if count == 0:
-            found.append(rows.new_zeros(1))
-            continue
-        middles = (2 * torch.arange(count, device=rows.device) + 1) * len(eligible)
-        chosen = eligible[middles // (2 * count)]
-        labels, n = own[chosen].unsqueeze(-1), shots[own[chosen]].unsqueeze(-1)
-        means = class_means(rows, members)
-        distance = (rows[chosen].unsqueeze(1) - means).square().sum(-1)
-        as_new = distance.gather(-1, labels) * (n + 1) / (n - 1)
-        distance = distance.scatter(-1, labels, as_new)
-        counts = torch.tensor([count], device=rows.device)
-        found.append(calibrate(distance[None], labels.view(1, -1), counts, spread=SPREAD)[0])
-    return torch.cat(found)
-
-
 def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace: bool) -> Task:
     """Bring tasks into the coordinates of the method; see `solve` for the scalings.
 
     A shared support (a batch of 1) is never copied for every task. Only a trace needs `scatter`.
     """
-    unit = scaling in ("auto", "calibrated")
-    if unit:
+    if scaling == "auto":
         support, query = unit_rows(support), unit_rows(query)
     means = class_means(support, one_hot)
     scatter = torch.zeros_like(support[..., :1, :])  # [B or 1, 1, D]
@@ -129,11 +88,8 @@ def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace
     query, means = query - centre, means - centre
 
     factor = torch.ones_like(centre[..., :1])  # [B, 1, 1]
-    if unit:
+    if scaling == "auto":
         factor = auto_factor(*leads(query, means)).view(-1, 1, 1)
-    if scaling == "calibrated":
-        wanted, least = sharpness(support, one_hot).view(-1, 1, 1), factor.square()
-        factor = torch.where(wanted > 0, torch.maximum(wanted, least), 2 * least).sqrt()
     scatter = (scatter * factor.square()).sum((-2, -1))
     return Task(query * factor, means * factor, one_hot.sum(-2).unsqueeze(-1), scatter)
 
@@ -162,8 +118,6 @@ def solve(
     *,
     num_classes: int | None = None,
     lam: float | None = None,
-    proportions: str = "paddle",
-    update_prototypes: bool = True,
     scaling: str = "auto",
     temperature: float = 1.0,
     epsilon: float = 1e-6,
@@ -181,7 +135,6 @@ def solve(
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
     until the prototypes move by at most `tol` on average. Every task of a batch stops on its own.
-    proportions="dirichlet" has ``v_k = digamma(N_k + a) - digamma(Q + K a)`` after a step of a.
 
     Parameters
     ----------
@@ -194,20 +147,15 @@ def solve(
         K; by default the largest label + 1.
     lam : float, optional
         Weight of the partition complexity; by default Q. 0 is soft K-means with a support.
-    proportions : {"paddle", "dirichlet"}
-    update_prototypes : bool
-        If False, they stay at the class means of the support.
-    scaling : {"auto", "minmax", "none", "calibrated"}
+    scaling : {"auto", "minmax", "none"}
         "none" leaves the features unchanged. "minmax" divides every feature by its range over the
         task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, so
         that the nearest class leads the median one by 13 in squared distance, averaged over the
-        queries. "calibrated" is like "auto", with the factor that fits the labelled rows if it is
-        larger; see `sharpness`.
+        queries.
     temperature, epsilon : float
         Factor on the data term; added to the proportions inside the logarithm.
     max_iter, tol : int, float
-        Limit on iterations; 0.0 runs all. Default 1e-6; 1e-3 for fixed prototypes, for the largest
-        change of a count, in queries.
+        Limit on iterations; 0.0 runs all. Default 1e-6.
     return_prototypes, trace : bool
         Also return the prototypes in the coordinates of the inputs; the course of the iterations.
 
@@ -232,7 +180,7 @@ def solve(
     K = one_hot.shape[-1]
     weight = float(Q) if lam is None else lam
     if tol is None:
-        tol = 1e-6 if update_prototypes else 1e-3
+        tol = 1e-6
 
     # Coordinates of about 1: squares fit every dtype, and no scale overflows the logits.
     task, unit = of_size_one(task)
@@ -241,7 +189,6 @@ def solve(
 
     z, means, shots = task.query.to(dtype), task.means.to(dtype), task.shots.to(dtype)
     u, v, w = z.new_zeros(B, Q, K), z.new_zeros(B, 1, K), means
-    a = task.query.new_full((B, 1), FIRST) if proportions == "dirichlet" else None
     criterion = z.new_zeros(B)
     iterations = torch.zeros(B, dtype=torch.int32, device=z.device)
     running = torch.ones(B, dtype=torch.bool, device=z.device)
@@ -252,22 +199,19 @@ def solve(
         behind = distance - distance.amin(-1, keepdim=True)
         u_next = torch.softmax(weight / Q * v - steep * behind, dim=-1)
         # 2) dual
-        v_next, a_next = dual(u_next, a, epsilon)
-        # 3) prototypes, unless fixed
-        w_next, moved = w, (counts(u_next) - counts(u)).abs().amax(-1)
-        if update_prototypes:
-            w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
-            moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
+        v_next = 1 + torch.log(u_next.mean(-2, keepdim=True, dtype=torch.float64) + epsilon)
+        # 3) prototypes
+        w_next = (shots * means + u_next.mT @ z) / (shots + u_next.sum(-2).unsqueeze(-1))
+        moved = torch.linalg.vector_norm(w_next - w, dim=-1).mean(-1) * unit.view(-1)
 
         live = running.view(-1, 1, 1)  # stopped tasks keep their state
         u, v = torch.where(live, u_next, u), torch.where(live, v_next.to(dtype), v)
         w = torch.where(live, w_next, w)
-        a = a_next if a is None or a_next is None else torch.where(live[..., 0], a_next, a)
         criterion = torch.where(running, moved.to(dtype), criterion)
         iterations += running.int()
         if trace:
             seconds = elapsed(start, z)
-            reached = objective(task, sharpened, weight, epsilon, u, v, w, a)
+            reached = objective(task, sharpened, weight, epsilon, u, v, w)
             rows.append((reached, criterion, seconds))
             start = time.perf_counter() - seconds
         if tol > 0:
@@ -275,37 +219,10 @@ def solve(
         if not running.any():
             break
 
-    held = u if update_prototypes else torch.zeros_like(u)
     inputs = raw_support, one_hot, raw_query
-    prototypes = input_prototypes(*inputs, held) if return_prototypes else None
-    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3, a)
-    return found._replace(
-        lam=lam, scaling=scaling, temperature=temperature, update_prototypes=update_prototypes
-    )
-
-
-def counts(u: Tensor) -> Tensor:
-    """[B, Q, K] -> [B, K], float64."""
-    return u.sum(-2, dtype=torch.float64)
-
-
-def dual(u: Tensor, a: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor | None]:
-    """The v-step [B, 1, K], after the step of a concentration [B, 1], if any; float64."""
-    if a is None:
-        p = u.mean(-2, keepdim=True, dtype=torch.float64)
-        return 1 + torch.log(p + epsilon), None
-    _, Q, K = u.shape
-    a = next_concentration(a, counts(u), Q)
-    psi = torch.special.digamma
-    return (psi(counts(u) + a) - psi(Q + K * a)).unsqueeze(-2), a
-
-
-def evidence(u: Tensor, a: Tensor) -> Tensor:
-    """The logarithm of the probability of the counts, [B]."""
-    _, Q, K = u.shape
-    lgamma = torch.lgamma
-    prior = lgamma(K * a) - K * lgamma(a) - lgamma(Q + K * a)
-    return prior.squeeze(-1) + lgamma(counts(u) + a).sum(-1)
+    prototypes = input_prototypes(*inputs, u) if return_prototypes else None
+    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
+    return found._replace(lam=lam, scaling=scaling, temperature=temperature)
 
 
 def of_size_one(task: Task) -> tuple[Task, Tensor]:
@@ -336,15 +253,11 @@ def objective(
     u: Tensor,
     v: Tensor,
     w: Tensor,
-    a: Tensor | None = None,
 ) -> Tensor:
     """The objective, which no iteration increases, [B]; `sharpened` multiplies the data term."""
     u, v, w = u.double(), v.double(), w.double()
     p = u.mean(-2, keepdim=True)
-    if a is None:
-        complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
-    else:
-        complexity = -evidence(u, a) / u.shape[-2]
+    complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
     barrier: Tensor = torch.special.xlogy(u, u).sum((-2, -1))
     return sharpened.view(-1) * data_term(task, u, w) + lam * complexity + barrier
 
@@ -370,13 +283,8 @@ def finish(
     prototypes: Tensor | None,
     rows: list[tuple[Tensor, Tensor, float]],
     keep_batch: bool,
-    a: Tensor | None = None,
 ) -> Solution:
     """The batched results [B, ..] in the form of the inputs."""
-    proportions = u.mean(-2)
-    if a is not None:
-        _, Q, K = u.shape
-        proportions = ((counts(u) + a) / (Q + K * a)).to(u.dtype)
     task = slice(None) if keep_batch else 0
     trace = None
     if rows:
@@ -389,11 +297,10 @@ def finish(
     return Solution(
         labels=u.argmax(-1)[task],
         probabilities=u[task],
-        proportions=proportions[task],
+        proportions=u.mean(-2)[task],
         dual=v.squeeze(-2)[task],
         iterations=iterations[task],
         criterion=criterion[task],
         prototypes=None if prototypes is None else prototypes.to(u.dtype)[task],
         trace=trace,
-        concentration=None if a is None else a.squeeze(-1).to(u.dtype)[task],
     )

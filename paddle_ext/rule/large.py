@@ -206,7 +206,7 @@ def solve_large(
         1,
         K,
         queries.device,
-        prior=check.DIRICHLET,
+        prior=check.PRIORS["dirichlet"],
         total=weight * total,
         weight=weight,
         epsilon=1.0,

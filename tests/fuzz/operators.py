@@ -25,12 +25,7 @@ from paddle_ext.ops.calibrate import calibrate_op
 from paddle_ext.ops.labelled import coordinates_op, labelled_op
 from paddle_ext.ops.likelihood import likelihood_op
 from paddle_ext.ops.operators import Scratch
-from paddle_ext.ops.paddle_operators import (
-    solve_indexed_op,
-    solve_indexed_switched_op,
-    solve_op,
-    solve_switched_op,
-)
+from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
 from paddle_ext.ops.posterior import posterior_op
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.step import step_op
@@ -64,21 +59,6 @@ def options() -> Call:
     }
 
 
-def switch(batch: list[int]) -> Call:
-    """What makes half of the calls those of another operator."""
-    if random.random() < 0.5:
-        return {}
-    found = {
-        "prior": random.randrange(2),
-        "update_prototypes": random.random() < 0.5,
-        "sharpness": None,
-    }
-    if random.random() < 0.5:
-        return found
-    sharpness = torch.rand(*(batch or [1])) * random.choice((0.0, 30.0))
-    return found | {"scaling": 3, "sharpness": sharpness}
-
-
 def sizes() -> tuple[list[int], list[int], int, int, int, int]:
     """Batches of query and support, Q, S, K, D; now and then more than one panel of each."""
     batch = random.choice(([], [1], [3], [0]))
@@ -95,7 +75,6 @@ def solve() -> Call:
         "query": features(*batch, Q, D),
         "num_classes": K,
         **options(),
-        **switch(batch),
     }
 
 
@@ -109,7 +88,6 @@ def solve_indexed() -> Call:
         "query_index": torch.randint(N, (*batch, Q)),
         "num_classes": K,
         **options(),
-        **switch(batch),
     }
 
 
@@ -229,11 +207,6 @@ def step() -> Call:
     }
 
 
-def either(plain: Operator, switched: Operator, count: int) -> Operator:
-    """The first one for so many arguments, the second for more."""
-    return lambda *call: plain(*call) if len(call) == count else switched(*call)
-
-
 POSITIVE = ("shots", "total", "prior")
 OPERATORS = {
     "adapt": (adapt_op, adapt),
@@ -243,8 +216,8 @@ OPERATORS = {
     "likelihood": (likelihood_op, likelihood),
     "posterior": (posterior_op, posterior),
     "step": (step_op, step),
-    "solve": (either(solve_op, solve_switched_op, 11), solve),
-    "solve_indexed": (either(solve_indexed_op, solve_indexed_switched_op, 12), solve_indexed),
+    "solve": (solve_op, solve),
+    "solve_indexed": (solve_indexed_op, solve_indexed),
     "tim": (tim_op, tim),
     "sinkhorn": (sinkhorn_op, sinkhorn),
 }

@@ -94,8 +94,6 @@ def random_tasks(
         "max_iter": choose.choice((3, 10, 30)),
         "tol": choose.choice((0.0, 1e-6)),
     }
-    if choose.random() < 0.3:
-        options |= {"proportions": "dirichlet", "update_prototypes": choose.random() < 0.5}
     return tasks, options
 
 

@@ -24,7 +24,7 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 
 from paddle_ext import PaddleClassifier  # noqa: E402
-from paddle_ext.check import MOVING_TOL  # noqa: E402
+from paddle_ext.check import DEFAULT_TOL  # noqa: E402
 from paddle_ext.integrations import sklearn as integration  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
 from paddle_ext.task import Task  # noqa: E402
@@ -140,7 +140,7 @@ def test_options_of_adaptive() -> None:
 
 def test_defaults_are_those_of_the_methods() -> None:
     assert Adaptive().tol == integration.TOL["adaptive"]
-    assert integration.TOL["paddle"] == MOVING_TOL
+    assert integration.TOL["paddle"] == DEFAULT_TOL
     for name, default in integration.OF_PADDLE.items():
         assert inspect.signature(paddle_ext.solve).parameters[name].default == default
     assert PaddleClassifier().max_iter == Adaptive().max_iter

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import methods, reference
-from paddle_ext.check import MOVING_TOL
+from paddle_ext.check import DEFAULT_TOL
 from paddle_ext.methods import Method, Option, registry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,7 +199,7 @@ def test_defaults_of_paddle_are_those_of_solve() -> None:
     of_solve = inspect.signature(paddle_ext.solve).parameters
     for option in methods.describe("paddle"):
         default = of_solve[option.name].default
-        assert option.default == (MOVING_TOL if option.name == "tol" else default)
+        assert option.default == (DEFAULT_TOL if option.name == "tol" else default)
     for place in (paddle_ext.solve_indexed, reference.solve):
         for name, parameter in inspect.signature(place).parameters.items():
             if name in ("lam", "scaling", "epsilon", "max_iter", "tol"):

@@ -339,7 +339,7 @@ def test_a_float_is_not_a_count(name: str) -> None:
     refused(paddle_ext.solve, dense(**{name: 3.0}), TypeError, name, "an integer", "got float")
 
 
-@pytest.mark.parametrize("name", ["validate", "return_prototypes", "update_prototypes"])
+@pytest.mark.parametrize("name", ["validate", "return_prototypes"])
 @pytest.mark.parametrize("value", [1, None, "yes"])
 def test_flags(name: str, value: object) -> None:
     got = "None" if value is None else type(value).__name__
@@ -349,8 +349,7 @@ def test_flags(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "choices"),
     [
-        ("scaling", "'none', 'minmax', 'auto', 'calibrated'"),
-        ("proportions", "'paddle', 'dirichlet'"),
+        ("scaling", "'none', 'minmax', 'auto'"),
         ("backend", "'auto', 'native', 'reference'"),
     ],
 )

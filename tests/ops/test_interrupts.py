@@ -81,9 +81,6 @@ def adapt(device: str, Q: int, K: int) -> object:
 
 CALLS: dict[str, Callable[[str], object]] = {
     "solve": lambda device: solve(device, 200, 30, 150, 20_000 if device == "cpu" else 10**6),
-    "solve, prototypes that stay": lambda device: solve(
-        device, 200, 30, 150, 10**5 if device == "cpu" else 10**6, update_prototypes=False
-    ),
     "solve, a large task": lambda device: solve(device, 9000, 900, 400),
     "tim": lambda device: tim(device, "gd", 60, 7, 40),
     "tim, many tasks": lambda device: tim(device, "gd", 60, 7, 40, 50),

@@ -39,17 +39,14 @@ def assert_same_but_for_rounding(got: Solution, want: Solution, slack: float) ->
     assert torch.equal(got.labels.cpu()[clear], want.labels.cpu()[clear])
 
 
-SWITCHES: tuple[dict[str, Any], ...] = (
+OPTIONS: tuple[dict[str, Any], ...] = (
     {},
-    {"proportions": "dirichlet"},
-    {"update_prototypes": False},
-    {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"},
     {"scaling": "minmax"},
     {"scaling": "none", "temperature": 0.1},
 )
 
 
-@pytest.mark.parametrize("switch", SWITCHES, ids=str)
+@pytest.mark.parametrize("switch", OPTIONS, ids=str)
 @pytest.mark.usefixtures("many_chunks")
 def test_chunks_agree_with_the_reference(place: Place, switch: dict[str, Any]) -> None:
     problem = make_problem(Q=1100, K=37, D=24, shots=(2, 4), seed=1)
@@ -143,12 +140,11 @@ def test_half_precision_features(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(("precision", "slack"), [("tf32", 5e-3), ("half", 5e-3)])
-def test_less_precision(precision: str, slack: float) -> None:
+def test_less_precision() -> None:
     problem = make_problem(Q=2000, K=60, D=64, seed=5)
     options = {"max_iter": 8, "tol": 0.0}
-    got = problem.to("cuda").solve(precision=precision, **options)
-    assert_same_but_for_rounding(got, problem.truth(**options), slack)
+    got = problem.to("cuda").solve(precision="half", **options)
+    assert_same_but_for_rounding(got, problem.truth(**options), 5e-3)
 
 
 @pytest.mark.cuda

@@ -17,7 +17,7 @@ from paddle_ext.ops.large.queries import Queries
 from paddle_ext.ops.large.sources import TensorRows
 from paddle_ext.ops.large.steps import Moved, State
 from paddle_ext.rows import unit_rows
-from paddle_ext.scaling import auto_factor, calibrated_factor
+from paddle_ext.scaling import auto_factor
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-13}
 
@@ -87,7 +87,7 @@ def placed_by_torch(
         spread = (found.most - found.least)[0].double()
         width = torch.where(spread > 0, spread, 1)
     rows = support.double()
-    if scaling in ("auto", "calibrated"):
+    if scaling == "auto":
         rows = unit_rows(rows)
     means = torch.stack(
         [rows[labels == k].sum(0) / max(1, int((labels == k).sum())) for k in range(K)]
@@ -131,22 +131,19 @@ def reach_of(found: Survey, width: Tensor, centre: Tensor) -> float:
     return largest(torch.maximum(above, centre - found.least[0].double() / width))
 
 
-@pytest.mark.parametrize("scaling", ["auto", "calibrated", "none"])
+@pytest.mark.parametrize("scaling", ["auto", "none"])
 def test_slope(place: Place, scaling: str) -> None:
     new = {"dtype": torch.float64, "device": place.device}
     unit, spread = torch.tensor([0.5, 4.0, 1.0], **new), torch.tensor([70.0, 80.0, 90.0], **new)
     leads = torch.tensor([[30.0, -20.0], [1e-9, 5.0], [2.0, 1.0]], **new)
-    sharpness = torch.tensor([3.0, 0.0, 900.0], **new)
     empty = torch.empty(0, **new)
     placed = Placed(None, empty, empty, unit, spread)  # type: ignore[arg-type]
-    found = slope_of(placed, 50, leads, scaling, sharpness, temperature=2.0, steepest=1e3)
+    found = slope_of(placed, 50, leads, scaling, temperature=2.0, steepest=1e3)
     squared = unit.square()
     if scaling != "none":
         each = (squared / 50).unsqueeze(-1)
         median = (leads[:, 1] + spread).unsqueeze(-1) * each
         factor = auto_factor(leads[:, :1] * each, median)
-        if scaling == "calibrated":
-            factor = calibrated_factor(sharpness, factor)
         squared = squared * factor.square()
     assert largest(found[0] - (2.0 * squared).clamp(max=1e3)) < 1e-12 * 1e3
     assert largest(found[1] / squared.sqrt() - 1) < 1e-12

@@ -4,7 +4,6 @@ The comparisons with the reference are in test_paddle.py, for every device.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.cuda
 
 # Large tasks, which wait, are in test_large.py.
 SHAPES = [(12, 4, 6), (75, 160, 64), (75, 227, 33), (300, 40, 64)]
-SWITCHES = [
-    {"proportions": "dirichlet", "update_prototypes": False, "scaling": "calibrated"},
-    {"proportions": "dirichlet", "update_prototypes": True, "scaling": "auto"},
-    {"proportions": "paddle", "update_prototypes": False, "scaling": "minmax"},
-]
 LONG = 200_000_000  # clock ticks of a kernel that does nothing: about a tenth of a second
 
 
@@ -84,40 +78,6 @@ def test_graph(shape: tuple[int, int, int]) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert_same(result, problem.solve(return_prototypes=True))
-
-
-@pytest.mark.parametrize("switch", SWITCHES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_switches(shape: tuple[int, int, int], switch: dict[str, Any]) -> None:
-    """Like on the CPU, without waiting, in a graph, and reproducible."""
-    Q, K, D = shape
-    problem = make_problem(B=3, Q=Q, K=K, D=D, lead=9.0, seed=2).to("cuda")
-    options = {**switch, "num_classes": K, "validate": False, "return_prototypes": True}
-    options |= {"max_iter": 12, "tol": 0.0}
-    got = paddle_ext.solve(*problem.inputs(), **options)
-    want = problem.to("cpu").solve(**switch, max_iter=12, tol=0.0)
-    assert largest(got.probabilities.cpu() - want.probabilities) < TOLERANCE[torch.float32]
-    if got.concentration is not None:
-        assert largest(got.concentration.cpu() / want.concentration - 1) < 1e-2
-    torch.cuda.synchronize()
-    with nothing_waits():
-        again = paddle_ext.solve(*problem.inputs(), **options)
-    assert_same(again, got)
-    warm_up(lambda: paddle_ext.solve(*problem.inputs(), **options))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = paddle_ext.solve(*problem.inputs(), **options)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert_same(result, got)
-
-
-def test_prototypes_that_stay_in_a_very_large_task() -> None:
-    problem = make_problem(Q=3000, K=700, D=64, shots=(1, 2), seed=4).to("cuda")
-    options = {**SWITCHES[0], "max_iter": 5, "tol": 0.0}
-    got, want = problem.solve(**options), problem.to("cpu").solve(**options)
-    assert largest(got.probabilities.cpu() - want.probabilities) < TOLERANCE[torch.float32]
-    assert largest(got.proportions.cpu() - want.proportions) < TOLERANCE[torch.float32]
 
 
 def test_graph_of_indexed() -> None:

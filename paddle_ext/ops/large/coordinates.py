@@ -127,7 +127,7 @@ def place(
         K=K,
         D=D,
         shared=sets < B,
-        scaling=check.SOLVER_SCALINGS.index(scaling),
+        scaling=check.SCALINGS[scaling],
         total=float(found.total),
     )
     memory = workspace(call.workspace(), support)
@@ -156,22 +156,19 @@ def slope_of(
     total: int,
     leads: Tensor | None,
     scaling: str,
-    sharpness: Tensor | None,
     *,
     temperature: float,
     steepest: float,
 ) -> tuple[Tensor, Tensor]:
     """The factor of the logits on products, and the unit of distances, [B] float64 each.
 
-    `leads` [B, 2] are those of `assign`, for scalings with unit-norm rows; `sharpness` [B] is that
-    of "calibrated".
+    `leads` [B, 2] are those of `assign`, for "auto".
     """
     slope, unit = torch.empty_like(placed.unit), torch.empty_like(placed.unit)
-    exact = None if sharpness is None else sharpness.double()
     call = native.module.slope_call(
         target=target(slope),
         B=len(slope),
-        scaling=check.SOLVER_SCALINGS.index(scaling),
+        scaling=check.SCALINGS[scaling],
         total=float(total),
         temperature=temperature,
         steepest=steepest,
@@ -180,7 +177,6 @@ def slope_of(
         unit=placed.unit.data_ptr(),
         spread=placed.spread.data_ptr(),
         leads=pointer(leads),
-        sharpness=pointer(exact),
         slope=slope.data_ptr(),
         distance_unit=unit.data_ptr(),
         workspace=0,

@@ -44,7 +44,14 @@ def adapt_large(
     Q, K = logits.shape
     total = weight * group.count(Q, logits.device)
     state = State(
-        1, K, logits.device, prior=check.DIRICHLET, total=total, weight=weight, epsilon=1.0, tol=tol
+        1,
+        K,
+        logits.device,
+        prior=check.PRIORS["dirichlet"],
+        total=total,
+        weight=weight,
+        epsilon=1.0,
+        tol=tol,
     )
     settle(scores, state, group, max_iter)
     told = tell(scores, state.dual, group, top=top, all_classes=all_classes)

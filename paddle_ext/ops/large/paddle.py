@@ -7,16 +7,17 @@ of each in this process, K classes, D features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ... import check
 from ...rows import computing_dtype
 from .class_sums import Part, sums_by_class
 from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
 from .distances import DistanceScores, Walk
-from .fixed import Told, room_to_tell, settle, tell
+from .fixed import Told, room_to_tell, tell
 from .group import ALONE, Group
 from .products import (
     MANY_ROWS,
@@ -31,7 +32,7 @@ from .queries import Queries, numbers_at_once
 from .sources import IndexedRows, Rows, TensorRows
 from .steps import Moved, State, Top, assign, is_captured
 
-PRECISIONS = ("auto", "tf32", "half")
+PRECISIONS = ("auto", "half")
 MOST_TOP = 64  # limit on classes reported per row
 ROUGH = 1e-3  # iterations that move prototypes more than this, on average, may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
@@ -47,9 +48,6 @@ class Options:
     epsilon: float = 1e-6
     max_iter: int = 100
     tol: float = 1e-6
-    prior: int = 0
-    update_prototypes: bool = True
-    sharpness: Tensor | None = None  # [B] of "calibrated"
     precision: str = "auto"
     prototypes: bool = False
     all_classes: bool = True  # return all probabilities, else those of the `top` classes
@@ -59,7 +57,7 @@ class Options:
     @property
     def unit(self) -> bool:
         """Whether rows are normalised to unit length."""
-        return self.scaling in ("auto", "calibrated")
+        return self.scaling == "auto"
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Found:
     dual: Tensor  # [B, K]
     iterations: Tensor  # [B] int32
     criterion: Tensor  # [B]
-    concentration: Tensor  # [B]
     prototypes: Tensor | None  # [B, K, D]
     held: Tensor  # [B, K] float64: sums of the queries' probabilities
 
@@ -81,8 +78,6 @@ def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precisio
     """How rows are multiplied."""
     if queries.device.type != "cuda":
         return Plain(coordinates)
-    if precision == "tf32":
-        return Plain(coordinates, tf32=True)
     of_two = precision == "auto"
     sums_of_two = of_two and found.total < MANY_ROWS
     if queries.features is torch.float16 and found.alike():
@@ -119,7 +114,6 @@ class Paddle:
             self.total,
             self.leads() if o.unit else None,
             o.scaling,
-            o.sharpness,
             temperature=o.temperature,
             steepest=STEEPEST[queries.dtype],
         )
@@ -143,7 +137,7 @@ class Paddle:
             self.queries.B,
             self.K,
             self.queries.device,
-            prior=o.prior,
+            prior=check.PRIORS["paddle"],
             total=float(self.total),
             dual_weight=self.dual_weight,
             epsilon=o.epsilon,
@@ -201,12 +195,8 @@ class Paddle:
 
     def solve(self) -> Found:
         o, state = self.options, self.state()
-        w, told = self.placed.means, None
-        if o.update_prototypes:
-            w, told = self.move(state)
+        w, told = self.move(state)
         scores = self.scores(self.walk, w)
-        if not o.update_prototypes:
-            settle(scores, state, self.group, o.max_iter)
         weighed = self.dual_weight * state.before
         if told is None:
             told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
@@ -218,7 +208,6 @@ class Paddle:
             state.dual.to(dtype),
             state.iterations,
             state.criterion.to(dtype),
-            state.concentration.to(dtype),
             self.input_prototypes(scores, weighed) if o.prototypes else None,
             told.held,
         )
@@ -227,9 +216,6 @@ class Paddle:
         """Prototypes in the coordinates of the inputs, [B, K, D]: means of the rows themselves."""
         queries, dtype = self.queries, self.queries.dtype
         sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
-        if not self.options.update_prototypes:
-            means = sums / counts.clamp(min=1e-12).unsqueeze(-1)
-            return means.expand(queries.B, -1, -1).to(dtype)
         found = survey(queries, False, self.group, validate=False)
         query_means = found.sums / found.total
         raw = raw_coordinates(found, query_means, dtype)
@@ -309,8 +295,7 @@ def solve_groups(
     for start in range(0, B, size):
         tasks = slice(start, start + size)
         mine = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
-        own = o if o.sharpness is None else replace(o, sharpness=o.sharpness[tasks])
-        found.append(Paddle(Queries(queries(tasks)), *mine, K, own, ALONE).solve())
+        found.append(Paddle(Queries(queries(tasks)), *mine, K, o, ALONE).solve())
     return merged(found)
 
 
@@ -324,7 +309,6 @@ def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Found:
         per_class,
         per_class.clone(),
         per_task.int(),
-        per_task.clone(),
         per_task.clone(),
         real.new_empty(0, K, D) if o.prototypes else None,
         per_class.double(),
@@ -351,7 +335,6 @@ def merged(found: list[Found]) -> Found:
         joined("dual"),
         joined("iterations"),
         joined("criterion"),
-        joined("concentration"),
         None if first.prototypes is None else joined("prototypes"),
         joined("held"),
     )

@@ -90,9 +90,9 @@ class Form(Protocol):
 
 
 class Plain:
-    """Rows in their coordinates, in the dtype of the computation.
+    """Rows in their coordinates, in the dtype of the computation, on the CPU.
 
-    On the CPU the memory order decides which library multiplies. If both sides are row-major along
+    The memory order decides which library multiplies. If both sides are row-major along
     the summed dimension, torch on ARM calls oneDNN, which takes all cores whatever the number of
     threads is.
     """
@@ -102,8 +102,8 @@ class Plain:
     pieces = 0
     on_prototypes = None
 
-    def __init__(self, coordinates: Coordinates, tf32: bool = False) -> None:
-        self.coordinates, self.tf32, self.rest = coordinates, tf32, False
+    def __init__(self, coordinates: Coordinates) -> None:
+        self.coordinates, self.rest = coordinates, False
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return self.coordinates.of(rows, part)
@@ -116,20 +116,18 @@ class Plain:
         return laid_out(w)
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        with tensor_float(self.tf32):
-            return matrix_products(x, w.mT)
+        return matrix_products(x, w.mT)
 
     def room(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
         return [self.coordinates.scale.new_zeros(B, K, D)]
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        if u.is_cpu and add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
+        if add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
             return
-        if u.is_cpu and len(u) == 1:
+        if len(u) == 1:
             sums[0][0].addmm_(u[0].T, x[0])
-            return
-        with tensor_float(self.tf32):
+        else:
             sums[0].baddbmm_(u.mT, x)
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
@@ -255,13 +253,10 @@ def halves(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def tensor_float(allowed: bool) -> Iterator[None]:
-    """With float32 products in TF32 on CUDA."""
+def tensor_float() -> Iterator[None]:
+    """With float32 products in TF32 on CUDA, which is exact for halves."""
     before = torch.backends.cuda.matmul.allow_tf32
-    if before == allowed:
-        yield
-        return
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cuda.matmul.allow_tf32 = True
     try:
         yield
     finally:
@@ -279,7 +274,7 @@ def half_products(x: Tensor, w: Tensor) -> Tensor:
     if has_float_results():
         found: Tensor = torch.ops.aten.bmm.dtype(x, w, torch.float32)
         return found
-    with tensor_float(True):  # exact for halves
+    with tensor_float():
         return torch.bmm(x.float(), w.float())
 
 
@@ -297,5 +292,5 @@ def add_half_products(sums: Tensor, u: Tensor, x: Tensor) -> None:
     if has_float_results():
         torch.ops.aten.baddbmm.dtype_out(sums, u.mT, x, torch.float32, out=sums)
         return
-    with tensor_float(True):
+    with tensor_float():
         sums.baddbmm_(u.float().mT, x.float())

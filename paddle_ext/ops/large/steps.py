@@ -349,7 +349,7 @@ class State:
 
     def proportions(self, counts: Tensor) -> Tensor:
         """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""
-        if self.prior != check.DIRICHLET:
+        if self.prior != check.PRIORS["dirichlet"]:
             return counts / self.total
         a = self.concentration.unsqueeze(-1)
         found: Tensor = (counts + a) / (self.total + counts.shape[-1] * a)
