@@ -17,7 +17,7 @@ from ..ops.posterior import posterior
 from ..rows import computing_dtype
 from ..solution import Solution
 from .adaptive_large import solve_large, with_batch
-from .base import Method, Prediction
+from .base import Display, Method, Prediction
 from .calibration import (
     Likelihood,
     calibrated,
@@ -64,6 +64,7 @@ class Adaptive(Method):
     """
 
     name: ClassVar[str] = "adaptive"
+    display: ClassVar[Display] = Display("Adaptive", 13, "#6a1fb0", "*")
     takes_prototypes: ClassVar[bool] = True
 
     metric: str = "auto"

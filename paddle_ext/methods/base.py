@@ -7,7 +7,7 @@ predictions out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -24,7 +24,18 @@ from .task import IndexedTask, Task
 DATA_SETS = ("mini", "tiered", "inat")
 # "paper": as in the tables of the paper; the presets of datasets extend it.
 PRESETS = ("paper", *DATA_SETS)
-Presets: TypeAlias = Mapping[str, Mapping[str, object]]
+Options: TypeAlias = Mapping[str, object]
+Presets: TypeAlias = Mapping[str, Options]
+Grid: TypeAlias = Mapping[str, Sequence[object]]
+
+
+class Display(NamedTuple):
+    """How tables and figures show a method."""
+
+    title: str = ""  # default: its name
+    order: int = 100  # its place in tables: the methods of the paper, ours, then registered ones
+    colour: str = "#555555"  # distinct for colour-blind readers, with `marker` and lightness
+    marker: str = "8"  # of matplotlib
 
 
 class Prediction(NamedTuple):
@@ -51,8 +62,13 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    display: ClassVar[Display] = Display()
     # Option values that differ from the defaults, by the names in PRESETS.
     presets: ClassVar[Presets] = {}
+    # Values that `tune` tries for its options, in all combinations: also the default and presets.
+    tuning_grid: ClassVar[Grid] = {}
+    # Option values without which it refuses negative features.
+    for_negative_features: ClassVar[Options] = {}
     # Whether it can use class prototypes or zero-shot logits in addition to labelled rows.
     takes_prototypes: ClassVar[bool] = False
     # Whether it requires them.

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .base import Method
+from .base import Display, Grid, Method
 from .registry import register
 from .task import Task
-from .tim import check_options, probabilities
+from .tim import check_descent, probabilities
 
 FIT = (1.0, 0.0, 0.0)  # the weights of TIM without the queries
 
@@ -35,6 +35,11 @@ class Baseline(Method):
     """
 
     name: ClassVar[str] = "baseline"
+    display: ClassVar[Display] = Display("Baseline", 1, "#8a8a8a", "s")
+    tuning_grid: ClassVar[Grid] = {
+        "learning_rate": (1e-4, 1e-3, 1e-2),
+        "max_iter": (50, 100, 300),
+    }
 
     temperature: float = 15.0
     learning_rate: float = 1e-3
@@ -42,7 +47,7 @@ class Baseline(Method):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_options(FIT, self.temperature, self.learning_rate, self.max_iter, self.normalize)
+        check_descent(self.temperature, self.learning_rate, self.max_iter, self.normalize)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(task, weights=FIT, **asdict(self))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, power_of_two_above, products, squared_distances, unit_rows
-from .base import Method, Presets
+from .base import Display, Grid, Method, Presets
 from .registry import register
 from .task import Task, in_chunks, scaled, softmin
 
@@ -47,6 +47,8 @@ class BdCspn(Method):
     """
 
     name: ClassVar[str] = "bd_cspn"
+    display: ClassVar[Display] = Display("BD-CSPN", 4, "#44aa99", "^")
+    tuning_grid: ClassVar[Grid] = {"temperature": (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0)}
     presets: ClassVar[Presets] = {"tiered": {"temperature": 30.0}}
 
     scaling: str = "cl2n"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .. import check
 from ..ops.paddle import solve, solve_indexed
-from .base import Method, Presets
+from .base import Display, Method, Presets
 from .registry import register
 from .task import IndexedTask, Task
 
@@ -40,6 +40,7 @@ class Paddle(Method):
     """
 
     name: ClassVar[str] = "paddle"
+    display: ClassVar[Display] = Display("PADDLE", 12, "#c8102e", "o")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
     lam: float | None = None
@@ -59,13 +60,14 @@ class Paddle(Method):
         check.real("tol", self.tol)
 
     def solve(self, task: Task) -> Tensor:
-        options = asdict(self)
-        return solve(
-            *task.inputs(), num_classes=task.num_classes, validate=False, **options
-        ).probabilities
+        return probabilities(task, **asdict(self))
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        options = asdict(self)
-        return solve_indexed(
-            *task.inputs(), num_classes=task.num_classes, validate=False, **options
-        ).probabilities
+        return probabilities(task, **asdict(self))
+
+
+def probabilities(task: Task | IndexedTask, **options: Any) -> Tensor:
+    """Of a checked task by `paddle_ext.solve`, [B, Q, K]."""
+    run = solve if isinstance(task, Task) else solve_indexed
+    found = run(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
+    return found.probabilities

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import check
 from ..rows import power_of_two_above, squared_distances
 from ..scaling import scaled_tasks
-from .base import Method, Presets
+from .base import Display, Method, Presets
 from .registry import register
 from .task import Task, bounded, in_chunks
 
@@ -51,6 +51,7 @@ class PaddlePgd(Method):
     """
 
     name: ClassVar[str] = "paddle_pgd"
+    display: ClassVar[Display] = Display("PADDLE-PGD", 11, "#6a1b4d", "p")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
     lam: float | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import check
 from ..ops.sinkhorn import sinkhorn
 from ..rows import class_sums, products, unit_rows
-from .base import Method
+from .base import Display, Grid, Method, Options
 from .registry import register
 from .task import Task, in_chunks
 
@@ -60,6 +60,9 @@ class PtMap(Method):
     """
 
     name: ClassVar[str] = "pt_map"
+    display: ClassVar[Display] = Display("PT-MAP", 5, "#cc79a7", "v")
+    tuning_grid: ClassVar[Grid] = {"step": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)}
+    for_negative_features: ClassVar[Options] = {"power": 1.0}
 
     power: float = 0.5
     reg: float = 0.1

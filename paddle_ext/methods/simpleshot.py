@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import check
 from ..rows import squared_distances
-from .base import Method
+from .base import Display, Method
 from .registry import register
 from .task import Task, in_chunks, scaled, softmin
 
@@ -33,6 +33,7 @@ class SimpleShot(Method):
     """
 
     name: ClassVar[str] = "simpleshot"
+    display: ClassVar[Display] = Display("SimpleShot", 2, "#3d3d3d", "P")
 
     scaling: str = "cl2n"
     temperature: float = 15.0

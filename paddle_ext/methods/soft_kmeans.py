@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.paddle import solve, solve_indexed
-from .base import Method, Presets
+from .base import Display, Method, Presets
+from .paddle import probabilities
 from .registry import register
 from .task import IndexedTask, Task
 
@@ -33,6 +33,7 @@ class SoftKMeans(Method):
     """
 
     name: ClassVar[str] = "soft_kmeans"
+    display: ClassVar[Display] = Display("Soft K-means", 10, "#117733", "d")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
     scaling: str = "auto"
@@ -47,13 +48,7 @@ class SoftKMeans(Method):
         check.real("tol", self.tol)
 
     def solve(self, task: Task) -> Tensor:
-        options = asdict(self)
-        return solve(
-            *task.inputs(), num_classes=task.num_classes, lam=0.0, validate=False, **options
-        ).probabilities
+        return probabilities(task, lam=0.0, **asdict(self))
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        options = asdict(self)
-        return solve_indexed(
-            *task.inputs(), num_classes=task.num_classes, lam=0.0, validate=False, **options
-        ).probabilities
+        return probabilities(task, lam=0.0, **asdict(self))

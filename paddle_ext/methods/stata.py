@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import check
 from ..rows import products, unit_rows
-from .base import Method
+from .base import Display, Method
 from .neighbour_graph import NeighbourGraph, assigned
 from .registry import register
 from .task import Task, in_chunks
@@ -54,6 +54,7 @@ class StatA(Method):
     """
 
     name: ClassVar[str] = "stata"
+    display: ClassVar[Display] = Display("StatA", 17)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, squared_distances, unit_rows
-from .base import Method
+from .base import Display, Method
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
 from .registry import register
 from .task import Task, in_chunks
@@ -59,6 +59,7 @@ class TransClip(Method):
     """
 
     name: ClassVar[str] = "transclip"
+    display: ClassVar[Display] = Display("TransCLIP", 16)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import check
 from ..rows import products, unit_rows
-from .base import Method
+from .base import Display, Method
 from .registry import register
 from .task import Task, in_chunks
 
@@ -30,6 +30,7 @@ class ZeroShot(Method):
     """
 
     name: ClassVar[str] = "zero_shot"
+    display: ClassVar[Display] = Display("Zero-shot", 14)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from paddle_ext import methods
 from paddle_ext.methods import ici
 from paddle_ext.methods import task as features
-from paddle_ext.methods.ici_path import PENALTIES, first_zeros
+from paddle_ext.methods.ici import PENALTIES, first_zeros
 from paddle_ext.methods.task import unit_rows
 from paddle_ext.reference.ici import annihilator, lasso_path, most_credible
 from paddle_ext.reference.ici import ici as reference_ici

@@ -8,27 +8,18 @@ from typing import TypeAlias
 
 from ... import check
 from ...methods import Method, available, create
-from ...methods.base import PRESETS
+from ...methods.base import PRESETS, known_methods
 from ...methods.registry import as_method, fields_of, load
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
-# In the order of the paper's tables, followed by ours.
-PAPER_ORDER = (
-    "baseline",
-    "simpleshot",
-    "ici",
-    "bd_cspn",
-    "pt_map",
-    "laplacian_shot",
-    "tim",
-    "tim_adm",
-    "alpha_tim",
-    "soft_kmeans",
-    "paddle_pgd",
-    "paddle",
-    "adaptive",
-)
+
+def all_methods() -> tuple[str, ...]:
+    """Names of the methods that need no class names, in the order of tables: those of the paper,
+    ours, and registered ones.
+    """
+    names = available(named=False)
+    return tuple(sorted(names, key=lambda name: (known_methods[name].display.order, name)))
 
 
 def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Method]:
@@ -36,10 +27,7 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
     if preset is not None:
         check.choice("preset", preset, PRESETS)
     if isinstance(methods, str) and methods == "all":
-        methods = [
-            *PAPER_ORDER,
-            *(other for other in available(named=False) if other not in PAPER_ORDER),
-        ]
+        methods = all_methods()
     single = as_method(methods)
     if isinstance(methods, str) or single is not None:
         methods = [methods if isinstance(methods, str) else single]  # type: ignore[list-item]

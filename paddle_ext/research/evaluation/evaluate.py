@@ -23,10 +23,10 @@ from ..tasks import TaskSampler
 from .arguments import chosen_methods, options_of
 from .blocks import BLOCK, Block, Count, DeviceBank, block_sizes
 from .journal import Journal, Key, digest
+from .negative_features import adapted_to_negative_features, labels_given_by_name
 from .plan import TaskPlan, check_features, plan_tasks
 from .results import Evaluation, Result
 from .settings import RunSettings
-from .signs import fitted_to_signs, labels_by_name
 
 FILE = "evaluation.json"
 
@@ -128,7 +128,7 @@ def evaluate(
         progress=progress,
     )
     chosen = chosen_methods(methods, preset)
-    named = labels_by_name(methods, chosen)
+    by_name = labels_given_by_name(methods, chosen)
     plan = plan_tasks(
         bank,
         shots=shots,
@@ -142,7 +142,7 @@ def evaluate(
         support=support,
         query=query,
     )
-    chosen, notes = fitted_to_signs(chosen, named, bank)
+    chosen, notes = adapted_to_negative_features(chosen, by_name, bank)
     return evaluate_plan(bank, chosen, plan, settings, notes)
 
 
@@ -151,15 +151,15 @@ def evaluate_plan(
     methods: Mapping[str, Method],
     plan: TaskPlan,
     settings: RunSettings,
-    said: Sequence[str] = (),
+    method_notes: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate methods, by label, on planned tasks; `said` lists changes made to them."""
+    """Evaluate methods, by label, on planned tasks; `method_notes` list changes of their options."""
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
         on_device = DeviceBank(bank, device, settings.memory)
         show = settings.progress and ranks.rank == 0
-        for line in said:
+        for line in method_notes:
             Progress("", 0, show=show).line(line)
         work = Work(methods, plan, on_device, ranks, show)
         journal = None
@@ -168,8 +168,8 @@ def evaluate_plan(
         results = work.results(work.run(journal, settings.resume))
         machine = ranks.gather(machine_line(device))[0]
         notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
-        if said:
-            notes["methods"] = list(said)
+        if method_notes:
+            notes["methods"] = list(method_notes)
         sampler = plan.samplers[0]
         found = Evaluation(
             results, settings.name, sampler.sampling, sampler.alpha, sampler.seed, machine, notes

@@ -19,7 +19,6 @@ from .drawing import (
     NORMAL,
     PALE,
     SMALL,
-    STYLES,
     at_least_one,
     distinct,
     draw_bars,
@@ -37,10 +36,10 @@ from .drawing import (
     published_line,
     settings_line,
     shots_title,
-    style,
     tolerance_text,
 )
 from .results import NEARLY_BEST, Evaluation, Result, best_of, lambda_of, nearly_best_lambdas
+from .tables import display_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -207,7 +206,7 @@ def ablation(
 
 
 def draw_column(axes: Axes, x: float, result: Result, known: float | None, label: str) -> None:
-    colour = STYLES[result.method][0]
+    colour = display_of(result.method).colour
     colour = colour if result.method == "paddle" else paler(colour)
     axes.bar(x, result.accuracy, 0.34, color=colour, label=label or None)
     axes.errorbar(x, result.accuracy, interval(result), color=INK, lw=1.3, capsize=3, zorder=4)
@@ -243,12 +242,13 @@ def accuracy_against_lambda(results: Iterable[Result], path: str | Path | None =
         raise ValueError(f"results must have one number of queries, got {queries}")
     every_k_eff = distinct(result.k_eff for result in results)
     figure, panels = make_panels(len(every_k_eff), height=4.4, share=False)
+    contrast = display_of("alpha_tim").colour
     for axes, k_eff in zip(panels, every_k_eff, strict=True):
         own = [result for result in results if result.k_eff == k_eff]
         best = lambda_of(best_of(own))
         draw_line(axes, "paddle", sorted((lambda_of(r), r.accuracy, interval(r)) for r in own))
         axes.axvline(queries[0], color=INK, lw=1.4, ls="--", label="λ = |Q|", zorder=1)
-        axes.axvline(best, color=STYLES["alpha_tim"][0], lw=2.2, ls=":", label="best λ", zorder=1)
+        axes.axvline(best, color=contrast, lw=2.2, ls=":", label="best λ", zorder=1)
         name_panel(axes, f"{K_EFF_BOLD} = {k_eff}: best at {best:g}", "λ")
     panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
     shots = shots_title(results[0].shots)
@@ -277,7 +277,7 @@ def best_lambda_against_queries(
     results = at_least_one(results)
     every_k_eff = distinct(result.k_eff for result in results)
     figure, panels = make_panels(len(every_k_eff), height=4.6)
-    colour, marker = STYLES["paddle"]
+    shown = display_of("paddle")
     for axes, k_eff in zip(panels, every_k_eff, strict=True):
         own = [result for result in results if result.k_eff == k_eff]
         queries = distinct(result.n_query for result in own)
@@ -287,7 +287,7 @@ def best_lambda_against_queries(
             queries,
             [min(values) for values in near],
             [max(values) for values in near],
-            color=colour,
+            color=shown.colour,
             alpha=0.15,
             lw=0,
             label=f"within {NEARLY_BEST:g} point of the best",
@@ -295,7 +295,9 @@ def best_lambda_against_queries(
         end = max(queries)
         axes.plot([0, end], [0, end], color=INK, lw=1.4, ls="--", label="λ = |Q|")
         best = [lambda_of(best_of(group)) for group in groups]
-        axes.plot(queries, best, color=colour, marker=marker, lw=2.4, ms=7, label="best λ")
+        axes.plot(
+            queries, best, color=shown.colour, marker=shown.marker, lw=2.4, ms=7, label="best λ"
+        )
         name_panel(axes, f"{K_EFF_BOLD} = {k_eff}", "queries |Q|")
         axes.set_xlim(0, 1.05 * end)
         axes.set_ylim(bottom=0)
@@ -333,12 +335,12 @@ def criterion_against_time(
         points = [p for p in zip(curve.seconds, curve.criterion, strict=True) if min(p) > 0]
         if not points:
             raise ValueError(f"curves must have a criterion above 0, got none for {curve.title!r}")
-        colour, marker = style(curve.method)
+        shown = display_of(curve.method)
         done = "not reached" if curve.reached is None else duration_text(curve.reached)
         axes.plot(
             *zip(*points, strict=True),
-            color=colour,
-            marker=marker,
+            color=shown.colour,
+            marker=shown.marker,
             ms=6.5,
             mec="white",
             mew=0.6,
@@ -375,7 +377,7 @@ def label_cost(path: str | Path | None = None) -> Figure:
     >>> figure = label_cost()
     """
     figure, (axes,) = make_panels(1, height=4.6, width=7.0)
-    cost, relaxed = STYLES["alpha_tim"][0], STYLES["paddle"][0]
+    cost, relaxed = display_of("alpha_tim").colour, display_of("paddle").colour
     axes.plot([0, 1], [2, 2], color=cost, lw=2.6)
     axes.plot([0, 1], [2, 2], "o", ms=9, mfc="white", mec=cost, mew=2, zorder=4)
     axes.plot([0, 1], [1, 1], "o", ms=9, color=cost, zorder=4)

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from paddle_ext import methods
+from paddle_ext.methods.base import Display
+from paddle_ext.methods.registry import lookup
 from paddle_ext.research.evaluation import Evaluation, Result, figures, paper
 
 pytest.importorskip("matplotlib")
@@ -14,6 +16,7 @@ pytest.importorskip("matplotlib")
 from paddle_ext.research.evaluation import drawing
 
 N_QUERY, TASKS = 75, 400
+NAMES = methods.available(named=False)
 
 
 def result(method, accuracy, shots=5, k_eff=5, n_query=N_QUERY, **options) -> Result:
@@ -45,9 +48,10 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_every_method_has_its_own_style() -> None:
-    assert set(drawing.STYLES) == set(methods.available(named=False)) == set(drawing.TITLES)
-    colours, markers = zip(*drawing.STYLES.values(), strict=True)
-    assert len(set(colours)) == len(set(markers)) == len(drawing.STYLES)
+    shown = [drawing.display_of(name) for name in NAMES]
+    for values in zip(*shown, strict=True):
+        assert len(set(values)) == len(NAMES)
+    assert Display() not in shown
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_every_method_has_its_own_style() -> None:
 def test_labels(label: str, name: str, title: str) -> None:
     assert drawing.base_name(label) == name
     assert drawing.title_of(label) == title
-    assert drawing.style(label) == drawing.STYLES.get(name, drawing.OTHER)
+    assert drawing.display_of(label) == (lookup(name).display if name else Display())
 
 
 def test_accuracy_against_k_eff() -> None:
@@ -74,7 +78,7 @@ def test_accuracy_against_k_eff() -> None:
     figure = figures.accuracy_against_k_eff(evaluation(*results), public)
     left, right = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["5 shots", "20 shots"]
-    red, blue = drawing.STYLES["paddle"][0], drawing.STYLES["tim"][0]
+    red, blue = drawing.display_of("paddle").colour, drawing.display_of("tim").colour
     assert lines(left) == {f"{red} -": list(accuracies.items()), f"{red} --": [(2, 81), (3, 78)]}
     assert lines(right) == {
         f"{red} -": list(accuracies.items()),
@@ -245,7 +249,7 @@ def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_cut_off() -> None:
     """The longest texts stay inside the figure."""
-    results = [result(name, 60.0 + i, s) for i, name in enumerate(drawing.STYLES) for s in (5, 20)]
+    results = [result(name, 60.0 + i, s) for i, name in enumerate(NAMES) for s in (5, 20)]
     figure = figures.accuracy_bars(
         evaluation(*results), published=paper.accuracies("table1", "mini")
     )

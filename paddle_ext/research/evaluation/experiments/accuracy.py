@@ -15,8 +15,8 @@ from .. import figures as pictures
 from .. import paper
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
+from ..negative_features import adapted_to_negative_features, labels_without_options
 from ..settings import RunSettings
-from ..signs import chosen_by_nobody, fitted_to_signs
 from ..tables import MISSING, accuracy_text, published_cells, rows, title_of
 from .base import (
     EvaluationResult,
@@ -185,8 +185,9 @@ def run(
         seed=settings.seed,
     )
     named = replace(settings, name=features_title(settings.name, dataset, backbone))
-    chosen, said = fitted_to_signs(chosen, chosen_by_nobody(chosen, options or {}), bank)
-    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL), said)
+    adaptable = labels_without_options(chosen, options or {})
+    chosen, notes = adapted_to_negative_features(chosen, adaptable, bank)
+    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL), notes)
     result = (AccuracyCurves if curves else AccuracyTable)(
         experiment=experiment, evaluation=evaluation, dataset=dataset, backbone=backbone
     )

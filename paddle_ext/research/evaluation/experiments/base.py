@@ -15,7 +15,7 @@ from ...data.bank import FeatureBank
 from ...files import replacing
 from ...ranks import is_first_rank
 from .. import paper
-from ..arguments import PAPER_ORDER
+from ..arguments import all_methods
 from ..drawing import finish, settings_line
 from ..plan import TaskPlan, distinct_integers, plan_tasks
 from ..results import Evaluation, write_json
@@ -144,7 +144,7 @@ def methods_by_name(
     Options of a method that is not among them are ignored.
     """
     if isinstance(methods, str):
-        named = {"paper": tuple(published), "all": PAPER_ORDER}.get(methods, (methods,))
+        named = {"paper": tuple(published), "all": all_methods()}.get(methods, (methods,))
     else:
         named = tuple(methods)
     if not named:
