@@ -19,6 +19,7 @@ from .. import check
 from ..rows import computing_dtype
 from ..solution import classes_present
 from . import names_check
+from .options import check_options
 from .task import IndexedTask, Task
 
 DATA_SETS = ("mini", "tiered", "inat")
@@ -56,9 +57,8 @@ class Prediction(NamedTuple):
 class Method(ABC):
     """A classifier of the queries of few-shot tasks; see `create`.
 
-    A subclass is a frozen dataclass of options, which it validates in ``__post_init__`` and
-    documents in the Parameters section of its docstring. It implements `solve`; `register` adds it
-    by its name.
+    A subclass is a frozen dataclass of options, declared with `option` and documented in the
+    Parameters section of its docstring. It implements `solve`; `register` adds it by its name.
     """
 
     name: ClassVar[str]
@@ -73,6 +73,9 @@ class Method(ABC):
     takes_prototypes: ClassVar[bool] = False
     # Whether it requires them.
     needs_prototypes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def finds_bad_values(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums, products, unit_rows
 from .base import Display, Method
+from .options import one_of, option, positive
 from .registry import register
 from .task import Task, in_chunks
 from .zero_shot import named
@@ -21,7 +22,22 @@ LOOK = 50  # iterations of the fit between convergence checks
 CONVERGED = 1e-11  # squared change, relative to the squared parameters
 ITERATIONS = {"soft": 20, "hard": 10}
 
-Schedule = tuple[tuple[float, float], ...]
+
+def check_schedule(name: str, schedule: object) -> None:
+    """At least one pair of a weight >= 0 and a temperature > 0."""
+    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
+        raise check.ArgumentTypeError(
+            name, f"must be a sequence of pairs, got {check.kind(schedule)}"
+        )
+    if not schedule:
+        raise check.ArgumentValueError(name, "must have at least one pair, got none")
+    for pair in schedule:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise check.ArgumentTypeError(
+                name, f"must be a sequence of pairs of numbers, got the item {pair!r}"
+            )
+        check.real(name, pair[0])
+        check.real(name, pair[1], positive=True)
 
 
 @register
@@ -67,27 +83,14 @@ class EmDirichlet(Method):
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    assignment: str = "soft"
-    lam: float | None = None
-    k_eff: int = 5
-    temperature: float = 30.0
-    schedule: Schedule | None = None
-    max_iter: int | None = None
-    fit_iter: int = 1000
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        check.choice("assignment", self.assignment, tuple(ITERATIONS))
-        if self.lam is not None:
-            check.real("lam", self.lam)
-        check.integer("k_eff", self.k_eff)
-        check.real("temperature", self.temperature, positive=True)
-        if self.schedule is not None:
-            check_schedule(self.schedule)
-        if self.max_iter is not None:
-            check.integer("max_iter", self.max_iter)
-        check.integer("fit_iter", self.fit_iter)
-        check.real("logit_scale", self.logit_scale, positive=True)
+    assignment: str = option("soft", one_of(*ITERATIONS))
+    lam: float | None = option(None, check.real)
+    k_eff: int = option(5, check.integer)
+    temperature: float = option(30.0, positive)
+    schedule: tuple[tuple[float, float], ...] | None = option(None, check_schedule)
+    max_iter: int | None = option(None, check.integer)
+    fit_iter: int = option(1000, check.integer)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         named(task, self.name)
@@ -99,7 +102,7 @@ class EmDirichlet(Method):
         (Q, K), S = (task.query.shape[1], task.num_classes), task.support.shape[1]
         return in_chunks(self.solve_chunk, task, 8 * (12 * K * K + 8 * (Q + S) * K) + task.bytes)
 
-    def steps(self, Q: int, K: int) -> Schedule:
+    def steps(self, Q: int, K: int) -> Sequence[tuple[float, float]]:
         """lam / Q and the temperature of each iteration."""
         if self.schedule is not None:
             return self.schedule
@@ -154,23 +157,6 @@ def renamed(u: Tensor, x: Tensor) -> Tensor:
     means = members.mT @ x / count.clamp(min=1).unsqueeze(-1)
     match = matched(-means, count > 0)  # [B, K]
     return torch.zeros_like(u).scatter_(2, match.unsqueeze(1).expand_as(u), u)
-
-
-def check_schedule(schedule: object) -> None:
-    """At least one pair of a weight >= 0 and a temperature > 0."""
-    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
-        raise check.ArgumentTypeError(
-            "schedule", f"must be a sequence of pairs, got {check.kind(schedule)}"
-        )
-    if not schedule:
-        raise check.ArgumentValueError("schedule", "must have at least one pair, got none")
-    for pair in schedule:
-        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise check.ArgumentTypeError(
-                "schedule", f"must be a sequence of pairs of numbers, got the item {pair!r}"
-            )
-        check.real("schedule", pair[0])
-        check.real("schedule", pair[1], positive=True)
 
 
 # --- fit of Dirichlet distributions ---------------------------------------------------------------

@@ -32,6 +32,7 @@ from ..rows import unit_rows
 from . import logistic
 from .base import Display, Grid, Method, Presets
 from .conjugate import newton
+from .options import option
 from .registry import register
 from .task import Task, in_chunks
 
@@ -45,6 +46,12 @@ TOL = 1e-10  # of the residual norms, roughly
 MAX_ITER = 100
 LEAST_CURVATURE = 1e-9  # as a share of the preconditioner's
 TINY = torch.finfo(torch.float64).tiny
+
+
+def check_regularisation(name: str, value: object) -> None:
+    C = check.real(name, value, positive=True)
+    if not REGULARISATION[0] <= C <= REGULARISATION[1]:
+        raise ValueError(f"{name} must be in [1e-06, 1e+06], got {C}")
 
 
 @register
@@ -92,20 +99,11 @@ class Ici(Method):
         "inat": {"dimension": 5},
     }
 
-    step: int = 5
-    max_iter: int = 100
-    dimension: int = 2
-    inverse_regularisation: float = 10.0
-    tol: float = 0.01
-
-    def __post_init__(self) -> None:
-        check.integer("step", self.step)
-        check.integer("max_iter", self.max_iter)
-        check.integer("dimension", self.dimension)
-        C = check.real("inverse_regularisation", self.inverse_regularisation, positive=True)
-        if not REGULARISATION[0] <= C <= REGULARISATION[1]:
-            raise ValueError(f"inverse_regularisation must be in [1e-06, 1e+06], got {C}")
-        check.real("tol", self.tol)
+    step: int = option(5, check.integer)
+    max_iter: int = option(100, check.integer)
+    dimension: int = option(2, check.integer)
+    inverse_regularisation: float = option(10.0, check_regularisation)
+    tol: float = option(0.01, check.real)
 
     def solve(self, task: Task) -> Tensor:
         N, D = task.support.shape[-2] + task.query.shape[-2], task.query.shape[-1]

@@ -12,6 +12,7 @@ from .. import check
 from ..rows import squared_distances
 from .base import Display, Grid, Method
 from .neighbour_graph import nearest_others
+from .options import one_of, option
 from .registry import register
 from .task import Task, bounded, in_chunks, scaled
 
@@ -48,18 +49,11 @@ class LaplacianShot(Method):
     display: ClassVar[Display] = Display("LaplacianShot", 6, "#e69f00", "X")
     tuning_grid: ClassVar[Grid] = {"lam": (0.1, 0.3, 0.7, 1.0), "knn": (3, 5)}
 
-    lam: float = 0.7
-    knn: int = 3
-    scaling: str = "cl2n"
-    max_iter: int = 20
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check.real("lam", self.lam)
-        check.integer("knn", self.knn)
-        check.choice("scaling", self.scaling, ("cl2n", "l2n"))
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    lam: float = option(0.7, check.real)
+    knn: int = option(3, check.integer)
+    scaling: str = option("cl2n", one_of("cl2n", "l2n"))
+    max_iter: int = option(20, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 5 * task.bytes)

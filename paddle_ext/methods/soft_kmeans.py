@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import check
 from .base import Display, Method, Presets
+from .options import one_of, option, positive
 from .paddle import probabilities
 from .registry import register
 from .task import IndexedTask, Task
@@ -36,16 +37,10 @@ class SoftKMeans(Method):
     display: ClassVar[Display] = Display("Soft K-means", 10, "#117733", "d")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    scaling: str = "auto"
-    temperature: float = 1.0
-    max_iter: int = 100
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check.choice("scaling", self.scaling, check.SCALING_NAMES)
-        check.real("temperature", self.temperature, positive=True)
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    scaling: str = option("auto", one_of(*check.SCALING_NAMES))
+    temperature: float = option(1.0, positive)
+    max_iter: int = option(100, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(task, lam=0.0, **asdict(self))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -11,10 +12,9 @@ from .. import check
 from ..ops.tim import tim
 from ..ops.tim_operators import triple
 from .base import Display, Grid, Method
+from .options import option, positive
 from .registry import register
 from .task import Task
-
-Triple = tuple[float, float, float]
 
 
 @register
@@ -47,15 +47,11 @@ class Tim(Method):
     }
     solver: ClassVar[str] = "gd"
 
-    weights: Triple = (1.0, 0.3, 1.0)
-    temperature: float = 15.0
-    learning_rate: float = 1e-4
-    max_iter: int = 2000
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        triple("weights", self.weights)
-        check_descent(self.temperature, self.learning_rate, self.max_iter, self.normalize)
+    weights: tuple[float, float, float] = option((1.0, 0.3, 1.0), triple)
+    temperature: float = option(15.0, positive)
+    learning_rate: float = option(1e-4, positive)
+    max_iter: int = option(2000, check.integer)
+    normalize: bool = option(True, check.flag)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(task, solver=self.solver, **asdict(self))
@@ -82,13 +78,9 @@ class AlphaTim(Tim):
         "weights": ((1.0, 0.5, 1.0), (1.0, 1.0, 1.0)),
     }
 
-    weights: Triple = (1.0, 1.0, 1.0)
-    max_iter: int = 1000
-    alphas: Triple = (1.0, 7.0, 5.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        triple("alphas", self.alphas, positive=True)
+    weights: tuple[float, float, float] = option((1.0, 1.0, 1.0), triple)
+    max_iter: int = option(1000, check.integer)
+    alphas: tuple[float, float, float] = option((1.0, 7.0, 5.0), partial(triple, positive=True))
 
 
 @register
@@ -113,17 +105,9 @@ class TimAdm(Tim):
     }
     solver: ClassVar[str] = "adm"
 
-    weights: Triple = (0.1, 1.0, 0.1)
-    learning_rate: float = 1.0
-    max_iter: int = 150
-
-
-def check_descent(temperature: float, learning_rate: float, max_iter: int, normalize: bool) -> None:
-    """Check the options that the methods by `paddle_ext.tim` share."""
-    check.real("temperature", temperature, positive=True)
-    check.real("learning_rate", learning_rate, positive=True)
-    check.integer("max_iter", max_iter)
-    check.flag("normalize", normalize)
+    weights: tuple[float, float, float] = option((0.1, 1.0, 0.1), triple)
+    learning_rate: float = option(1.0, positive)
+    max_iter: int = option(150, check.integer)
 
 
 def probabilities(task: Task, **options: Any) -> Tensor:

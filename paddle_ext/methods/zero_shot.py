@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import check
 from ..rows import products, unit_rows
 from .base import Display, Method
+from .options import option, positive
 from .registry import register
 from .task import Task, in_chunks
 
@@ -34,10 +35,7 @@ class ZeroShot(Method):
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        check.real("logit_scale", self.logit_scale, positive=True)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         named(task, self.name)

@@ -153,7 +153,7 @@ def evaluate_plan(
     settings: RunSettings,
     method_notes: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate methods, by label, on planned tasks; `method_notes` list changes of their options."""
+    """Evaluate methods, by label, on planned tasks; `method_notes` list changed options."""
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
