@@ -17,6 +17,8 @@ pytest.importorskip("matplotlib")
 
 CLASSES, ROWS = 12, 30
 SMALL = {"n_tasks": 6, "n_query": 20, "device": "cpu", "progress": False}
+ONE_TASK = {"shots": 5, "n_query": 10, "device": "cpu", "progress": False}
+QUICK_CONVERGENCE = {**ONE_TASK, "repeats": 1, "max_iter": 5, "pgd_max_iter": 5}
 
 
 @pytest.fixture(scope="module")
@@ -246,25 +248,16 @@ def test_convergence(bank: FeatureBank, tmp_path) -> None:
     assert_saved(result, tmp_path, "convergence")
 
 
-def test_label_cost(tmp_path) -> None:
-    result = run("label-cost", output=tmp_path)
-    table = cells(result)
-    assert table["0"] == table["1"] == ["1", "0.000"]
-    assert table["0.5"] == ["2", "0.693"]
-    assert_saved(result, tmp_path, "label-cost")
-
-
 # --- all of them --------------------------------------------------------------------------------
 
 
 def test_registry() -> None:
-    names = "table1 table2 ablation keff any-batch convergence lambda label-cost"
+    names = "table1 table2 ablation keff any-batch convergence lambda"
     assert list(EXPERIMENTS) == names.split()
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name
         assert experiment.description
-        assert {"output", "progress"} <= set(experiment.parameters)
-        assert experiment.needs_bank == (name != "label-cost")
+        assert {"bank", "output", "progress"} <= set(experiment.parameters)
 
 
 @pytest.mark.parametrize(
@@ -300,17 +293,18 @@ def test_bad_arguments(bank: FeatureBank) -> None:
         run("convergence", bank, tol=0.0)
 
 
-def test_only_the_first_rank_writes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_writes(bank, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    run("label-cost", output=tmp_path)
+    run("convergence", bank, **QUICK_CONVERGENCE, output=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_without_matplotlib_the_numbers_are_there(tmp_path, monkeypatch) -> None:
+def test_without_matplotlib_the_numbers_are_there(bank, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="figures need matplotlib"):
-        run("label-cost", output=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["label-cost.json", "label-cost.md"]
+        run("convergence", bank, **QUICK_CONVERGENCE, output=tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["convergence.json", "convergence.md"]
 
 
 @pytest.mark.parametrize(
@@ -333,5 +327,5 @@ def test_json_is_plain(bank: FeatureBank, tmp_path) -> None:
 
 def test_examples() -> None:
     package = "paddle_ext.research.evaluation.experiments"
-    for module in ("", ".accuracy", ".any_batch", ".convergence", ".label_cost", ".lambda_"):
+    for module in ("", ".accuracy", ".any_batch", ".convergence", ".lambda_"):
         assert doctest.testmod(sys.modules[package + module]).failed == 0

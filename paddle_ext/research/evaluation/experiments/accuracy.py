@@ -61,11 +61,7 @@ class AccuracyTable(EvaluationResult):
         return [Table("", *rows(self.evaluation, published=self.published()))]
 
     def figures(self) -> dict[str, Figure]:
-        both = set(paper.methods("ablation")) <= set(self.evaluation.methods)
-        if self.experiment == "ablation" and both:
-            figure = pictures.ablation(self.evaluation, self.published())
-        else:
-            figure = pictures.accuracy_bars(self.evaluation, published=self.published())
+        figure = pictures.accuracy_bars(self.evaluation, published=self.published())
         return {self.experiment: figure}
 
 
