@@ -81,21 +81,8 @@ def evaluate(
         remaining rows.
     preset : {"paper", "mini", "tiered", "inat"}, optional
         For methods given by name: options as in the paper, see `methods.create`.
-    seed : int
-        Of the tasks, in [0, 2**64).
-    name : str
-        The name of the features in the result.
-    device : device, optional
-        Default: the bank's GPU, else a GPU if available. Under torchrun each rank uses the GPU of
-        its local number.
-    memory : float, optional
-        Memory limit of a batch of tasks, in GiB.
-    output : path, optional
-        A folder for the journal and, at the end, ``evaluation.json``.
-    resume : bool
-        Resume from the journal in `output`; False starts over.
-    progress : bool
-        Show progress on stderr.
+    seed, name, device, memory, output, resume, progress
+        As in `RunSettings`. `output` gets the journal and, at the end, ``evaluation.json``.
 
     Returns
     -------

@@ -174,7 +174,7 @@ def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_pa
             1,
             "--epochs must be an integer in [1, 2147483647], got 0",
         ),
-        (["train", ".", "--teacher", "no.safetensors"], 1, "no.safetensors, which does not exist"),
+        (["train", ".", "--start", "no.safetensors"], 1, "no.safetensors, which does not exist"),
         (["extract", "no.safetensors", "."], 1, "no.safetensors, which does not exist"),
         (["extract", "no.safetensors", ".", "--output", "a.csv"], 2, "--output must end in"),
     ],

@@ -269,7 +269,11 @@ def test_one_method_of_each_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"methods": "padle"}, ValueError, "methods must be one of 'adaptive', 'alpha_tim', "),
+        (
+            {"methods": "padle"},
+            ValueError,
+            "methods must be one of 'all', 'adaptive', 'alpha_tim', ",
+        ),
         ({"methods": []}, ValueError, "methods must be at least one, got none"),
         ({"methods": 3}, TypeError, "methods must be names or methods, got int"),
         ({"methods": [3]}, TypeError, "methods must be names or methods, got int"),

@@ -9,9 +9,9 @@ import torch
 
 from paddle_ext import FeatureBank, TaskSampler, methods, reference
 from paddle_ext.research.evaluation import paper
+from paddle_ext.research.evaluation.arguments import chosen_methods
 from paddle_ext.research.evaluation.evaluate import evaluate
 from paddle_ext.research.evaluation.experiments import EXPERIMENTS, ExperimentResult, load
-from paddle_ext.research.evaluation.experiments import base as experiments_base
 
 pytest.importorskip("matplotlib")
 
@@ -105,21 +105,24 @@ def test_published_numbers_are_those_of_five_classes(bank: FeatureBank) -> None:
 
 
 def test_methods_and_their_options() -> None:
-    chosen, published = experiments_base.methods_by_name, paper.methods("table1")
-    assert tuple(chosen("paper", published, "mini", None)) == published
+    published = paper.methods("table1")
+    assert tuple(chosen_methods("paper", "mini", None, published)) == published
     assert len(published) == 8
     assert "adaptive" not in published
-    assert set(chosen("all", published, "paper", None)) == set(methods.available(named=False))
-    assert chosen("paper", published, "tiered", None)["bd_cspn"].temperature == 30
-    assert chosen("paddle", (), "mini", None)["paddle"].scaling == "minmax"
+    everything = chosen_methods("all", "paper", None, published)
+    assert set(everything) == set(methods.available(named=False))
+    assert chosen_methods("paper", "tiered", None, published)["bd_cspn"].temperature == 30
+    assert chosen_methods("paddle", "mini")["paddle"].scaling == "minmax"
     tuned = {"bd_cspn": {"temperature": 7.0}, "tim": {"max_iter": 3}}
-    assert chosen(["bd_cspn"], (), "tiered", tuned) == {
+    assert chosen_methods(["bd_cspn"], "tiered", tuned) == {
         "bd_cspn": methods.create("bd_cspn", temperature=7.0)
     }
-    with pytest.raises(ValueError, match=r"methods must be among 'paper', 'all', .*got 'padle'"):
-        chosen("padle", (), "paper", None)
+    with pytest.raises(ValueError, match=r"methods must be one of 'paper', 'all', .*got 'padle'"):
+        chosen_methods("padle", "paper", None, published)
+    with pytest.raises(ValueError, match=r"methods must be one of 'all', .*got 'paper'"):
+        chosen_methods("paper")
     with pytest.raises(TypeError, match="an option of 'paddle' must be one of"):
-        chosen("paddle", (), "paper", {"paddle": {"lambda": 1.0}})
+        chosen_methods("paddle", "paper", {"paddle": {"lambda": 1.0}})
 
 
 def test_table2(bank: FeatureBank, tmp_path) -> None:

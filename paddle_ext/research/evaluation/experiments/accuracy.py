@@ -13,6 +13,7 @@ from .... import check
 from ...data.bank import FeatureBank
 from .. import figures as pictures
 from .. import paper
+from ..arguments import chosen_methods
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
 from ..negative_features import adapted_to_negative_features, labels_without_options
@@ -23,7 +24,6 @@ from .base import (
     Table,
     check_data_set,
     features_title,
-    methods_by_name,
     plan_experiment,
     save_on_first_rank,
 )
@@ -168,7 +168,7 @@ def run(
         shots, support, query = None, support or "repr", query or "query"
     if not curves:
         check.integer("k_eff", k_eff)
-    chosen = methods_by_name(methods, paper.methods(table), dataset or "paper", options)
+    chosen = chosen_methods(methods, dataset or "paper", options, paper.methods(table))
     plan = plan_experiment(
         experiment,
         bank,

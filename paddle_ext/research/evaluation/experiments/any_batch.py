@@ -14,6 +14,7 @@ from .... import methods as registry
 from ...data.bank import FeatureBank
 from .. import figures as pictures
 from .. import paper
+from ..arguments import chosen_methods
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
 from ..negative_features import adapted_to_negative_features, labels_without_options
@@ -21,7 +22,7 @@ from ..plan import TaskPlan, distinct_integers
 from ..results import Evaluation, Result
 from ..settings import RunSettings
 from ..tables import MISSING, accuracy_text, milliseconds_text, title_of
-from .base import EvaluationResult, Table, methods_by_name, plan_experiment, save_on_first_rank
+from .base import EvaluationResult, Table, plan_experiment, save_on_first_rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,7 +160,7 @@ def run(
     tasks = {"n_tasks": n_tasks, "support": support, "query": query, "seed": settings.seed}
     plans = plans_by_queries(bank, shots, k_eff, check.integer("n_query", n_query), tasks)
     chosen = {NEAREST: registry.create("simpleshot", scaling="l2n")}
-    chosen |= methods_by_name(methods, paper.methods("table1"), None, options)
+    chosen |= chosen_methods(methods, None, options, paper.methods("table1"))
     adaptable = labels_without_options(chosen, options or {})
     chosen, notes = adapted_to_negative_features(chosen, adaptable, bank)
     parts = [
