@@ -18,7 +18,7 @@ import harness
 import torch
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, reference
-from paddle_ext.research.evaluation.arguments import PAPER_ORDER
+from paddle_ext.research.evaluation.arguments import all_methods
 
 EXAMPLES = """\
   python benchmarks/evaluate.py --threads 2
@@ -135,7 +135,7 @@ def main() -> None:
     bank = FeatureBank.load(chosen.bank) if chosen.bank else synthetic_bank(chosen.seed)
     bank = bank.take_classes().to(device)
     print(bank)
-    names = PAPER_ORDER if chosen.methods == "all" else chosen.methods.split(",")
+    names = all_methods() if chosen.methods == "all" else chosen.methods.split(",")
     table = [measure(bank, name, chosen, device) for name in names]
     title = f"{chosen.shots} shots, {chosen.k_eff} effective classes, sampling included"
     harness.print_table(title, table)

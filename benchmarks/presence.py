@@ -20,8 +20,8 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import FeatureBank, Solution, TaskBatch, TaskSampler, presence
 from paddle_ext.methods import Adaptive
-from paddle_ext.task import IndexedTask, Task
 from paddle_ext.solution import DUAL_SHARE
+from paddle_ext.task import IndexedTask, Task
 
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test

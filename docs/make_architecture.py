@@ -18,8 +18,8 @@ LAYERS = (
     (
         ("research/demo.py", "every step, on drawn characters"),
         ("research/evaluation", "evaluate, tune, tables, figures, experiments"),
-        ("research/tasks", "numbered tasks"),
         ("research/backbones", "networks and their features"),
+        ("research/tasks", "numbered tasks"),
         ("research/data", "banks, images"),
     ),
     (

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from paddle_ext.methods.calibration import calibrated
 from presence_tasks import CLASSES, SHOTS, task, unit
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, presence
 from paddle_ext.methods import Adaptive, Prediction
-from paddle_ext.methods.calibration import calibrated
 from paddle_ext.task import Task
 
 # --- novelty ------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from ..ops.backend import takes_reference
 from ..rows import computing_dtype
 from ..rule.likelihood import Likelihood, has_gram
 from ..rule.metric import takes_full_metric
-from ..rule.solve import check_options, likelihood_of_task, solve_tasks
+from ..rule.solve import METRICS, likelihood_of_task, solve_tasks
 from ..solution import Solution
 from ..task import Task
-from .base import Method, Prediction
+from .base import Display, Method, Prediction
+from .options import one_of, option, positive
 from .registry import register
 
 
@@ -41,16 +42,13 @@ class Adaptive(Method):
     """
 
     name: ClassVar[str] = "adaptive"
+    display: ClassVar[Display] = Display("Adaptive", 13, "#6a1fb0", "*")
     takes_prototypes: ClassVar[bool] = True
 
-    metric: str = "auto"
-    max_iter: int = 100
-    tol: float = 1e-3
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        check_options(self.metric, self.max_iter, self.tol)
-        check.real("logit_scale", self.logit_scale, positive=True)
+    metric: str = option("auto", one_of(*METRICS))
+    max_iter: int = option(100, check.integer)
+    tol: float = option(1e-3, check.real)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         return self.solution(task).probabilities

@@ -7,7 +7,7 @@ predictions out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -19,11 +19,23 @@ from ..rows import computing_dtype
 from ..solution import classes_present
 from ..task import IndexedTask, Task, batched, detached, without_autocast
 from . import names_check
+from .options import check_options
 
 DATA_SETS = ("mini", "tiered", "inat")
 # "paper": as in the tables of the paper; the presets of datasets extend it.
 PRESETS = ("paper", *DATA_SETS)
-Presets: TypeAlias = Mapping[str, Mapping[str, object]]
+Options: TypeAlias = Mapping[str, object]
+Presets: TypeAlias = Mapping[str, Options]
+Grid: TypeAlias = Mapping[str, Sequence[object]]
+
+
+class Display(NamedTuple):
+    """How tables and figures show a method."""
+
+    title: str = ""  # default: its name
+    order: int = 100  # its place in tables: the methods of the paper, ours, then registered ones
+    colour: str = "#555555"  # distinct for colour-blind readers, with `marker` and lightness
+    marker: str = "8"  # of matplotlib
 
 
 class Prediction(NamedTuple):
@@ -44,18 +56,25 @@ class Prediction(NamedTuple):
 class Method(ABC):
     """A classifier of the queries of few-shot tasks; see `create`.
 
-    A subclass is a frozen dataclass of options, which it validates in ``__post_init__`` and
-    documents in the Parameters section of its docstring. It implements `solve`; `register` adds it
-    by its name.
+    A subclass is a frozen dataclass of options, declared with `option` and documented in the
+    Parameters section of its docstring. It implements `solve`; `register` adds it by its name.
     """
 
     name: ClassVar[str]
+    display: ClassVar[Display] = Display()
     # Option values that differ from the defaults, by the names in PRESETS.
     presets: ClassVar[Presets] = {}
+    # Values that `tune` tries for its options, in all combinations: also the default and presets.
+    tuning_grid: ClassVar[Grid] = {}
+    # Option values without which it refuses negative features.
+    for_negative_features: ClassVar[Options] = {}
     # Whether it can use class prototypes or zero-shot logits in addition to labelled rows.
     takes_prototypes: ClassVar[bool] = False
     # Whether it requires them.
     needs_prototypes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def finds_bad_values(
         self,

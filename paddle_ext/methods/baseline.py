@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .. import check
 from ..task import Task
-from .base import Method
+from .base import Display, Grid, Method
+from .options import option, positive
 from .registry import register
-from .tim import check_options, probabilities
+from .tim import probabilities
 
 FIT = (1.0, 0.0, 0.0)  # the weights of TIM without the queries
 
@@ -35,14 +37,16 @@ class Baseline(Method):
     """
 
     name: ClassVar[str] = "baseline"
+    display: ClassVar[Display] = Display("Baseline", 1, "#8a8a8a", "s")
+    tuning_grid: ClassVar[Grid] = {
+        "learning_rate": (1e-4, 1e-3, 1e-2),
+        "max_iter": (50, 100, 300),
+    }
 
-    temperature: float = 15.0
-    learning_rate: float = 1e-3
-    max_iter: int = 100
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        check_options(FIT, self.temperature, self.learning_rate, self.max_iter, self.normalize)
+    temperature: float = option(15.0, positive)
+    learning_rate: float = option(1e-3, positive)
+    max_iter: int = option(100, check.integer)
+    normalize: bool = option(True, check.flag)
 
     def solve(self, task: Task) -> Tensor:
         return probabilities(task, weights=FIT, **asdict(self))

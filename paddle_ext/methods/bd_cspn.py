@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import check
 from ..rows import class_sums, power_of_two_above, products, squared_distances, unit_rows
 from ..task import Task, in_chunks, scaled, softmin
-from .base import Method, Presets
+from .base import Display, Grid, Method, Presets
+from .options import one_of, option, positive
 from .registry import register
 
 
@@ -47,16 +47,13 @@ class BdCspn(Method):
     """
 
     name: ClassVar[str] = "bd_cspn"
+    display: ClassVar[Display] = Display("BD-CSPN", 4, "#44aa99", "^")
+    tuning_grid: ClassVar[Grid] = {"temperature": (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0)}
     presets: ClassVar[Presets] = {"tiered": {"temperature": 30.0}}
 
-    scaling: str = "cl2n"
-    temperature: float = 50.0
-    empty_class: str = "keep_own"
-
-    def __post_init__(self) -> None:
-        check.choice("scaling", self.scaling, ("cl2n", "l2n", "none"))
-        check.real("temperature", self.temperature, positive=True)
-        check.choice("empty_class", self.empty_class, ("keep_own", "keep_all"))
+    scaling: str = option("cl2n", one_of("cl2n", "l2n", "none"))
+    temperature: float = option(50.0, positive)
+    empty_class: str = option("keep_own", one_of("keep_own", "keep_all"))
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 5 * task.bytes)

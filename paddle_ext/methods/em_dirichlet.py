@@ -12,16 +12,32 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
-from .base import Method
-from .dirichlet import fitted, log_density
-from .matching import matched
+from .base import Display, Method
+from .options import one_of, option, positive
 from .registry import register
 from .zero_shot import named
 
 EPSILON = 1e-15  # added to probabilities before their logarithm; a class with less has no query
+LOOK = 50  # iterations of the fit between convergence checks
+CONVERGED = 1e-11  # squared change, relative to the squared parameters
 ITERATIONS = {"soft": 20, "hard": 10}
 
-Schedule = tuple[tuple[float, float], ...]
+
+def check_schedule(name: str, schedule: object) -> None:
+    """At least one pair of a weight >= 0 and a temperature > 0."""
+    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
+        raise check.ArgumentTypeError(
+            name, f"must be a sequence of pairs, got {check.kind(schedule)}"
+        )
+    if not schedule:
+        raise check.ArgumentValueError(name, "must have at least one pair, got none")
+    for pair in schedule:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise check.ArgumentTypeError(
+                name, f"must be a sequence of pairs of numbers, got the item {pair!r}"
+            )
+        check.real(name, pair[0])
+        check.real(name, pair[1], positive=True)
 
 
 @register
@@ -63,30 +79,18 @@ class EmDirichlet(Method):
     """
 
     name: ClassVar[str] = "em_dirichlet"
+    display: ClassVar[Display] = Display("EM-Dirichlet", 15)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    assignment: str = "soft"
-    lam: float | None = None
-    k_eff: int = 5
-    temperature: float = 30.0
-    schedule: Schedule | None = None
-    max_iter: int | None = None
-    fit_iter: int = 1000
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        check.choice("assignment", self.assignment, tuple(ITERATIONS))
-        if self.lam is not None:
-            check.real("lam", self.lam)
-        check.integer("k_eff", self.k_eff)
-        check.real("temperature", self.temperature, positive=True)
-        if self.schedule is not None:
-            check_schedule(self.schedule)
-        if self.max_iter is not None:
-            check.integer("max_iter", self.max_iter)
-        check.integer("fit_iter", self.fit_iter)
-        check.real("logit_scale", self.logit_scale, positive=True)
+    assignment: str = option("soft", one_of(*ITERATIONS))
+    lam: float | None = option(None, check.real)
+    k_eff: int = option(5, check.integer)
+    temperature: float = option(30.0, positive)
+    schedule: tuple[tuple[float, float], ...] | None = option(None, check_schedule)
+    max_iter: int | None = option(None, check.integer)
+    fit_iter: int = option(1000, check.integer)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         named(task, self.name)
@@ -98,7 +102,7 @@ class EmDirichlet(Method):
         (Q, K), S = (task.query.shape[1], task.num_classes), task.support.shape[1]
         return in_chunks(self.solve_chunk, task, 8 * (12 * K * K + 8 * (Q + S) * K) + task.bytes)
 
-    def steps(self, Q: int, K: int) -> Schedule:
+    def steps(self, Q: int, K: int) -> Sequence[tuple[float, float]]:
         """lam / Q and the temperature of each iteration."""
         if self.schedule is not None:
             return self.schedule
@@ -108,9 +112,9 @@ class EmDirichlet(Method):
     def solve_chunk(self, task: Task) -> Tensor:
         x = self.points(task, task.query)
         log_x = (x + EPSILON).log()
-        (B, Q, K), few = x.shape, task.support.shape[1] > 0
+        (B, Q, K), has_support = x.shape, task.support.shape[1] > 0
         sums, shots = x.new_zeros(1, K, K), x.new_zeros(1, K)
-        if few:
+        if has_support:
             log_s = (self.points(task, task.support) + EPSILON).log()
             labels = task.support_labels.expand(len(log_s), -1)
             sums, counts = class_sums(log_s, labels, K)
@@ -127,7 +131,7 @@ class EmDirichlet(Method):
             u = soft = torch.softmax(logits / temperature, dim=-1)
             if self.assignment == "hard":
                 u = one_hot(u.argmax(-1), u)
-        if not few:
+        if not has_support:
             soft = renamed(soft, x)
         return soft.to(task.query.dtype)
 
@@ -155,18 +159,128 @@ def renamed(u: Tensor, x: Tensor) -> Tensor:
     return torch.zeros_like(u).scatter_(2, match.unsqueeze(1).expand_as(u), u)
 
 
-def check_schedule(schedule: object) -> None:
-    """At least one pair of a weight >= 0 and a temperature > 0."""
-    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
-        raise check.ArgumentTypeError(
-            "schedule", f"must be a sequence of pairs, got {check.kind(schedule)}"
-        )
-    if not schedule:
-        raise check.ArgumentValueError("schedule", "must have at least one pair, got none")
-    for pair in schedule:
-        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise check.ArgumentTypeError(
-                "schedule", f"must be a sequence of pairs of numbers, got the item {pair!r}"
-            )
-        check.real("schedule", pair[0])
-        check.real("schedule", pair[1], positive=True)
+# --- fit of Dirichlet distributions ---------------------------------------------------------------
+
+
+def log_density(log_x: Tensor, alpha: Tensor) -> Tensor:
+    """ln Dir(x_q; alpha_k) for log_x [B, Q, C] and alpha [B, K, C], [B, Q, K]."""
+    constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
+    return constant.unsqueeze(1) + log_x @ (alpha - 1).mT
+
+
+def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
+    """Parameters of largest likelihood for the mean of ln x, from a start; rows [R, C].
+
+    Each step maximises a lower bound: with ``a`` the curvature of a parabola that touches
+    ln Gamma(alpha + 1) from above and b its slope minus that of the rest of the bound, alpha is the
+    positive root of ``a alpha^2 + b alpha = 1``. Rows stop independently. If all x are equal, the
+    likelihood has no maximum; alpha then grows by a constant per step. It stays above 1/60 for mean
+    logarithms above ln 1e-15, so that nothing is lost to rounding.
+    """
+    alpha = alpha.clone()
+    rows = torch.arange(len(alpha), device=alpha.device)
+    current, target = alpha, mean_log
+    for i in range(max_iter):
+        digamma = torch.digamma(current + 1)
+        a = 2 * (digamma * current - torch.lgamma(current + 1)) / current.square()
+        slope = torch.digamma(current.sum(-1, keepdim=True))
+        b = digamma - slope - a * current - target
+        following = ((b.square() + 4 * a).sqrt() - b) / (2 * a)
+        if i and i % LOOK == 0:
+            moved = (following - current).square().sum(-1)
+            going = moved >= CONVERGED * current.square().sum(-1)
+            alpha[rows] = following
+            rows, current, target = rows[going], following[going], target[going]
+            if len(rows) == 0:
+                break
+        else:
+            current = following
+    alpha[rows] = current
+    return alpha
+
+
+# --- matching of clusters to classes --------------------------------------------------------------
+
+
+def matched(cost: Tensor, wanted: Tensor) -> Tensor:
+    """The class of each cluster, minimising the total cost of the wanted clusters.
+
+    Parameters
+    ----------
+    cost : Tensor [B, K, K]
+        Of clusters and classes.
+    wanted : Tensor [B, K] bool
+        The clusters that count. The others get the remaining classes, in order.
+
+    Returns
+    -------
+    Tensor [B, K] int64
+        A permutation of the classes.
+    """
+    best = cost.argmin(-1)
+    # Usually every cluster has a nearest class of its own, and that is the solution.
+    chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
+    contested = (chosen > 1).any(-1).nonzero().flatten()
+    match = best.clone()
+    if len(contested):
+        match[contested] = assigned(cost[contested], wanted[contested])
+    taken = torch.zeros_like(best).scatter_add_(1, match, wanted.long())
+    others = wanted.long().argsort(dim=-1, stable=True)  # unwanted clusters first
+    left = taken.argsort(dim=-1, stable=True)  # free classes first
+    filled = torch.zeros_like(best).scatter_(1, others, left)
+    return torch.where(wanted, match, filled)
+
+
+def assigned(cost: Tensor, wanted: Tensor) -> Tensor:
+    """The class of each wanted cluster, [B, K]: shortest augmenting paths, one cluster per round.
+
+    Dual prices keep reduced costs at 0 or above. A round looks for the cheapest path from a new
+    cluster to a free class through clusters matched before, in all tasks at once.
+    """
+    B, K, _ = cost.shape
+    tasks = torch.arange(B, device=cost.device)
+    order = (~wanted).long().argsort(dim=-1, stable=True)  # wanted clusters first
+    rounds = wanted.sum(-1)
+    owner = torch.full((B, K), -1, device=cost.device)  # cluster of each class
+    cluster_price, class_price = cost.new_zeros(B, K), cost.new_zeros(B, K)
+    for i in range(int(rounds.max())):
+        active = i < rounds
+        new = order[:, i]
+        reach = torch.full_like(class_price, torch.inf)  # cost of the cheapest path so far
+        before = torch.full_like(owner, -1)  # class before this one on it; -1: the new cluster
+        visited = torch.zeros_like(owner, dtype=torch.bool)
+        here, cluster = torch.full_like(new, -1), new
+        length = cost.new_zeros(B)
+        searching = active.clone()
+        while bool(searching.any()):
+            reduced = cost[tasks, cluster] - cluster_price.gather(1, cluster[:, None]) - class_price
+            path = length.unsqueeze(-1) + reduced
+            nearer = searching.unsqueeze(-1) & ~visited & (path < reach)
+            reach = torch.where(nearer, path, reach)
+            before = torch.where(nearer, here.unsqueeze(-1), before)
+            nearest = reach.masked_fill(visited, torch.inf).argmin(-1)
+            here = torch.where(searching, nearest, here)
+            length = torch.where(searching, reach[tasks, here.clamp(min=0)], length)
+            matched_to = owner[tasks, here.clamp(min=0)]
+            searching = searching & (matched_to >= 0)
+            visited[tasks[searching], here[searching]] = True
+            cluster = torch.where(searching, matched_to, cluster)
+        # Update the prices of visited nodes so that the path found costs nothing.
+        saved = torch.where(visited, length.unsqueeze(-1) - reach, 0)
+        class_price = class_price - saved
+        held = torch.where(visited, owner, 0)
+        cluster_price = cluster_price.scatter_add(1, held, saved)
+        cluster_price[tasks, new] += torch.where(active, length, 0)
+        # Along the path every class gets the cluster of the previous one.
+        walking = active.clone()
+        while bool(walking.any()):
+            some, place = tasks[walking], here[walking]
+            last = before[some, place]
+            owner[some, place] = torch.where(last < 0, new[some], owner[some, last.clamp(min=0)])
+            here[walking] = last
+            walking = walking & (here >= 0)
+    match = torch.zeros_like(owner)
+    found = owner >= 0
+    places = torch.arange(K, device=cost.device).expand(B, K)
+    match[tasks.unsqueeze(-1).expand(B, K)[found], owner[found]] = places[found]
+    return match

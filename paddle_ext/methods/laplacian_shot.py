@@ -10,8 +10,10 @@ from torch import Tensor
 
 from .. import check
 from ..rows import squared_distances
-from ..task import Task, bounded, how_many, in_chunks, scaled
-from .base import Method
+from ..task import Task, bounded, in_chunks, scaled
+from .base import Display, Grid, Method
+from .neighbour_graph import nearest_others
+from .options import one_of, option
 from .registry import register
 
 
@@ -44,19 +46,14 @@ class LaplacianShot(Method):
     """
 
     name: ClassVar[str] = "laplacian_shot"
+    display: ClassVar[Display] = Display("LaplacianShot", 6, "#e69f00", "X")
+    tuning_grid: ClassVar[Grid] = {"lam": (0.1, 0.3, 0.7, 1.0), "knn": (3, 5)}
 
-    lam: float = 0.7
-    knn: int = 3
-    scaling: str = "cl2n"
-    max_iter: int = 20
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check.real("lam", self.lam)
-        check.integer("knn", self.knn)
-        check.choice("scaling", self.scaling, ("cl2n", "l2n"))
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    lam: float = option(0.7, check.real)
+    knn: int = option(3, check.integer)
+    scaling: str = option("cl2n", one_of("cl2n", "l2n"))
+    max_iter: int = option(20, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 5 * task.bytes)
@@ -65,7 +62,7 @@ class LaplacianShot(Method):
         support, query = scaled(task, self.scaling)
         lam = bounded(self.lam)
         a = squared_distances(query, task.means(support))  # [B, Q, K]
-        index = neighbours(query, self.knn - 1)
+        index = nearest_others(query, self.knn - 1)
         y = torch.softmax(-a, dim=-1)
         drawn = sum_over(index, y)
         energy = torch.full_like(a[:, 0, 0], torch.inf, dtype=torch.float64)
@@ -83,31 +80,6 @@ class LaplacianShot(Method):
                 if not running.any():
                     break
         return y
-
-
-def neighbours(query: Tensor, count: int) -> Tensor:
-    """Indices of the other queries nearest to each query, [B, Q, min(count, Q - 1)].
-
-    For rows of norm at most one. Squared distances are computed in double and compared in single
-    precision, above 2^-20: equal ones compare equal whatever the order of the sums, and of equals
-    the first are taken.
-    """
-    B, Q, _ = query.shape
-    count = min(count, Q - 1)
-    query = query.double()
-    squares = query.square().sum(-1)  # [B, Q]
-    own = torch.arange(Q, device=query.device)
-    step = how_many(32 * B * Q, query)  # rows at a time: large tasks have many pairs
-    found = []
-    for start in range(0, Q, step):
-        rows = slice(start, start + step)
-        distances = squares[:, rows, None] + squares[:, None] - 2 * query[:, rows] @ query.mT
-        distances = (distances.clamp(min=0) + 2.0**-20).float()
-        distances[:, own[rows] - start, own[rows]] = torch.inf
-        # Positive floats sort like their bits as integers: one key for the distance and the index.
-        keys = distances.view(torch.int32).long() * 2**32 + own
-        found.append(keys.topk(count, largest=False).indices)
-    return torch.cat(found, dim=1)
 
 
 def sum_over(index: Tensor, y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The graph that pulls neighbouring queries to one class, as in TransCLIP and StatA.
+"""The nearest queries of each row, and the graph of TransCLIP and StatA over them.
 
-An edge leads from a row to each of its nearest queries by cosine, with the cosine as its weight.
-Rows are unit-norm.
+The graph pulls neighbouring queries to one class: an edge leads from a row to each of its nearest
+queries by cosine, with the cosine as its weight. Rows are unit-norm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..rows import class_sums
 from ..task import how_many
-from .laplacian_shot import neighbours
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class NeighbourGraph:
     def of(cls, query: Tensor, knn: int) -> NeighbourGraph:
         """Of unit-norm queries [B, Q, D], each with its `knn` nearest others."""
         B, Q, _ = query.shape
-        nearest = neighbours(query, knn)  # [B, Q, knn]
+        nearest = nearest_others(query, knn)  # [B, Q, knn]
         cosines = along(query, query, nearest)
         own = torch.arange(B * Q, device=query.device)
         near = (nearest + own[::Q].view(-1, 1, 1)).flatten()
@@ -64,21 +63,33 @@ def pull_of_labelled(
     return sums.view(B, Q, num_classes)
 
 
-def nearest_queries(rows: Tensor, query: Tensor, count: int) -> Tensor:
+def nearest_others(query: Tensor, count: int) -> Tensor:
+    """Indices of the other queries nearest to each query, [B, Q, min(count, Q - 1)]."""
+    return nearest_queries(query, query, min(count, query.shape[1] - 1), itself=False)
+
+
+def nearest_queries(rows: Tensor, query: Tensor, count: int, *, itself: bool = True) -> Tensor:
     """Indices of the queries nearest to each row, [B, S, min(count, Q)], nearest first.
 
-    Compared as in `laplacian_shot.neighbours`: of equals, the first are taken.
+    For rows of norm at most one. Squared distances are computed in double and compared in single
+    precision, above 2^-20: equal ones compare equal whatever the order of the sums, and of equals
+    the first are taken. With `itself=False` the rows are the queries, and a query is not its own
+    neighbour.
     """
     B, Q, _ = query.shape
     count = min(count, Q)
     rows, query = rows.double().expand(B, -1, -1), query.double()
+    row_squares, squares = rows.square().sum(-1), query.square().sum(-1)
     places = torch.arange(Q, device=query.device)
-    step = how_many(32 * B * Q, query)
+    step = how_many(32 * B * Q, query)  # rows at a time: large tasks have many pairs
     found = [torch.empty(B, 0, count, dtype=torch.int64, device=query.device)]
     for start in range(0, rows.shape[1], step):
-        some = rows[:, start : start + step]
-        squares = some.square().sum(-1).unsqueeze(-1) + query.square().sum(-1).unsqueeze(-2)
-        distances = ((squares - 2 * some @ query.mT).clamp(min=0) + 2.0**-20).float()
+        some = slice(start, start + step)
+        distances = row_squares[:, some, None] + squares[:, None] - 2 * rows[:, some] @ query.mT
+        distances = (distances.clamp(min=0) + 2.0**-20).float()
+        if not itself:
+            distances[:, places[some] - start, places[some]] = torch.inf
+        # Positive floats sort like their bits as integers: one key for the distance and the index.
         keys = distances.view(torch.int32).long() * 2**32 + places
         found.append(keys.topk(count, largest=False).indices)
     return torch.cat(found, dim=1)

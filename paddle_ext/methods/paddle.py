@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .. import check
 from ..ops.paddle import solve, solve_indexed
 from ..task import IndexedTask, Task
-from .base import Method, Presets
+from .base import Display, Method, Presets
+from .options import one_of, option, positive
 from .registry import register
 
 
@@ -40,32 +41,25 @@ class Paddle(Method):
     """
 
     name: ClassVar[str] = "paddle"
+    display: ClassVar[Display] = Display("PADDLE", 12, "#c8102e", "o")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    lam: float | None = None
-    scaling: str = "auto"
-    temperature: float = 1.0
-    epsilon: float = 1e-6
-    max_iter: int = 100
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if self.lam is not None:
-            check.real("lam", self.lam)
-        check.choice("scaling", self.scaling, check.SCALING_NAMES)
-        check.real("temperature", self.temperature, positive=True)
-        check.real("epsilon", self.epsilon, positive=True)
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    lam: float | None = option(None, check.real)
+    scaling: str = option("auto", one_of(*check.SCALING_NAMES))
+    temperature: float = option(1.0, positive)
+    epsilon: float = option(1e-6, positive)
+    max_iter: int = option(100, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
-        options = asdict(self)
-        return solve(
-            *task.inputs(), num_classes=task.num_classes, validate=False, **options
-        ).probabilities
+        return probabilities(task, **asdict(self))
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        options = asdict(self)
-        return solve_indexed(
-            *task.inputs(), num_classes=task.num_classes, validate=False, **options
-        ).probabilities
+        return probabilities(task, **asdict(self))
+
+
+def probabilities(task: Task | IndexedTask, **options: Any) -> Tensor:
+    """Of a checked task by `paddle_ext.solve`, [B, Q, K]."""
+    run = solve if isinstance(task, Task) else solve_indexed
+    found = run(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
+    return found.probabilities

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,8 @@ from .. import check
 from ..rows import power_of_two_above, squared_distances
 from ..scaling import scaled_tasks
 from ..task import Task, bounded, in_chunks
-from .base import Method, Presets
+from .base import Display, Method, Presets
+from .options import one_of, option, positive
 from .registry import register
 
 HUGE = 1e37  # fits single precision,
@@ -51,25 +53,16 @@ class PaddlePgd(Method):
     """
 
     name: ClassVar[str] = "paddle_pgd"
+    display: ClassVar[Display] = Display("PADDLE-PGD", 11, "#6a1b4d", "p")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    lam: float | None = None
-    scaling: str = "auto"
-    temperature: float = 1.0
-    epsilon: float = 1e-6
-    learning_rate: float = 1e-4
-    max_iter: int = 1000
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if self.lam is not None:
-            check.real("lam", self.lam)
-        check.choice("scaling", self.scaling, check.SCALING_NAMES)
-        check.real("temperature", self.temperature, positive=True)
-        check.real("epsilon", self.epsilon, positive=True)
-        check.real("learning_rate", self.learning_rate, positive=True, most=1.0)
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    lam: float | None = option(None, check.real)
+    scaling: str = option("auto", one_of(*check.SCALING_NAMES))
+    temperature: float = option(1.0, positive)
+    epsilon: float = option(1e-6, positive)
+    learning_rate: float = option(1e-4, partial(positive, most=1.0))
+    max_iter: int = option(1000, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 8 * task.bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,8 @@ from .. import check
 from ..ops.sinkhorn import sinkhorn
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
-from .base import Method
+from .base import Display, Grid, Method, Options
+from .options import one_of, option, positive
 from .registry import register
 
 AT_THE_MEAN = 1e-5  # a unit-norm row closer than this to the mean of its set has no direction
@@ -60,25 +62,18 @@ class PtMap(Method):
     """
 
     name: ClassVar[str] = "pt_map"
+    display: ClassVar[Display] = Display("PT-MAP", 5, "#cc79a7", "v")
+    tuning_grid: ClassVar[Grid] = {"step": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)}
+    for_negative_features: ClassVar[Options] = {"power": 1.0}
 
-    power: float = 0.5
-    reg: float = 0.1
-    step: float = 0.02
-    epochs: int = 20
-    class_mass: str = "balanced"
-    k_eff: int = 5
-    max_iter: int = 1000
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check.real("power", self.power, positive=True)
-        check.real("reg", self.reg, positive=True)
-        check.real("step", self.step, most=1.0)
-        check.integer("epochs", self.epochs)
-        check.choice("class_mass", self.class_mass, ("balanced", "oracle"))
-        check.integer("k_eff", self.k_eff)
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    power: float = option(0.5, positive)
+    reg: float = option(0.1, positive)
+    step: float = option(0.02, partial(check.real, most=1.0))
+    epochs: int = option(20, check.integer)
+    class_mass: str = option("balanced", one_of("balanced", "oracle"))
+    k_eff: int = option(5, check.integer)
+    max_iter: int = option(1000, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         Q, K = task.query.shape[1], task.num_classes

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .. import check
 from ..rows import squared_distances
 from ..task import Task, in_chunks, scaled, softmin
-from .base import Method
+from .base import Display, Method
+from .options import one_of, option, positive
 from .registry import register
 
 
@@ -33,13 +33,10 @@ class SimpleShot(Method):
     """
 
     name: ClassVar[str] = "simpleshot"
+    display: ClassVar[Display] = Display("SimpleShot", 2, "#3d3d3d", "P")
 
-    scaling: str = "cl2n"
-    temperature: float = 15.0
-
-    def __post_init__(self) -> None:
-        check.choice("scaling", self.scaling, ("cl2n", "l2n"))
-        check.real("temperature", self.temperature, positive=True)
+    scaling: str = option("cl2n", one_of("cl2n", "l2n"))
+    temperature: float = option(15.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 3 * task.bytes)

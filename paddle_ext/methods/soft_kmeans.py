@@ -8,9 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.paddle import solve, solve_indexed
 from ..task import IndexedTask, Task
-from .base import Method, Presets
+from .base import Display, Method, Presets
+from .options import one_of, option, positive
+from .paddle import probabilities
 from .registry import register
 
 
@@ -33,27 +34,16 @@ class SoftKMeans(Method):
     """
 
     name: ClassVar[str] = "soft_kmeans"
+    display: ClassVar[Display] = Display("Soft K-means", 10, "#117733", "d")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    scaling: str = "auto"
-    temperature: float = 1.0
-    max_iter: int = 100
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check.choice("scaling", self.scaling, check.SCALING_NAMES)
-        check.real("temperature", self.temperature, positive=True)
-        check.integer("max_iter", self.max_iter)
-        check.real("tol", self.tol)
+    scaling: str = option("auto", one_of(*check.SCALING_NAMES))
+    temperature: float = option(1.0, positive)
+    max_iter: int = option(100, check.integer)
+    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
-        options = asdict(self)
-        return solve(
-            *task.inputs(), num_classes=task.num_classes, lam=0.0, validate=False, **options
-        ).probabilities
+        return probabilities(task, lam=0.0, **asdict(self))
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        options = asdict(self)
-        return solve_indexed(
-            *task.inputs(), num_classes=task.num_classes, lam=0.0, validate=False, **options
-        ).probabilities
+        return probabilities(task, lam=0.0, **asdict(self))

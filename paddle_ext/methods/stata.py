@@ -11,8 +11,9 @@ from torch import Tensor
 from .. import check
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Method
+from .base import Display, Method
 from .neighbour_graph import NeighbourGraph, assigned
+from .options import option, positive
 from .registry import register
 from .transclip import LEAST_VARIANCE, TEMPERATURE
 from .zero_shot import zero_shot_logits
@@ -54,21 +55,15 @@ class StatA(Method):
     """
 
     name: ClassVar[str] = "stata"
+    display: ClassVar[Display] = Display("StatA", 17)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    alpha: float = 1.0
-    knn: int = 3
-    max_iter: int = 10
-    inner_iter: int = 5
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        check.real("alpha", self.alpha)
-        check.integer("knn", self.knn)
-        check.integer("max_iter", self.max_iter)
-        check.integer("inner_iter", self.inner_iter)
-        check.real("logit_scale", self.logit_scale, positive=True)
+    alpha: float = option(1.0, check.real)
+    knn: int = option(3, check.integer)
+    max_iter: int = option(10, check.integer)
+    inner_iter: int = option(5, check.integer)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         if task.prototypes is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -11,16 +12,9 @@ from .. import check
 from ..ops.tim import tim
 from ..ops.tim_operators import triple
 from ..task import Task
-from .base import Method
+from .base import Display, Grid, Method
+from .options import option, positive
 from .registry import register
-
-Triple = tuple[float, float, float]
-
-
-def probabilities(task: Task, **options: Any) -> Tensor:
-    """[B, Q, K], of a task that has been checked."""
-    found = tim(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
-    return found.probabilities
 
 
 @register
@@ -47,106 +41,76 @@ class Tim(Method):
     """
 
     name: ClassVar[str] = "tim"
+    display: ClassVar[Display] = Display("TIM", 7, "#56b4e9", "<")
+    tuning_grid: ClassVar[Grid] = {
+        "weights": tuple((1.0, m, c) for m in (0.1, 0.3, 1.0) for c in (0.1, 0.3, 1.0))
+    }
+    solver: ClassVar[str] = "gd"
 
-    weights: Triple = (1.0, 0.3, 1.0)
-    temperature: float = 15.0
-    learning_rate: float = 1e-4
-    max_iter: int = 2000
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        check_options(
-            self.weights, self.temperature, self.learning_rate, self.max_iter, self.normalize
-        )
+    weights: tuple[float, float, float] = option((1.0, 0.3, 1.0), triple)
+    temperature: float = option(15.0, positive)
+    learning_rate: float = option(1e-4, positive)
+    max_iter: int = option(2000, check.integer)
+    normalize: bool = option(True, check.flag)
 
     def solve(self, task: Task) -> Tensor:
-        return probabilities(task, **asdict(self))
+        return probabilities(task, solver=self.solver, **asdict(self))
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class AlphaTim(Method):
+class AlphaTim(Tim):
     """TIM-GD with entropies of orders other than Shannon's, alpha-TIM; see `paddle_ext.tim`.
 
     A marginal entropy of a high order favours fewer classes, which suits queries that are not
-    spread evenly over the classes.
+    spread evenly over the classes. The other options are those of `Tim`.
 
     Parameters
     ----------
-    weights : three floats
-        Of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
     alphas : three floats
-        Orders of the same three, > 0; 1 is Shannon's.
-    temperature : float
-        Sharpness of the probabilities, > 0.
-    learning_rate : float
-        Of Adam, > 0.
-    max_iter : int
-        Steps of Adam.
-    normalize : bool
-        Make all rows unit-norm first.
+        Orders of what `weights` weighs, > 0; 1 is Shannon's.
     """
 
     name: ClassVar[str] = "alpha_tim"
+    display: ClassVar[Display] = Display("α-TIM", 9, "#0063a8", "h")
+    tuning_grid: ClassVar[Grid] = {
+        "alphas": tuple((1.0, a, b) for a, b in ((2, 2), (3, 3), (5, 5), (7, 5), (7, 7))),
+        "weights": ((1.0, 0.5, 1.0), (1.0, 1.0, 1.0)),
+    }
 
-    weights: Triple = (1.0, 1.0, 1.0)
-    alphas: Triple = (1.0, 7.0, 5.0)
-    temperature: float = 15.0
-    learning_rate: float = 1e-4
-    max_iter: int = 1000
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        check_options(
-            self.weights, self.temperature, self.learning_rate, self.max_iter, self.normalize
-        )
-        triple("alphas", self.alphas, positive=True)
-
-    def solve(self, task: Task) -> Tensor:
-        return probabilities(task, **asdict(self))
+    weights: tuple[float, float, float] = option((1.0, 1.0, 1.0), triple)
+    max_iter: int = option(1000, check.integer)
+    alphas: tuple[float, float, float] = option((1.0, 7.0, 5.0), partial(triple, positive=True))
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class TimAdm(Method):
+class TimAdm(Tim):
     """TIM by alternating closed forms instead of gradients, TIM-ADM; see `paddle_ext.tim`.
+
+    The other options are those of `Tim`.
 
     Parameters
     ----------
-    weights : three floats
-        Of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
-    temperature : float
-        Sharpness of the probabilities, > 0.
     learning_rate : float
         Step fraction towards the closed form per iteration, > 0; 1.0 is a full step.
     max_iter : int
         Alternations.
-    normalize : bool
-        Make all rows unit-norm first.
     """
 
     name: ClassVar[str] = "tim_adm"
+    display: ClassVar[Display] = Display("TIM-ADM", 8, "#7b6fd0", ">")
+    tuning_grid: ClassVar[Grid] = {
+        "weights": tuple((0.1, m, c) for m in (0.3, 1.0, 3.0) for c in (0.03, 0.1, 0.3))
+    }
+    solver: ClassVar[str] = "adm"
 
-    weights: Triple = (0.1, 1.0, 0.1)
-    temperature: float = 15.0
-    learning_rate: float = 1.0
-    max_iter: int = 150
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        check_options(
-            self.weights, self.temperature, self.learning_rate, self.max_iter, self.normalize
-        )
-
-    def solve(self, task: Task) -> Tensor:
-        return probabilities(task, solver="adm", **asdict(self))
+    weights: tuple[float, float, float] = option((0.1, 1.0, 0.1), triple)
+    learning_rate: float = option(1.0, positive)
+    max_iter: int = option(150, check.integer)
 
 
-def check_options(
-    weights: Triple, temperature: float, learning_rate: float, max_iter: int, normalize: bool
-) -> None:
-    triple("weights", weights)
-    check.real("temperature", temperature, positive=True)
-    check.real("learning_rate", learning_rate, positive=True)
-    check.integer("max_iter", max_iter)
-    check.flag("normalize", normalize)
+def probabilities(task: Task, **options: Any) -> Tensor:
+    """Of a checked task by `paddle_ext.tim`, [B, Q, K]."""
+    found = tim(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
+    return found.probabilities

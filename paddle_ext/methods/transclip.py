@@ -12,8 +12,9 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums, squared_distances, unit_rows
 from ..task import Task, in_chunks
-from .base import Method
+from .base import Display, Method
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
+from .options import option, positive
 from .registry import register
 from .zero_shot import named, zero_shot_logits
 
@@ -59,27 +60,17 @@ class TransClip(Method):
     """
 
     name: ClassVar[str] = "transclip"
+    display: ClassVar[Display] = Display("TransCLIP", 16)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    lam: float | None = None
-    gamma: float | None = None
-    knn: int = 3
-    confident: int = 8
-    max_iter: int = 10
-    inner_iter: int = 5
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        if self.lam is not None:
-            check.real("lam", self.lam)
-        if self.gamma is not None:
-            check.real("gamma", self.gamma)
-        check.integer("knn", self.knn)
-        check.integer("confident", self.confident)
-        check.integer("max_iter", self.max_iter)
-        check.integer("inner_iter", self.inner_iter)
-        check.real("logit_scale", self.logit_scale, positive=True)
+    lam: float | None = option(None, check.real)
+    gamma: float | None = option(None, check.real)
+    knn: int = option(3, check.integer)
+    confident: int = option(8, check.integer)
+    max_iter: int = option(10, check.integer)
+    inner_iter: int = option(5, check.integer)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         named(task, self.name)

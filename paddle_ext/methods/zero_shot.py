@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import check
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Method
+from .base import Display, Method
+from .options import option, positive
 from .registry import register
 
 
@@ -30,13 +31,11 @@ class ZeroShot(Method):
     """
 
     name: ClassVar[str] = "zero_shot"
+    display: ClassVar[Display] = Display("Zero-shot", 14)
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    logit_scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        check.real("logit_scale", self.logit_scale, positive=True)
+    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         named(task, self.name)

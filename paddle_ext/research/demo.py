@@ -25,7 +25,7 @@ from .data.bank import FeatureBank
 from .data.glyphs import glyph_images
 from .data.images import ImageArray
 from .evaluation import Evaluation, RunSettings, evaluate
-from .evaluation.arguments import PAPER_ORDER
+from .evaluation.arguments import all_methods
 from .files import cache_or_temporary
 from .tasks import TaskSampler
 
@@ -189,7 +189,7 @@ def contenders(quick: bool = False) -> dict[str, Method]:
     """All methods as in the paper, in its order; PADDLE also with the scaling "auto"."""
     fewer = FEWER if quick else {}
     found: dict[str, Method] = {}
-    for name in PAPER_ORDER:
+    for name in all_methods():
         found[name] = create(name, "paper", **fewer.get(name, {}))
         if name == "paddle":
             found[AUTO] = create("paddle")

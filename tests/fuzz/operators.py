@@ -18,17 +18,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from paddle_ext.ops.adapt_operators import adapt_op
 from paddle_ext.ops.calibrate import calibrate_op
 from paddle_ext.ops.labelled import coordinates_op, labelled_op
 from paddle_ext.ops.likelihood import likelihood_op
+from paddle_ext.ops.posterior import posterior_op
+from paddle_ext.ops.step import step_op
+from torch import Tensor
+
+from paddle_ext.ops.adapt_operators import adapt_op
 from paddle_ext.ops.operators import Scratch
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
-from paddle_ext.ops.posterior import posterior_op
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
-from paddle_ext.ops.step import step_op
 from paddle_ext.ops.tim_operators import tim_op
 
 Call = dict[str, Any]

@@ -41,7 +41,7 @@ SMALLER = {
     r"^paddle-ext tune ": "--n-tasks 2 --methods simpleshot,paddle",
     r"^paddle-ext demo": "--quick",
     r"^paddle-ext evaluate (?!.*--n-tasks)": "--n-tasks 2",
-    r"^paddle-ext reproduce (?!--list|label-cost|.*--n-tasks)": "--n-tasks 2",
+    r"^paddle-ext reproduce (?!--list|.*--n-tasks)": "--n-tasks 2",
 }
 # What a reader has from an earlier command.
 BEFORE = {

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paddle_ext.methods.shared_rows import SharedRows
 
 from paddle_ext import BatchClassifier, methods
 from paddle_ext.check import ArgumentError
-from paddle_ext.methods.shared_rows import SharedRows
 
 K, SHOTS, D = 8, 3, 24
 NAMES = [f"kind {k}" for k in reversed(range(K))]  # not sorted

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 from method_tasks import assert_prediction, hard
+from paddle_ext.methods.calibration import calibrated
 from places import at_places
 from problems import NASTY, Place, Problem, largest, make_problem, nothing_waits, remembered
 
 from paddle_ext import methods, reference
 from paddle_ext import task as features
 from paddle_ext.methods.adaptive import Adaptive
-from paddle_ext.methods.calibration import calibrated
-from paddle_ext.task import Task
 from paddle_ext.solution import Solution
+from paddle_ext.task import Task
 
 # How far probabilities may be from the reference in float64. In that of `adapt` the trigamma of
 # torch is good to 1e-9, which the iterations enlarge.

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from method_tasks import nearest_mean
+from paddle_ext.methods.calibration import Likelihood, calibrated
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext.methods import Adaptive, Prediction, calibration
-from paddle_ext.methods.calibration import Likelihood, calibrated
 
 CLASSES, DIMENSION = 40, 32
 

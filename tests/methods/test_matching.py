@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paddle_ext.methods.matching import matched
+from paddle_ext.methods.em_dirichlet import matched
 
 
 def least(cost: Tensor, wanted: list[int]) -> float:

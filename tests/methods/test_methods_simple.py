@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paddle_ext import methods, reference
 from paddle_ext import task as features
-from paddle_ext.methods.laplacian_shot import neighbours
+from paddle_ext.methods.neighbour_graph import nearest_others
 from paddle_ext.reference.bd_cspn import bd_cspn
 from paddle_ext.reference.laplacian_shot import laplacian_shot
 from paddle_ext.reference.simpleshot import simpleshot
@@ -252,18 +252,18 @@ def test_laplacian_shot_by_hand() -> None:
 def test_neighbours(device: str) -> None:
     random = torch.Generator().manual_seed(0)
     equal = features.unit_rows(torch.randn(1, 37, generator=random).to(device)).repeat(1, 5, 1)
-    assert neighbours(equal, 2)[0].tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
-    assert neighbours(equal, 9).shape == (1, 5, 4)
-    assert neighbours(equal, 0).shape == (1, 5, 0)
-    assert neighbours(equal[:, :1], 2).shape == (1, 1, 0)
+    assert nearest_others(equal, 2)[0].tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
+    assert nearest_others(equal, 9).shape == (1, 5, 4)
+    assert nearest_others(equal, 0).shape == (1, 5, 0)
+    assert nearest_others(equal[:, :1], 2).shape == (1, 1, 0)
     # Nearer than rounding can tell: the order of the sums must not decide.
     ones, noise = torch.full((6, 64), 0.125), 1e-9 * torch.randn(64, generator=random).double()
     orders = torch.stack([torch.randperm(64, generator=random) for _ in range(6)])
     near = (ones.double() + noise[orders]).unsqueeze(0).to(device)
-    assert neighbours(near, 2)[0].tolist() == [[1, 2], [0, 2], *[[0, 1]] * 4]
+    assert nearest_others(near, 2)[0].tolist() == [[1, 2], [0, 2], *[[0, 1]] * 4]
     # Equally far without being equal: the corners of a square around the first point.
     line = torch.tensor([[[0.0, 0.0], [0.0, -0.3], [0.3, 0.0], [-0.3, 0.0], [0.0, 0.3]]])
-    assert neighbours(line.to(device), 3)[0, 0].tolist() == [1, 2, 3]
+    assert nearest_others(line.to(device), 3)[0, 0].tolist() == [1, 2, 3]
 
 
 def test_laplacian_shot_stops_each_task_by_itself() -> None:

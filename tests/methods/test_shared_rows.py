@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
-
-from paddle_ext.methods import Adaptive, shared_rows
 from paddle_ext.methods.calibration import Likelihood, calibrated
 from paddle_ext.methods.shared_rows import (
     correction_of,
@@ -14,6 +11,9 @@ from paddle_ext.methods.shared_rows import (
     reweighted,
     takes_correction,
 )
+from torch import Tensor
+
+from paddle_ext.methods import Adaptive, shared_rows
 
 
 def rows(K: int, D: int, shots: int, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from paddle_ext.ops.calibrate import calibrate
 from problems import Place, largest
 from torch import Tensor
 
 from paddle_ext import _native, build_info, reference
-from paddle_ext.ops.calibrate import calibrate
 
 
 def make(

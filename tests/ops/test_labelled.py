@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from paddle_ext.ops.labelled import Labelled, coordinates, labelled
+from paddle_ext.ops.step import step
 from problems import Place, largest
 from torch import Tensor
 
 from paddle_ext import _native, build_info, reference
-from paddle_ext.ops.labelled import Labelled, coordinates, labelled
-from paddle_ext.ops.step import step
 
 # S, K, D, rows: one class; a row a class; rows that end between two loads; fewer rows than could
 # calibrate; rows held in registers of each number, and not at all.

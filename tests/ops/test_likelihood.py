@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from paddle_ext.methods.calibration import Likelihood
+from paddle_ext.ops.likelihood import likelihood, likelihood_op
+from paddle_ext.ops.posterior import posterior
 from places import at_places
 from problems import Place, Problem, largest, make_problem
 
 from paddle_ext import _native, build_info, methods
 from paddle_ext.methods import adaptive, calibration
 from paddle_ext.methods.adaptive import Adaptive
-from paddle_ext.methods.calibration import Likelihood
-from paddle_ext.ops.likelihood import likelihood, likelihood_op
-from paddle_ext.ops.posterior import posterior
 from paddle_ext.solution import Solution
 
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-11}

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from paddle_ext.ops.likelihood import likelihood
+from paddle_ext.ops.posterior import posterior
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paddle_ext.ops import operators
 from paddle_ext.ops.adapt_operators import adapt_op
-from paddle_ext.ops.likelihood import likelihood
-from paddle_ext.ops.posterior import posterior
 
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
 

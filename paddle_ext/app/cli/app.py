@@ -108,9 +108,9 @@ def option_names(command: Any) -> dict[str, str]:
         shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
         found |= dict.fromkeys((param.name, *OTHER_ARGUMENTS.get(param.name, ())), shown)
         if param.name == "option":
-            from ...research.evaluation.signs import remedies
+            from ...research.evaluation.negative_features import command_line_options
 
-            found |= remedies()
+            found |= command_line_options()
     return found
 
 

@@ -154,10 +154,13 @@ def fitted(
     chosen: dict[str, Method], bank: FeatureBank, option: list[str], tuned: Path | None
 ) -> dict[str, Method]:
     """The methods adapted to the features; prints a note if one of them had to change."""
-    from ...research.evaluation.signs import chosen_by_nobody, fitted_to_signs
+    from ...research.evaluation.negative_features import (
+        adapted_to_negative_features,
+        labels_without_options,
+    )
 
-    free = set() if tuned is not None else chosen_by_nobody(chosen, method_options(option))
-    found, notes = fitted_to_signs(chosen, free, bank)
+    adaptable = set() if tuned else labels_without_options(chosen, method_options(option))
+    found, notes = adapted_to_negative_features(chosen, adaptable, bank)
     for note in notes:
         show.say(f"note: {note}")
     return found

@@ -62,7 +62,7 @@ def describe_installation() -> None:
 
     from ... import methods
     from ...ops.native import build_info
-    from ...research.evaluation.tables import TITLES
+    from ...research.evaluation.tables import title_of
 
     about = build_info()
     cuda = f"CUDA {about['cuda_version']}" if about["cuda"] else "without CUDA"
@@ -83,7 +83,7 @@ def describe_installation() -> None:
         state = "installed" if there else f"missing: pip install 'paddle_ext[{extra}]'"
         rows.append((name, f"{state} ({purpose})"))
     show.pairs(rows)
-    cells = [[name, TITLES.get(name, name), summary(name)] for name in methods.available()]
+    cells = [[name, title_of(name), summary(name)] for name in methods.available()]
     show.table(["method", "", ""], cells, text_columns=(0, 1, 2))
 
 

@@ -79,7 +79,6 @@ def train(
     ] = True,
     validate_every: Annotated[int, typer.Option(help="Epochs between validations.")] = 1,
     start: Annotated[Path | None, typer.Option(help="Checkpoint to start from.")] = None,
-    teacher: Annotated[Path | None, typer.Option(help="Checkpoint to distil.")] = None,
     size: Size = None,
     samples: Samples = 40,
     compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
@@ -94,7 +93,7 @@ def train(
 
     folder = output or Path("runs") / arch
     chosen = chosen_recipe(recipe, arch, epochs, batch_size)
-    start_network, teacher_network = load_network(start), load_network(teacher)
+    start_network = load_network(start)
     base = open_split(layout, root, base_split, size, samples)
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
@@ -108,7 +107,6 @@ def train(
             output=folder,
             resume=not fresh,
             start=start_network,
-            teacher=teacher_network,
             device=device,
             precision=precision,
             compiled=compiled,

@@ -26,8 +26,6 @@ paddle-ext reproduce table1 --bank tiered-test.npz --dataset tiered --methods al
 paddle-ext reproduce keff --bank mini-test.npz --methods paddle,tim --n-tasks 500
 
 paddle-ext reproduce any-batch --bank my-features.npz --shots 1,5 --n-tasks 100
-
-paddle-ext reproduce label-cost
 """
 PARAMETERS = {"tuned": "options"}  # of the experiments, if an option has another name
 NONE: list[str] = []  # default of repeatable options
@@ -127,7 +125,7 @@ def run(
             f"{did_you_mean(name, EXPERIMENTS)}"
         )
     experiment = EXPERIMENTS[name]
-    if experiment.needs_bank and bank is None:
+    if bank is None:
         raise typer.BadParameter(f"--bank must be given for {name}")
     arguments: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     for key in arguments:
@@ -142,8 +140,6 @@ def run(
 
         arguments[PARAMETERS["tuned"]] = Tuning.load(arguments.pop("tuned")).options
     arguments |= {"output": folder, "resume": not fresh}
-    if bank is None or not experiment.needs_bank:
-        return experiment.run(**arguments)
     return experiment.run(FeatureBank.load(bank), name=bank.stem, **arguments)
 
 

@@ -41,7 +41,6 @@ class Learner:
         Of the products.
     compiled : bool
         Compile the network with torch.compile.
-    teacher : Classifier or None
     """
 
     def __init__(
@@ -51,9 +50,8 @@ class Learner:
         dtype: torch.dtype,
         *,
         compiled: bool = False,
-        teacher: Classifier | None = None,
     ) -> None:
-        self.classifier, self.recipe, self.dtype, self.teacher = classifier, recipe, dtype, teacher
+        self.classifier, self.recipe, self.dtype = classifier, recipe, dtype
         self.device = next(classifier.parameters()).device
         self.forward = torch.compile(classifier) if compiled else classifier
         self.average = copy.deepcopy(classifier).eval() if recipe.average else None
@@ -92,7 +90,7 @@ class Learner:
             group["lr"] = rate
         with mixed_precision(self.device, self.dtype):
             logits, turn_logits = self.forward(inputs)
-            loss = self.loss(inputs, logits, turn_logits, turns, labels)
+            loss = self.loss(logits, turn_logits, turns, labels)
         self.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(self.scaler.scale(loss))
         self.scaler.step(self.optimiser)
@@ -101,27 +99,10 @@ class Learner:
         return loss.detach(), (logits.detach().argmax(1) == labels).sum()
 
     def loss(
-        self,
-        inputs: Tensor,
-        logits: Tensor,
-        turn_logits: Tensor | None,
-        turns: Tensor,
-        labels: Tensor,
+        self, logits: Tensor, turn_logits: Tensor | None, turns: Tensor, labels: Tensor
     ) -> Tensor:
-        recipe, logits = self.recipe, logits.float()
-        loss = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
-        if self.teacher is not None:
-            with torch.no_grad():
-                wanted = self.teacher(inputs)[0].float()
-            T = recipe.temperature
-            match = F.kl_div(
-                (logits / T).log_softmax(1),
-                (wanted / T).log_softmax(1),
-                reduction="batchmean",
-                log_target=True,
-            )
-            # T * T compensates for the smaller gradients.
-            loss = (1 - recipe.distillation) * loss + recipe.distillation * T * T * match
+        recipe = self.recipe
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
         if turn_logits is not None:
             loss = loss + recipe.turn_weight * F.cross_entropy(turn_logits.float(), turns)
         return loss

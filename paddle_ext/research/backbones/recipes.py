@@ -35,8 +35,6 @@ class Recipe:
         none. The first steps use a smaller one.
     turn_weight : float
         Weight of the rotation task (`Augmentation.turned`), with a second classifier.
-    distillation, temperature : float
-        With a teacher: weight of matching its softened predictions; the labels have the rest.
     mirror_features : bool
         The features of the saved network are the mean over an image and its mirror image.
     augmentation : Augmentation
@@ -60,23 +58,18 @@ class Recipe:
     label_smoothing: float = 0.1
     average: float = 0.0
     turn_weight: float = 0.5
-    distillation: float = 0.7
-    temperature: float = 4.0
     mirror_features: bool = False
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             check.integer(name, getattr(self, name))
-        for name in ("learning_rate", "temperature"):
-            check.real(name, getattr(self, name), positive=True)
+        check.real("learning_rate", self.learning_rate, positive=True)
         for name in ("weight_decay", "turn_weight"):
             check.real(name, getattr(self, name))
         for name in ("momentum", "warmup", "label_smoothing", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0 <= self.distillation <= 1:
-            raise ValueError(f"distillation must be in [0, 1], got {self.distillation}")
         check.choice("schedule", self.schedule, SCHEDULES)
         if self.nesterov and self.momentum == 0:
             raise ValueError("momentum must be > 0 with nesterov, got 0")

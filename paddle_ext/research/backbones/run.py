@@ -26,7 +26,7 @@ from .feeding import Feeder
 from .learner import Classifier, Learner
 from .networks import create, create_uninitialised
 from .recipes import Recipe
-from .validation import classes_of, nearest_mean_accuracy
+from .validation import nearest_mean_accuracy
 
 STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
 FORMAT = "paddle_ext.training.2"
@@ -57,7 +57,6 @@ class Run:
         recipe: Recipe,
         transform: Transform | None,
         start: Checkpoint | None,
-        teacher: Checkpoint | None,
         device: torch.device,
         dtype: torch.dtype,
         compiled: bool,
@@ -73,7 +72,7 @@ class Run:
             backbone = create(architecture, channels=base.shape[2])
             head = nn.Linear(backbone.dimension, len(base.class_names))
             classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
-        check_arguments(backbone, base, validation, start, teacher)
+        check_arguments(backbone, base, validation, start)
         self.transform = transform or default_transform(backbone, base, recipe.mirror_features)
         if start is not None:
             backbone.load_state_dict(start.backbone.state_dict())
@@ -87,16 +86,9 @@ class Run:
             "recipe": repr(recipe),
             "transform": repr(self.transform),
             "seed": str(seed),
-            "start": digest_of_network(start),
-            "teacher": digest_of_network(teacher),
+            "start": "" if start is None else digest_of_weights(start.backbone),
         }
-        self.learner = Learner(
-            on_device(classifier, device),
-            recipe,
-            dtype,
-            compiled=compiled,
-            teacher=None if teacher is None else on_device(copy_of(teacher), device).eval(),
-        )
+        self.learner = Learner(on_device(classifier, device), recipe, dtype, compiled=compiled)
         self.base = Feeder(base, device, keep=True, progress=progress)
         self.labels = base.labels
         self.validation = None
@@ -164,7 +156,7 @@ class Run:
         step = -(-len(self.labels) // MEAN_IMAGES)
         centre = self.features(self.base, torch.arange(0, len(self.labels), step)).mean(0)
         features = self.features(validation, torch.arange(len(self.validation_labels)))
-        num_classes = min(NUM_CLASSES, len(classes_of(self.validation_labels)))
+        num_classes = min(NUM_CLASSES, int((self.validation_labels.bincount() > 0).sum()))
         return nearest_mean_accuracy(
             features, self.validation_labels, num_classes=num_classes, shots=SHOTS, centre=centre
         )
@@ -252,7 +244,6 @@ def check_arguments(
     base: ImageSet,
     validation: ImageSet | None,
     start: Checkpoint | None,
-    teacher: Checkpoint | None,
 ) -> None:
     if len(base) < 2:
         raise ValueError(f"base must have at least 2 images, got {len(base)}")
@@ -269,21 +260,15 @@ def check_arguments(
                 f"validation must have at least 2 classes with more than {SHOTS} images each, "
                 f"got {len(counts)}, the smallest with {int(counts.min())}"
             )
-    for name, given in (("start", start), ("teacher", teacher)):
-        if given is not None and given.backbone.channels != base.shape[2]:
-            raise check.ArgumentValueError(
-                name,
-                f"must have as many channels as base, {base.shape[2]}, "
-                f"got {given.backbone.channels}",
-            )
+    if start is not None and start.backbone.channels != base.shape[2]:
+        raise check.ArgumentValueError(
+            "start",
+            f"must have as many channels as base, {base.shape[2]}, got {start.backbone.channels}",
+        )
     if start is not None and start.backbone.architecture != backbone.architecture:
         raise check.ArgumentValueError(
             "start",
             f"must be a network {backbone.architecture!r}, got {start.backbone.architecture!r}",
-        )
-    if teacher is not None and (teacher.head is None or teacher.class_names != base.class_names):
-        raise check.ArgumentValueError(
-            "teacher", "must have a classifier of the classes of base, got another one"
         )
 
 
@@ -299,12 +284,6 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
     return Transform(size, (mean,), (std,), mirror=mirror)
 
 
-def copy_of(teacher: Checkpoint) -> Classifier:
-    if teacher.head is None:
-        raise RuntimeError("a teacher has a classifier")
-    return Classifier(copy.deepcopy(teacher.backbone), copy.deepcopy(teacher.head), turns=False)
-
-
 def on_device(classifier: Classifier, device: torch.device) -> Classifier:
     """On the device, in the fastest memory layout."""
     classifier = classifier.to(device)
@@ -315,10 +294,6 @@ def on_device(classifier: Classifier, device: torch.device) -> Classifier:
 
 def seed_from(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
-
-
-def digest_of_network(network: Checkpoint | None) -> str:
-    return "" if network is None else digest_of_weights(network.backbone)
 
 
 def digest_of_data(images: ImageSet | None, resumable: bool, progress: bool) -> str:

@@ -39,7 +39,6 @@ def train(
     resume: bool = True,
     transform: Transform | None = None,
     start: Checkpoint | None = None,
-    teacher: Checkpoint | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
     compiled: bool = False,
@@ -71,8 +70,6 @@ def train(
         ImageNet's mean and deviation for RGB, the images' own for grey.
     start : Checkpoint or None
         Initial weights; None: random.
-    teacher : Checkpoint or None
-        A network of the same classes whose predictions are matched too (`Recipe.distillation`).
     device : device or None
         None: a GPU if there is one.
     precision : {"auto", "float32", "bfloat16", "float16"}
@@ -110,7 +107,6 @@ def train(
         recipe=recipe or Recipe(),
         transform=transform,
         start=start,
-        teacher=teacher,
         device=place,
         dtype=product_dtype(precision, place),
         compiled=compiled,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ...methods import SimpleShot
+from ..tasks import TaskSampler
+
 TASKS_AT_ONCE = 50
-MOST_PER_CLASS = 400  # limit on samples of a large class
 
 
 def nearest_mean_accuracy(
@@ -42,47 +42,42 @@ def nearest_mean_accuracy(
 
     Examples
     --------
+    >>> import torch
     >>> features = torch.eye(4).repeat_interleave(10, 0)
     >>> nearest_mean_accuracy(features, torch.arange(4).repeat_interleave(10), num_classes=3)
     1.0
     """
-    table = rows_of_classes(labels, seed)  # [C, M], -1 where a class has no more
-    sizes = (table >= 0).sum(1)
-    if len(table) < num_classes:
-        raise ValueError(f"labels must have at least {num_classes} classes, got {len(table)}")
-    if int(sizes.min()) < shots + 1:
+    counts = labels.cpu().bincount()
+    sizes = counts[counts > 0]
+    if len(sizes) < num_classes:
+        raise ValueError(f"labels must have at least {num_classes} classes, got {len(sizes)}")
+    fewest = int(sizes.min())
+    if fewest < shots + 1:
         raise ValueError(
-            f"labels must have at least {shots + 1} samples of each class, got {int(sizes.min())}"
+            f"labels must have at least {shots + 1} samples of each class, got {fewest}"
         )
-    queries = min(queries_per_class, int(sizes.min()) - shots)
-    features = features if centre is None else features - centre.to(features)
-    features = F.normalize(features.float(), dim=1)
-    random = torch.Generator().manual_seed(seed)
+    n_query = num_classes * min(queries_per_class, fewest - shots)
+    sampler = TaskSampler(
+        ((counts > 0).cumsum(0) - 1)[labels.cpu()],  # without numbers that do not occur
+        shots=shots,
+        n_query=n_query,
+        k_eff=num_classes,
+        num_classes=num_classes,
+        sampling="balanced",
+        seed=seed,
+    )
+    method = SimpleShot(scaling="l2n" if centre is None else "cl2n")
     correct = 0
     for start in range(0, n_tasks, TASKS_AT_ONCE):
-        count = min(TASKS_AT_ONCE, n_tasks - start)
-        classes = torch.rand(count, len(table), generator=random).topk(num_classes).indices
-        rows = table[classes]  # [count, K, M]
-        order = torch.rand(rows.shape, generator=random).masked_fill(rows < 0, -1.0)
-        chosen = rows.gather(2, order.topk(shots + queries).indices).to(features.device)
-        means = features[chosen[..., :shots]].mean(2)  # [count, K, D]
-        query = features[chosen[..., shots:].flatten(1)]  # [count, K * queries, D]
-        nearest = torch.cdist(query, means).argmin(2).view(count, num_classes, queries)
-        truth = torch.arange(num_classes, device=nearest.device).unsqueeze(1)
-        correct += int((nearest == truth).sum())
-    return correct / (n_tasks * num_classes * queries)
-
-
-def classes_of(labels: Tensor) -> list[int]:
-    """The labels that occur."""
-    found: list[int] = labels.bincount().nonzero().flatten().tolist()
-    return found
-
-
-def rows_of_classes(labels: Tensor, seed: int) -> Tensor:
-    """The rows of each class, [C, M] int64, padded with -1."""
-    labels = labels.cpu()
-    random = torch.Generator().manual_seed(seed)
-    found = [(labels == label).nonzero().flatten() for label in classes_of(labels)]
-    found = [rows[torch.randperm(len(rows), generator=random)[:MOST_PER_CLASS]] for rows in found]
-    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1)
+        tasks = sampler.batch(start, min(TASKS_AT_ONCE, n_tasks - start)).to(features.device)
+        found = method.predict_indexed(
+            features,
+            tasks.support_index,
+            tasks.support_labels,
+            tasks.query_index,
+            num_classes=num_classes,
+            base_mean=None if centre is None else centre.to(features),
+            validate=False,
+        )
+        correct += int((found.labels == tasks.query_labels).sum())
+    return correct / (n_tasks * n_query)

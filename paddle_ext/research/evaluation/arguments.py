@@ -8,38 +8,36 @@ from typing import TypeAlias
 
 from ... import check
 from ...methods import Method, available, create
-from ...methods.base import PRESETS
+from ...methods.base import PRESETS, Options, known_methods
 from ...methods.registry import as_method, fields_of, load
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
-# In the order of the paper's tables, followed by ours.
-PAPER_ORDER = (
-    "baseline",
-    "simpleshot",
-    "ici",
-    "bd_cspn",
-    "pt_map",
-    "laplacian_shot",
-    "tim",
-    "tim_adm",
-    "alpha_tim",
-    "soft_kmeans",
-    "paddle_pgd",
-    "paddle",
-    "adaptive",
-)
+
+def all_methods() -> tuple[str, ...]:
+    """Names of the methods that need no class names, in the order of tables: those of the paper,
+    ours, and registered ones.
+    """
+    names = available(named=False)
+    return tuple(sorted(names, key=lambda name: (known_methods[name].display.order, name)))
 
 
-def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Method]:
-    """The methods by label, in order."""
+def chosen_methods(
+    methods: Methods,
+    preset: str | None = None,
+    options: Mapping[str, Options] | None = None,
+    published: Sequence[str] = (),
+) -> dict[str, Method]:
+    """The methods by label, in order.
+
+    "all" stands for all of them, and "paper" for the `published` ones. `preset` and `options`, by
+    method, are for methods given by name; options of others are ignored.
+    """
     if preset is not None:
         check.choice("preset", preset, PRESETS)
-    if isinstance(methods, str) and methods == "all":
-        methods = [
-            *PAPER_ORDER,
-            *(other for other in available(named=False) if other not in PAPER_ORDER),
-        ]
+    groups = {"paper": published, "all": all_methods()} if published else {"all": all_methods()}
+    if isinstance(methods, str):
+        methods = groups.get(methods, methods)
     single = as_method(methods)
     if isinstance(methods, str) or single is not None:
         methods = [methods if isinstance(methods, str) else single]  # type: ignore[list-item]
@@ -54,7 +52,12 @@ def chosen_methods(methods: Methods, preset: str | None = None) -> dict[str, Met
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
     for label, given in pairs:
-        one = by_name(given, preset) if isinstance(given, str) else as_method(given)
+        if isinstance(given, str):
+            if ":" not in given and given not in available(named=False):
+                check.not_a_choice("methods", given, (*groups, *available(named=False)))
+            one: Method | None = create(given, preset, **(options or {}).get(given, {}))
+        else:
+            one = as_method(given)
         if one is None:
             raise bad_type(f"must be names or methods, got {check.kind(given)}")
         if not isinstance(label, str):
@@ -76,12 +79,6 @@ def labelled_method(one: object) -> tuple[object, object]:
         return found.name, one if inspect.isclass(found) else found
     method = as_method(one)
     return (one if method is None else method.name), one
-
-
-def by_name(name: str, preset: str | None) -> Method:
-    if ":" not in name:
-        check.choice("methods", name, available(named=False))
-    return create(name, preset)
 
 
 def bad_type(problem: str) -> check.ArgumentTypeError:

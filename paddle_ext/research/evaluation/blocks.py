@@ -79,9 +79,10 @@ class DeviceBank:
             size += rows * self.features.shape[1] * (itemsize + single_copy)
         return max(1, min(BLOCK, self.bytes // size))
 
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def gathers(method: Method) -> bool:
@@ -138,7 +139,7 @@ class Block:
         """The number of correct predictions of each task, [b] int64, and the seconds."""
         bank, tasks = self.bank, self.tasks
         shared = self.sampler.shots is None
-        bank.wait()
+        wait_for(bank.device)
         begin = time.perf_counter()
         found = method.predict_indexed(
             bank.features,
@@ -149,6 +150,6 @@ class Block:
             base_mean=bank.base_mean,
             validate=False,  # the bank was checked, and the sampler draws valid rows
         )
-        bank.wait()
+        wait_for(bank.device)
         seconds = time.perf_counter() - begin
         return (found.labels == tasks.query_labels[part]).sum(1), seconds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..files import replacing
 from .results import Result
-from .tables import TITLES, base_name, title_of
+from .tables import base_name, display_of, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,35 +24,12 @@ K_EFF = r"$K_{\mathrm{eff}}$"
 K_EFF_BOLD = r"$\mathbf{K_{eff}}$"
 SUFFIXES = (".png", ".svg", ".pdf")
 
-# Colour and marker. The hues are distinct for colour-blind readers; methods of similar hue differ
-# in lightness and marker.
-STYLES: dict[str, tuple[str, str]] = {
-    "paddle": ("#c8102e", "o"),
-    "baseline": ("#8a8a8a", "s"),
-    "simpleshot": ("#3d3d3d", "P"),
-    "ici": ("#8c6d31", "D"),
-    "bd_cspn": ("#44aa99", "^"),
-    "pt_map": ("#cc79a7", "v"),
-    "laplacian_shot": ("#e69f00", "X"),
-    "tim": ("#56b4e9", "<"),
-    "tim_adm": ("#7b6fd0", ">"),
-    "alpha_tim": ("#0063a8", "h"),
-    "soft_kmeans": ("#117733", "d"),
-    "paddle_pgd": ("#6a1b4d", "p"),
-    "adaptive": ("#6a1fb0", "*"),
-}
-OTHER = ("#555555", "8")
 EMPHASISED = ("adaptive", "paddle")
 
 T = TypeVar("T")
 
 
 # --- methods ------------------------------------------------------------------------------------
-
-
-def style(label: str) -> tuple[str, str]:
-    """Colour and marker."""
-    return STYLES.get(base_name(label), OTHER)
 
 
 def paler(colour: str) -> str:
@@ -69,14 +46,14 @@ def line_style(label: str, *, dashed: bool = False) -> dict[str, Any]:
     """The style of a method's curve; dashed and without markers for a reference."""
     if dashed:
         return {"color": INK, "lw": 2.2, "ls": (0, (4, 1.6)), "zorder": 4}
-    colour, marker = style(label)
+    shown = display_of(label)
     # Line width, marker size (a star looks smaller than it is), and stacking order.
     width, size, order = {"adaptive": (3.8, 13.0, 6), "paddle": (3.0, 7.5, 5)}.get(
         base_name(label), (1.7, 6.0, 3)
     )
     return {
-        "color": colour,
-        "marker": marker,
+        "color": shown.colour,
+        "marker": shown.marker,
         "lw": width,
         "ms": size,
         "mec": "white",
@@ -170,7 +147,7 @@ def draw_bars(
     reach = max([result.accuracy + interval(result) for result in ordered])
     reach = max([reach, *(tick for tick in ticks if tick is not None)])
     for place, (result, tick) in enumerate(zip(ordered, ticks, strict=True)):
-        colour = style(result.method)[0]
+        colour = display_of(result.method).colour
         strong = emphasised(result.method)
         axes.barh(place, result.accuracy, 0.7, color=colour if strong else paler(colour))
         axes.errorbar(
@@ -283,7 +260,7 @@ def legend_below(figure: Figure, handles: list[Any], labels: list[str], columns:
         columnspacing=1.6,
     )
     for text in made.get_texts():
-        if text.get_text() in [TITLES[name] for name in EMPHASISED]:
+        if text.get_text() in map(title_of, EMPHASISED):
             text.set_fontweight("bold")
 
 
@@ -298,7 +275,7 @@ def method_legend(
     for label in sorted(methods, key=lambda label: place_in(order, base_name(label) or label)):
         entries[title_of(label)] = Line2D([], [], **line_style(label, dashed=label == reference))
         if published and label == "paddle":
-            entries[f"{TITLES['paddle']}, published"] = Line2D([], [], **published_line())
+            entries[f"{title_of('paddle')}, published"] = Line2D([], [], **published_line())
     legend_below(figure, list(entries.values()), list(entries))
 
 
@@ -309,7 +286,8 @@ def place_in(order: Sequence[object], item: object) -> int:
 
 def published_line() -> dict[str, Any]:
     """The style of a published curve of PADDLE."""
-    return {"color": STYLES["paddle"][0], "lw": 1.7, "ls": (0, (4, 2)), "alpha": 0.8, "zorder": 4}
+    colour = display_of("paddle").colour
+    return {"color": colour, "lw": 1.7, "ls": (0, (4, 2)), "alpha": 0.8, "zorder": 4}
 
 
 def finish(figure: Figure, path: str | Path | None) -> Figure:

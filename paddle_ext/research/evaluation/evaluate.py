@@ -23,10 +23,10 @@ from ..tasks import TaskSampler
 from .arguments import chosen_methods, options_of
 from .blocks import BLOCK, Block, Count, DeviceBank, block_sizes
 from .journal import Journal, Key, digest
+from .negative_features import adapted_to_negative_features, labels_given_by_name
 from .plan import TaskPlan, check_features, plan_tasks
 from .results import Evaluation, Result
 from .settings import RunSettings
-from .signs import fitted_to_signs, labels_by_name
 
 FILE = "evaluation.json"
 
@@ -81,21 +81,8 @@ def evaluate(
         remaining rows.
     preset : {"paper", "mini", "tiered", "inat"}, optional
         For methods given by name: options as in the paper, see `methods.create`.
-    seed : int
-        Of the tasks, in [0, 2**64).
-    name : str
-        The name of the features in the result.
-    device : device, optional
-        Default: the bank's GPU, else a GPU if available. Under torchrun each rank uses the GPU of
-        its local number.
-    memory : float, optional
-        Memory limit of a batch of tasks, in GiB.
-    output : path, optional
-        A folder for the journal and, at the end, ``evaluation.json``.
-    resume : bool
-        Resume from the journal in `output`; False starts over.
-    progress : bool
-        Show progress on stderr.
+    seed, name, device, memory, output, resume, progress
+        As in `RunSettings`. `output` gets the journal and, at the end, ``evaluation.json``.
 
     Returns
     -------
@@ -128,7 +115,7 @@ def evaluate(
         progress=progress,
     )
     chosen = chosen_methods(methods, preset)
-    named = labels_by_name(methods, chosen)
+    by_name = labels_given_by_name(methods, chosen)
     plan = plan_tasks(
         bank,
         shots=shots,
@@ -142,7 +129,7 @@ def evaluate(
         support=support,
         query=query,
     )
-    chosen, notes = fitted_to_signs(chosen, named, bank)
+    chosen, notes = adapted_to_negative_features(chosen, by_name, bank)
     return evaluate_plan(bank, chosen, plan, settings, notes)
 
 
@@ -151,15 +138,15 @@ def evaluate_plan(
     methods: Mapping[str, Method],
     plan: TaskPlan,
     settings: RunSettings,
-    said: Sequence[str] = (),
+    method_notes: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate methods, by label, on planned tasks; `said` lists changes made to them."""
+    """Evaluate methods, by label, on planned tasks; `method_notes` list changed options."""
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
         on_device = DeviceBank(bank, device, settings.memory)
         show = settings.progress and ranks.rank == 0
-        for line in said:
+        for line in method_notes:
             Progress("", 0, show=show).line(line)
         work = Work(methods, plan, on_device, ranks, show)
         journal = None
@@ -168,8 +155,8 @@ def evaluate_plan(
         results = work.results(work.run(journal, settings.resume))
         machine = ranks.gather(machine_line(device))[0]
         notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
-        if said:
-            notes["methods"] = list(said)
+        if method_notes:
+            notes["methods"] = list(method_notes)
         sampler = plan.samplers[0]
         found = Evaluation(
             results, settings.name, sampler.sampling, sampler.alpha, sampler.seed, machine, notes

@@ -6,11 +6,10 @@ suffix (``.png``, ``.svg``, ``.pdf``). No window opens and pyplot's state is not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .drawing import (
     INK,
@@ -18,8 +17,6 @@ from .drawing import (
     K_EFF_BOLD,
     NORMAL,
     PALE,
-    SMALL,
-    STYLES,
     at_least_one,
     distinct,
     draw_bars,
@@ -33,14 +30,13 @@ from .drawing import (
     mark_counts,
     method_legend,
     name_panel,
-    paler,
     published_line,
     settings_line,
     shots_title,
-    style,
     tolerance_text,
 )
 from .results import NEARLY_BEST, Evaluation, Result, best_of, lambda_of, nearly_best_lambdas
+from .tables import display_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,65 +156,6 @@ def accuracy_bars(
     return finish(figure, path)
 
 
-def ablation(
-    evaluation: Evaluation,
-    published: Mapping[str, Mapping[int | None, float]] | None = None,
-    path: str | Path | None = None,
-) -> Figure:
-    """Draw the effect of the partition complexity: soft K-means and PADDLE, side by side per shots.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        Of the methods `soft_kmeans` and `paddle`, and one `k_eff`.
-    published : mapping, optional
-        As in `accuracy_bars`.
-    path : path, optional
-
-    Examples
-    --------
-    >>> ablation(evaluation, path="ablation.svg")  # doctest: +SKIP
-    """
-    results = at_least_one(evaluation)
-    every_shots = distinct(result.shots for result in results)
-    figure, (axes,) = make_panels(1, height=4.8, width=7.5)
-    titles = {"soft_kmeans": "without: soft K-means", "paddle": "with: PADDLE"}
-    for side, (method, title) in enumerate(titles.items()):
-        for place, shots in enumerate(every_shots):
-            found = [r for r in results if r.method == method and r.shots == shots]
-            if len(found) != 1:
-                raise ValueError(f"evaluation must have one result of {method}, got {len(found)}")
-            x = place + 0.38 * (side - 0.5)
-            known = (published or {}).get(method, {}).get(shots)
-            draw_column(axes, x, found[0], known, title if place == 0 else "")
-    axes.set_xticks(range(len(every_shots)), [shots_title(shots) for shots in every_shots])
-    axes.set_xlim(-0.6, len(every_shots) - 0.4)
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    axes.grid(visible=False, axis="x")
-    name_panel(axes, "", y="accuracy (%)")
-    below = settings_line(results, evaluation.bank)
-    head(figure, "With and without the partition complexity", below)
-    handles, labels = axes.get_legend_handles_labels()
-    if published:
-        handles += axes.plot([], [], color=INK, lw=2.4)
-        labels.append("published")
-    legend_below(figure, handles, labels)
-    return finish(figure, path)
-
-
-def draw_column(axes: Axes, x: float, result: Result, known: float | None, label: str) -> None:
-    colour = STYLES[result.method][0]
-    colour = colour if result.method == "paddle" else paler(colour)
-    axes.bar(x, result.accuracy, 0.34, color=colour, label=label or None)
-    axes.errorbar(x, result.accuracy, interval(result), color=INK, lw=1.3, capsize=3, zorder=4)
-    if known is not None:
-        axes.plot([x - 0.2, x + 0.2], [known] * 2, color=INK, lw=2.4, zorder=5)
-    top = max(result.accuracy + interval(result), known or 0.0)
-    place: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
-    text = f"{result.accuracy:.1f}"
-    axes.annotate(text, (x, top), fontsize=SMALL, color=INK, **place)
-
-
 # --- lambda -------------------------------------------------------------------------------------
 
 
@@ -243,12 +180,13 @@ def accuracy_against_lambda(results: Iterable[Result], path: str | Path | None =
         raise ValueError(f"results must have one number of queries, got {queries}")
     every_k_eff = distinct(result.k_eff for result in results)
     figure, panels = make_panels(len(every_k_eff), height=4.4, share=False)
+    contrast = display_of("alpha_tim").colour
     for axes, k_eff in zip(panels, every_k_eff, strict=True):
         own = [result for result in results if result.k_eff == k_eff]
         best = lambda_of(best_of(own))
         draw_line(axes, "paddle", sorted((lambda_of(r), r.accuracy, interval(r)) for r in own))
         axes.axvline(queries[0], color=INK, lw=1.4, ls="--", label="λ = |Q|", zorder=1)
-        axes.axvline(best, color=STYLES["alpha_tim"][0], lw=2.2, ls=":", label="best λ", zorder=1)
+        axes.axvline(best, color=contrast, lw=2.2, ls=":", label="best λ", zorder=1)
         name_panel(axes, f"{K_EFF_BOLD} = {k_eff}: best at {best:g}", "λ")
     panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
     shots = shots_title(results[0].shots)
@@ -277,7 +215,7 @@ def best_lambda_against_queries(
     results = at_least_one(results)
     every_k_eff = distinct(result.k_eff for result in results)
     figure, panels = make_panels(len(every_k_eff), height=4.6)
-    colour, marker = STYLES["paddle"]
+    shown = display_of("paddle")
     for axes, k_eff in zip(panels, every_k_eff, strict=True):
         own = [result for result in results if result.k_eff == k_eff]
         queries = distinct(result.n_query for result in own)
@@ -287,7 +225,7 @@ def best_lambda_against_queries(
             queries,
             [min(values) for values in near],
             [max(values) for values in near],
-            color=colour,
+            color=shown.colour,
             alpha=0.15,
             lw=0,
             label=f"within {NEARLY_BEST:g} point of the best",
@@ -295,7 +233,9 @@ def best_lambda_against_queries(
         end = max(queries)
         axes.plot([0, end], [0, end], color=INK, lw=1.4, ls="--", label="λ = |Q|")
         best = [lambda_of(best_of(group)) for group in groups]
-        axes.plot(queries, best, color=colour, marker=marker, lw=2.4, ms=7, label="best λ")
+        axes.plot(
+            queries, best, color=shown.colour, marker=shown.marker, lw=2.4, ms=7, label="best λ"
+        )
         name_panel(axes, f"{K_EFF_BOLD} = {k_eff}", "queries |Q|")
         axes.set_xlim(0, 1.05 * end)
         axes.set_ylim(bottom=0)
@@ -306,7 +246,7 @@ def best_lambda_against_queries(
     return finish(figure, path)
 
 
-# --- convergence and label cost -----------------------------------------------------------------
+# --- convergence --------------------------------------------------------------------------------
 
 
 def criterion_against_time(
@@ -333,12 +273,12 @@ def criterion_against_time(
         points = [p for p in zip(curve.seconds, curve.criterion, strict=True) if min(p) > 0]
         if not points:
             raise ValueError(f"curves must have a criterion above 0, got none for {curve.title!r}")
-        colour, marker = style(curve.method)
+        shown = display_of(curve.method)
         done = "not reached" if curve.reached is None else duration_text(curve.reached)
         axes.plot(
             *zip(*points, strict=True),
-            color=colour,
-            marker=marker,
+            color=shown.colour,
+            marker=shown.marker,
             ms=6.5,
             mec="white",
             mew=0.6,
@@ -358,44 +298,3 @@ def criterion_against_time(
     head(figure, "Convergence of the prototypes on one task", below)
     legend_below(figure, *axes.get_legend_handles_labels(), columns=1)
     return finish(figure, path)
-
-
-def label_cost(path: str | Path | None = None) -> Figure:
-    """Draw the label cost and its relaxation for two classes.
-
-    The cost is the number of classes used; the partition complexity, the entropy of the
-    proportions, is a smooth relaxation.
-
-    Parameters
-    ----------
-    path : path, optional
-
-    Examples
-    --------
-    >>> figure = label_cost()
-    """
-    figure, (axes,) = make_panels(1, height=4.6, width=7.0)
-    cost, relaxed = STYLES["alpha_tim"][0], STYLES["paddle"][0]
-    axes.plot([0, 1], [2, 2], color=cost, lw=2.6)
-    axes.plot([0, 1], [2, 2], "o", ms=9, mfc="white", mec=cost, mew=2, zorder=4)
-    axes.plot([0, 1], [1, 1], "o", ms=9, color=cost, zorder=4)
-    x, y = zip(*label_costs(401), strict=True)
-    axes.plot(x, y, color=relaxed, lw=3)
-    middle: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NORMAL, "weight": "bold"}
-    axes.text(0.5, 2.06, "label cost: classes used", color=cost, **middle)
-    axes.text(0.5, math.log(2) + 0.06, "its relaxation: entropy", color=relaxed, **middle)
-    axes.set_ylim(-0.05, 2.35)
-    axes.set_yticks([0, 0.5, 1, 1.5, 2])
-    name_panel(axes, "", "proportion of the first class, $\\hat{u}_1$", "cost")
-    head(figure, "The label cost and its relaxation", "two classes")
-    return finish(figure, path)
-
-
-def label_costs(count: int) -> list[tuple[float, float]]:
-    """The first class's proportion from 0 to 1, and the entropy of both, in nats."""
-
-    def term(p: float) -> float:
-        return -p * math.log(p) if p > 0 else 0.0
-
-    proportions = [i / (count - 1) for i in range(count)]
-    return [(p, term(p) + term(1 - p)) for p in proportions]

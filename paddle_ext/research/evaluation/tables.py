@@ -6,24 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ...methods.base import Display, known_methods
 from .results import Evaluation, Result
 
-# Display names of the methods.
-TITLES = {
-    "baseline": "Baseline",
-    "simpleshot": "SimpleShot",
-    "ici": "LR+ICI",
-    "bd_cspn": "BD-CSPN",
-    "pt_map": "PT-MAP",
-    "laplacian_shot": "LaplacianShot",
-    "tim": "TIM",
-    "tim_adm": "TIM-ADM",
-    "alpha_tim": "α-TIM",
-    "soft_kmeans": "Soft K-means",
-    "paddle_pgd": "PADDLE-PGD",
-    "paddle": "PADDLE",
-    "adaptive": "Adaptive",
-}
 MISSING = "–"
 
 
@@ -36,13 +21,21 @@ class Setting(NamedTuple):
 
 def base_name(label: str) -> str:
     """The method name in a label of an evaluation: "paddle" for "paddle (auto)"."""
-    return max((name for name in TITLES if label.lower().startswith(name)), key=len, default="")
+    return max(
+        (name for name in known_methods if label.lower().startswith(name)), key=len, default=""
+    )
+
+
+def display_of(label: str) -> Display:
+    """How the method of a label is shown."""
+    name = base_name(label)
+    return known_methods[name].display if name else Display()
 
 
 def title_of(label: str) -> str:
-    """The display name of a method; the rest of its label is kept."""
+    """The title of a method; the rest of its label is kept."""
     name = base_name(label)
-    return TITLES[name] + label[len(name) :] if name else label
+    return (display_of(label).title or name) + label[len(name) :]
 
 
 def rows(

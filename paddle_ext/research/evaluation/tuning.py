@@ -12,45 +12,19 @@ from typing import Any
 
 from ... import check
 from ...methods import Method, describe
+from ...methods.base import Grid
 from ...methods.registry import lookup
 from ..data.bank import FeatureBank
 from ..ranks import is_first_rank
 from .arguments import chosen_methods
 from .evaluate import evaluate_plan
+from .negative_features import adapted_to_negative_features, labels_given_by_name
 from .plan import plan_tasks
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
 from .settings import RunSettings
-from .signs import fitted_to_signs, labels_by_name
-from .tables import TITLES, accuracy_text, markdown_table
+from .tables import accuracy_text, markdown_table, title_of
 
 FILE = "tuning.json"
-
-Grid = Mapping[str, Sequence[object]]
-
-# The values tried for each method, in all combinations, including the defaults and those of the
-# presets. PADDLE and its relatives are parameter-free, and SimpleShot's parameter changes no label.
-GRIDS: dict[str, dict[str, tuple[object, ...]]] = {
-    "baseline": {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)},
-    "simpleshot": {},
-    "ici": {"dimension": (2, 5, 10), "step": (3, 5, 10)},
-    "bd_cspn": {"temperature": (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0)},
-    "pt_map": {"step": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)},
-    "laplacian_shot": {"lam": (0.1, 0.3, 0.7, 1.0), "knn": (3, 5)},
-    "tim": {
-        "weights": tuple((1.0, m, c) for m in (0.1, 0.3, 1.0) for c in (0.1, 0.3, 1.0)),
-    },
-    "tim_adm": {
-        "weights": tuple((0.1, m, c) for m in (0.3, 1.0, 3.0) for c in (0.03, 0.1, 0.3)),
-    },
-    "alpha_tim": {
-        "alphas": tuple((1.0, a, b) for a, b in ((2, 2), (3, 3), (5, 5), (7, 5), (7, 7))),
-        "weights": ((1.0, 0.5, 1.0), (1.0, 1.0, 1.0)),
-    },
-    "soft_kmeans": {},
-    "paddle_pgd": {},
-    "paddle": {},
-    "adaptive": {},
-}
 
 
 @dataclass(frozen=True)
@@ -92,7 +66,7 @@ class Tuning:
                 f"{key} = {option_text(value)}" for key, value in self.options[name].items()
             )
             worst = min(point.accuracy for point in points)
-            row = [TITLES.get(name, name), chosen or "none tuned", accuracy_text(result)]
+            row = [title_of(name), chosen or "none tuned", accuracy_text(result)]
             cells.append([*row, f"{worst:.1f}", str(len(points))])
         return ["method", "options", "accuracy", "worst", "points"], cells
 
@@ -125,8 +99,8 @@ def tune(
     methods : str, Method, or a sequence of them
         As in `evaluate`. Options that are not tuned are kept.
     grids : mapping of methods to mappings of options to values, optional
-        Replaces `GRIDS` for the methods it names. All combinations are tried. A method without
-        options to tune, such as PADDLE by default, gets one point.
+        Replaces `Method.tuning_grid` for the methods it names. All combinations are tried. A
+        method without options to tune, such as PADDLE by default, gets one point.
     shots, k_eff, num_classes, n_tasks, sampling, alpha
         Default: 1000 tasks of 5 classes and 5 shots with uneven class frequencies, the protocol of
         the paper. With equal frequencies, methods that rely on them are tuned to them, and fail if
@@ -162,13 +136,6 @@ def tune(
     if isinstance(methods, Mapping):
         raise check.ArgumentTypeError("methods", "must be names or methods, got a mapping")
     chosen = chosen_methods(methods, preset)
-    chosen, said = fitted_to_signs(chosen, labels_by_name(methods, chosen), bank)
-    points = {
-        label: grid_points(method, grid_of(label, method, grids))
-        for label, method in chosen.items()
-    }
-    for label in grids or {}:
-        check.choice("grids", label, tuple(chosen))
     plan = plan_tasks(
         bank,
         shots=check.integer("shots", shots),
@@ -180,13 +147,21 @@ def tune(
         alpha=alpha,
         seed=settings.seed,
     )
+    by_name = labels_given_by_name(methods, chosen)
+    chosen, notes = adapted_to_negative_features(chosen, by_name, bank)
+    points = {
+        label: grid_points(method, grid_of(label, method, grids))
+        for label, method in chosen.items()
+    }
+    for label in grids or {}:
+        check.choice("grids", label, tuple(chosen))
     labels = [label for label, own in points.items() for _ in own]
     labelled = {
         f"{label} {option_text(options)}".strip(): method
         for label, own in points.items()
         for method, options in own
     }
-    found = evaluate_plan(bank, labelled, plan, settings, said)
+    found = evaluate_plan(bank, labelled, plan, settings, notes)
     results = tuple(
         dataclasses.replace(result, method=label)
         for result, label in zip(found, labels, strict=True)
@@ -203,7 +178,7 @@ Point = tuple[Method, dict[str, object]]  # a method, and its tuned options
 def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Grid:
     """The grid of a method; the user's takes precedence."""
     if grids is None or label not in grids:
-        return GRIDS.get(method.name, {})
+        return method.tuning_grid
     known = tuple(option.name for option in describe(method.name))
     for option, values in grids[label].items():
         check.choice(f"an option of grids[{label!r}]", option, known)

@@ -174,7 +174,7 @@ def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_pa
             1,
             "--epochs must be an integer in [1, 2147483647], got 0",
         ),
-        (["train", ".", "--teacher", "no.safetensors"], 1, "no.safetensors, which does not exist"),
+        (["train", ".", "--start", "no.safetensors"], 1, "no.safetensors, which does not exist"),
         (["extract", "no.safetensors", "."], 1, "no.safetensors, which does not exist"),
         (["extract", "no.safetensors", ".", "--output", "a.csv"], 2, "--output must end in"),
     ],
@@ -338,12 +338,6 @@ def test_reproduce_any_batch(bank: Path, tmp_path: Path) -> None:
         assert f"written: {tmp_path / name}" in shown
 
 
-def test_reproduce_without_a_bank(tmp_path: Path) -> None:
-    shown = run("reproduce", "label-cost", "--output", tmp_path)
-    assert f"written: {tmp_path / 'label-cost.png'}" in shown
-    assert (tmp_path / "label-cost.png").is_file()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -354,7 +348,7 @@ def test_reproduce_without_a_bank(tmp_path: Path) -> None:
             ["any-batch", "--bank", "x.npz", "--dataset", "mini"],
             "--dataset must not be given for any-batch",
         ),
-        (["label-cost", "--tasks", "3"], "--n-tasks must not be given for label-cost"),
+        (["convergence", "--bank", "x.npz", "--tasks", "3"], "--n-tasks must not be given for"),
         (["convergence", "--bank", "x.npz", "--methods", "all"], "--methods must not be given"),
     ],
 )

@@ -39,7 +39,6 @@ def test_warmup_and_cosine() -> None:
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be finite and > 0, got 0"),
         ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
         ({"schedule": "linear"}, ValueError, "schedule must be one of 'steps', 'cosine'"),
-        ({"distillation": 2}, ValueError, r"distillation must be in \[0, 1\]"),
         ({"weight_decay": math.inf}, ValueError, "weight_decay must be finite and >= 0"),
         ({"momentum": 0.0, "nesterov": True}, ValueError, "momentum must be > 0 with nesterov"),
     ],

@@ -169,7 +169,7 @@ def test_bad_arguments(bank: FeatureBank) -> None:
         run(bank, n_query=0)
     with pytest.raises(ValueError, match="k_eff must not have a number twice"):
         run(bank, k_eff=(1, 1))
-    with pytest.raises(ValueError, match="methods must be among 'paper', 'all'"):
+    with pytest.raises(ValueError, match="methods must be one of 'paper', 'all'"):
         run(bank, methods="padle")
     with pytest.raises(TypeError, match="bank must be a FeatureBank, got str"):
         run("bank.npz")

@@ -13,8 +13,8 @@ from banks import CLASSES, DIMENSION, SIZE, Spy, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, methods
 from paddle_ext.research import progress
-from paddle_ext.research.evaluation import RunSettings
-from paddle_ext.research.evaluation.arguments import PAPER_ORDER
+from paddle_ext.research.evaluation import RunSettings, paper
+from paddle_ext.research.evaluation.arguments import all_methods
 from paddle_ext.research.evaluation.blocks import BLOCK, DeviceBank
 
 NAMES = ["simpleshot", "bd_cspn", "paddle"]
@@ -234,10 +234,13 @@ def test_batches_of_methods_that_do_not_gather() -> None:
 
 
 def test_all_methods_in_the_order_of_the_paper() -> None:
-    assert set(PAPER_ORDER) == set(methods.available(named=False))
-    assert PAPER_ORDER[-1] == "adaptive"
+    order = all_methods()
+    assert set(order) == set(methods.available(named=False))
+    published = paper.methods("table1")
+    assert tuple(name for name in order if name in published) == published
+    assert order[-1] == "adaptive"
     found = run(small_bank(), shots=1, k_eff=2, num_classes=3, n_query=4, n_tasks=2)
-    assert found.methods == PAPER_ORDER
+    assert found.methods == order
 
 
 def test_labels_and_options() -> None:
@@ -266,7 +269,11 @@ def test_one_method_of_each_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"methods": "padle"}, ValueError, "methods must be one of 'adaptive', 'alpha_tim', "),
+        (
+            {"methods": "padle"},
+            ValueError,
+            "methods must be one of 'all', 'adaptive', 'alpha_tim', ",
+        ),
         ({"methods": []}, ValueError, "methods must be at least one, got none"),
         ({"methods": 3}, TypeError, "methods must be names or methods, got int"),
         ({"methods": [3]}, TypeError, "methods must be names or methods, got int"),

@@ -100,10 +100,12 @@ def test_the_bar_names_the_method_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its start, not when its first tasks are done."""
-    said: list[tuple[int, str]] = []
-    monkeypatch.setattr(Progress, "advance", lambda _, count=1, note="": said.append((count, note)))
+    shown: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        Progress, "advance", lambda _, count=1, note="": shown.append((count, note))
+    )
     run(methods={"one": Spy(), "two": Spy(sharpness=0.5)}, shots=1, n_tasks=10)
-    assert [(count, note.partition(",")[0]) for count, note in said] == [
+    assert [(count, note.partition(",")[0]) for count, note in shown] == [
         (0, "one"),
         (10, "one"),
         (0, "two"),

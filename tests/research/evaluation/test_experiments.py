@@ -9,14 +9,16 @@ import torch
 
 from paddle_ext import FeatureBank, TaskSampler, methods, reference
 from paddle_ext.research.evaluation import paper
+from paddle_ext.research.evaluation.arguments import chosen_methods
 from paddle_ext.research.evaluation.evaluate import evaluate
 from paddle_ext.research.evaluation.experiments import EXPERIMENTS, ExperimentResult, load
-from paddle_ext.research.evaluation.experiments import base as experiments_base
 
 pytest.importorskip("matplotlib")
 
 CLASSES, ROWS = 12, 30
 SMALL = {"n_tasks": 6, "n_query": 20, "device": "cpu", "progress": False}
+ONE_TASK = {"shots": 5, "n_query": 10, "device": "cpu", "progress": False}
+QUICK_CONVERGENCE = {**ONE_TASK, "repeats": 1, "max_iter": 5, "pgd_max_iter": 5}
 
 
 @pytest.fixture(scope="module")
@@ -103,21 +105,24 @@ def test_published_numbers_are_those_of_five_classes(bank: FeatureBank) -> None:
 
 
 def test_methods_and_their_options() -> None:
-    chosen, published = experiments_base.methods_by_name, paper.methods("table1")
-    assert tuple(chosen("paper", published, "mini", None)) == published
+    published = paper.methods("table1")
+    assert tuple(chosen_methods("paper", "mini", None, published)) == published
     assert len(published) == 8
     assert "adaptive" not in published
-    assert set(chosen("all", published, "paper", None)) == set(methods.available(named=False))
-    assert chosen("paper", published, "tiered", None)["bd_cspn"].temperature == 30
-    assert chosen("paddle", (), "mini", None)["paddle"].scaling == "minmax"
+    everything = chosen_methods("all", "paper", None, published)
+    assert set(everything) == set(methods.available(named=False))
+    assert chosen_methods("paper", "tiered", None, published)["bd_cspn"].temperature == 30
+    assert chosen_methods("paddle", "mini")["paddle"].scaling == "minmax"
     tuned = {"bd_cspn": {"temperature": 7.0}, "tim": {"max_iter": 3}}
-    assert chosen(["bd_cspn"], (), "tiered", tuned) == {
+    assert chosen_methods(["bd_cspn"], "tiered", tuned) == {
         "bd_cspn": methods.create("bd_cspn", temperature=7.0)
     }
-    with pytest.raises(ValueError, match=r"methods must be among 'paper', 'all', .*got 'padle'"):
-        chosen("padle", (), "paper", None)
+    with pytest.raises(ValueError, match=r"methods must be one of 'paper', 'all', .*got 'padle'"):
+        chosen_methods("padle", "paper", None, published)
+    with pytest.raises(ValueError, match=r"methods must be one of 'all', .*got 'paper'"):
+        chosen_methods("paper")
     with pytest.raises(TypeError, match="an option of 'paddle' must be one of"):
-        chosen("paddle", (), "paper", {"paddle": {"lambda": 1.0}})
+        chosen_methods("paddle", "paper", {"paddle": {"lambda": 1.0}})
 
 
 def test_table2(bank: FeatureBank, tmp_path) -> None:
@@ -246,25 +251,16 @@ def test_convergence(bank: FeatureBank, tmp_path) -> None:
     assert_saved(result, tmp_path, "convergence")
 
 
-def test_label_cost(tmp_path) -> None:
-    result = run("label-cost", output=tmp_path)
-    table = cells(result)
-    assert table["0"] == table["1"] == ["1", "0.000"]
-    assert table["0.5"] == ["2", "0.693"]
-    assert_saved(result, tmp_path, "label-cost")
-
-
 # --- all of them --------------------------------------------------------------------------------
 
 
 def test_registry() -> None:
-    names = "table1 table2 ablation keff any-batch convergence lambda label-cost"
+    names = "table1 table2 ablation keff any-batch convergence lambda"
     assert list(EXPERIMENTS) == names.split()
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name
         assert experiment.description
-        assert {"output", "progress"} <= set(experiment.parameters)
-        assert experiment.needs_bank == (name != "label-cost")
+        assert {"bank", "output", "progress"} <= set(experiment.parameters)
 
 
 @pytest.mark.parametrize(
@@ -300,17 +296,18 @@ def test_bad_arguments(bank: FeatureBank) -> None:
         run("convergence", bank, tol=0.0)
 
 
-def test_only_the_first_rank_writes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_writes(bank, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    run("label-cost", output=tmp_path)
+    run("convergence", bank, **QUICK_CONVERGENCE, output=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_without_matplotlib_the_numbers_are_there(tmp_path, monkeypatch) -> None:
+def test_without_matplotlib_the_numbers_are_there(bank, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="figures need matplotlib"):
-        run("label-cost", output=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["label-cost.json", "label-cost.md"]
+        run("convergence", bank, **QUICK_CONVERGENCE, output=tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["convergence.json", "convergence.md"]
 
 
 @pytest.mark.parametrize(
@@ -333,5 +330,5 @@ def test_json_is_plain(bank: FeatureBank, tmp_path) -> None:
 
 def test_examples() -> None:
     package = "paddle_ext.research.evaluation.experiments"
-    for module in ("", ".accuracy", ".any_batch", ".convergence", ".label_cost", ".lambda_"):
+    for module in ("", ".accuracy", ".any_batch", ".convergence", ".lambda_"):
         assert doctest.testmod(sys.modules[package + module]).failed == 0

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from paddle_ext import methods
+from paddle_ext.methods.base import Display
+from paddle_ext.methods.registry import lookup
 from paddle_ext.research.evaluation import Evaluation, Result, figures, paper
 
 pytest.importorskip("matplotlib")
@@ -14,6 +16,7 @@ pytest.importorskip("matplotlib")
 from paddle_ext.research.evaluation import drawing
 
 N_QUERY, TASKS = 75, 400
+NAMES = methods.available(named=False)
 
 
 def result(method, accuracy, shots=5, k_eff=5, n_query=N_QUERY, **options) -> Result:
@@ -45,9 +48,10 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_every_method_has_its_own_style() -> None:
-    assert set(drawing.STYLES) == set(methods.available(named=False)) == set(drawing.TITLES)
-    colours, markers = zip(*drawing.STYLES.values(), strict=True)
-    assert len(set(colours)) == len(set(markers)) == len(drawing.STYLES)
+    shown = [drawing.display_of(name) for name in NAMES]
+    for values in zip(*shown, strict=True):
+        assert len(set(values)) == len(NAMES)
+    assert Display() not in shown
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_every_method_has_its_own_style() -> None:
 def test_labels(label: str, name: str, title: str) -> None:
     assert drawing.base_name(label) == name
     assert drawing.title_of(label) == title
-    assert drawing.style(label) == drawing.STYLES.get(name, drawing.OTHER)
+    assert drawing.display_of(label) == (lookup(name).display if name else Display())
 
 
 def test_accuracy_against_k_eff() -> None:
@@ -74,7 +78,7 @@ def test_accuracy_against_k_eff() -> None:
     figure = figures.accuracy_against_k_eff(evaluation(*results), public)
     left, right = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["5 shots", "20 shots"]
-    red, blue = drawing.STYLES["paddle"][0], drawing.STYLES["tim"][0]
+    red, blue = drawing.display_of("paddle").colour, drawing.display_of("tim").colour
     assert lines(left) == {f"{red} -": list(accuracies.items()), f"{red} --": [(2, 81), (3, 78)]}
     assert lines(right) == {
         f"{red} -": list(accuracies.items()),
@@ -138,21 +142,6 @@ def test_a_single_task_has_no_interval() -> None:
     figure = figures.accuracy_bars(evaluation(one))
     assert "80.0" in texts(figure)
     assert "nan" not in texts(figure)
-
-
-def test_ablation() -> None:
-    found = evaluation(
-        *(result("soft_kmeans", 50.0 + s, s) for s in (5, 10)),
-        *(result("paddle", 60.0 + s, s) for s in (5, 10)),
-    )
-    figure = figures.ablation(found, {"paddle": {10: 73.3}})
-    (axes,) = figure.axes
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([55, 60, 65, 70], abs=0.01)
-    left = [bar.get_x() for bar in axes.patches]
-    assert left[0] < left[2] < left[1] < left[3]  # side by side for each number of shots
-    assert any(list(line.get_ydata()) == [73.3, 73.3] for line in axes.get_lines())
-    with pytest.raises(ValueError, match="must have one result of soft_kmeans, got 0"):
-        figures.ablation(evaluation(result("paddle", 50.0)))
 
 
 def quadratic(k_eff: int, n_query: int, top: float) -> list[Result]:
@@ -219,33 +208,23 @@ def test_duration(seconds: float, text: str) -> None:
     assert drawing.duration_text(seconds) == text
 
 
-def test_label_cost() -> None:
-    (axes,) = figures.label_cost().axes
-    (curve,) = (line for line in axes.get_lines() if len(line.get_xdata()) > 2)
-    for p, cost in zip(*curve.get_data(), strict=True):
-        inside = 0 < p < 1
-        entropy = -p * math.log(p) - (1 - p) * math.log(1 - p) if inside else 0.0
-        assert cost == pytest.approx(entropy, abs=1e-12)
-    filled = [line for line in axes.get_lines() if line.get_markerfacecolor() != "white"]
-    assert any(list(line.get_data()[1]) == [1, 1] for line in filled)  # one class used
-
-
 def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # its import would be an error
-    figures.label_cost(tmp_path / "new" / "cost.png")
-    png = (tmp_path / "new" / "cost.png").read_bytes()
+    bars = evaluation(result("paddle", 50.0))
+    figures.accuracy_bars(bars, path=tmp_path / "new" / "bars.png")
+    png = (tmp_path / "new" / "bars.png").read_bytes()
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(png[16:20], "big") >= 1000  # pixels wide
-    figures.label_cost(tmp_path / "cost.svg")
-    assert "<svg" in (tmp_path / "cost.svg").read_text()
+    figures.accuracy_bars(bars, path=tmp_path / "bars.svg")
+    assert "<svg" in (tmp_path / "bars.svg").read_text()
     with pytest.raises(ValueError, match=r"path must end in one of .png, .svg, .pdf, got 'a.gif'"):
-        figures.label_cost("a.gif")
-    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["cost.png", "cost.svg"]
+        figures.accuracy_bars(bars, path="a.gif")
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["bars.png", "bars.svg"]
 
 
 def test_nothing_is_cut_off() -> None:
     """The longest texts stay inside the figure."""
-    results = [result(name, 60.0 + i, s) for i, name in enumerate(drawing.STYLES) for s in (5, 20)]
+    results = [result(name, 60.0 + i, s) for i, name in enumerate(NAMES) for s in (5, 20)]
     figure = figures.accuracy_bars(
         evaluation(*results), published=paper.accuracies("table1", "mini")
     )
@@ -270,7 +249,7 @@ def test_errors() -> None:
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install 'paddle_ext"):
-        figures.label_cost()
+        figures.accuracy_bars(evaluation(result("paddle", 50.0)))
 
 
 def test_examples() -> None:

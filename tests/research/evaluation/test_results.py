@@ -10,7 +10,7 @@ import pytest
 
 from paddle_ext import Evaluation, methods
 from paddle_ext.research.evaluation import Result
-from paddle_ext.research.evaluation.tables import TITLES, markdown, rows
+from paddle_ext.research.evaluation.tables import markdown, rows, title_of
 
 
 def result(method: str = "paddle", shots: int | None = 5, k_eff: int = 5, **changes: int) -> Result:
@@ -110,7 +110,10 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_titles() -> None:
-    assert set(TITLES) == set(methods.available(named=False))
+    titles = [title_of(name) for name in methods.available()]
+    assert len(set(titles)) == len(titles)
+    assert not set(titles) & set(methods.available())  # every method has one
+    assert title_of("mine") == "mine"
 
 
 def test_one_column_for_each_number_of_shots() -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from banks import small_bank
 
 from paddle_ext import check, evaluate
 from paddle_ext.research.evaluation import RunSettings, tune
@@ -31,7 +32,7 @@ def test_subfolder(tmp_path: Path) -> None:
 
 def test_misspelled_keywords() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
-        EXPERIMENTS["label-cost"].run(sede=3)
+        EXPERIMENTS["table1"].run(small_bank(), sede=3)
 
 
 def test_an_error_knows_its_argument() -> None:

@@ -11,7 +11,7 @@ from banks import small_bank
 
 from paddle_ext import Evaluation, evaluate, methods, tune
 from paddle_ext.research.evaluation import Result, Tuning
-from paddle_ext.research.evaluation.tuning import GRIDS, best_points, grid_points, value_distance
+from paddle_ext.research.evaluation.tuning import best_points, grid_points, value_distance
 
 SMALL = {"n_tasks": 20, "n_query": 25, "device": "cpu", "progress": False}
 
@@ -26,12 +26,12 @@ def run(*arguments: Any, **options: Any) -> Tuning:
 @pytest.mark.parametrize("name", methods.available(named=False))
 def test_grids(name: str) -> None:
     """Of moderate size, valid, and including the defaults and those of the presets."""
-    grid = GRIDS[name]
+    grid = methods.create(name).tuning_grid
     points = grid_points(methods.create(name), grid)
     assert len(points) == 1 if name in ("simpleshot", "paddle") else len(points) <= 10
     for preset in (None, "mini", "tiered", "inat"):
-        usual = methods.create(name, preset)
-        assert {option: getattr(usual, option) for option in grid} in [one[1] for one in points]
+        default = methods.create(name, preset)
+        assert {option: getattr(default, option) for option in grid} in [one[1] for one in points]
 
 
 def test_the_best_point() -> None:
@@ -71,9 +71,9 @@ def test_presets() -> None:
 
 def test_ties() -> None:
     """The point nearest to the defaults, then the first."""
-    usual = methods.create("laplacian_shot")  # lam 0.7, knn 3
+    default = methods.create("laplacian_shot")  # lam 0.7, knn 3
     grid = {"lam": (0.1, 0.5, 0.9, 0.5000001), "knn": (6, 2)}
-    points = grid_points(usual, grid)
+    points = grid_points(default, grid)
     results = [
         Result("laplacian_shot", options, 5, 5, 5, 75, 10, 500, 25_000, 1.0)
         for _, options in points
@@ -81,7 +81,7 @@ def test_ties() -> None:
 
     def best(results: list[Result]) -> object:
         curves = Evaluation(tuple(results), "")
-        tuning = best_points({"laplacian_shot": usual}, {"laplacian_shot": points}, curves)
+        tuning = best_points({"laplacian_shot": default}, {"laplacian_shot": points}, curves)
         return tuning.options["laplacian_shot"]
 
     assert best(results) == {"lam": 0.9, "knn": 2}
@@ -90,12 +90,12 @@ def test_ties() -> None:
 
 
 def test_first_of_equally_near_points() -> None:
-    usual = methods.create("simpleshot", temperature=10.0)
-    points = grid_points(usual, {"temperature": (20.0, 5.0)})
+    default = methods.create("simpleshot", temperature=10.0)
+    points = grid_points(default, {"temperature": (20.0, 5.0)})
     results = tuple(
         Result("simpleshot", options, 5, 5, 5, 75, 10, 500, 25_000, 1.0) for _, options in points
     )
-    tuning = best_points({"simpleshot": usual}, {"simpleshot": points}, Evaluation(results, ""))
+    tuning = best_points({"simpleshot": default}, {"simpleshot": points}, Evaluation(results, ""))
     assert tuning.options == {"simpleshot": {"temperature": 20.0}}
 
 

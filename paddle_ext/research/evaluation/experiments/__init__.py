@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import paper
 from ..results import contents_of
 from ..settings import RunSettings
-from . import accuracy, any_batch, convergence, label_cost, lambda_
+from . import accuracy, any_batch, convergence, lambda_
 from .base import ExperimentResult, Table
 
 __all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
@@ -33,10 +33,6 @@ class Experiment:
         own = inspect.signature(self.run).parameters.values()
         named = [each.name for each in own if each.kind is not each.VAR_KEYWORD]
         return (*named, *(field.name for field in dataclasses.fields(RunSettings)))
-
-    @property
-    def needs_bank(self) -> bool:
-        return "bank" in self.parameters
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -91,12 +87,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             lambda_.run,
             lambda_.Lambda,
         ),
-        Experiment(
-            "label-cost",
-            "the label cost and its relaxation for two classes; needs no bank",
-            label_cost.run,
-            label_cost.LabelCost,
-        ),
     )
 }
 
@@ -111,11 +101,7 @@ def load(path: str | Path) -> ExperimentResult:
 
     Examples
     --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     written = EXPERIMENTS["label-cost"].run(output=folder)
-    ...     load(f"{folder}/label-cost.json") == written
-    True
+    >>> print(load("results/table1/table1.json").markdown())  # doctest: +SKIP
     """
     with contents_of(Path(path), "the result of an experiment") as contents:
         return EXPERIMENTS[contents["experiment"]].result.from_data(contents)

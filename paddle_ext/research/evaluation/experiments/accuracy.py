@@ -13,17 +13,17 @@ from .... import check
 from ...data.bank import FeatureBank
 from .. import figures as pictures
 from .. import paper
+from ..arguments import chosen_methods
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
+from ..negative_features import adapted_to_negative_features, labels_without_options
 from ..settings import RunSettings
-from ..signs import chosen_by_nobody, fitted_to_signs
 from ..tables import MISSING, accuracy_text, published_cells, rows, title_of
 from .base import (
     EvaluationResult,
     Table,
     check_data_set,
     features_title,
-    methods_by_name,
     plan_experiment,
     save_on_first_rank,
 )
@@ -61,11 +61,7 @@ class AccuracyTable(EvaluationResult):
         return [Table("", *rows(self.evaluation, published=self.published()))]
 
     def figures(self) -> dict[str, Figure]:
-        both = set(paper.methods("ablation")) <= set(self.evaluation.methods)
-        if self.experiment == "ablation" and both:
-            figure = pictures.ablation(self.evaluation, self.published())
-        else:
-            figure = pictures.accuracy_bars(self.evaluation, published=self.published())
+        figure = pictures.accuracy_bars(self.evaluation, published=self.published())
         return {self.experiment: figure}
 
 
@@ -172,7 +168,7 @@ def run(
         shots, support, query = None, support or "repr", query or "query"
     if not curves:
         check.integer("k_eff", k_eff)
-    chosen = methods_by_name(methods, paper.methods(table), dataset or "paper", options)
+    chosen = chosen_methods(methods, dataset or "paper", options, paper.methods(table))
     plan = plan_experiment(
         experiment,
         bank,
@@ -185,8 +181,9 @@ def run(
         seed=settings.seed,
     )
     named = replace(settings, name=features_title(settings.name, dataset, backbone))
-    chosen, said = fitted_to_signs(chosen, chosen_by_nobody(chosen, options or {}), bank)
-    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL), said)
+    adaptable = labels_without_options(chosen, options or {})
+    chosen, notes = adapted_to_negative_features(chosen, adaptable, bank)
+    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL), notes)
     result = (AccuracyCurves if curves else AccuracyTable)(
         experiment=experiment, evaluation=evaluation, dataset=dataset, backbone=backbone
     )

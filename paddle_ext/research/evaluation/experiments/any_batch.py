@@ -14,14 +14,15 @@ from .... import methods as registry
 from ...data.bank import FeatureBank
 from .. import figures as pictures
 from .. import paper
+from ..arguments import chosen_methods
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
+from ..negative_features import adapted_to_negative_features, labels_without_options
 from ..plan import TaskPlan, distinct_integers
 from ..results import Evaluation, Result
 from ..settings import RunSettings
-from ..signs import FOR_SIGNED, has_signs
 from ..tables import MISSING, accuracy_text, milliseconds_text, title_of
-from .base import EvaluationResult, Table, methods_by_name, plan_experiment, save_on_first_rank
+from .base import EvaluationResult, Table, plan_experiment, save_on_first_rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,22 +159,18 @@ def run(
     settings = RunSettings(**run)
     tasks = {"n_tasks": n_tasks, "support": support, "query": query, "seed": settings.seed}
     plans = plans_by_queries(bank, shots, k_eff, check.integer("n_query", n_query), tasks)
-    fitting = {**needed_options(bank), **(options or {})}
     chosen = {NEAREST: registry.create("simpleshot", scaling="l2n")}
-    chosen |= methods_by_name(methods, paper.methods("table1"), None, fitting)
+    chosen |= chosen_methods(methods, None, options, paper.methods("table1"))
+    adaptable = labels_without_options(chosen, options or {})
+    chosen, notes = adapted_to_negative_features(chosen, adaptable, bank)
     parts = [
-        evaluate_plan(bank, chosen, plan, settings.in_subfolder(f"tasks-{count}"))
+        evaluate_plan(bank, chosen, plan, settings.in_subfolder(f"tasks-{count}"), notes)
         for count, plan in sorted(plans.items(), reverse=True)
     ]
     results = [result for part in parts for result in part]
     results.sort(key=lambda result: (result.shots or 0, result.k_eff))  # methods keep their order
     found = AnyBatch(evaluation=replace(parts[0], results=tuple(results)))
     return save_on_first_rank(found, settings)
-
-
-def needed_options(bank: FeatureBank) -> dict[str, dict[str, object]]:
-    """Options that a method needs for these features."""
-    return FOR_SIGNED if has_signs(bank) else {}
 
 
 def plans_by_queries(

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .... import check
-from .... import methods as registry
-from ....methods import Method
 from ...data.bank import FeatureBank
 from ...files import replacing
 from ...ranks import is_first_rank
 from .. import paper
-from ..arguments import PAPER_ORDER
 from ..drawing import finish, settings_line
 from ..plan import TaskPlan, distinct_integers, plan_tasks
 from ..results import Evaluation, write_json
@@ -131,31 +128,6 @@ def features_title(name: str, dataset: str | None, backbone: str) -> str:
     if name or dataset is None:
         return name
     return f"{DATA_SET_TITLES[dataset]}, {BACKBONE_TITLES[backbone]}"
-
-
-def methods_by_name(
-    methods: str | Sequence[str],
-    published: Sequence[str],
-    preset: str | None,
-    options: Mapping[str, Mapping[str, object]] | None,
-) -> dict[str, Method]:
-    """Those of the paper, all, or some; with tuned options.
-
-    Options of a method that is not among them are ignored.
-    """
-    if isinstance(methods, str):
-        named = {"paper": tuple(published), "all": PAPER_ORDER}.get(methods, (methods,))
-    else:
-        named = tuple(methods)
-    if not named:
-        raise check.ArgumentValueError("methods", "must be at least one, got none")
-    for name in named:
-        if name not in registry.available(named=False):
-            known = ", ".join(map(repr, ("paper", "all", *registry.available(named=False))))
-            near = check.did_you_mean(name, registry.available(named=False))
-            raise check.ArgumentValueError("methods", f"must be among {known}, got {name!r}{near}")
-    given = options or {}
-    return {name: registry.create(name, preset, **given.get(name, {})) for name in named}
 
 
 def plan_experiment(

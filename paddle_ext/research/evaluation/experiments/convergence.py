@@ -27,6 +27,7 @@ from ...progress import Progress
 from ...tasks.sampler import LAST_TASK, natural
 from .. import figures as pictures
 from .. import paper
+from ..blocks import wait_for
 from ..drawing import duration_text, tolerance_text
 from ..evaluate import machine_line
 from ..figures import Curve
@@ -268,19 +269,14 @@ def best_times(
     best = [math.inf] * len(calls)
     for _ in range(repeats):
         for place, call in enumerate(calls):
-            synchronise(device)
+            wait_for(device)
             start = time.perf_counter()
             call()
-            synchronise(device)
+            wait_for(device)
             best[place] = min(best[place], time.perf_counter() - start)
     for place in reversed(range(len(best) - 1)):
         best[place] = min(best[place], best[place + 1])
     return best
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def pgd_curve(one: OneTask, title: str, method: PaddlePgd) -> Curve:
@@ -293,10 +289,10 @@ def pgd_curve(one: OneTask, title: str, method: PaddlePgd) -> Curve:
     probabilities = query.new_empty(0)
     steps = method.steps(task)
     while True:
-        synchronise(device)
+        wait_for(device)
         begin = time.perf_counter()
         step = next(steps, None)
-        synchronise(device)
+        wait_for(device)
         elapsed += time.perf_counter() - begin
         if step is None:
             break
