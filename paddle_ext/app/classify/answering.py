@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from ...methods.shared_rows import shared_rows
 from ...presence import Familiar, familiar
 from ...research.progress import Progress
 from ...solution import Solution
-from .samples import Batch, Labelled, alike, check_finite, rebatched
+from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
 
 BATCH = 300
 BATCHES = 8  # per call
@@ -137,36 +137,27 @@ def answer(
     >>> [answers.class_names[label] for label in answers.labels]
     ['dog', 'dog']
     """
-    K = len(labelled.class_names)
-    size, together = batch_sizes(labelled, batch)
     place = check.device(device)
-    solve = solver(labelled, place)
-    D = labelled.features.shape[1]
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
     familiar = familiar_classes(labelled, place)
     best: list[tuple[Tensor, ...]] = []
-    present = torch.zeros(K, dtype=torch.bool)
-    with Progress("classifying", total, show=progress and total > size) as shown:
-        for group in alike(rebatched(batches, size), together):
-            for part in group:
-                check_batch(part, D, labelled.source, source)
-                names += part.names
-                texts += part.texts
-                truth += part.truth or []
-            rows = torch.stack([part.features for part in group])
-            rows = rows.to(place, torch.float32)
-            solution = solve(rows)
-            found = [*solution.probabilities.topk(2), solution.doubt()]
-            if familiar is not None:
-                flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
-                found.append(flat.view(solution.labels.shape).float())
-            best.append(tuple(x.flatten(0, 1).cpu() for x in found))
-            present |= solution.present().any(0).cpu()
-            shown.advance(len(best[-1][0]))
-    if not best:
-        raise ValueError(f"{source} must have at least one sample to classify, got none")
+    present = torch.zeros(len(labelled.class_names), dtype=torch.bool)
+    groups = classified(
+        labelled, batches, batch=batch, place=place, source=source, total=total, progress=progress
+    )
+    for group, rows, solution in groups:
+        for part in group:
+            names += part.names
+            texts += part.texts
+            truth += part.truth or []
+        found = [*solution.probabilities.topk(2), solution.doubt()]
+        if familiar is not None:
+            flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
+            found.append(flat.view(solution.labels.shape).float())
+        best.append(tuple(x.flatten(0, 1).cpu() for x in found))
+        present |= solution.present().any(0).cpu()
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     return Answers(
         labelled.class_names,
@@ -181,6 +172,33 @@ def answer(
         truth or None,
         rest[0] if rest else None,
     )
+
+
+def classified(
+    labelled: Labelled,
+    batches: Iterable[Batch],
+    *,
+    batch: int | None,
+    place: torch.device,
+    source: str,
+    total: int,
+    progress: bool,
+) -> Iterator[tuple[list[Batch], Tensor, Solution | Prediction]]:
+    """Batches as they are classified, with their features [B, n, D]; arguments as in `answer`."""
+    size, together = batch_sizes(labelled, batch)
+    solve = solver(labelled, place)
+    D, empty = labelled.features.shape[1], True
+    with Progress("classifying", total, show=progress and total > size) as shown:
+        for group in grouped_by_shape(rebatched(batches, size), together):
+            for part in group:
+                check_batch(part, D, labelled.source, source)
+            rows = torch.stack([part.features for part in group])
+            rows = rows.to(place, torch.float32)
+            yield group, rows, solve(rows)
+            shown.advance(rows.shape[0] * rows.shape[1])
+            empty = False
+    if empty:
+        raise ValueError(f"{source} must have at least one sample to classify, got none")
 
 
 def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:

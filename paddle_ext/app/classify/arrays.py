@@ -14,7 +14,7 @@ from ...research.data import archives, bank_files
 from ...research.data.labels import label_text, whole_numbers
 from ...research.files import UnmappableError, open_regular, readable
 from .samples import Batch, Examples
-from .text_files import decoded
+from .text_encodings import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 READ_AT_ONCE = 4096  # rows

@@ -12,7 +12,7 @@ import torch
 from ... import check
 from ...research.printable import plain_cell
 from .samples import Batch, Labelled, Source, concatenated, named_labels
-from .text_files import table_rows
+from .text_encodings import table_rows
 
 
 def read_corrections(path: Path) -> dict[str, str]:

@@ -17,12 +17,14 @@ import torch
 from ... import check
 from ...research.data import archives
 from ...research.files import replacing
-from . import arrays, tables
-from .names import NamedClasses
+from . import arrays
+from .class_names import NamedClasses
 from .networks import DEFAULT
+from .opening import check_suffix, feature_source, open_folders
 from .samples import LOGIT_SCALE, Labelled, Source
 from .settings import Settings
-from .sources import feature_source, open_folders, opened_table
+from .table_files import SUFFIXES as TABLE_SUFFIXES
+from .table_files import open_table
 from .tables import TableSamples
 
 FORMAT = 1
@@ -131,11 +133,9 @@ def open_by_model(path: Path, model: Model, settings: Settings, device: torch.de
         named = NamedClasses(known.class_names, means, known.source)
         source = open_folders(None, path, named, settings, device)
         return replace(source, labelled=known)
-    if path.suffix in tables.SUFFIXES:
+    if path.suffix in TABLE_SUFFIXES:
         return open_table_by_model(path, known, settings, device)
-    if path.suffix not in arrays.SUFFIXES:
-        listed = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
-        raise ValueError(f"{path} must end in one of {listed}, or be a folder of images")
+    check_suffix(path)
     new = arrays.UnlabelledArrays(path, settings.columns.truth, known.class_names)
     return Source(known, new, str(path), "rows", total=len(new))
 
@@ -143,14 +143,14 @@ def open_by_model(path: Path, model: Model, settings: Settings, device: torch.de
 def open_table_by_model(
     path: Path, known: Labelled, settings: Settings, device: torch.device
 ) -> Source:
-    table, asked = opened_table(path, settings), settings.columns
+    table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     notes: list[str] = []
     embedder, features, kind = feature_source(
         table, replace(asked, label=label), settings, device, notes
     )
     samples = TableSamples(table, replace(asked, label=None), features, embedder, "all")
-    return Source(known, samples, str(path), kind, notes=notes)
+    return Source(known, samples, str(path), kind, table.count or 0, notes)
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:

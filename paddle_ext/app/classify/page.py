@@ -14,7 +14,7 @@ from ...research.files import replacing
 from ...research.printable import encodable
 from .answering import Answers
 from .labelled_check import LabelledCheck
-from .page_samples import (
+from .page_items import (
     DOUBTFUL,
     labelled_examples,
     percent,

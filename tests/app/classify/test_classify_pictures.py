@@ -49,7 +49,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.network.forward = counted
         return found
 
-    monkeypatch.setattr("paddle_ext.app.classify.sources.open_network", open_colours)
+    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", open_colours)
     return seen
 
 

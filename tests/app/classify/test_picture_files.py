@@ -25,7 +25,7 @@ from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
 from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.networks import ForeignNetwork
 from paddle_ext.app.classify.pictures import PictureReader
-from paddle_ext.app.classify.texts import TextEmbedder
+from paddle_ext.app.classify.text_embedding import TextEmbedder
 from paddle_ext.app.cli.app import app
 from paddle_ext.research.data import decoding
 from paddle_ext.research.data.decoding import UnreadableError, opened, read_picture_file
@@ -52,7 +52,7 @@ def small_network(weight: float = 1.0) -> ForeignNetwork:
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.app.classify.sources.open_network", lambda *_: small_network())
+    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", lambda *_: small_network())
 
 
 @pytest.fixture
