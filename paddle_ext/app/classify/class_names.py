@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...ops.large.files import open_regular, readable
 from ...research.data import archives, bank_files
-from ...research.files import open_regular, readable
 from .encoders import Encoder, check_widths, open_encoder
 from .samples import LOGIT_SCALE, Examples, Labelled, check_finite
 from .settings import Settings

@@ -18,8 +18,9 @@ from torch import Tensor
 from ... import check
 from ...methods.any_batch import adaptive
 from ...ops.large.ahead import ahead
+from ...ops.large.files import check_regular
 from ...ops.large.parquet import libraries
-from ...research.files import check_regular, replacing
+from ...research.files import replacing
 from ...research.printable import spreadsheet_cell
 from ...research.progress import Progress
 from .answering import check_batch, classified

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...ops.large.files import open_regular
 from ...ops.large.parquet import (
     is_lists,
     libraries,
@@ -22,7 +23,6 @@ from ...ops.large.parquet import (
     vectors,
     width_of,
 )
-from ...research.files import open_regular
 from .columns import Chosen, as_number, choose, is_gap, is_numeric, plain_number
 from .text_encodings import (
     checked_encoding,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,16 @@ import torch
 from torch import Tensor
 
 from ... import check
-from .files import AbandonedError, Fill, open_regular, unchanged, version_of, whole
+from ..libraries import library
+from .files import (
+    AbandonedError,
+    Fill,
+    check_regular,
+    open_regular,
+    readable,
+    unchanged,
+    version_of,
+)
 
 Numbers = npt.NDArray[Any]
 WHOLE = "a complete .parquet file"
@@ -180,8 +188,8 @@ def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 def open_parquet(path: Path) -> Iterator[Any]:
     """A file that is read through a small buffer: by default a whole group would be fetched."""
     module = libraries()[1]
-    open_regular(path).close()  # the library opens anything
-    with whole(path, WHOLE):
+    check_regular(path)
+    with readable(path, WHOLE):
         table = module.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
     with table:
         yield table
@@ -197,7 +205,7 @@ def record_batches(
     """Columns of an open file, `size` rows at a time, of these row groups or of all."""
     batches = table.iter_batches(size, row_groups=groups, columns=[*columns], use_threads=False)
     while True:
-        with whole(path, WHOLE):
+        with readable(path, WHOLE):
             batch = next(batches, None)
         if batch is None:
             return
@@ -206,10 +214,5 @@ def record_batches(
 
 def libraries() -> tuple[Any, Any]:
     """`pyarrow` and `pyarrow.parquet`, needed only for this format."""
-    try:
-        arrow = importlib.import_module("pyarrow")
-    except ModuleNotFoundError:
-        raise ImportError(
-            "a .parquet file needs pyarrow, which is not installed: pip install pyarrow"
-        ) from None
-    return arrow, importlib.import_module("pyarrow.parquet")
+    parquet = library("pyarrow.parquet", "a .parquet file", "pyarrow")
+    return library("pyarrow", "a .parquet file", "pyarrow"), parquet

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....research.files import open_regular
-from ....research.libraries import library
+from ....ops.large.files import open_regular
+from ....ops.libraries import library
 from ..cache import digest_of_files, files_of
 from ..samples import LOGIT_SCALE
 from .towers import Encoder, ImageTower, Preparation, of_transformers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .... import check
-from ....research.libraries import library
+from ....ops.libraries import library
 from ..cache import digest_of_files
 from .hugging_face import PREPARATIONS, read_json
 from .towers import (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....research.libraries import library
+from ....ops.libraries import library
 from ..cache import digest_of_files, files_of
 from .towers import Encoder, ImageTower, of_open_clip
 
