@@ -136,7 +136,7 @@ def open_by_model(path: Path, model: Model, settings: Settings, device: torch.de
     if path.suffix in TABLE_SUFFIXES:
         return open_table_by_model(path, known, settings, device)
     check_suffix(path)
-    new = arrays.UnlabelledArrays(path, settings.columns.truth, known.class_names)
+    new = arrays.ArrayFile(path, settings.columns, known.class_names).samples()
     return Source(known, new, str(path), "rows", total=len(new))
 
 

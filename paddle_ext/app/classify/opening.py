@@ -146,7 +146,8 @@ def open_files(
         )
     else:
         names = () if named is None else named.class_names
-        examples = arrays.labelled_arrays(labelled, settings.labels, columns.label, names)
+        known_file = arrays.ArrayFile(labelled, replace(columns, truth=None), names)
+        examples = known_file.examples(known_file.labels(settings.labels, required=True))
     known = known_classes(examples, named)
     if unlabelled.suffix in TABLE_SUFFIXES:
         table = open_table(unlabelled, *settings.csv_format)
@@ -157,27 +158,23 @@ def open_files(
         own = replace(columns, label=None)
         new = TableSamples(table, own, features, embedder, "all")
         return Source(known, new, str(unlabelled), kind, table.count or 0, notes)
-    stored = arrays.UnlabelledArrays(unlabelled, columns.truth, known.class_names)
+    stored = arrays.ArrayFile(unlabelled, columns, known.class_names).samples()
     return Source(known, stored, str(unlabelled), kind, total=len(stored), notes=notes)
 
 
 def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
     """One file of embeddings: rows without a label are classified, or all if every row has one."""
-    columns, notes = settings.columns, list[str]()
-    values = arrays.labels_if_any(
-        path, settings.labels, columns.label, columns.truth, named.class_names
-    )
-    rows = [row for row, value in enumerate(values) if value]
-    if len(rows) == len(values):
-        rows = []
+    notes: list[str] = []
+    file = arrays.ArrayFile(path, settings.columns, named.class_names)
+    values = file.labels(settings.labels, required=False)
+    if all(values):
+        values = [""] * len(values)
         notes.append(
             "every row has a label, so labels were ignored and all rows classified by the names"
         )
-    known = named.labelled(arrays.labelled_rows(path, values, rows))
-    there = set(rows)
-    others = [row for row in range(len(values)) if row not in there]
-    new = arrays.UnlabelledArrays(path, columns.truth, named.class_names, others)
-    name = f"{path} (rows without a label)" if rows else str(path)
+    known = named.labelled(file.examples(values))
+    new = file.samples([row for row, value in enumerate(values) if not value])
+    name = f"{path} (rows without a label)" if any(values) else str(path)
     return Source(known, new, name, "rows", len(new), notes)
 
 

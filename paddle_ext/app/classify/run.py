@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ... import check
+from ...research.printable import plural
 from .answering import Answers, answer
 from .corrections import read_corrections, with_corrections
 from .labelled_check import LabelledCheck, check_labelled
@@ -16,7 +17,6 @@ from .model import check_model_path, load_model, model_of, open_by_model, save_m
 from .opening import open_source
 from .output import write_labelled, write_table
 from .page import write_page
-from .page_items import plural
 from .samples import Labelled, Source
 from .settings import Settings
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...research.printable import plural
 from . import show
 from .arguments import Device
 
@@ -195,7 +196,6 @@ def show_classes(
     report: Report | StreamReport, names: tuple[str, ...], counts: Tensor, sure: Tensor, note: str
 ) -> None:
     """Print the classes found, with the number and mean probability of their samples."""
-    from ..classify.page_items import plural
 
     total = int(counts.sum())
     order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
@@ -224,7 +224,6 @@ def show_streamed(report: StreamReport) -> None:
 
 def show_report(report: Report) -> None:
     from ..classify.page import unsure_note
-    from ..classify.page_items import plural
 
     answers = report.answers
     counts = answers.counts()
@@ -249,7 +248,6 @@ def show_report(report: Report) -> None:
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
     from ..classify.page import NOVEL
-    from ..classify.page_items import plural
 
     answers = report.answers
     error = answers.calibration_error()

@@ -29,7 +29,7 @@ from paddle_ext.app.classify import (
 )
 from paddle_ext.app.classify.samples import named_labels, rebatched
 from paddle_ext.app.classify.text_embedding import TextEmbedder
-from paddle_ext.research import libraries
+from paddle_ext.ops import libraries
 
 SETTINGS = Settings(cache=None, device="cpu")
 
