@@ -73,10 +73,15 @@ class Answers:
         """Share of correct labels, and numbers of samples with a true and with an unknown class."""
         if self.truth is None:
             return None
-        known = [(row, name) for row, name in enumerate(self.truth) if name]
-        right = sum(self.class_names[int(self.labels[row])] == name for row, name in known)
-        foreign = len(known) - sum(name in set(self.class_names) for _, name in known)
-        return right / max(1, len(known)), len(known), foreign
+        known = [name for name in self.truth if name]
+        classes = set(self.class_names)
+        foreign = len(known) - sum(name in classes for name in known)
+        return int(self.right().sum()) / max(1, len(known)), len(known), foreign
+
+    def right(self) -> Tensor:
+        """Whether each label is correct, [N]; not if the true class is unknown."""
+        pairs = zip(self.labels.tolist(), self.truth or [], strict=True)
+        return torch.tensor([self.class_names[label] == name for label, name in pairs])
 
     def calibration_error(self) -> float | None:
         """Mean gap between probability and share of correct labels, over ten bins."""
@@ -85,17 +90,12 @@ class Answers:
         known = torch.tensor([bool(name) for name in self.truth])
         if not known.any():
             return None
-        right = torch.tensor(
-            [
-                self.class_names[label] == name
-                for label, name in zip(self.labels.tolist(), self.truth, strict=True)
-            ]
-        )[known]
+        right = self.right()[known]
         probability = self.probability[known].double()
         place = (probability * BINS).long().clamp(max=BINS - 1)
-        said = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, probability)
-        true = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, right.double())
-        return float((said - true).abs().sum()) / len(place)
+        gap = torch.zeros(BINS, dtype=torch.float64)
+        gap.index_add_(0, place, probability - right.double())
+        return float(gap.abs().sum()) / len(place)
 
 
 def answer(
@@ -246,13 +246,11 @@ class FamiliarClasses:
 
 def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:
     """None if no class has two labelled samples."""
-    K = len(labelled.class_names)
-    there = torch.bincount(labelled.labels, minlength=K) > 0
-    number = torch.where(there, there.cumsum(0) - 1, -1)
-    if not len(labelled.labels):
+    classes, number = labelled.classes_with_samples()
+    if not len(classes):
         return None
     support = labelled.features.to(place, torch.float32)
-    known = familiar(support, number[labelled.labels].to(place), int(there.sum()))
+    known = familiar(support, number[labelled.labels].to(place), len(classes))
     return None if known is None else FamiliarClasses(known, number.to(place))
 
 

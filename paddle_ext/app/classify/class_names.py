@@ -14,6 +14,7 @@ from torch import Tensor
 from ... import check
 from ...ops.large.files import open_regular, readable
 from ...research.data import archives, bank_files
+from ...research.data.labels import numbered
 from .encoders import Encoder, check_widths, open_encoder
 from .samples import LOGIT_SCALE, Examples, Labelled, check_finite
 from .settings import Settings
@@ -87,8 +88,7 @@ class NamedClasses:
             examples = Examples(torch.empty(0, D), [], (), self.source)
         else:
             check_labels(examples, self)
-            number = {name: k for k, name in enumerate(self.class_names)}
-            labels = torch.tensor([number[label] for label in examples.labels])
+            labels = numbered(examples.labels, self.class_names)
             if examples.features.shape[1] != D:
                 raise ValueError(
                     f"{examples.source} must have as many features as the names of {self.source}, "

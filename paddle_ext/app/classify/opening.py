@@ -26,11 +26,11 @@ from .columns import Chosen
 from .encoders import open_encoder
 from .networks import DEFAULT, open_network
 from .pictures import PictureReader, UnlabelledFolder, labelled_folder
-from .samples import Examples, Source
+from .samples import Examples, Labelled, Source
 from .settings import Settings
 from .table_files import SUFFIXES as TABLE_SUFFIXES
 from .table_files import Table, open_table
-from .tables import Columns, TableSamples, labelled_table
+from .tables import Columns, TableFeatures, TableSamples, labelled_table
 from .text_embedding import TextEmbedder
 
 FILE_SUFFIXES = (*arrays.SUFFIXES, *TABLE_SUFFIXES)
@@ -128,38 +128,46 @@ def open_files(
     labelled: Path, unlabelled: Path, given: Given, settings: Settings, device: torch.device
 ) -> Source:
     """Two files of embeddings or of texts, possibly in different formats."""
-    columns, embedder, kind = settings.columns, None, "rows"
-    features: list[str] = []
-    notes: list[str] = []
-    known_table = None
+    columns, notes = settings.columns, list[str]()
+    features, texts = None, None
     if labelled.suffix in TABLE_SUFFIXES:
-        known_table = open_table(labelled, *settings.csv_format)
-        label = known_table.label_column(columns.label)
-        embedder, features, kind = feature_source(
-            known_table, replace(columns, label=label), settings, device, notes
-        )
-    named = names_of_rows(given, embedder, [labelled, unlabelled], settings, device)
-    if known_table is not None:
-        own = replace(columns, label=label, name=None)
-        examples = labelled_rows(
-            known_table, own, features, embedder, notes, required=named is None
-        )
+        table = open_table(labelled, *settings.csv_format)
+        own = replace(columns, label=table.label_column(columns.label))
+        features = table_features(table, own, settings, device, notes)
+        texts = features.embedder
+    named = names_of_rows(given, texts, [labelled, unlabelled], settings, device)
+    if features is not None:
+        own = replace(own, name=None)
+        examples = labelled_rows(table, own, features, notes, required=named is None)
     else:
         names = () if named is None else named.class_names
-        known_file = arrays.ArrayFile(labelled, replace(columns, truth=None), names)
-        examples = known_file.examples(known_file.labels(settings.labels, required=True))
-    known = known_classes(examples, named)
-    if unlabelled.suffix in TABLE_SUFFIXES:
-        table = open_table(unlabelled, *settings.csv_format)
-        if not features and embedder is None:
-            _, features, _ = feature_source(
-                table, replace(columns, text=None), settings, device, notes
-            )
-        own = replace(columns, label=None)
-        new = TableSamples(table, own, features, embedder, "all")
-        return Source(known, new, str(unlabelled), kind, table.count or 0, notes)
-    stored = arrays.ArrayFile(unlabelled, columns, known.class_names).samples()
-    return Source(known, stored, str(unlabelled), kind, total=len(stored), notes=notes)
+        file = arrays.ArrayFile(labelled, replace(columns, truth=None), names)
+        examples = file.examples(file.labels(settings.labels, required=True))
+        settings = replace(settings, columns=replace(columns, text=None))
+    return open_rows(unlabelled, known_classes(examples, named), features, settings, device, notes)
+
+
+def open_rows(
+    path: Path,
+    known: Labelled,
+    features: TableFeatures | None,
+    settings: Settings,
+    device: torch.device,
+    notes: list[str],
+) -> Source:
+    """A file whose rows are all to be classified; `features` are by default its own."""
+    columns = settings.columns
+    if path.suffix not in TABLE_SUFFIXES:
+        stored = arrays.ArrayFile(path, columns, known.class_names).samples()
+        kind = "rows" if features is None else features.kind
+        return Source(known, stored, str(path), kind, len(stored), notes)
+    table = open_table(path, *settings.csv_format)
+    if features is None:
+        label = columns.label if columns.label in table.names else None
+        own = replace(columns, label=table.label_column_if_any(label, columns.truth))
+        features = table_features(table, own, settings, device, notes)
+    samples = TableSamples(table, replace(columns, label=None), features, "all")
+    return Source(known, samples, str(path), features.kind, table.count or 0, notes)
 
 
 def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
@@ -186,31 +194,25 @@ def open_one_table(path: Path, given: Given, settings: Settings, device: torch.d
     if label is None and given is None:
         label = table.label_column(None)  # raises an error if there is none
     columns, notes = replace(asked, label=label), list[str]()
-    embedder, features, kind = feature_source(table, columns, settings, device, notes)
-    named = names_of_rows(given, embedder, [], settings, device)
+    features = table_features(table, columns, settings, device, notes)
+    named = names_of_rows(given, features.embedder, [], settings, device)
     if label is None:
         assert named is not None
-        new = TableSamples(table, columns, features, embedder, "all")
-        return Source(named.labelled(None), new, str(path), kind, table.count or 0, notes)
-    examples = labelled_rows(table, columns, features, embedder, notes, required=named is None)
+        new = TableSamples(table, columns, features, "all")
+        return Source(named.labelled(None), new, str(path), features.kind, table.count or 0, notes)
+    examples = labelled_rows(table, columns, features, notes, required=named is None)
     known = known_classes(examples, named)
-    new = TableSamples(table, columns, features, embedder, "unlabelled")
+    new = TableSamples(table, columns, features, "unlabelled")
     total = 0 if table.count is None else table.count - len(examples.labels)
-    return Source(known, new, f"{path} (rows without a label)", kind, total, notes)
+    return Source(known, new, f"{path} (rows without a label)", features.kind, total, notes)
 
 
 def labelled_rows(
-    table: Table,
-    columns: Columns,
-    features: list[str],
-    embedder: TextEmbedder | None,
-    notes: list[str],
-    *,
-    required: bool,
+    table: Table, columns: Columns, features: TableFeatures, notes: list[str], *, required: bool
 ) -> Examples:
     """The rows with a label; `notes` receives words that count as missing labels."""
     own = replace(columns, truth=columns.label)
-    samples = TableSamples(table, own, features, embedder, "labelled")
+    samples = TableSamples(table, own, features, "labelled")
     found = labelled_table(samples, required=required)
     # A class could have such a name.
     notes += [
@@ -232,10 +234,10 @@ def names_of_rows(
     return names_of_embeddings(given, files, settings, device)
 
 
-def feature_source(
+def table_features(
     table: Table, columns: Columns, settings: Settings, device: torch.device, notes: list[str]
-) -> tuple[TextEmbedder | None, list[str], str]:
-    """How to compute the features of a table: a model for its texts, or columns; and the kind.
+) -> TableFeatures:
+    """How to compute the features of a table.
 
     If both are given, the columns are the features and the texts are only displayed. `notes`
     receives the columns used and why others are not; the user sees it before the run.
@@ -244,14 +246,15 @@ def feature_source(
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:
-            return TextEmbedder(settings.encoder, device, settings.cache, notes), [], kind
+            embedder = TextEmbedder(settings.encoder, device, settings.cache, notes)
+            return TableFeatures(embedder, [], kind)
     chosen = table.feature_columns(columns.features, columns.others())
     lines = column_notes(chosen)
     notes += lines
     progress = Progress("", 0, show=settings.progress)
     for line in lines:
         progress.line(line)
-    return None, chosen.names, kind
+    return TableFeatures(None, chosen.names, kind)
 
 
 def column_notes(chosen: Chosen) -> list[str]:

@@ -13,7 +13,7 @@ from ...research.printable import plural
 from .answering import Answers, answer
 from .corrections import read_corrections, with_corrections
 from .labelled_check import LabelledCheck, check_labelled
-from .model import check_model_path, load_model, model_of, open_by_model, save_model
+from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
 from .output import write_labelled, write_table
 from .page import write_page
@@ -147,7 +147,7 @@ def write_all(
     if checked is not None:
         write_labelled(labelled, checked, "file" if pictures else "text" if texts else "sample")
     if settings.save is not None:
-        save_model(Path(settings.save), model_of(source, settings))
+        save_model(Path(settings.save), source, settings)
     write_page(page, answers, source, checked, title, time.perf_counter() - began)
     seconds = time.perf_counter() - began
     return Report(

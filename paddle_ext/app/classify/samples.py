@@ -52,6 +52,11 @@ class Labelled:
             )
         check_finite(self.features, self.source, range(len(self.features)))
 
+    def classes_with_samples(self) -> tuple[Tensor, Tensor]:
+        """The classes with a sample, and the index of each class [K] among them, or -1."""
+        there = torch.bincount(self.labels, minlength=len(self.class_names)) > 0
+        return there.nonzero().view(-1), torch.where(there, there.cumsum(0) - 1, -1)
+
 
 class Examples(NamedTuple):
     """Labelled samples as read."""

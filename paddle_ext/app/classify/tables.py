@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,14 @@ class Columns:
         return {one for one in (self.text, self.label, self.name, self.truth) if one is not None}
 
 
+class TableFeatures(NamedTuple):
+    """How the features of a table are computed."""
+
+    embedder: TextEmbedder | None  # of its texts
+    names: list[str]  # otherwise its columns of numbers
+    kind: str  # "texts" or "rows"
+
+
 class TableSamples:
     """The samples of a table, with their features.
 
@@ -55,10 +63,7 @@ class TableSamples:
     ----------
     table : Table
     columns : Columns
-    feature_columns : sequence of str
-        Those of the labelled table; not used with texts.
-    embedder : TextEmbedder or None
-        For texts.
+    features : TableFeatures
     rows : {"all", "labelled", "unlabelled"}
         Which rows; for all of them the column of labels is ignored.
 
@@ -72,12 +77,12 @@ class TableSamples:
         self,
         table: Table,
         columns: Columns,
-        feature_columns: Sequence[str],
-        embedder: TextEmbedder | None,
+        features: TableFeatures,
         rows: Literal["all", "labelled", "unlabelled"],
     ) -> None:
-        self.table, self.columns, self.embedder, self.rows = table, columns, embedder, rows
-        self.features = [table.column(name, "features") for name in feature_columns]
+        self.table, self.columns, self.embedder = table, columns, features.embedder
+        self.features = [table.column(name, "features") for name in features.names]
+        self.rows = rows
         self.width: int | None = None  # of a column of lists, once a row has been read
         self.gap_words: Counter[str] = Counter()
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
