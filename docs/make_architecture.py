@@ -26,7 +26,6 @@ LAYERS = (
         ("research/progress.py", "progress bars"),
         ("research/ranks.py", "processes"),
         ("research/files.py", "atomic writes"),
-        ("research/libraries.py", "optional imports"),
         ("research/printable.py", "safe to show"),
     ),
     (

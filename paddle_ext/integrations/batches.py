@@ -22,9 +22,10 @@ from ..rule.likelihood import Likelihood
 from ..rule.solve import check_options, solve_tasks
 from ..solution import Solution
 from ..task import Task, without_batch
-from .batch_arrays import classes_and_places, every_class_has_a_row, length, vectors
+from .embeddings import length, vectors
 from .fitted import Array, FittedAdaptive, array, chosen_device, on
 from .fitting import classified
+from .labels import checked_prototypes, classes_and_places
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -119,7 +120,7 @@ class BatchClassifier:
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
         self._threads = None if threads is None else check.integer("threads", threads)
         self._device = device_name(device)
-        text = checked_prototypes(prototypes)
+        text = None if prototypes is None else checked_prototypes(prototypes)
         rows = support_rows(support, text)
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
@@ -130,7 +131,6 @@ class BatchClassifier:
         self._fitted: FittedAdaptive | None = None
         self._here: tuple[torch.device, Likelihood] | None = None
         if text is None:
-            every_class_has_a_row(self.classes, self._places)
             self._fit()
 
     def _fit(self) -> None:
@@ -204,7 +204,7 @@ class BatchClassifier:
             yield self(frame)
 
     def _embeddings_of(self, batch: Any) -> Any:
-        """The length of a batch of columns, which must be equal for all."""
+        """The column of embeddings of a batch whose columns all have one length."""
         if self._column not in batch:
             there = ", ".join(str(name) for name in batch) or "none"
             raise check.ArgumentValueError(
@@ -275,17 +275,6 @@ def support_rows(support: Any, prototypes: Array | None) -> Array:
             "support", "must have a row of every class, unless there are prototypes, got none"
         )
     return np.empty((0, width), dtype=np.float32)
-
-
-def checked_prototypes(prototypes: Any) -> Array | None:
-    if prototypes is None:
-        return None
-    rows = vectors("prototypes", prototypes)
-    if len(rows) < 2:
-        raise check.ArgumentValueError(
-            "prototypes", f"must have at least two classes, got {len(rows)}"
-        )
-    return rows
 
 
 def checked_text(name: str, value: object) -> str:

@@ -1,16 +1,19 @@
-"""Labels and class names in the forms that scikit-learn users write."""
+"""Labels and class names, in the forms that users write."""
 
 from __future__ import annotations
 
 import difflib
 import numbers
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import check
+from .embeddings import plain, vectors
 from .fitted import Array
+
+Places: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def labelled(y: Array) -> npt.NDArray[np.bool_]:
@@ -31,7 +34,7 @@ def is_missing(label: object) -> bool:
     )
 
 
-def sorted_classes(y: Array) -> tuple[Array, npt.NDArray[np.int64]]:
+def sorted_classes(y: Array) -> tuple[Array, Places]:
     """The classes among labels, and the index of each label."""
     if len(y) == 0:
         raise ValueError("y must have labelled rows of at least two classes, got none")
@@ -88,7 +91,7 @@ class Named(NamedTuple):
     """Classes known by an embedding of their name."""
 
     classes: Array  # [K], sorted
-    places: npt.NDArray[np.int64]  # index of each label among them
+    places: Places  # index of each label among them
     prototypes: Array  # [K, D], in the order of the classes
 
 
@@ -105,7 +108,7 @@ def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
     D : int
         Number of features.
     """
-    rows = checked_prototypes(prototypes, D)
+    rows = checked_prototypes(prototypes, D, keep_double=True)
     if classes is not None:
         names = checked_classes(classes, len(rows))
     elif len(y):
@@ -119,35 +122,15 @@ def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
         names = np.arange(len(rows))
     order = np.argsort(names, kind="stable")
     names = names[order]
-    place = {name: k for k, name in enumerate(names.tolist())}
-    for label in y.tolist():
-        if label not in place:
-            near = difflib.get_close_matches(str(label), [str(name) for name in place], 1, cutoff=0)
-            raise ValueError(
-                f"y must have labels among the {len(place)} classes, got {label!r} "
-                f"(nearest: {near[0]})"
-            )
-    places = np.array([place[label] for label in y.tolist()], dtype=np.int64)
-    return Named(names, places, rows[order])
+    return Named(names, indices("y", y, names, "classes"), rows[order])
 
 
-def checked_prototypes(prototypes: Any, D: int) -> Array:
-    """[K, D] floating point, K >= 2, finite."""
-    rows = np.asarray(prototypes)
-    if rows.dtype.kind not in "fiu" or rows.ndim != 2:
-        raise ValueError(
-            f"prototypes must be numbers of shape [K, {D}], got {rows.dtype} of shape "
-            f"{list(rows.shape)}"
-        )
-    if rows.shape[1] != D:
-        raise ValueError(f"prototypes must have as many features as X, {D}, got {rows.shape[1]}")
-    if len(rows) < 2:
-        raise ValueError(f"prototypes must have at least two classes, got {len(rows)}")
-    if not np.isfinite(rows).all():
-        row, column = np.argwhere(~np.isfinite(rows))[0]
-        raise ValueError(
-            f"prototypes must be finite, got {rows[row, column]} in row {row}, feature {column}"
-        )
+def checked_prototypes(
+    prototypes: Any, width: int | None = None, *, keep_double: bool = False
+) -> Array:
+    """[K, D], K >= 2; the options are those of `vectors`."""
+    rows = vectors("prototypes", prototypes, width=width, keep_double=keep_double)
+    at_least_two("prototypes", len(rows))
     return rows
 
 
@@ -163,9 +146,102 @@ def checked_classes(classes: Any, K: int) -> Array:
         raise ValueError("classes must be labels, got -1, None or NaN, which mean unlabelled")
     if names.dtype.kind == "O":
         names = unwrapped(names)
-    found, counts = np.unique(names, return_counts=True)
-    if len(found) < K:
-        raise ValueError(
-            f"classes must be unique, got {found[counts > 1].tolist()[0]!r} {counts.max()} times"
-        )
+    check_unique("classes", names)
     return names
+
+
+def classes_and_places(
+    labels: Any, count: int, names: Any, prototypes: int | None
+) -> tuple[Array, Places]:
+    """The classes [K] in the order of the names, and the index of each label [count] among them.
+
+    Parameters
+    ----------
+    labels : array [count]
+    count : int
+        Labelled rows.
+    names : sequence [K] or None
+    prototypes : int or None
+        Number of prototypes; without them every class must have a label.
+    """
+    given = text_or_integers("labels", labels)
+    if len(given) != count:
+        raise check.ArgumentValueError(
+            "labels", f"must have one label for each row of support, {count}, got {len(given)}"
+        )
+    argument = "labels" if names is None else "names"
+    if names is not None:
+        classes = text_or_integers("names", names)
+    elif prototypes is not None and count == 0:
+        classes = np.arange(prototypes)
+    else:
+        classes = np.unique(given)
+    if prototypes is not None and len(classes) != prototypes:
+        raise check.ArgumentValueError(
+            argument,
+            f"must have as many classes as there are prototypes, {prototypes}, got {len(classes)}",
+        )
+    at_least_two(argument, len(classes))
+    check_unique(argument, classes)
+    if given.dtype.kind != "U" and classes.dtype.kind == "U":
+        K, places = len(classes), given
+        if len(places) and not (places.min() >= 0 and places.max() < K):
+            odd = places[(places < 0) | (places >= K)][0]
+            raise check.ArgumentValueError(
+                "labels", f"must be indices of the {K} names, in [0, {K}), got {odd}"
+            )
+    else:
+        places = indices("labels", given, classes, "names")
+    missing = np.setdiff1d(np.arange(len(classes)), places)
+    if prototypes is None and len(missing):
+        raise check.ArgumentValueError(
+            "names",
+            "must all have a labelled row unless there are prototypes, got "
+            f"{classes[missing[0]].item()!r} without one",
+        )
+    return classes, places
+
+
+def text_or_integers(name: str, value: Any) -> Array:
+    """A vector of text or int64, without None, NaN or -1, which mean unlabelled elsewhere."""
+    # NumPy would turn numbers into text in a list that contains both.
+    found = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
+    if found.ndim != 1:
+        raise check.ArgumentValueError(
+            name, f"must have one dimension, got shape {list(found.shape)}"
+        )
+    if not labelled(found).all():
+        odd = found[~labelled(found)][0]
+        raise check.ArgumentValueError(name, f"must be text or integers >= 0, got {odd}")
+    if found.dtype.kind in "iu" or all(isinstance(label, numbers.Integral) for label in found):
+        return found.astype(np.int64)
+    if all(isinstance(label, str) for label in found):
+        return found.astype(str)
+    kinds = sorted({check.kind(label) for label in found.tolist()})
+    raise check.ArgumentTypeError(
+        name, f"must be all text or all integers, got {' and '.join(kinds)}"
+    )
+
+
+def indices(name: str, labels: Array, classes: Array, called: str) -> Places:
+    """The index of each label among the classes, which errors call `called`."""
+    place = {label: k for k, label in enumerate(classes.tolist())}
+    for label in labels.tolist():
+        if label not in place:
+            near = difflib.get_close_matches(str(label), map(str, place), 1, cutoff=0)
+            raise check.ArgumentValueError(
+                name, f"must be among the {len(place)} {called}, got {label!r} (nearest: {near[0]})"
+            )
+    return np.array([place[label] for label in labels.tolist()], dtype=np.int64)
+
+
+def at_least_two(name: str, count: int) -> None:
+    if count < 2:
+        raise check.ArgumentValueError(name, f"must have at least two classes, got {count}")
+
+
+def check_unique(name: str, classes: Array) -> None:
+    found, counts = np.unique(classes, return_counts=True)
+    if len(found) < len(classes):
+        twice = found[counts > 1].tolist()[0]
+        raise check.ArgumentValueError(name, f"must be unique, got {twice!r} {counts.max()} times")

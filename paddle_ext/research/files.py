@@ -1,14 +1,14 @@
-"""Files: replaced atomically, one-sentence errors for damaged ones, and cache folders."""
+"""Files replaced atomically, and cache folders."""
 
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+
+from ..ops.large.files import RefusedError
 
 
 @contextmanager
@@ -28,56 +28,8 @@ def replacing(path: Path) -> Iterator[Path]:
         new.replace(path)
 
 
-class RefusedError(ValueError):
-    """A rejected file; the message names it."""
-
-
 class UnmappableError(RefusedError):
     """An intact file that cannot be mapped."""
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file: a pipe or a device could block or be endless."""
-    return open(path, "rb", opener=regular_descriptor)
-
-
-def regular_descriptor(path: str, flags: int) -> int:
-    """Like `os.open`, for regular files; closed here or by the caller, never by both."""
-    # Without O_NONBLOCK opening a pipe waits for a writer.
-    file = os.open(path, flags | os.O_NONBLOCK)
-    try:
-        kind = os.fstat(file).st_mode
-        if stat.S_ISDIR(kind):
-            raise RefusedError(f"{path} must be a file, got a folder")
-        if not stat.S_ISREG(kind):
-            raise RefusedError(f"{path} must be a regular file, got a pipe, a socket or a device")
-    except BaseException:
-        os.close(file)
-        raise
-    return file
-
-
-def check_regular(path: Path) -> None:
-    """Reject anything but a regular file before a library opens it by name."""
-    open_regular(path).close()
-
-
-@contextmanager
-def readable(path: Path, expected: str) -> Iterator[None]:
-    """One-sentence error for whatever a library raises on a damaged file."""
-    try:
-        yield
-    except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedError):
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"{path} must be {expected}, got one that cannot be read: {first_line(error)}"
-        ) from error
-
-
-def first_line(error: Exception) -> str:
-    """The message of another library's error, cut to one line."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def user_cache(part: str) -> Path | None:

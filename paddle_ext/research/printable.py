@@ -73,5 +73,17 @@ def plain_cell(text: str) -> str:
     return text[1:] if PROTECTED_CELL.match(text) else text
 
 
+def plural(count: int, thing: str) -> str:
+    """A number and its noun.
+
+    Examples
+    --------
+    >>> plural(1, "class"), plural(1200, "class"), plural(2, "sample")
+    ('1 class', '1,200 classes', '2 samples')
+    """
+    many = thing + ("es" if thing.endswith("s") else "s")
+    return f"{count:,} {thing if count == 1 else many}"
+
+
 def is_number(text: str) -> bool:
     return re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", text, re.ASCII) is not None

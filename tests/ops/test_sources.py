@@ -163,8 +163,8 @@ def header(path: Path, entry: Any) -> Path:
 X = features().numpy()
 BAD_FILES: list[tuple[str, Callable[[Path], Path], str]] = [
     ("x.txt", lambda p: text(p, b"1"), r"must end in one of \.npy, .*\.parquet"),
-    ("x.npy", fifo, "must be a file, got a pipe"),
-    ("x.parquet", fifo, "must be a file, got a pipe"),
+    ("x.npy", fifo, "must be a regular file, got a pipe"),
+    ("x.parquet", fifo, "must be a regular file, got a pipe"),
     ("x.npy", folder, "must be a file, got a folder"),
     ("x.npy", lambda p: text(p, b""), "must be a complete .npy file"),
     ("x.npy", lambda p: text(p, b"\x93NUMPY\x01\x00\xff\xff{"), "must be a complete .npy file"),

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from paddle_ext.research.files import check_regular, open_regular, replacing
+from paddle_ext.ops.large.files import check_regular, open_regular
+from paddle_ext.research.files import replacing
 
 SIZE = 200_000  # bytes, more than one write
 WRITER = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
 from ...solution import Solution
-from .samples import Batch, Labelled, alike, check_finite, rebatched
+from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
 
 BATCH = 300
 BATCHES = 8  # per call
@@ -73,10 +73,15 @@ class Answers:
         """Share of correct labels, and numbers of samples with a true and with an unknown class."""
         if self.truth is None:
             return None
-        known = [(row, name) for row, name in enumerate(self.truth) if name]
-        right = sum(self.class_names[int(self.labels[row])] == name for row, name in known)
-        foreign = len(known) - sum(name in set(self.class_names) for _, name in known)
-        return right / max(1, len(known)), len(known), foreign
+        known = [name for name in self.truth if name]
+        classes = set(self.class_names)
+        foreign = len(known) - sum(name in classes for name in known)
+        return int(self.right().sum()) / max(1, len(known)), len(known), foreign
+
+    def right(self) -> Tensor:
+        """Whether each label is correct, [N]; not if the true class is unknown."""
+        pairs = zip(self.labels.tolist(), self.truth or [], strict=True)
+        return torch.tensor([self.class_names[label] == name for label, name in pairs])
 
     def calibration_error(self) -> float | None:
         """Mean gap between probability and share of correct labels, over ten bins."""
@@ -85,17 +90,12 @@ class Answers:
         known = torch.tensor([bool(name) for name in self.truth])
         if not known.any():
             return None
-        right = torch.tensor(
-            [
-                self.class_names[label] == name
-                for label, name in zip(self.labels.tolist(), self.truth, strict=True)
-            ]
-        )[known]
+        right = self.right()[known]
         probability = self.probability[known].double()
         place = (probability * BINS).long().clamp(max=BINS - 1)
-        said = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, probability)
-        true = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, right.double())
-        return float((said - true).abs().sum()) / len(place)
+        gap = torch.zeros(BINS, dtype=torch.float64)
+        gap.index_add_(0, place, probability - right.double())
+        return float(gap.abs().sum()) / len(place)
 
 
 def answer(
@@ -137,36 +137,27 @@ def answer(
     >>> [answers.class_names[label] for label in answers.labels]
     ['dog', 'dog']
     """
-    K = len(labelled.class_names)
-    size, together = batch_sizes(labelled, batch)
     place = check.device(device)
-    solve = solver(labelled, place)
-    D = labelled.features.shape[1]
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
     familiar = familiar_classes(labelled, place)
     best: list[tuple[Tensor, ...]] = []
-    present = torch.zeros(K, dtype=torch.bool)
-    with Progress("classifying", total, show=progress and total > size) as shown:
-        for group in alike(rebatched(batches, size), together):
-            for part in group:
-                check_batch(part, D, labelled.source, source)
-                names += part.names
-                texts += part.texts
-                truth += part.truth or []
-            rows = torch.stack([part.features for part in group])
-            rows = rows.to(place, torch.float32)
-            solution = solve(rows)
-            found = [*solution.probabilities.topk(2), solution.doubt()]
-            if familiar is not None:
-                flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
-                found.append(flat.view(solution.labels.shape).float())
-            best.append(tuple(x.flatten(0, 1).cpu() for x in found))
-            present |= solution.present().any(0).cpu()
-            shown.advance(len(best[-1][0]))
-    if not best:
-        raise ValueError(f"{source} must have at least one sample to classify, got none")
+    present = torch.zeros(len(labelled.class_names), dtype=torch.bool)
+    groups = classified(
+        labelled, batches, batch=batch, place=place, source=source, total=total, progress=progress
+    )
+    for group, rows, solution in groups:
+        for part in group:
+            names += part.names
+            texts += part.texts
+            truth += part.truth or []
+        found = [*solution.probabilities.topk(2), solution.doubt()]
+        if familiar is not None:
+            flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
+            found.append(flat.view(solution.labels.shape).float())
+        best.append(tuple(x.flatten(0, 1).cpu() for x in found))
+        present |= solution.present().any(0).cpu()
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     return Answers(
         labelled.class_names,
@@ -181,6 +172,33 @@ def answer(
         truth or None,
         rest[0] if rest else None,
     )
+
+
+def classified(
+    labelled: Labelled,
+    batches: Iterable[Batch],
+    *,
+    batch: int | None,
+    place: torch.device,
+    source: str,
+    total: int,
+    progress: bool,
+) -> Iterator[tuple[list[Batch], Tensor, Solution | Prediction]]:
+    """Batches as they are classified, with their features [B, n, D]; arguments as in `answer`."""
+    size, together = batch_sizes(labelled, batch)
+    solve = solver(labelled, place)
+    D, empty = labelled.features.shape[1], True
+    with Progress("classifying", total, show=progress and total > size) as shown:
+        for group in grouped_by_shape(rebatched(batches, size), together):
+            for part in group:
+                check_batch(part, D, labelled.source, source)
+            rows = torch.stack([part.features for part in group])
+            rows = rows.to(place, torch.float32)
+            yield group, rows, solve(rows)
+            shown.advance(rows.shape[0] * rows.shape[1])
+            empty = False
+    if empty:
+        raise ValueError(f"{source} must have at least one sample to classify, got none")
 
 
 def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
@@ -229,13 +247,11 @@ class FamiliarClasses:
 
 def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:
     """None if no class has two labelled samples."""
-    K = len(labelled.class_names)
-    there = torch.bincount(labelled.labels, minlength=K) > 0
-    number = torch.where(there, there.cumsum(0) - 1, -1)
-    if not len(labelled.labels):
+    classes, number = labelled.classes_with_samples()
+    if not len(classes):
         return None
     support = labelled.features.to(place, torch.float32)
-    known = familiar(support, number[labelled.labels].to(place), int(there.sum()))
+    known = familiar(support, number[labelled.labels].to(place), len(classes))
     return None if known is None else FamiliarClasses(known, number.to(place))
 
 

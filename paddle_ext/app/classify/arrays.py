@@ -10,126 +10,106 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...ops.large.files import open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import label_text, whole_numbers
-from ...research.files import UnmappableError, open_regular, readable
+from ...research.files import UnmappableError
 from .samples import Batch, Examples
-from .text_files import decoded
+from .tables import Columns
+from .text_encodings import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 READ_AT_ONCE = 4096  # rows
 
 
-def labelled_arrays(
-    path: Path, labels: Path | None, label: str | None, class_names: tuple[str, ...] = ()
-) -> Examples:
-    """Labelled embeddings; rows labelled -1 have no class and are left out.
+class ArrayFile:
+    """A file of embeddings; rows are read on demand if its format allows it.
 
     Parameters
     ----------
     path : Path
-    labels : Path or None
-        A file of labels, for a file without any: `.npy`, or one label per line.
-    label : str or None
-        The array of labels; None: ``labels``.
+    columns : Columns
+        The names of its arrays of labels (None: ``labels``) and of true labels.
     class_names : tuple of str
         Meaning of integer labels, if the file does not give it.
     """
-    contents = read(path, label)
-    if labels is None and path.suffix == ".npy":
-        raise check.ArgumentValueError("labels", f"must be a file of labels for {path}, got none")
-    features = features_of(contents, path)
-    values = labels_of(contents, path, labels, label, class_names)
-    rows = [row for row, value in enumerate(values) if value]
-    return examples(features, values, rows, path)
 
-
-def labelled_rows(path: Path, values: list[str], rows: list[int]) -> Examples:
-    """Selected rows of a file, with their labels."""
-    return examples(features_of(read(path, None), path), values, rows, path)
-
-
-def examples(features: Tensor, values: list[str], rows: list[int], path: Path) -> Examples:
-    """Selected rows of a file, with their labels."""
-    return Examples(
-        features[torch.tensor(rows, dtype=torch.int64)].float(),
-        [values[row] for row in rows],
-        tuple(f"row {row}" for row in rows),
-        str(path),
-    )
-
-
-def labels_of(
-    contents: dict[str, Any],
-    path: Path,
-    labels: Path | None,
-    label: str | None,
-    class_names: tuple[str, ...],
-) -> list[str]:
-    """A label for each row, empty if missing; the arguments are those of `labelled_arrays`."""
-    if labels is not None:
-        values = read_labels(labels)
-    else:
-        names = (label,) if label else bank_files.LABELS
+    def __init__(self, path: Path, columns: Columns, class_names: tuple[str, ...] = ()) -> None:
+        self.path, self.columns = path, columns
         known = {"class_names": class_names} if class_names else {}
-        values = label_names(bank_files.pick(contents, names, path), known | contents, path)
-    count = len(features_of(contents, path))
-    if len(values) != count:
-        raise ValueError(
-            f"{labels or path} must have one label for each row of {path}, {count}, "
-            f"got {len(values)}"
+        self.contents = known | read(path, columns.others())
+        self.features = features_of(self.contents, path)
+
+    def array(self, *names: str) -> list[str]:
+        """The labels under one of these names."""
+        return label_names(
+            bank_files.pick(self.contents, names, self.path), self.contents, self.path
         )
-    return values
 
+    def labels(self, file: Path | None, *, required: bool) -> list[str]:
+        """A label for each row, empty if missing; the array of true labels does not count.
 
-def labels_if_any(
-    path: Path,
-    labels: Path | None,
-    label: str | None,
-    truth: str | None,
-    class_names: tuple[str, ...],
-) -> list[str]:
-    """Like `labels_of`, for a file that may have no labels; `truth` does not count as labels."""
-    contents = read(path, label)
-    known = any(name in contents and name != truth for name in bank_files.LABELS)
-    if labels is None and label is None and not known:
-        return [""] * len(features_of(contents, path))
-    return labels_of(contents, path, labels, label, class_names)
+        Parameters
+        ----------
+        file : Path or None
+            A file of labels, for a file without any: `.npy`, or one label per line.
+        required : bool
+            Whether labels that are not there are an error.
+        """
+        label = self.columns.label
+        there = (name for name in bank_files.LABELS if name in self.contents)
+        known = label is not None or any(name != self.columns.truth for name in there)
+        if file is None and not known and not required:
+            return [""] * len(self.features)
+        if file is None and self.path.suffix == ".npy":
+            raise check.ArgumentValueError(
+                "labels", f"must be a file of labels for {self.path}, got none"
+            )
+        names = (label,) if label else bank_files.LABELS
+        return self.one_each(self.array(*names) if file is None else read_labels(file), file)
+
+    def one_each(self, values: list[str], file: Path | None = None) -> list[str]:
+        if len(values) != len(self.features):
+            raise ValueError(
+                f"{file or self.path} must have one label for each row of {self.path}, "
+                f"{len(self.features)}, got {len(values)}"
+            )
+        return values
+
+    def examples(self, values: list[str]) -> Examples:
+        """The rows with a label."""
+        rows = [row for row, value in enumerate(values) if value]
+        return Examples(
+            self.features[torch.tensor(rows, dtype=torch.int64)].float(),
+            [values[row] for row in rows],
+            tuple(f"row {row}" for row in rows),
+            str(self.path),
+        )
+
+    def samples(self, rows: Sequence[int] | None = None) -> UnlabelledArrays:
+        """These rows to classify; None: all."""
+        truth = self.columns.truth
+        return UnlabelledArrays(
+            self.features,
+            range(len(self.features)) if rows is None else rows,
+            None if truth is None else self.one_each(self.array(truth)),
+        )
 
 
 class UnlabelledArrays:
-    """Embeddings to classify; rows are read on demand if the file format allows it.
+    """Embeddings to classify.
 
     Parameters
     ----------
-    path : Path
-    truth : str or None
-        The array of true labels.
-    class_names : tuple of str
-        Meaning of integer labels, if the file does not give it.
-    rows : sequence of int or None
-        Which rows; None: all.
+    features : Tensor [N, D]
+    rows : sequence of int
+        Which rows.
+    truth : list of N str or None
+        The true labels.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        truth: str | None,
-        class_names: tuple[str, ...],
-        rows: Sequence[int] | None = None,
-    ) -> None:
-        contents = read(path, truth)
-        self.features = features_of(contents, path)
-        self.rows = range(len(self.features)) if rows is None else rows
-        self.truth: list[str] | None = None
-        if truth is not None:
-            values = bank_files.pick(contents, (truth,), path)
-            self.truth = label_names(values, {"class_names": class_names} | contents, path)
-            if len(self.truth) != len(self.features):
-                raise ValueError(
-                    f"{path} must have one {truth!r} for each row, {len(self.features)}, "
-                    f"got {len(self.truth)}"
-                )
+    def __init__(self, features: Tensor, rows: Sequence[int], truth: list[str] | None) -> None:
+        self.features, self.rows, self.truth = features, rows, truth
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -145,15 +125,15 @@ class UnlabelledArrays:
             )
 
 
-def read(path: Path, other: str | None) -> dict[str, Any]:
-    """Named arrays, memory-mapped if possible; `other` is read in addition to the known names."""
+def read(path: Path, others: set[str]) -> dict[str, Any]:
+    """Named arrays, memory-mapped if possible: those with known names, and others."""
     if path.suffix == ".npy":
         return {"features": archives.read_npy(path, mmap=True)}
     if path.suffix == ".safetensors":
         return bank_files.read_safetensors(path, mmap=True)
     if path.suffix in (".pt", ".pth"):
         return dict(bank_files.named_contents(bank_files.read_torch(path), path))
-    wanted = bank_files.KNOWN | ({other} if other else set())
+    wanted = bank_files.KNOWN | others
     try:
         return archives.read_npz(path, wanted, bank_files.FEATURES)
     except UnmappableError:  # compressed

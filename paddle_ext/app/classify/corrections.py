@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ... import check
+from ...research.data.labels import numbered
 from ...research.printable import plain_cell
 from .samples import Batch, Labelled, Source, concatenated, named_labels
-from .text_files import table_rows
+from .text_encodings import table_rows
 
 
 def read_corrections(path: Path) -> dict[str, str]:
@@ -59,29 +60,9 @@ def read_corrections(path: Path) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class Others:
-    """The remaining samples, without those of these names."""
-
-    batches: Iterable[Batch]
-    taken: Mapping[str, str]
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            rows = [row for row, name in enumerate(batch.names) if name not in self.taken]
-            if len(rows) == len(batch.names):
-                yield batch
-            elif rows:
-                yield rows_of(batch, rows)
-
-
 def with_corrections(source: Source, corrections: Mapping[str, str], path: Path) -> Source:
     """The source with the corrected samples moved to the labelled ones."""
-    parts = []
-    for batch in source.unlabelled:
-        rows = [row for row, name in enumerate(batch.names) if name in corrections]
-        if rows:
-            parts.append(rows_of(batch, rows))
+    parts = list(selected(source.unlabelled, lambda name: name in corrections))
     found = concatenated(parts) if parts else None
     names = [] if found is None else found.names
     missing = next((name for name in corrections if name not in set(names)), None)
@@ -95,7 +76,7 @@ def with_corrections(source: Source, corrections: Mapping[str, str], path: Path)
     known = joined(source.labelled, found, [corrections[name] for name in names], path)
     total = max(0, source.total - len(names))
     notes = [*source.notes, f"{len(names):,} corrected labels were added to the labelled samples"]
-    others = Others(source.unlabelled, corrections)
+    others = selected(source.unlabelled, lambda name: name not in corrections)
     return replace(source, labelled=known, unlabelled=others, total=total, notes=notes)
 
 
@@ -110,9 +91,7 @@ def joined(known: Labelled, new: Batch, labels: list[str], path: Path) -> Labell
                     f"must have labels among the names of the classes, got {label!r} in {path}"
                     f"{check.did_you_mean(label, known.class_names)}",
                 )
-        number = {name: k for k, name in enumerate(known.class_names)}
-        numbers = torch.tensor([number[name] for name in [*old, *labels]], dtype=torch.int64)
-        class_names = known.class_names
+        numbers, class_names = numbered([*old, *labels], known.class_names), known.class_names
     else:
         numbers, class_names = named_labels([*old, *labels])
     features = torch.cat([known.features.float(), new.features])
@@ -120,10 +99,14 @@ def joined(known: Labelled, new: Batch, labels: list[str], path: Path) -> Labell
     return replace(known, features=features, labels=numbers, class_names=class_names, texts=texts)
 
 
-def rows_of(batch: Batch, rows: list[int]) -> Batch:
-    return Batch(
-        [batch.names[row] for row in rows],
-        batch.features[torch.tensor(rows, dtype=torch.int64)],
-        [batch.texts[row] for row in rows],
-        None if batch.truth is None else [batch.truth[row] for row in rows],
-    )
+def selected(batches: Iterable[Batch], wanted: Callable[[str], bool]) -> Iterator[Batch]:
+    """The samples with these names."""
+    for batch in batches:
+        rows = [row for row, name in enumerate(batch.names) if wanted(name)]
+        if rows:
+            yield Batch(
+                [batch.names[row] for row in rows],
+                batch.features[torch.tensor(rows)],
+                [batch.texts[row] for row in rows],
+                None if batch.truth is None else [batch.truth[row] for row in rows],
+            )

@@ -54,13 +54,10 @@ class LabelledCheck:
 
 def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | None:
     """None if no class has two samples, or if there are too many to compare."""
-    K = len(labelled.class_names)
-    there = torch.bincount(labelled.labels, minlength=K) > 0
-    classes = there.nonzero().view(-1)
+    classes, number = labelled.classes_with_samples()
     S = len(labelled.labels)
     if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_ENTRIES:
         return None
-    number = torch.where(there, there.cumsum(0) - 1, -1)
     rows = labelled.features.to(device, torch.float32)
     found = doubt_of_labels(rows, number[labelled.labels].to(device), len(classes))
     return LabelledCheck(

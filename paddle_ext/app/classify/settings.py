@@ -70,3 +70,7 @@ class Settings:
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))
     progress: bool = False
+
+    @property
+    def csv_format(self) -> tuple[str | None, str | None]:
+        return self.separator, self.encoding

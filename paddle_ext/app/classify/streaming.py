@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
@@ -17,60 +16,70 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...methods.base import Prediction
 from ...ops.large.ahead import ahead
+from ...ops.large.files import check_regular
 from ...ops.large.parquet import libraries
-from ...research.files import check_regular, replacing
+from ...research.files import replacing
 from ...research.printable import spreadsheet_cell
 from ...research.progress import Progress
 from ...rule.solve import adaptive
-from ...solution import Solution
-from .answering import batch_sizes, solver
-from .parquet_rows import (
-    Part,
-    SampleRows,
-    Streamed,
-    checked_features,
-    open_streamed,
-    read_parts,
-    regrouped,
-)
+from .answering import check_batch, classified
+from .run import open_data
+from .samples import Batch, Source, concatenated, rebatched
 from .settings import Settings
+from .tables import TableSamples
 
 SUFFIXES = (".parquet", ".csv")
 ANSWERS = ("label", "probability", "doubt")
-READ_AHEAD = 2**25  # bytes of features read while others are classified
+WRITTEN_AT_ONCE = 2**25  # bytes of a row group
 
-Write: TypeAlias = Callable[[Any], None]  # a pyarrow.Table
+# A batch, and the labels, probabilities and doubts [n] of its samples.
+Predicted: TypeAlias = tuple[Batch, Tensor, Tensor, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class StreamReport:
     """The result of `stream`.
 
     Parameters
     ----------
     class_names : tuple of str
-    counts : Tensor [K] int64
-        Samples of each class.
-    probability : Tensor [K]
-        The mean probability of these samples; 0 where there are none.
-    right, known : int
-        Correctly labelled samples, and samples with a true class; 0 if unknown.
     output : Path
     notes : list of str
         Messages for the user.
+
+    Attributes
+    ----------
+    counts : Tensor [K] int64
+        Samples of each class.
+    right, known : int
+        Correctly labelled samples, and samples with a true class; 0 if unknown.
     seconds : float
     """
 
     class_names: tuple[str, ...]
-    counts: Tensor
-    probability: Tensor
-    right: int
-    known: int
     output: Path
     notes: list[str]
-    seconds: float
+    right: int = 0
+    known: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
+        self.sums = torch.zeros(len(self.class_names), dtype=torch.float64)
+
+    @property
+    def probability(self) -> Tensor:
+        """The mean probability of the samples of each class, [K]; 0 where there are none."""
+        return self.sums / self.counts.clamp(min=1)
+
+    def count(self, labels: Tensor, probability: Tensor, names: Any, truth: list[str]) -> None:
+        """Add samples [n], with the names of their predicted and true classes, if known."""
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+        self.sums.index_add_(0, labels, probability.double())
+        for name, true in zip(names, truth, strict=bool(truth)):
+            self.known += bool(true)
+            self.right += name == true
 
 
 def streams(output: str | Path) -> bool:
@@ -123,41 +132,24 @@ def stream(
     check_settings(settings, check.flag("one_batch", one_batch))
     check_paths(known, new, target)
     device = check.device(settings.device)
-    source = open_streamed(known, new, settings, device)
+    source = open_data(known, new, settings, device)
+    samples = source.unlabelled
+    assert isinstance(samples, TableSamples)
     if source.total == 0:
-        raise ValueError(f"{source.path} must have at least one sample to classify, got none")
-    kept, notes = kept_columns(source)
+        raise ValueError(f"{source.name} must have at least one sample to classify, got none")
+    copied, notes = copied_columns(samples)
+    report = StreamReport(source.labelled.class_names, target, source.notes + notes)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if one_batch:
-        classifier: Classifier = WholeClassifier(source, device, progress=settings.progress)
-    else:
-        classifier = Classifier(source, settings.batch, device)
-    write_answers(source, classifier, kept, target, progress=settings.progress)
-    seconds = time.perf_counter() - began
-    return classifier.report(target, source.notes + notes, seconds)
-
-
-def write_answers(
-    source: Streamed, classifier: Classifier, kept: dict[str, str], output: Path, *, progress: bool
-) -> None:
-    """Classify a few batches at a time while the next ones are read.
-
-    A remainder smaller than a batch is added to the last batches.
-    """
-    D = source.labelled.features.shape[1]
-    at_once = max(1, READ_AHEAD // (4 * D * classifier.size)) * classifier.size
-    sizes = part_sizes(source.total, at_once, classifier.size)
-    parts = regrouped(read_parts(source, list(kept)), sizes)
+    predict = predictions_of_one_batch if one_batch else predictions
     with (
-        replacing(output) as unfinished,
-        written(unfinished) as write,
-        Progress("classifying", source.total, show=progress) as shown,
-        closing(ahead(lambda: next(parts, None), Event())) as read,
+        replacing(target) as unfinished,
+        closing(read_ahead(samples.batches(list(copied)))) as batches,
     ):
-        for part in read:
-            found = classifier(part, shown)
-            columns = part.kept.rename_columns([kept[name] for name in part.kept.column_names])
-            write(answer_table(columns, part, found))
+        found = predict(source, batches, settings, device)
+        tables = (answer_table(*predicted, copied, report) for predicted in found)
+        (write_csv if target.suffix == ".csv" else write_parquet)(unfinished, tables)
+    report.seconds = time.perf_counter() - began
+    return report
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
@@ -186,202 +178,157 @@ def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
     check_regular(path)
 
 
-def kept_columns(source: Streamed) -> tuple[dict[str, str], list[str]]:
+def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
     """Output names of the copied columns, and messages for the user."""
-    samples, notes = source.samples, list[str]()
-    left_out = {*samples.features, *([samples.columns.label] if samples.columns.label else [])}
-    kept: dict[str, str] = {}
-    for name in samples.table.names:
-        if name in left_out:
+    table, columns, notes = samples.table, samples.columns, list[str]()
+    copied: dict[str, str] = {}
+    for name in table.names:
+        if name in samples.features or name == columns.label:
             continue
         if name not in ANSWERS:
-            kept[name] = name
-        elif name == samples.columns.truth and "truth" not in samples.table.names:
-            kept[name] = "truth"
+            copied[name] = name
+        elif name == columns.truth and "truth" not in table.names:
+            copied[name] = "truth"
         else:
             notes.append(
-                f"the column {name!r} of {source.path} is not copied: the output has its own "
+                f"the column {name!r} of {table.path} is not copied: the output has its own "
                 "column of that name"
             )
-    return kept, notes
+    return copied, notes
 
 
-def part_sizes(total: int, at_once: int, least: int) -> Iterator[int]:
-    """Sizes of parts; none is smaller than `least`, unless the total is."""
-    left = total
-    while left:
-        size = left if left < at_once + least else at_once
-        yield size
-        left -= size
+def read_ahead(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
+    """The same batches, read by a thread while earlier ones are in use."""
+    return ahead(lambda: next(batches, None), Event())
 
 
-class Classifier:
-    """Classifies parts and counts the predictions.
-
-    Parameters
-    ----------
-    source : Streamed
-    batch : int or None
-        As in `answer`.
-    device : torch.device
-    """
-
-    def __init__(self, source: Streamed, batch: int | None, device: torch.device) -> None:
-        self.source, self.device = source, device
-        self.labelled = source.labelled
-        self.size, self.together = batch_sizes(self.labelled, batch)
-        K = len(self.labelled.class_names)
-        self.names = np.array(self.labelled.class_names, dtype=object)
-        self.counts = torch.zeros(K, dtype=torch.int64)
-        self.sums = torch.zeros(K, dtype=torch.float64)
-        self.right = self.known = 0
-
-    def __call__(self, part: Part, shown: Progress) -> tuple[Any, Tensor, Tensor]:
-        """Class names, probability and doubt, each [n]."""
-        labels, probability, doubt = self.answers(part, shown)
-        self.counts += torch.bincount(labels, minlength=len(self.counts))
-        self.sums.index_add_(0, labels, probability.double())
-        names = self.names[labels.numpy()]
-        for name, truth in zip(names, part.truth, strict=bool(part.truth)):
-            self.known += bool(truth)
-            self.right += name == truth
-        return names, probability, doubt
-
-    @cached_property
-    def solve(self) -> Callable[[Tensor], Solution | Prediction]:
-        return solver(self.labelled, self.device)
-
-    def answers(self, part: Part, shown: Progress) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, probability and doubt, each [n], on the CPU."""
-        found = []
-        for batches in grouped(checked_features(part, self.source), self.size, self.together):
-            solution = self.solve(batches.to(self.device, torch.float32))
-            probability, labels = solution.probabilities.max(-1)
-            answers = (labels, probability, solution.doubt())
-            found.append([x.flatten().cpu() for x in answers])
-            shown.advance(batches.shape[0] * batches.shape[1])
-        labels, probability, doubt = (torch.cat(column) for column in zip(*found, strict=True))
-        return labels, probability, doubt
-
-    def report(self, output: Path, notes: list[str], seconds: float) -> StreamReport:
-        means = self.sums / self.counts.clamp(min=1)
-        return StreamReport(
-            self.labelled.class_names,
-            self.counts,
-            means,
-            self.right,
-            self.known,
-            output,
-            notes,
-            seconds,
-        )
+# --- predictions --------------------------------------------------------------------------------
 
 
-class WholeClassifier(Classifier):
-    """Classifies all rows as one batch, on construction.
+def predictions(
+    source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
+) -> Iterator[Predicted]:
+    """As by `answer`."""
+    groups = classified(
+        source.labelled,
+        batches,
+        batch=settings.batch,
+        place=device,
+        source=source.name,
+        total=source.total,
+        progress=settings.progress,
+    )
+    for group, _, solution in groups:
+        answers = (*solution.probabilities.max(-1), solution.doubt())
+        probability, labels, doubt = (x.flatten().cpu() for x in answers)
+        yield concatenated(group), labels, probability, doubt
+
+
+def predictions_of_one_batch(
+    source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
+) -> Iterator[Predicted]:
+    """All samples as one batch."""
+    known = source.labelled
+    if known.prototypes is not None:
+        raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
+    support = known.features.to(device, torch.float32)
+    rows = SampleRows(source, device, progress=settings.progress)
+    solution = adaptive(
+        support,
+        known.labels.to(device),
+        rows,
+        num_classes=len(known.class_names),
+        return_assignments=False,
+        top=1,
+    )
+    answers = (solution.labels, solution.probabilities[:, 0], solution.doubt())
+    labels, probability, doubt = (x.cpu() for x in answers)
+    row = 0
+    for batch in batches:
+        own = slice(row, row + len(batch.names))
+        yield batch, labels[own], probability[own], doubt[own]
+        row = own.stop
+
+
+class SampleRows:
+    """All samples to classify, as `paddle_ext.ops.large.sources.Rows`.
 
     Parameters
     ----------
-    source : Streamed
+    source : Source
     device : torch.device
     progress : bool
+        Whether to show a progress bar for each pass.
     """
 
-    def __init__(self, source: Streamed, device: torch.device, *, progress: bool) -> None:
-        super().__init__(source, None, device)
-        known = source.labelled
-        if known.prototypes is not None:
-            raise check.ArgumentValueError(
-                "one_batch", "must be omitted with class names, got True"
-            )
-        support = known.features.to(device, torch.float32)
-        rows = SampleRows(source, device, progress=progress)
-        solution = adaptive(
-            support,
-            known.labels.to(device),
-            rows,
-            num_classes=len(known.class_names),
-            return_assignments=False,
-            top=1,
-        )
-        answers = (solution.labels, solution.probabilities[:, 0], solution.doubt())
-        self.labels, self.probability, self.doubt = (x.cpu() for x in answers)
-        self.row = 0
+    def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
+        self.source, self.progress = source, progress
+        self.shape = (source.total, source.labelled.features.shape[1])
+        self.dtype, self.device = torch.float32, device
 
-    def answers(self, part: Part, shown: Progress) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, probability and doubt of the next rows."""
-        own = slice(self.row, self.row + len(part.rows))
-        self.row = own.stop
-        shown.advance(len(part.rows))
-        return self.labels[own], self.probability[own], self.doubt[own]
-
-
-def grouped(features: Tensor, size: int, together: int) -> Iterator[Tensor]:
-    """Batches [B, n, D] with n = `size`; the last two are about equal, as in `rebatched`."""
-    whole = max(0, len(features) // size - 1)
-    for start in range(0, whole, together):
-        stop = min(start + together, whole)
-        yield features[start * size : stop * size].view(stop - start, size, -1)
-    rest = features[whole * size :]
-    parts = [rest] if len(rest) <= size else [rest[: len(rest) // 2], rest[len(rest) // 2 :]]
-    yield from (part.unsqueeze(0) for part in parts)
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """One chunk is read while another is in use."""
+        known, name = self.source.labelled.source, self.source.name
+        chunks = rebatched(self.source.unlabelled, size, even_end=False)
+        with (
+            Progress("reading", self.shape[0], show=self.progress) as shown,
+            closing(read_ahead(chunks)) as read,
+        ):
+            for batch in read:
+                check_batch(batch, self.shape[1], known, name)
+                yield batch.features.to(self.device, self.dtype)
+                shown.advance(len(batch.names))
 
 
 # --- output -------------------------------------------------------------------------------------
 
 
-def answer_table(kept: Any, part: Part, found: tuple[Any, Tensor, Tensor]) -> Any:
-    """A pyarrow.Table; rows without other columns are identified by their number."""
+def answer_table(
+    batch: Batch,
+    labels: Tensor,
+    probability: Tensor,
+    doubt: Tensor,
+    copied: dict[str, str],
+    report: StreamReport,
+) -> Any:
+    """The rows of the output as a pyarrow.Table; `report` counts them."""
     arrow = libraries()[0]
-    names, probability, doubt = found
-    columns = dict(zip(kept.column_names, kept.columns, strict=True))
-    if not columns:
-        columns["row"] = arrow.array(part.rows)
+    names = np.array(report.class_names, dtype=object)[labels.numpy()]
+    report.count(labels, probability, names, batch.truth or [])
+    table = batch.copied.rename_columns([*copied.values()] or ["row"])
     answers = (
         arrow.array(names, arrow.string()),
         arrow.array(probability.float().numpy()),
         arrow.array(doubt.float().numpy()),
     )
-    return arrow.table(columns | dict(zip(ANSWERS, answers, strict=True)))
+    for name, column in zip(ANSWERS, answers, strict=True):
+        table = table.append_column(name, column)
+    return table
 
 
-@contextmanager
-def written(path: Path) -> Iterator[Write]:
-    """A file that tables are appended to."""
-    if path.suffix == ".parquet":
-        with closing(ParquetAnswers(path)) as answers:
-            yield answers.write
-        return
+def write_parquet(path: Path, tables: Iterator[Any]) -> None:
+    """Small tables are collected into row groups."""
+    arrow, parquet = libraries()
+    waiting = [next(tables)]
+    size = waiting[0].nbytes
+    with parquet.ParquetWriter(path, waiting[0].schema) as writer:
+        for table in tables:
+            if size >= WRITTEN_AT_ONCE:
+                writer.write_table(arrow.concat_tables(waiting))
+                waiting, size = [], 0
+            waiting.append(table)
+            size += table.nbytes
+        writer.write_table(arrow.concat_tables(waiting))
+
+
+def write_csv(path: Path, tables: Iterator[Any]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
-        empty = True
-
-        def write(table: Any) -> None:
-            nonlocal empty
-            if empty:
+        for number, table in enumerate(tables):
+            if number == 0:
                 lines.writerow(map(spreadsheet_cell, table.column_names))
-                empty = False
             cells = [csv_cells(table, name) for name in table.column_names]
             lines.writerows(zip(*cells, strict=True))
-
-        yield write
-
-
-class ParquetAnswers:
-    """Tables of one schema, each a row group of a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.writer: Any = None
-
-    def write(self, table: Any) -> None:
-        if self.writer is None:
-            self.writer = libraries()[1].ParquetWriter(self.path, table.schema)
-        self.writer.write_table(table)
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
 
 
 def csv_cells(table: Any, name: str) -> list[str]:

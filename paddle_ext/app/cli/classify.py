@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...research.printable import plural
 from . import show
 from .arguments import Device
-from .streaming import show_streamed
 
 if TYPE_CHECKING:
-    from ..classify import Report
+    from torch import Tensor
+
+    from ..classify import Report, StreamReport
 
 EXAMPLES = """Examples:
 
@@ -190,30 +192,43 @@ def classify(
     show_report(report)
 
 
-def show_report(report: Report) -> None:
-    from ..classify.page import unsure_note
-    from ..classify.page_samples import plural
+def show_classes(
+    report: Report | StreamReport, names: tuple[str, ...], counts: Tensor, sure: Tensor, note: str
+) -> None:
+    """Print the classes found, with the number and mean probability of their samples."""
 
-    answers = report.answers
-    counts = answers.counts()
+    total = int(counts.sum())
     order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
-    cells = []
-    for k in order[:MOST_CLASSES]:
-        sure = answers.probability[answers.labels == k].mean()
-        share = float(counts[k]) / len(answers)
-        cells.append(
-            [answers.class_names[k], f"{counts[k]}", f"{100 * share:.1f} %", f"{sure:.2f}"]
-        )
+    cells = [
+        [names[k], f"{counts[k]}", f"{100 * float(counts[k]) / total:.1f} %", f"{sure[k]:.2f}"]
+        for k in order[:MOST_CLASSES]
+    ]
     title = (
-        f"{plural(len(answers), 'sample')}, "
-        f"{len(order)} of {len(answers.class_names)} classes found{unsure_note(answers)}, "
+        f"{plural(total, 'sample')}, {len(order)} of {len(names)} classes found{note}, "
         f"{report.seconds:.1f} s"
     )
     show.table(["class", "samples", "share", "mean probability"], cells, title=title)
     if len(order) > MOST_CLASSES:
         show.say(f"and {len(order) - MOST_CLASSES} other classes")
-    for note in report.notes:
-        show.say(f"note: {note}")
+    for line in report.notes:
+        show.say(f"note: {line}")
+
+
+def show_streamed(report: StreamReport) -> None:
+    show_classes(report, report.class_names, report.counts, report.probability, "")
+    if report.known:
+        right = 100 * report.right / report.known
+        show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
+    show.say(f"written: {report.output}")
+
+
+def show_report(report: Report) -> None:
+    from ..classify.page import unsure_note
+
+    answers = report.answers
+    counts = answers.counts()
+    sums = answers.labels.bincount(answers.probability, len(counts))
+    show_classes(report, answers.class_names, counts, sums / counts, unsure_note(answers))
     for path, why in list(report.unreadable.items())[:5]:
         show.say(f"unreadable: {path}: {why}")
     if len(report.unreadable) > 5:
@@ -233,15 +248,14 @@ def show_report(report: Report) -> None:
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
     from ..classify.page import NOVEL
-    from ..classify.page_samples import plural
 
     answers = report.answers
     error = answers.calibration_error()
     if error is not None:
-        said = float(answers.probability.mean())
+        mean = float(answers.probability.mean())
         show.say(
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
-            f"{100 * said:.1f} % in the mean"
+            f"{100 * mean:.1f} % in the mean"
         )
     if answers.novelty is not None:
         strange = int((answers.novelty >= NOVEL).sum())

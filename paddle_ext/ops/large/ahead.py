@@ -9,10 +9,10 @@ overwritten after the caller's work on it, a pinned one after it was copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from queue import SimpleQueue
-from threading import Event, Thread
-from typing import Generic, Protocol, TypeVar
+from threading import Event
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,51 +55,6 @@ def chunks_of(
                 yield from (rows[first : first + size] for first in range(0, count, size))
 
 
-class Reader(Generic[T]):
-    """A thread that makes one call per request."""
-
-    def __init__(self, fetch: Callable[[], T]) -> None:
-        self.asked: SimpleQueue[bool] = SimpleQueue()
-        self.found: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        # The thread references the queues and not this object, so it ends with the object. A
-        # daemon, so that Python can exit even if a traceback holds this object.
-        self.thread = Thread(
-            target=serve,
-            args=(fetch, self.asked, self.found),
-            name="paddle_ext read-ahead",
-            daemon=True,
-        )
-
-    def ask(self) -> None:
-        self.asked.put(True)
-
-    def result(self) -> T | None:
-        found, error = self.found.get()
-        if error is not None:
-            raise error
-        return found
-
-    def end(self) -> None:
-        self.asked.put(False)
-        if self.thread.is_alive():  # Ctrl-C may arrive before it has started
-            self.thread.join()
-
-    def __del__(self) -> None:
-        self.asked.put(False)  # Ctrl-C may arrive even before `end`
-
-
-def serve(
-    fetch: Callable[[], T],
-    asked: SimpleQueue[bool],
-    found: SimpleQueue[tuple[T | None, BaseException | None]],
-) -> None:
-    while asked.get():
-        try:
-            found.put((fetch(), None))
-        except BaseException as error:  # noqa: BLE001 - passed to the caller
-            found.put((None, error))
-
-
 def ahead(
     fetch: Callable[[], T | None],
     abandoned: Event,
@@ -116,19 +71,15 @@ def ahead(
     give_back : callable
         Called with a result that is no longer in use, before its memory is reused.
     """
-    reader = Reader(fetch)
-    try:
-        reader.thread.start()
-        reader.ask()
-        found = reader.result()
-        while found is not None:
-            reader.ask()
-            yield found
-            give_back(found)
-            found = reader.result()
-    finally:
-        abandoned.set()
-        reader.end()
+    with ThreadPoolExecutor(1, "paddle_ext read-ahead") as thread:
+        try:
+            waiting = thread.submit(fetch)
+            while (found := waiting.result()) is not None:
+                waiting = thread.submit(fetch)
+                yield found
+                give_back(found)
+        finally:
+            abandoned.set()
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -46,21 +46,34 @@ class Version(NamedTuple):
     changed: int  # in nanoseconds
 
 
+class RefusedError(ValueError):
+    """A rejected file; the message names it."""
+
+
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file: a pipe could block, and a device could be endless."""
+    """Open a regular file: a pipe or a device could block or be endless."""
+    return open(path, "rb", opener=regular_descriptor)
+
+
+def regular_descriptor(path: str, flags: int) -> int:
+    """Like `os.open`, for regular files; closed here or by the caller, never by both."""
+    # Without O_NONBLOCK opening a pipe waits for a writer.
+    file = os.open(path, flags | os.O_NONBLOCK)
     try:
-        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
-    except IsADirectoryError:
-        raise ValueError(f"{path} must be a file, got a folder") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(f"{path} must be a file, got a pipe, a socket or a device")
+        kind = os.fstat(file).st_mode
+        if stat.S_ISDIR(kind):
+            raise RefusedError(f"{path} must be a file, got a folder")
+        if not stat.S_ISREG(kind):
+            raise RefusedError(f"{path} must be a regular file, got a pipe, a socket or a device")
+    except BaseException:
+        os.close(file)
+        raise
     return file
 
 
-def without_waiting(path: str, flags: int) -> int:
-    """Like `os.open`; a pipe would otherwise wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def check_regular(path: Path) -> None:
+    """Reject anything but a regular file before a library opens it by name."""
+    open_regular(path).close()
 
 
 def version_of(file: BinaryIO) -> Version:
@@ -74,14 +87,18 @@ def unchanged(path: Path, file: BinaryIO, version: Version) -> None:
 
 
 @contextmanager
-def whole(path: Path, expected: str) -> Iterator[None]:
+def readable(path: Path, expected: str) -> Iterator[None]:
     """One-sentence error for whatever a library raises on a damaged file."""
     try:
         yield
-    except (FileNotFoundError, PermissionError, MemoryError):
+    except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError, RefusedError):
         raise
     except Exception as error:
-        what = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{path} must be {expected}, got one that cannot be read: {what}"
+            f"{path} must be {expected}, got one that cannot be read: {first_line(error)}"
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The message of another library's error, cut to one line."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,16 @@ import torch
 from torch import Tensor
 
 from ... import check
-from .files import AbandonedError, Fill, open_regular, unchanged, version_of, whole
+from ..libraries import library
+from .files import (
+    AbandonedError,
+    Fill,
+    check_regular,
+    open_regular,
+    readable,
+    unchanged,
+    version_of,
+)
 
 Numbers = npt.NDArray[Any]
 WHOLE = "a complete .parquet file"
@@ -38,7 +46,7 @@ class ParquetColumn:
         libraries()  # raises an error if they are missing
         with open_regular(path) as file:
             self.version = version_of(file)
-        with opened(path) as table:
+        with open_parquet(path) as table:
             kind = column_type(table.schema_arrow, column, path)
             N, D = int(table.metadata.num_rows), list_width(kind)
             if D < 0:
@@ -56,7 +64,7 @@ class ParquetColumn:
         """Rows from `start` to `stop`; other row groups are not read."""
         with open_regular(self.path) as file:
             unchanged(self.path, file, self.version)
-        with opened(self.path) as table:
+        with open_parquet(self.path) as table:
             groups, skipped = row_groups(table.metadata, start, stop)
             pieces = self.pieces(table, groups, start - skipped)
             rest = np.empty((0, self.shape[1]))
@@ -82,12 +90,13 @@ class ParquetColumn:
         D = self.shape[1]
         at_once = max(1, PIECE // (D * self.dtype.itemsize))
         for batch in record_batches(table, self.path, at_once, [self.column], groups):
-            yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", row)
-            row += len(batch)
+            rows = range(row, row + len(batch))
+            yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", rows)
+            row = rows.stop
         raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
 
 
-def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
+def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Numbers:
     """An Arrow array of lists as a matrix [n, width], without a copy.
 
     Parameters
@@ -98,24 +107,24 @@ def vectors(column: Any, width: int, source: str, first: int) -> Numbers:
         Required length of each list.
     source : str
         For errors.
-    first : int
-        The number of the first row, for errors.
+    rows : sequence of int
+        The numbers of the rows, for errors.
     """
     lists = storage(column)
     if lists.null_count:
-        row = first + int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))
-        bad_row(source, width, f"nothing in row {row}")
+        row = int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))
+        bad_row(source, width, f"nothing in row {rows[row]}")
     if list_width(lists.type) < 0:
         lengths = np.diff(lists.offsets.to_numpy())
         if (lengths != width).any():
             row = int(np.argmax(lengths != width))
-            bad_row(source, width, f"{lengths[row]} in row {first + row}")
+            bad_row(source, width, f"{lengths[row]} in row {rows[row]}")
     elif list_width(lists.type) != width:
         bad_row(source, width, f"{list_width(lists.type)} in each")
     numbers = lists.flatten()
     if numbers.null_count:
         missing = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
-        bad_row(source, width, f"a missing value in row {first + missing // width}")
+        bad_row(source, width, f"a missing value in row {rows[missing // width]}")
     found: Numbers = numbers.to_numpy().reshape(-1, width)
     return found
 
@@ -176,10 +185,12 @@ def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_parquet(path: Path) -> Iterator[Any]:
     """A file that is read through a small buffer: by default a whole group would be fetched."""
-    with whole(path, WHOLE):
-        table = libraries()[1].ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
+    module = libraries()[1]
+    check_regular(path)
+    with readable(path, WHOLE):
+        table = module.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
     with table:
         yield table
 
@@ -194,7 +205,7 @@ def record_batches(
     """Columns of an open file, `size` rows at a time, of these row groups or of all."""
     batches = table.iter_batches(size, row_groups=groups, columns=[*columns], use_threads=False)
     while True:
-        with whole(path, WHOLE):
+        with readable(path, WHOLE):
             batch = next(batches, None)
         if batch is None:
             return
@@ -203,10 +214,5 @@ def record_batches(
 
 def libraries() -> tuple[Any, Any]:
     """`pyarrow` and `pyarrow.parquet`, needed only for this format."""
-    try:
-        arrow = importlib.import_module("pyarrow")
-    except ModuleNotFoundError:
-        raise ImportError(
-            "a .parquet file needs pyarrow, which is not installed: pip install pyarrow"
-        ) from None
-    return arrow, importlib.import_module("pyarrow.parquet")
+    parquet = library("pyarrow.parquet", "a .parquet file", "pyarrow")
+    return library("pyarrow", "a .parquet file", "pyarrow"), parquet

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import check
-from .files import AbandonedError, Fill, Version, open_regular, unchanged, version_of, whole
+from .files import AbandonedError, Fill, Version, open_regular, readable, unchanged, version_of
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
 SAFETENSORS = {
@@ -30,6 +30,18 @@ SAFETENSORS = {
 NUMPY = {2: torch.float16, 4: torch.float32, 8: torch.float64}  # by bytes
 PIECE = 2**24  # bytes per read, between checks whether they are still needed
 MOST_HEADER = 10**8  # bytes, the limit of the safetensors library
+
+
+class Header(NamedTuple):
+    """The header of a NumPy array in a file."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Matrix(NamedTuple):
@@ -54,8 +66,8 @@ def open_stored(path: Path, name: str | None) -> StoredMatrix:
     with open_regular(path) as file:
         version = version_of(file)
         if path.suffix == ".npy":
-            with whole(path, "a complete .npy file of a plain array"):
-                matrix = npy_header(file)
+            with readable(path, "a complete .npy file of a plain array"):
+                matrix = npy_matrix(file)
         else:
             read = npz_headers if path.suffix == ".npz" else safetensors_headers
             matrix = chosen(read(path, file), name, path)
@@ -130,13 +142,16 @@ class StoredMatrix:
 # --- headers ------------------------------------------------------------------------------------
 
 
-def npy_header(file: BinaryIO | Any) -> Matrix:
+def read_npy_header(file: BinaryIO | Any) -> Header:
     """The header of the array at the start of a file or archive entry."""
     formats = np.lib.format
-    version = formats.read_magic(file)
-    old = version == (1, 0)
+    old = formats.read_magic(file) == (1, 0)
     read = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    return Header(*read(file))
+
+
+def npy_matrix(file: BinaryIO | Any) -> Matrix:
+    shape, fortran, dtype = read_npy_header(file)
     kind = "objects" if dtype.hasobject else str(dtype)
     # A vector has both orders.
     if fortran and len(shape) > 1:
@@ -147,12 +162,12 @@ def npy_header(file: BinaryIO | Any) -> Matrix:
 
 def npz_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
     found = {}
-    with whole(path, "a complete .npz file of plain arrays"), zipfile.ZipFile(file) as archive:
+    with readable(path, "a complete .npz file of plain arrays"), zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if not entry.filename.endswith(".npy"):
                 continue
             with archive.open(entry) as member:
-                matrix = npy_header(member)
+                matrix = npy_matrix(member)
             if entry.compress_type != zipfile.ZIP_STORED:
                 matrix = matrix._replace(offset=None)
             else:
@@ -174,7 +189,7 @@ def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
 
 def safetensors_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
     found = {}
-    with whole(path, "a complete .safetensors file"):
+    with readable(path, "a complete .safetensors file"):
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(MOST_HEADER, size - 8):

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..files import check_regular, first_line, readable, replacing
-from ..libraries import library
+from ...ops.large.files import check_regular, first_line, readable
+from ...ops.libraries import library
+from ..files import replacing
 from .augment import Transform
 from .base import Backbone
 from .networks import create_uninitialised, known_architecture

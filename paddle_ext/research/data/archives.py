@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-import struct
 import zipfile
 from collections.abc import Container
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from ..files import UnmappableError, open_regular, readable
+from ...ops.large.files import open_regular, readable
+from ...ops.large.stored import Header, entry_begin, read_npy_header
+from ..files import UnmappableError
 from . import plain_pickle
 from .bounds import check_room
 
 READ_AT_ONCE = 2**24  # bytes
 KINDS = "biufUS"  # numbers and texts
 PLAIN = "a complete {} file of plain arrays"
-
-
-class Header(NamedTuple):
-    """The header of an array in a file."""
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_npz(
@@ -86,11 +75,7 @@ def read_npy(path: Path, *, mmap: bool = False) -> npt.NDArray[Any]:
 
 
 def read_header(file: Any) -> Header:
-    version = np.lib.format.read_magic(file)
-    formats = np.lib.format
-    old = version == (1, 0)
-    read = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
-    header = Header(*read(file))
+    header = read_npy_header(file)
     if header.dtype.kind not in KINDS and not header.dtype.hasobject:
         raise ValueError(f"it must have numbers or texts, got {header.dtype}")
     if min(header.shape, default=0) < 0:
@@ -134,9 +119,7 @@ def map_entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo) -> npt.NDArray
             "mmap must be False for a compressed file (or save the bank again), "
             f"got True for {path}"
         )
-    file.seek(entry.header_offset + 26)
-    name, extra = struct.unpack("<HH", file.read(4))
-    file.seek(entry.header_offset + 30 + name + extra)
+    file.seek(entry_begin(file, entry))
     header = read_header(file)
     if header.dtype.hasobject:
         raise ValueError("an array of objects")

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ..files import RefusedError, check_regular, open_regular, readable, replacing
-from ..libraries import library
+from ...ops.large.files import RefusedError, check_regular, open_regular, readable
+from ...ops.libraries import library
+from ..files import replacing
 from . import archives, plain_pickle
 from .bounds import check_expanded, check_room
 from .labels import are_texts, check_count, label_text, numbered, sorted_names, whole_numbers

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ..files import first_line, open_regular
+from ...ops.large.files import first_line, open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image

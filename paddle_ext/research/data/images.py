@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ..libraries import library
+from ...ops.libraries import library
 from ..progress import Progress
 from .decoding import UnreadableError, opened, read_picture_file, why_unreadable
 

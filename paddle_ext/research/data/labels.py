@@ -6,7 +6,6 @@ values: see `NO_LABEL`. Case matters, so that a class may be called "none".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,10 +104,3 @@ def check_count(high: int) -> None:
     """Reject a label above the limit on classes."""
     if high >= MOST_CLASSES:
         raise ValueError(f"labels must be below {MOST_CLASSES}, the limit on classes, got {high}")
-
-
-def is_gap(value: object) -> bool:
-    """Whether a label is missing but not empty, which the user may want to know."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return False
-    return not label_text(value) and str(value).strip() not in ("", "-1")

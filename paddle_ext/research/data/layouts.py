@@ -109,11 +109,7 @@ def image_list(
 
 
 def mini_imagenet(
-    root: str | Path,
-    split: str,
-    *,
-    lists: str | Path | None = None,
-    size: int | None = 84,
+    root: str | Path, split: str, *, lists: str | Path | None = None, size: int | None = 84
 ) -> EncodedImages:
     """mini-ImageNet: a folder of images, and the lists ``train.csv``, ``val.csv``, ``test.csv``.
 
@@ -144,11 +140,7 @@ def mini_imagenet(
 
 
 def tiered_imagenet(
-    root: str | Path,
-    split: str,
-    *,
-    lists: str | Path | None = None,
-    size: int | None = 84,
+    root: str | Path, split: str, *, lists: str | Path | None = None, size: int | None = 84
 ) -> EncodedImages:
     """tiered-ImageNet: ``train``, ``val`` and ``test`` with one folder per class, or lists.
 
@@ -159,8 +151,8 @@ def tiered_imagenet(
     split : {"base", "val", "test"}
     lists : path or None
         The folder of the lists, which are then used even if there are class folders.
-    size : int or None
-        As in `EncodedImages`.
+    size
+        As in `mini_imagenet`.
 
     Returns
     -------
@@ -178,11 +170,7 @@ def tiered_imagenet(
 
 
 def inaturalist(
-    root: str | Path,
-    split: str,
-    *,
-    lists: str | Path | None = None,
-    size: int | None = 84,
+    root: str | Path, split: str, *, lists: str | Path | None = None, size: int | None = 84
 ) -> EncodedImages:
     """i-Nat: ``repr.csv`` is the support of every task, ``query.csv`` has the queries.
 
@@ -193,10 +181,8 @@ def inaturalist(
     root : path
         The base folder of the file names in the lists.
     split : {"base", "val", "repr", "query"}
-    lists : path or None
-        The folder of the lists; None: `root`, or its folder ``split`` or ``splits``.
-    size : int or None
-        As in `EncodedImages`.
+    lists, size
+        As in `mini_imagenet`.
 
     Returns
     -------
@@ -222,21 +208,7 @@ def inaturalist(
 def array_folder(root: str | Path, split: str, *, size: int | None = None) -> ImageSet:
     """The ``.npz`` files of a split: ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on.
 
-    Parameters
-    ----------
-    root : path
-        A folder of such files, or one file with the splits in ``class_split``.
-    split : {"base", "val", "test"}
-    size : int or None
-        As in `image_arrays`.
-
-    Returns
-    -------
-    ImageSet
-
-    Examples
-    --------
-    >>> base = array_folder("miniimagenet/images", "base")  # doctest: +SKIP
+    `root` is a folder of such files, or one file with the splits in ``class_split``.
     """
     split, root = known_split(split, SPLITS), Path(root)
     if root.is_file():
@@ -251,24 +223,7 @@ def array_folder(root: str | Path, split: str, *, size: int | None = None) -> Im
 
 
 def folder_of_splits(root: str | Path, split: str, *, size: int | None = 84) -> EncodedImages:
-    """Any images: a folder per split, with a folder per class.
-
-    Parameters
-    ----------
-    root : path
-    split : {"base", "val", "test"}
-        The folders may also be called train, validation and novel.
-    size : int or None
-        As in `EncodedImages`.
-
-    Returns
-    -------
-    EncodedImages
-
-    Examples
-    --------
-    >>> base = folder_of_splits("birds", "base")  # doctest: +SKIP
-    """
+    """A folder per split, also called train, validation or novel, with a folder per class."""
     split, root = known_split(split, SPLITS), existing_folder(root)
     others = [other for other, name in OTHER_NAMES.items() if name == split]
     folders = [root / name for name in (split, *others)]

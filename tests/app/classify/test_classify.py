@@ -28,8 +28,8 @@ from paddle_ext.app.classify import (
     samples,
 )
 from paddle_ext.app.classify.samples import named_labels, rebatched
-from paddle_ext.app.classify.texts import TextEmbedder
-from paddle_ext.research import libraries
+from paddle_ext.app.classify.text_embedding import TextEmbedder
+from paddle_ext.ops import libraries
 
 SETTINGS = Settings(cache=None, device="cpu")
 

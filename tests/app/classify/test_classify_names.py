@@ -24,7 +24,7 @@ from paddle_ext.app.classify import (
     answering,
     classify,
 )
-from paddle_ext.app.classify.names import Names, embedded, read_names
+from paddle_ext.app.classify.class_names import Names, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from paddle_ext.app.classify import Columns, Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
-from paddle_ext.app.classify.networks import ForeignNetwork, open_network
+from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of, open_network
 from paddle_ext.app.classify.pictures import load_picture
 from paddle_ext.research.backbones import Checkpoint, Transform, create
 
@@ -34,22 +34,21 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A network without weights, instead of the default; counts the images it sees."""
     seen: list[int] = []
 
-    def open_colours(name: str, device: torch.device) -> ForeignNetwork:
+    def open_colours(name: str, device: torch.device) -> SquareNetwork:
         if name != "efficientnet_lite0":
             return open_network(name, device)
-        found = ForeignNetwork(
-            "colours", Colours(), device, size=32, share=0.94, mean=(127.0,) * 3, std=(128.0,) * 3
-        )
-        inner = found.network.forward
+        preparation = Preparation(32, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+        found = network_of(Colours(), preparation, device, "colours")
+        inner = found.compute
 
         def counted(x: torch.Tensor) -> torch.Tensor:
             seen.append(len(x))
             return inner(x)
 
-        found.network.forward = counted
+        found.compute = counted
         return found
 
-    monkeypatch.setattr("paddle_ext.app.classify.sources.open_network", open_colours)
+    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", open_colours)
     return seen
 
 

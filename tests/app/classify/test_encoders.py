@@ -24,7 +24,8 @@ from encoder_models import (
 
 from paddle_ext.app.classify.encoders import check_widths, open_encoder
 from paddle_ext.app.classify.encoders.opening import EXPECTED
-from paddle_ext.app.classify.encoders.towers import Preparation, of_open_clip, of_transformers
+from paddle_ext.app.classify.encoders.towers import of_open_clip, of_transformers
+from paddle_ext.app.classify.networks import Preparation
 
 CPU = torch.device("cpu")
 # Ignore warnings of other libraries during import.

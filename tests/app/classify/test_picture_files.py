@@ -23,9 +23,9 @@ from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
 from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
 from paddle_ext.app.classify.model import load_model
-from paddle_ext.app.classify.networks import ForeignNetwork
+from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
 from paddle_ext.app.classify.pictures import PictureReader
-from paddle_ext.app.classify.texts import TextEmbedder
+from paddle_ext.app.classify.text_embedding import TextEmbedder
 from paddle_ext.app.cli.app import app
 from paddle_ext.research.data import decoding
 from paddle_ext.research.data.decoding import UnreadableError, opened, read_picture_file
@@ -43,16 +43,16 @@ class Means(torch.nn.Module):
         return self.weight * torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
 
 
-def small_network(weight: float = 1.0) -> ForeignNetwork:
+def small_network(weight: float = 1.0) -> SquareNetwork:
     inner = Means()
     inner.weight.data.fill_(weight)
-    about: dict[str, Any] = {"mean": (127.0,) * 3, "std": (128.0,) * 3}
-    return ForeignNetwork("means", inner, torch.device("cpu"), size=16, share=1.0, **about)
+    preparation = Preparation(16, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    return network_of(inner, preparation, torch.device("cpu"), "means")
 
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.app.classify.sources.open_network", lambda *_: small_network())
+    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", lambda *_: small_network())
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ import torch
 from classify_data import NAMES, embeddings
 
 import paddle_ext
-from paddle_ext.app.classify import Columns, Settings, classify, stream
-from paddle_ext.app.classify import streaming as module
-from paddle_ext.app.classify.streaming import part_sizes
+from paddle_ext.app.classify import Columns, Settings, classify, stream, streaming, tables
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -59,34 +57,35 @@ def files(tmp_path: Path) -> tuple[Path, Path, Path]:
     return known, write_new(tmp_path / "new.parquet"), tmp_path / "answers.parquet"
 
 
-def usual(known: Path, new: Path | None, folder: Path, **options: Any) -> tuple[Any, Any, Any]:
+def in_memory(known: Path, new: Path | None, folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     """Labels, probabilities and doubts from the command that keeps everything in memory."""
     answers = classify(known, new, folder, settings(**options)).answers
     names = np.array(answers.class_names)[answers.labels.numpy()]
     return names, answers.probability.numpy(), answers.doubt.numpy()
 
 
-def assert_usual(table: Any, expected: tuple[Any, Any, Any]) -> None:
+def assert_equal(table: Any, expected: tuple[Any, Any, Any]) -> None:
     assert table["label"].to_pylist() == expected[0].tolist()
     np.testing.assert_allclose(table["probability"].to_numpy(), expected[1], atol=1e-6)
     np.testing.assert_allclose(table["doubt"].to_numpy(), expected[2], atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [None, 33, QUERIES, 10**6])
-@pytest.mark.parametrize("read_ahead", [1, 64 * 250, 2**25])
+@pytest.mark.parametrize("at_once", [1, 250, 2048])
 def test_the_same_predictions_as_in_memory(
     files: tuple[Path, Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     batch: int | None,
-    read_ahead: int,
+    at_once: int,
 ) -> None:
     """Wherever parts are cut."""
     known, new, output = files
-    monkeypatch.setattr(module, "READ_AHEAD", read_ahead)
+    monkeypatch.setattr(tables, "READ_AT_ONCE", at_once)
+    monkeypatch.setattr(streaming, "WRITTEN_AT_ONCE", 64 * at_once)
     report = stream(known, new, output, settings(batch=batch, columns=Columns(truth="truth")))
     table = pq.read_table(output)
-    assert_usual(table, usual(known, new, tmp_path / "folder", batch=batch))
+    assert_equal(table, in_memory(known, new, tmp_path / "folder", batch=batch))
     given = pq.read_table(new)
     for name in ("id", "taken", "tags", "truth"):
         assert table[name].equals(given[name]), name
@@ -110,7 +109,7 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
     gaps = [row for row, label in enumerate(labels) if label in (None, "", "NA")]
     assert answers["key"].to_pylist() == gaps
     assert answers.column_names == ["key", "label", "probability", "doubt"]
-    assert_usual(answers, usual(path, None, tmp_path / "f", columns=Columns(label="kind")))
+    assert_equal(answers, in_memory(path, None, tmp_path / "f", columns=Columns(label="kind")))
     assert any(
         "'NA' in column 'kind' counts as a missing label: 1 rows" in note for note in report.notes
     )
@@ -129,7 +128,7 @@ def test_features_in_columns_of_numbers(files: tuple[Path, Path, Path], tmp_path
     stream(path, other, output, settings())
     answers = pq.read_table(output)
     assert answers["row"].to_pylist() == list(range(QUERIES))  # there is nothing else to tell them
-    assert_usual(answers, usual(known, new, tmp_path / "folder"))
+    assert_equal(answers, in_memory(known, new, tmp_path / "folder"))
 
 
 def test_names_and_other_formats_of_labelled_rows(
@@ -142,27 +141,27 @@ def test_names_and_other_formats_of_labelled_rows(
     assert np.mean(pq.read_table(output)["label"].to_numpy() == NAMES[TRUTH]) > 0.9
     np.savez(tmp_path / "known.npz", features=ROWS, labels=NAMES[LABELS])
     stream(tmp_path / "known.npz", new, output, settings())
-    assert_usual(pq.read_table(output), usual(tmp_path / "known.npz", new, tmp_path / "folder"))
+    assert_equal(pq.read_table(output), in_memory(tmp_path / "known.npz", new, tmp_path / "folder"))
 
 
 def test_a_saved_model(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
     model = tmp_path / "model.npz"
-    expected = usual(known, new, tmp_path / "folder", save=model)
+    expected = in_memory(known, new, tmp_path / "folder", save=model)
     stream(new, None, output, settings(model=model))
-    assert_usual(pq.read_table(output), expected)
+    assert_equal(pq.read_table(output), expected)
 
 
 def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
     report = stream(known, new, output, settings(), one_batch=True)
     support, labels, query = (torch.from_numpy(x) for x in (ROWS, LABELS, NEW))
-    usual = paddle_ext.adaptive(support, labels, query)
+    expected = paddle_ext.adaptive(support, labels, query)
     table = pq.read_table(output)
-    assert table["label"].to_pylist() == NAMES[usual.labels.numpy()].tolist()
-    probability = usual.probabilities.amax(-1).numpy()
+    assert table["label"].to_pylist() == NAMES[expected.labels.numpy()].tolist()
+    probability = expected.probabilities.amax(-1).numpy()
     np.testing.assert_allclose(table["probability"].to_numpy(), probability, atol=1e-4)
-    np.testing.assert_allclose(table["doubt"].to_numpy(), usual.doubt().numpy(), atol=1e-4)
+    np.testing.assert_allclose(table["doubt"].to_numpy(), expected.doubt().numpy(), atol=1e-4)
     assert report.counts.sum() == QUERIES
     np.savez(tmp_path / "text.npz", text=ROWS[:6], class_names=NAMES)
     with pytest.raises(ValueError, match="one_batch must be omitted with class names"):
@@ -200,15 +199,6 @@ def test_columns_that_the_output_also_has(files: tuple[Path, Path, Path], tmp_pa
     assert report.known == QUERIES
 
 
-def test_sizes_of_parts() -> None:
-    for total in range(1, 60):
-        for at_once, least in ((10, 5), (5, 5), (12, 3), (1, 1)):
-            sizes = list(part_sizes(total, at_once, least))
-            assert sum(sizes) == total
-            assert all(size % least == 0 for size in sizes[:-1])
-            assert sizes[-1] >= least or len(sizes) == 1
-
-
 # --- what is refused ----------------------------------------------------------------------------
 
 
@@ -240,7 +230,10 @@ def cut(path: Path) -> Path:
         (with_nan, "must have finite features, at most 1e30, got nan in row 777, feature 3"),
         (cut, r"must be a complete \.parquet file"),
         (lambda p: write_new(p, embedding=lists(NEW[:, :5])), "as many features as .*, 16, got 5"),
-        (lambda p: write_new(p, embedding=["word"] * QUERIES), "numbers or lists of numbers"),
+        (
+            lambda p: write_new(p, embedding=["word"] * QUERIES),
+            "got 'word' in row 0, column 'embedding'",
+        ),
     ],
 )
 def test_bad_files_leave_nothing(
@@ -251,7 +244,8 @@ def test_bad_files_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Even if most of the output has been written."""
-    monkeypatch.setattr(module, "READ_AHEAD", 64 * 100)
+    monkeypatch.setattr(tables, "READ_AT_ONCE", 100)
+    monkeypatch.setattr(streaming, "WRITTEN_AT_ONCE", 1)
     known, new, output = files
     write(new)
     output.write_bytes(b"of before")
@@ -289,16 +283,16 @@ def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_pa
     output.write_bytes(b"of before")
     code = """
 import sys, threading, time
-from paddle_ext.app.classify import Settings, stream, streaming
-streaming.READ_AHEAD = 1
-once = streaming.Classifier.__call__
+from paddle_ext.app.classify import Settings, stream, streaming, tables
+tables.READ_AT_ONCE = 1
+once = streaming.answer_table
 
-def slow(self, part, shown):
+def slow(*given):
     print("at work", flush=True)
     time.sleep(0.2)
-    return once(self, part, shown)
+    return once(*given)
 
-streaming.Classifier.__call__ = slow
+streaming.answer_table = slow
 try:
     stream(*sys.argv[1:], Settings(device="cpu", cache=None, batch=10))
 except KeyboardInterrupt:
@@ -330,7 +324,7 @@ def test_the_command(files: tuple[Path, Path, Path]) -> None:
     arguments = ["classify", known, new, "--output", output, "--device", "cpu", "--truth", "truth"]
     result = CliRunner().invoke(app, [str(item) for item in arguments])
     assert result.exit_code == 0, result.output
-    assert f"{QUERIES} samples, " in result.output
+    assert f"{QUERIES:,} samples, " in result.output
     assert f"% of {QUERIES} samples with a true label" in result.output
     assert f"written: {output}" in result.output.replace("\n", " ")
     assert len(pq.read_table(output)) == QUERIES

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Columns, Report, Settings, classify, columns
 from paddle_ext.app.classify.arrays import read_labels
-from paddle_ext.app.classify.text_files import sniffed_encoding, sniffed_separator
+from paddle_ext.app.classify.text_encodings import sniffed_encoding, sniffed_separator
 from paddle_ext.app.cli.app import app
 
 ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....research.files import open_regular
-from ....research.libraries import library
+from ....ops.large.files import open_regular
+from ....ops.libraries import library
 from ..cache import digest_of_files, files_of
+from ..networks import Preparation, SquareNetwork
 from ..samples import LOGIT_SCALE
-from .towers import Encoder, ImageTower, Preparation, of_transformers
+from .towers import Encoder, of_transformers
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 PREPARATIONS = ("preprocessor_config.json", "processor_config.json")
@@ -42,7 +43,7 @@ def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:
     scale = getattr(model, "logit_scale", None)
     return Encoder(
         name,
-        ImageTower(images, preparation(folder), device, key)
+        SquareNetwork(images, preparation(folder), device, key)
         if hasattr(model, "get_image_features")
         else None,
         texts,

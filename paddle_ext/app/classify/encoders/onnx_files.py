@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 
 from .... import check
-from ....research.libraries import library
+from ....ops.libraries import library
 from ..cache import digest_of_files
+from ..networks import Preparation, SquareNetwork
 from .hugging_face import PREPARATIONS, read_json
-from .towers import (
-    TEXTS_AT_ONCE,
-    Encoder,
-    ImageTower,
-    Preparation,
-    of_open_clip,
-    of_transformers,
-)
+from .towers import TEXTS_AT_ONCE, Encoder, of_open_clip, of_transformers
 
 TYPES = {
     "tensor(int64)": np.int64,
@@ -112,14 +106,16 @@ class Session:
         return torch.from_numpy(np.concatenate(found).astype(np.float32))
 
 
-def image_tower(module: Any, path: Path) -> ImageTower:
+def image_tower(module: Any, path: Path) -> SquareNetwork:
     session = Session(module, path)
 
     def compute(pixels: Tensor) -> Tensor:
         return session(pixels.numpy())
 
     key = f"onnx {digest_of_files(parts_of(path))}"
-    return ImageTower(compute, preparation(path, session.fixed(2) or 224), torch.device("cpu"), key)
+    return SquareNetwork(
+        compute, preparation(path, session.fixed(2) or 224), torch.device("cpu"), key
+    )
 
 
 def near(path: Path, name: str) -> Path | None:

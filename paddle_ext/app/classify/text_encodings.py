@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from ... import check
-from ...research.files import open_regular
+from ...ops.large.files import open_regular
 
 SEPARATORS = (",", ";", "\t", "|")
 NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}

@@ -1,0 +1,340 @@
+"""Table files, `.csv`, `.tsv` and `.parquet`: their columns, and their rows in parts."""
+
+from __future__ import annotations
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import check
+from ...ops.large.files import open_regular
+from ...ops.large.parquet import (
+    is_lists,
+    libraries,
+    open_parquet,
+    record_batches,
+    vectors,
+    width_of,
+)
+from .columns import Chosen, as_number, choose, is_gap, is_numeric, plain_number
+from .text_encodings import (
+    checked_encoding,
+    checked_separator,
+    sniffed_encoding,
+    sniffed_separator,
+)
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
+EMBEDDING = "embedding"  # a column of lists used by default
+SAMPLE_ROWS = 100  # to detect the numeric columns of a CSV file
+NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of Arrow
+
+HasLabels: TypeAlias = Callable[[Sequence[object]], bool]
+
+
+class CsvPart:
+    """Rows of a CSV file, and their numbers."""
+
+    def __init__(self, lines: list[list[str]], places: dict[str, int], rows: Sequence[int]) -> None:
+        self.lines, self.places, self.rows = lines, places, rows
+
+    def select(self, wanted: Sequence[bool]) -> CsvPart:
+        lines = [line for line, own in zip(self.lines, wanted, strict=True) if own]
+        return CsvPart(lines, self.places, np.array(self.rows)[np.array(wanted)].tolist())
+
+    def cells(self, name: str) -> list[Any]:
+        place = self.places[name]
+        return [line[place] for line in self.lines]
+
+
+class ArrowPart:
+    """Rows of a Parquet file, and their numbers; a column is decoded only when it is needed."""
+
+    def __init__(self, batch: Any, rows: Sequence[int]) -> None:
+        self.batch, self.rows = batch, rows  # a pyarrow.RecordBatch
+
+    def select(self, wanted: Sequence[bool]) -> ArrowPart:
+        mask = np.array(wanted)
+        batch = self.batch.filter(libraries()[0].array(mask))
+        return ArrowPart(batch, np.array(self.rows)[mask].tolist())
+
+    def cells(self, name: str) -> list[Any]:
+        found: list[Any] = self.batch.column(name).to_pylist()
+        return found
+
+    def numbers(self, names: Sequence[str]) -> Tensor | None:
+        """Columns of numbers as a matrix [n, D] float32; None if a cell is not a finite number."""
+        columns = [self.batch.column(name) for name in names]
+        if not all(is_number(column.type) and not column.null_count for column in columns):
+            return None
+        with np.errstate(over="ignore"):
+            cells = [column.to_numpy(zero_copy_only=False) for column in columns]
+            found = np.stack([np.array(values, np.float32) for values in cells], 1)
+        return torch.from_numpy(found) if np.isfinite(found).all() else None
+
+    def lists(self, name: str, width: int | None, path: Path) -> Tensor | None:
+        """A column of lists as a matrix [n, width] float32; None if it has no lists of numbers.
+
+        `width` is the required length of each list, by default that of the first.
+        """
+        column = self.batch.column(name)
+        kind = getattr(column.type, "storage_type", column.type)
+        if not is_lists(kind) or not is_number(kind.value_type):
+            return None
+        width = width_of(column) if width is None else width
+        found = vectors(column, max(width, 1), f"{path}, column {name!r},", self.rows)
+        return torch.from_numpy(np.array(found, np.float32))
+
+    def columns(self, names: Sequence[str]) -> Any:
+        """A pyarrow.Table of these columns; of the row numbers if there is none."""
+        arrow = libraries()[0]
+        if not names:
+            return arrow.table({"row": arrow.array(np.array(self.rows))})
+        return arrow.Table.from_batches([self.batch]).select([*names])
+
+
+Part: TypeAlias = CsvPart | ArrowPart
+
+
+class Table(ABC):
+    """A table file.
+
+    Attributes
+    ----------
+    path : Path
+    names : list of str
+        Of all columns.
+    numeric, lists : list of str
+        The columns of numbers, and those of lists.
+    first : dict of str to list
+        The first cells of numeric columns; of all columns of a CSV file.
+    count : int or None
+        Number of rows, if the file says it.
+    """
+
+    path: Path
+    names: list[str]
+    numeric: list[str]
+    lists: list[str]
+    first: dict[str, list[Any]]
+    count: int | None = None
+
+    @abstractmethod
+    def parts(
+        self,
+        names: Sequence[str],
+        size: int,
+        labelled: tuple[str, HasLabels] | None = None,
+    ) -> Iterator[Part]:
+        """These columns of all rows, in parts.
+
+        A part has at most `size` rows. `labelled` is the column of labels and a test of its cells:
+        groups of rows that fail it may be left out.
+        """
+
+    def as_numbers(self, cells: list[Any]) -> list[Any]:
+        """Cells of a column, with decimal points."""
+        return cells
+
+    def column(self, name: str, argument: str) -> str:
+        if name not in self.names:
+            shown = ", ".join(map(repr, self.names[:8])) + (", ..." * (len(self.names) > 8))
+            raise check.ArgumentValueError(
+                argument,
+                f"must be a column of {self.path} ({shown}), got {name!r}"
+                f"{check.did_you_mean(name, self.names)}",
+            )
+        return name
+
+    def label_column(self, given: str | None) -> str:
+        found = self.label_column_if_any(given, None)
+        if found is not None:
+            return found
+        raise check.ArgumentValueError(
+            "label",
+            f"must be a column of {self.path}, which has none called "
+            f"{', '.join(LABEL_COLUMNS)}, got nothing",
+        )
+
+    def label_column_if_any(self, given: str | None, truth: str | None) -> str | None:
+        """The given column, or one with a known name other than the truth."""
+        if given is not None:
+            return self.column(given, "label")
+        known = (name for name in LABEL_COLUMNS if name in self.names and name != truth)
+        return next(known, None)
+
+    def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
+        """The numeric columns selected by `Columns.features`."""
+        left_out: dict[str, str] = {}
+        warnings: list[str] = []
+        if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
+            given = EMBEDDING
+        if given is None:
+            numeric = [name for name in self.numeric if name not in others]
+            found, left_out, warnings = choose(self.first, numeric)
+            known = {*numeric, *others}
+            left_out |= {
+                name: why_no_feature(self.first.get(name, []))
+                for name in self.names
+                if name not in known
+            }
+        elif given in self.names:
+            found = [given]
+        elif "," in given:
+            found = [self.column(name.strip(), "features") for name in given.split(",")]
+        elif ":" in given:
+            ends = [self.column(name, "features") for name in given.split(":", 1)]
+            first, last = (self.names.index(name) for name in ends)
+            found = [name for name in self.names[first : last + 1] if name not in others]
+        else:
+            found = [name for name in self.names if name.startswith(given) and name not in others]
+        if not found:
+            beginning = "" if given is None else f" starting with {given!r}"
+            raise check.ArgumentValueError(
+                "features",
+                f"must be numeric columns of {self.path}, got none{beginning}",
+                or_pass="text",
+            )
+        return Chosen(found, left_out, warnings)
+
+
+def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
+    """A table file.
+
+    Parameters
+    ----------
+    path : Path
+    separator, encoding : str or None
+        Of a CSV file; None: detected from its beginning.
+    """
+    if path.suffix == ".parquet":
+        return ParquetTable(path)
+    return CsvTable(path, separator, encoding)
+
+
+class ParquetTable(Table):
+    """A Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_parquet(path) as file:
+            schema, self.count = file.schema_arrow, int(file.metadata.num_rows)
+        self.names = schema.names
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"{path} must have unique column names, got one twice")
+        self.numeric = [one.name for one in schema if is_number(one.type)]
+        self.lists = [
+            one.name for one in schema if is_lists(getattr(one.type, "storage_type", one.type))
+        ]
+        first = next(self.parts(self.numeric, SAMPLE_ROWS), None)
+        self.first = {} if first is None else {name: first.cells(name) for name in self.numeric}
+
+    def parts(
+        self,
+        names: Sequence[str],
+        size: int,
+        labelled: tuple[str, HasLabels] | None = None,
+    ) -> Iterator[ArrowPart]:
+        with open_parquet(self.path) as file:
+            start = 0
+            groups: list[list[int] | None] = [None]
+            if labelled is not None:
+                groups = [[number] for number in range(file.metadata.num_row_groups)]
+            for group in groups:
+                if labelled is not None:
+                    found = record_batches(file, self.path, size, labelled[:1], group)
+                    labels = [value for batch in found for value in batch.column(0).to_pylist()]
+                    if not labelled[1](labels):
+                        start += len(labels)
+                        continue
+                for batch in record_batches(file, self.path, size, names, group):
+                    yield ArrowPart(batch, range(start, start + len(batch)))
+                    start += len(batch)
+
+
+class CsvTable(Table):
+    """A CSV file."""
+
+    def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
+        self.path = path
+        self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
+        if self.encoding == "utf-8":
+            self.encoding = "utf-8-sig"
+        if separator:
+            self.separator = checked_separator(separator)
+        else:
+            self.separator = sniffed_separator(path, self.encoding)
+        first = next(self.parts([], SAMPLE_ROWS), None)
+        self.first = {}
+        if first is not None:
+            self.first = {name: self.as_numbers(first.cells(name)) for name in self.names}
+        self.lists = []
+        self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
+
+    def as_numbers(self, cells: list[Any]) -> list[Any]:
+        # With commas as separators, "1,234" is more than a thousand.
+        return cells if self.separator == "," else [plain_number(cell) for cell in cells]
+
+    def parts(
+        self,
+        names: Sequence[str],
+        size: int,
+        labelled: tuple[str, HasLabels] | None = None,
+    ) -> Iterator[CsvPart]:
+        try:
+            with (
+                open_regular(self.path) as file,
+                io.TextIOWrapper(file, self.encoding, newline="") as text,
+            ):
+                yield from self.lines(csv.reader(text, delimiter=self.separator), size)
+        except (UnicodeError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} must be a table in {self.encoding.removesuffix('-sig')}, got: {error}"
+            ) from error
+
+    def lines(self, reader: Any, size: int) -> Iterator[CsvPart]:
+        self.names = next(reader, [])
+        if len(set(self.names)) < len(self.names) or not self.names:
+            raise ValueError(f"{self.path} must begin with unique column names, got duplicates")
+        places = {name: place for place, name in enumerate(self.names)}
+        waiting: list[list[str]] = []
+        start = 0
+        for line in reader:
+            if not line:
+                continue
+            if len(line) != len(self.names):
+                raise ValueError(
+                    f"{self.path} must have {len(self.names)} cells in each row, "
+                    f"got {len(line)} in row {start + len(waiting)}"
+                )
+            waiting.append(line)
+            if len(waiting) == size:
+                yield CsvPart(waiting, places, range(start, start + size))
+                start, waiting = start + size, []
+        if waiting:
+            yield CsvPart(waiting, places, range(start, start + len(waiting)))
+
+
+def why_no_feature(cells: Sequence[object]) -> str:
+    """Why a column is not numeric."""
+    if all(is_gap(cell) for cell in cells):
+        return "it is empty"
+    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
+    return f"it has {shortened(odd)!r}, which is not a number"
+
+
+def shortened(cell: object) -> str:
+    text = str(cell)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def is_number(kind: Any) -> bool:
+    return str(kind).startswith(NUMBERS)
