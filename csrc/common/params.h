@@ -336,7 +336,12 @@ struct TaskParams {
 // --- the functions of a call ---------------------------------------------------------------------
 
 // The bytes of workspace that a call needs, and the call itself. On the CPU, cpu/launch.h has both
-// for a kernel that solves its tasks one by one; others have their own.
+// for kernels that solve their tasks one by one, ...
+template <typename... Params>
+struct ParamsList;
+using OneByOne = ParamsList<SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
+                            StepParams, LikelihoodParams, PosteriorParams>;
+// ... and others have their own.
 int64_t workspace_cpu(const PaddleParams& p, int threads);
 void run_cpu(const PaddleParams& p, int threads);
 int64_t workspace_cpu(const CoordinatesParams& p, int threads);

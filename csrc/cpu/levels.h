@@ -29,6 +29,13 @@ struct TaskKernels {
     void (*solve_task[2])(const Params&, int64_t task, void* scratch, int threads);
 };
 
+template <typename List>
+struct TaskTables;
+template <typename... Params>
+struct TaskTables<ParamsList<Params...>> {
+    using Tuple = std::tuple<TaskKernels<Params>...>;
+};
+
 // --- PADDLE --------------------------------------------------------------------------------------
 
 struct PaddleCall {
@@ -83,10 +90,7 @@ struct CpuKernels {
     PaddleKernels paddle;
     AssignKernels assign;
     void (*coordinates[2])(const CoordinatesParams&, int64_t first, int64_t end);  // rows
-    std::tuple<TaskKernels<SinkhornParams>, TaskKernels<TimParams>, TaskKernels<AdaptParams>,
-               TaskKernels<LabelledParams>, TaskKernels<CalibrateParams>, TaskKernels<StepParams>,
-               TaskKernels<LikelihoodParams>, TaskKernels<PosteriorParams>>
-        tasks;
+    TaskTables<OneByOne>::Tuple tasks;
 };
 
 // The current level. Read it once per call: another thread may switch levels meanwhile.
