@@ -13,7 +13,7 @@ from . import native
 from .large.fixed import is_large
 from .large.logits import adapt_large
 from .operators import allocator, computable, register, target, workspace
-from .pointers import memory_pointer, pointer
+from .pointers import pointer
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -85,7 +85,7 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
         criterion=pointer(criterion, real, per_task, on),
         concentration=pointer(concentration, real, per_task, on),
         bound=pointer(bound, real, per_task, on),
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

@@ -24,7 +24,7 @@ from .operators import (
     target,
     workspace,
 )
-from .pointers import memory_pointer, pointer
+from .pointers import pointer
 
 # Labels, probabilities, proportions, dual, iterations, criterion, prototypes.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -183,7 +183,7 @@ def launch(
         iterations=pointer(iterations, torch.int32, per_task, on),
         criterion=pointer(criterion, real, per_task, on),
         prototypes=pointer(means, real, (*per_class, D), on) if prototypes else 0,
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

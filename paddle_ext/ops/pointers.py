@@ -38,8 +38,3 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device
             f"{x.dtype}, {list(x.shape)}, {x.get_device()} with strides {x.stride()}"
         )
     return x.data_ptr()
-
-
-def memory_pointer(memory: Tensor, device: int) -> int:
-    """The address of a workspace, whose length native code is told."""
-    return pointer(memory, torch.uint8, (memory.numel(),), device)

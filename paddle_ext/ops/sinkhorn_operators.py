@@ -11,7 +11,7 @@ from .. import check
 from ..rows import computing_dtype
 from . import native
 from .operators import allocator, computable, register, target, workspace
-from .pointers import memory_pointer, pointer
+from .pointers import pointer
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
@@ -91,7 +91,7 @@ def sinkhorn_kernel(
         plan=pointer(plan, real, (*batch, Q, K), on),
         iterations=pointer(iterations, torch.int32, per_task, on),
         residual=pointer(residual, real, per_task, on),
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

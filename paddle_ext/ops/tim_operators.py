@@ -12,7 +12,7 @@ from .. import check
 from ..rows import computing_dtype
 from . import native
 from .operators import allocator, computable, dense_sizes, integers, register, target, workspace
-from .pointers import memory_pointer, pointer
+from .pointers import pointer
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Triple: TypeAlias = tuple[float, float, float]
@@ -132,7 +132,7 @@ def tim_kernel(
         probabilities=pointer(probabilities, real, (*per_query, K), on),
         prototypes=pointer(prototypes, real, (*batch, K, D), on),
         losses=pointer(trace, real, (max_iter, *batch), on) if losses else 0,
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

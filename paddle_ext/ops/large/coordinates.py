@@ -11,7 +11,7 @@ from ... import check
 from ...rows import class_sums, power_of_two
 from .. import native
 from ..operators import target, workspace
-from ..pointers import memory_pointer, pointer
+from ..pointers import pointer
 from .group import Group
 from .products import Coordinates
 from .queries import Queries
@@ -61,7 +61,7 @@ def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Sur
             squares=pointer(squares, exact, (B,), on),
             least=pointer(least, dtype, (B, D), on),
             most=pointer(most, dtype, (B, D), on),
-            workspace=memory_pointer(memory, on),
+            workspace=pointer(memory, torch.uint8, memory.shape, on),
             workspace_bytes=memory.numel(),
         )
     group.sum(sums, squares)
@@ -148,7 +148,7 @@ def place(
         centre=pointer(placed.coordinates.centre, dtype, (B, D), on),
         unit=pointer(placed.unit, torch.float64, (B,), on),
         spread=pointer(placed.spread, torch.float64, (B,), on),
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return placed

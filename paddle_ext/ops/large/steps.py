@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import check
 from .. import native
 from ..operators import target, workspace
-from ..pointers import ON_CPU, memory_pointer, pointer
+from ..pointers import ON_CPU, pointer
 
 
 def is_captured(x: Tensor) -> bool:
@@ -113,7 +113,7 @@ def assign(
         top_probabilities=pointer(likely, real, of_top, on),
         top_classes=pointer(classes, torch.int64, of_top, on),
         leads=pointer(leads, exact, (B, 2), on),
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
 
@@ -142,7 +142,7 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
         weights=pointer(weights, real, (B, K), on),
         held=pointer(held, exact, (B, K), on),
         faint=pointer(faint, exact, (B,), on),
-        workspace=memory_pointer(memory, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
 
@@ -282,7 +282,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
         rows=pointer(x, u.dtype, (B, N, D), ON_CPU),
         sums=pointer(sums, u.dtype, (B, K, D), ON_CPU),
         found=pointer(found, torch.int64, (1,), ON_CPU),
-        workspace=memory_pointer(memory, ON_CPU),
+        workspace=pointer(memory, torch.uint8, memory.shape, ON_CPU),
         workspace_bytes=memory.numel(),
     )
     return int(found) <= most

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import check
 from ...ops import native, operators
-from ...ops.pointers import ON_CPU, memory_pointer, pointer
+from ...ops.pointers import ON_CPU, pointer
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)
@@ -208,7 +208,7 @@ class TaskSampler:
             support_labels=pointer(support_labels, *of_support),
             query_index=pointer(query_index, *of_query),
             query_labels=pointer(query_labels, *of_query),
-            workspace=memory_pointer(workspace, ON_CPU),
+            workspace=pointer(workspace, torch.uint8, workspace.shape, ON_CPU),
             workspace_bytes=workspace.numel(),
         )
         if self.shots is None:
