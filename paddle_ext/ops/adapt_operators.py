@@ -13,6 +13,7 @@ from . import native
 from .large.fixed import is_large
 from .large.logits import adapt_large
 from .operators import allocator, computable, register, target, workspace
+from .pointers import pointer
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -72,17 +73,19 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
         tol=tol,
     )
     memory = workspace(call.workspace(), logits)
+    real, on = probabilities.dtype, logits.get_device()
+    per_task, per_class, per_query = tuple(batch), (*batch, K), (*batch, Q)
     call.solve(
-        logits=logits.data_ptr(),
-        labels=labels.data_ptr(),
-        probabilities=probabilities.data_ptr(),
-        proportions=proportions.data_ptr(),
-        dual=dual.data_ptr(),
-        iterations=iterations.data_ptr(),
-        criterion=criterion.data_ptr(),
-        concentration=concentration.data_ptr(),
-        bound=bound.data_ptr(),
-        workspace=memory.data_ptr(),
+        logits=pointer(logits, logits.dtype, (*per_query, K), on),
+        labels=pointer(labels, torch.int64, per_query, on),
+        probabilities=pointer(probabilities, real, (*per_query, K), on),
+        proportions=pointer(proportions, real, per_class, on),
+        dual=pointer(dual, real, per_class, on),
+        iterations=pointer(iterations, torch.int32, per_task, on),
+        criterion=pointer(criterion, real, per_task, on),
+        concentration=pointer(concentration, real, per_task, on),
+        bound=pointer(bound, real, per_task, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

@@ -105,10 +105,6 @@ def integers(x: Tensor) -> Tensor:
     return (x if x.dtype is torch.int64 else x.long()).contiguous()
 
 
-def pointer(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
 # --- where to run -------------------------------------------------------------------------------
 
 
@@ -191,12 +187,10 @@ class Scratch(threading.local):
 
 
 scratch = Scratch()
-no_memory = torch.empty(0, dtype=torch.uint8)
 
 
 def workspace(bytes_needed: int, x: Tensor) -> Tensor:
-    if bytes_needed == 0:
-        return no_memory
+    """At least so many bytes on the device of `x`, [n] uint8."""
     if bytes_needed <= Scratch.size and not x.is_cuda:
         return scratch.memory
     return allocator(x)((bytes_needed,), (1,), torch.uint8)

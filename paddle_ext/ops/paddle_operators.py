@@ -15,15 +15,16 @@ from .large import paddle as large
 from .large.paddle import Options as LargeOptions
 from .operators import (
     Sizes,
+    allocator,
     check_classes,
     computable,
     dense_sizes,
     integers,
-    pointer,
     register,
     target,
     workspace,
 )
+from .pointers import pointer
 
 # Labels, probabilities, proportions, dual, iterations, criterion, prototypes.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -39,21 +40,19 @@ def allocate(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool
 ) -> Outputs:
     """The results; empty prototypes unless requested."""
-    # Half the time of a small call is spent here. Torch takes sizes faster as separate arguments
-    # than as a tuple, and strides faster than an empty tuple of sizes.
-    new, device, dtype = torch.empty, like.device, computing_dtype(like)
-    proportions = new(*batch, K, dtype=dtype, device=device)
+    new, dtype = allocator(like), computing_dtype(like)
+    per_query, per_class, per_task = (*batch, Q), (*batch, K), tuple(batch)
     strides = (1,) * len(batch)
     return (
-        new(*batch, Q, dtype=torch.int64, device=device),
-        new(*batch, Q, K, dtype=dtype, device=device),
-        proportions,
-        torch.empty_like(proportions),
-        torch.empty_strided(batch, strides, dtype=torch.int32, device=device),
-        torch.empty_strided(batch, strides, dtype=dtype, device=device),
-        new(*batch, K, D, dtype=dtype, device=device)
+        new(per_query, (Q, 1) if batch else (1,), torch.int64),
+        new((*batch, Q, K), (Q * K, K, 1) if batch else (K, 1), dtype),
+        new(per_class, (K, 1) if batch else (1,), dtype),
+        new(per_class, (K, 1) if batch else (1,), dtype),
+        new(per_task, strides, torch.int32),
+        new(per_task, strides, dtype),
+        new((*batch, K, D), (K * D, D, 1) if batch else (D, 1), dtype)
         if prototypes
-        else new(0, dtype=dtype, device=device),
+        else new((0,), (1,), dtype),
     )
 
 
@@ -167,22 +166,24 @@ def launch(
         return launch_large(tensors, sizes, options)
     outputs = allocate(query, batch, Q, K, D, prototypes)
     labels, probabilities, proportions, dual, iterations, criterion, means = outputs
-    means_pointer = means.data_ptr() if prototypes else 0
     memory = workspace(bytes_needed, query)
+    given, real, on = query.dtype, probabilities.dtype, query.get_device()
+    per_task, per_class, per_query = tuple(batch), (*batch, K), (*batch, Q)
+    labelled = (S,) if shared else (*batch, S)
     call.solve(
-        support=support.data_ptr(),
-        support_labels=support_labels.data_ptr(),
-        query=query.data_ptr(),
-        support_index=pointer(support_index),
-        query_index=pointer(query_index),
-        labels=labels.data_ptr(),
-        probabilities=probabilities.data_ptr(),
-        proportions=proportions.data_ptr(),
-        dual=dual.data_ptr(),
-        iterations=iterations.data_ptr(),
-        criterion=criterion.data_ptr(),
-        prototypes=means_pointer,
-        workspace=memory.data_ptr(),
+        support=pointer(support, given, (N, D) if N else (*labelled, D), on),
+        support_labels=pointer(support_labels, torch.int64, labelled, on),
+        query=pointer(query, given, (N, D) if N else (*per_query, D), on),
+        support_index=pointer(support_index, torch.int64, labelled, on),
+        query_index=pointer(query_index, torch.int64, per_query, on),
+        labels=pointer(labels, torch.int64, per_query, on),
+        probabilities=pointer(probabilities, real, (*per_query, K), on),
+        proportions=pointer(proportions, real, per_class, on),
+        dual=pointer(dual, real, per_class, on),
+        iterations=pointer(iterations, torch.int32, per_task, on),
+        criterion=pointer(criterion, real, per_task, on),
+        prototypes=pointer(means, real, (*per_class, D), on) if prototypes else 0,
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

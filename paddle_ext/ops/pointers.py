@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ON_CPU = -1  # as of `Tensor.get_device`
+
 
 def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device: int) -> int:
     """The address of a tensor for native code, which knows nothing else about it; 0 for None.
@@ -15,7 +17,7 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device
     dtype, shape
         What the native code expects. Only contiguous tensors are as long as their shape says.
     device : int
-        As of `Tensor.get_device`: -1 is the CPU.
+        As of `Tensor.get_device`.
 
     Raises
     ------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -11,18 +10,20 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from . import native
-from .operators import computable, register, target, workspace
+from .operators import allocator, computable, register, target, workspace
+from .pointers import pointer
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
 
 def allocate(cost: Tensor) -> Outputs:
-    batch: Sequence[int] = cost.shape[:-2]
-    device, dtype, strides = cost.device, computing_dtype(cost), (1,) * len(batch)
+    *batch, Q, K = cost.shape
+    new, dtype, per_task = allocator(cost), computing_dtype(cost), tuple(batch)
+    strides = (1,) * len(batch)
     return (
-        torch.empty(cost.shape, dtype=dtype, device=device),
-        torch.empty_strided(batch, strides, dtype=torch.int32, device=device),
-        torch.empty_strided(batch, strides, dtype=dtype, device=device),
+        new((*batch, Q, K), (Q * K, K, 1) if batch else (K, 1), dtype),
+        new(per_task, strides, torch.int32),
+        new(per_task, strides, dtype),
     )
 
 
@@ -68,27 +69,29 @@ def sinkhorn_kernel(
     # Unlike features, a half-precision cost is copied even on CUDA.
     cost = computable("cost", cost).to(plan.dtype)
     row_mass, col_mass = (x.to(plan.dtype).contiguous() for x in (row_mass, col_mass))
+    rows_shared, columns_shared = (x.dim() < cost.dim() - 1 for x in (row_mass, col_mass))
     call = native.module.sinkhorn_call(
         target=target(cost),
         dtype=check.DTYPES[cost.dtype],
         B=B,
         Q=Q,
         K=K,
-        row_mass_shared=row_mass.dim() < cost.dim() - 1,
-        col_mass_shared=col_mass.dim() < cost.dim() - 1,
+        row_mass_shared=rows_shared,
+        col_mass_shared=columns_shared,
         sharpness=min(1.0 / reg, check.LARGEST),
         max_iter=max_iter,
         tol=tol,
     )
     memory = workspace(call.workspace(), cost)
+    real, on, per_task = plan.dtype, cost.get_device(), tuple(batch)
     call.solve(
-        cost=cost.data_ptr(),
-        row_mass=row_mass.data_ptr(),
-        col_mass=col_mass.data_ptr(),
-        plan=plan.data_ptr(),
-        iterations=iterations.data_ptr(),
-        residual=residual.data_ptr(),
-        workspace=memory.data_ptr(),
+        cost=pointer(cost, real, (*batch, Q, K), on),
+        row_mass=pointer(row_mass, real, (Q,) if rows_shared else (*batch, Q), on),
+        col_mass=pointer(col_mass, real, (K,) if columns_shared else (*batch, K), on),
+        plan=pointer(plan, real, (*batch, Q, K), on),
+        iterations=pointer(iterations, torch.int32, per_task, on),
+        residual=pointer(residual, real, per_task, on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from . import native
-from .operators import computable, dense_sizes, integers, register, target, workspace
+from .operators import allocator, computable, dense_sizes, integers, register, target, workspace
+from .pointers import pointer
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Triple: TypeAlias = tuple[float, float, float]
@@ -24,12 +25,15 @@ def allocate(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, max_iter: int, losses: bool
 ) -> Outputs:
     """Labels, probabilities, prototypes, losses (or nothing)."""
-    new, device, dtype = torch.empty, like.device, computing_dtype(like)
+    new, dtype = allocator(like), computing_dtype(like)
+    B = batch[0] if batch else 1
     return (
-        new(*batch, Q, dtype=torch.int64, device=device),
-        new(*batch, Q, K, dtype=dtype, device=device),
-        new(*batch, K, D, dtype=dtype, device=device),
-        new((max_iter, *batch) if losses else 0, dtype=dtype, device=device),
+        new((*batch, Q), (Q, 1) if batch else (1,), torch.int64),
+        new((*batch, Q, K), (Q * K, K, 1) if batch else (K, 1), dtype),
+        new((*batch, K, D), (K * D, D, 1) if batch else (D, 1), dtype),
+        new((max_iter, *batch), (B, 1) if batch else (1,), dtype)
+        if losses
+        else new((0,), (1,), dtype),
     )
 
 
@@ -118,15 +122,17 @@ def tim_kernel(
         max_iter=max_iter,
     )
     memory = workspace(call.workspace(), query)
+    given, real, on = query.dtype, probabilities.dtype, query.get_device()
+    per_query, labelled = (*batch, Q), (S,) if shared else (*batch, S)
     call.solve(
-        support=support.data_ptr(),
-        support_labels=support_labels.data_ptr(),
-        query=query.data_ptr(),
-        labels=labels.data_ptr(),
-        probabilities=probabilities.data_ptr(),
-        prototypes=prototypes.data_ptr(),
-        losses=trace.data_ptr() if losses else 0,
-        workspace=memory.data_ptr(),
+        support=pointer(support, given, (*labelled, D), on),
+        support_labels=pointer(support_labels, torch.int64, labelled, on),
+        query=pointer(query, given, (*per_query, D), on),
+        labels=pointer(labels, torch.int64, per_query, on),
+        probabilities=pointer(probabilities, real, (*per_query, K), on),
+        prototypes=pointer(prototypes, real, (*batch, K, D), on),
+        losses=pointer(trace, real, (max_iter, *batch), on) if losses else 0,
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return outputs

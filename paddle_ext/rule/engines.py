@@ -72,7 +72,7 @@ def classify(
             solve_large(
                 likelihood.task(number),
                 rows,
-                None if added is None else added[number],
+                None if added is None else added[number].contiguous(),
                 max_iter=max_iter,
                 tol=tol,
                 top=top,

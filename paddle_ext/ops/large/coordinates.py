@@ -10,7 +10,8 @@ from torch import Tensor
 from ... import check
 from ...rows import class_sums, power_of_two
 from .. import native
-from ..operators import pointer, target, workspace
+from ..operators import target, workspace
+from ..pointers import pointer
 from .group import Group
 from .products import Coordinates
 from .queries import Queries
@@ -46,20 +47,21 @@ def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Sur
     least = torch.full((B, D), torch.inf, dtype=dtype, device=device)
     most = -least
     length = torch.empty(B, queries.N, dtype=dtype, device=device) if unit else None
+    exact, on = torch.float64, sums.get_device()
     for part, rows in queries.chunks(D):
-        own = (rows if rows.is_cuda else rows.to(dtype)).contiguous()
+        own, N = rows if rows.is_cuda else rows.to(dtype), rows.shape[1]
         call = native.module.survey_call(
-            target=target(own), dtype=check.DTYPES[own.dtype], B=B, N=own.shape[1], D=D
+            target=target(own), dtype=check.DTYPES[own.dtype], B=B, N=N, D=D
         )
         memory = workspace(call.workspace(), own)
         call.add(
-            rows=own.data_ptr(),
-            length=0 if length is None else length[:, part].data_ptr(),
-            sums=sums.data_ptr(),
-            squares=squares.data_ptr(),
-            least=least.data_ptr(),
-            most=most.data_ptr(),
-            workspace=memory.data_ptr(),
+            rows=pointer(own, own.dtype, (B, N, D), on),
+            length=pointer(None if length is None else length[:, part], dtype, (B, N), on),
+            sums=pointer(sums, exact, (B, D), on),
+            squares=pointer(squares, exact, (B,), on),
+            least=pointer(least, dtype, (B, D), on),
+            most=pointer(most, dtype, (B, D), on),
+            workspace=pointer(memory, torch.uint8, memory.shape, on),
             workspace_bytes=memory.numel(),
         )
     group.sum(sums, squares)
@@ -107,7 +109,7 @@ def place(
     elif support.dtype is torch.float64:
         support = support.float()
     support = support.contiguous()
-    ordered, order = labels.long().sort(stable=True)
+    ordered, order = labels.long().contiguous().sort(stable=True)
     classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
     start = torch.searchsorted(ordered, classes)
     new, exact = found.least.new_empty, found.sums.new_empty
@@ -131,21 +133,22 @@ def place(
         total=float(found.total),
     )
     memory = workspace(call.workspace(), support)
+    on = support.get_device()
     call.place(
-        support=support.data_ptr(),
-        order=order.data_ptr(),
-        start=start.data_ptr(),
-        sums=found.sums.data_ptr(),
-        squares=found.squares.data_ptr(),
-        least=found.least.data_ptr(),
-        most=found.most.data_ptr(),
-        means=placed.means.data_ptr(),
-        shots=placed.shots.data_ptr(),
-        scale=placed.coordinates.scale.data_ptr(),
-        centre=placed.coordinates.centre.data_ptr(),
-        unit=placed.unit.data_ptr(),
-        spread=placed.spread.data_ptr(),
-        workspace=memory.data_ptr(),
+        support=pointer(support, support.dtype, (sets, S, D), on),
+        order=pointer(order, torch.int64, (sets, S), on),
+        start=pointer(start, torch.int64, (sets, K + 1), on),
+        sums=pointer(found.sums, torch.float64, (B, D), on),
+        squares=pointer(found.squares, torch.float64, (B,), on),
+        least=pointer(found.least, dtype, (B, D), on),
+        most=pointer(found.most, dtype, (B, D), on),
+        means=pointer(placed.means, dtype, (B, K, D), on),
+        shots=pointer(placed.shots, torch.float64, (B, K), on),
+        scale=pointer(placed.coordinates.scale, dtype, (B, D), on),
+        centre=pointer(placed.coordinates.centre, dtype, (B, D), on),
+        unit=pointer(placed.unit, torch.float64, (B,), on),
+        spread=pointer(placed.spread, torch.float64, (B,), on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
     return placed
@@ -165,20 +168,21 @@ def slope_of(
     `leads` [B, 2] are those of `assign`, for "auto".
     """
     slope, unit = torch.empty_like(placed.unit), torch.empty_like(placed.unit)
+    B, exact, on = len(slope), torch.float64, slope.get_device()
     call = native.module.slope_call(
         target=target(slope),
-        B=len(slope),
+        B=B,
         scaling=check.SCALINGS[scaling],
         total=float(total),
         temperature=temperature,
         steepest=steepest,
     )
     call.find(
-        unit=placed.unit.data_ptr(),
-        spread=placed.spread.data_ptr(),
-        leads=pointer(leads),
-        slope=slope.data_ptr(),
-        distance_unit=unit.data_ptr(),
+        unit=pointer(placed.unit, exact, (B,), on),
+        spread=pointer(placed.spread, exact, (B,), on),
+        leads=pointer(leads, exact, (B, 2), on),
+        slope=pointer(slope, exact, (B,), on),
+        distance_unit=pointer(unit, exact, (B,), on),
         workspace=0,
         workspace_bytes=0,
     )

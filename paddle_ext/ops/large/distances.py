@@ -13,7 +13,8 @@ from torch import Tensor
 from ... import check
 from ...rows import laid_out
 from .. import native
-from ..operators import pointer, target
+from ..operators import target
+from ..pointers import pointer
 from .class_sums import Part
 from .coordinates import Placed
 from .products import Form
@@ -72,36 +73,39 @@ class DistanceScores:
         """
         form, (B, K, D) = self.walk.form, self.w.shape
         scale, centre, factor = form.on_prototypes or (None, None, None)
+        real, exact, on = self.w.dtype, torch.float64, self.w.get_device()
+        all_sums, rest = ([*sums, None, None])[:2]
+        parts, width = (1, D) if all_sums is None else (len(all_sums) // B, all_sums.shape[-1])
         call = native.module.move_call(
             target=target(self.w),
             dtype=check.DTYPES[self.w.dtype],
             B=B,
             K=K,
             D=D,
-            parts=len(sums[0]) // B if sums else 1,
-            width=sums[0].shape[-1] if sums else D,
+            parts=parts,
+            width=width,
             pieces=form.pieces,
-            start=self.placed.means.data_ptr(),
-            shots=self.placed.shots.data_ptr(),
-            scale=pointer(scale),
-            centre=pointer(centre),
-            factor=pointer(factor),
-            slope=self.exact_slope.data_ptr(),
+            start=pointer(self.placed.means, real, (B, K, D), on),
+            shots=pointer(self.placed.shots, exact, (B, K), on),
+            scale=pointer(scale, real, (B, D), on),
+            centre=pointer(centre, real, (B, D), on),
+            factor=pointer(factor, real, (B, D), on),
+            slope=pointer(self.exact_slope, exact, (B,), on),
         )
         operand = self.w
         if form.pieces:
             shape = (B, K, form.pieces * D)
             operand = torch.empty(shape, dtype=torch.float16, device=self.w.device)
         call.move(
-            sums=sums[0].data_ptr() if sums else 0,
-            rest=sums[1].data_ptr() if len(sums) > 1 else 0,
-            held=pointer(held),
-            running=pointer(running),
-            prototypes=self.w.data_ptr(),
-            before=self.before.data_ptr(),
-            away=self.away.data_ptr(),
-            base=self.bias.data_ptr(),
-            operand=operand.data_ptr(),
+            sums=pointer(all_sums, real, (parts * B, K, width), on),
+            rest=pointer(rest, real, (parts * B, K, D), on),
+            held=pointer(held, exact, (B, K), on),
+            running=pointer(running, torch.int32, (B,), on),
+            prototypes=pointer(self.w, real, (B, K, D), on),
+            before=pointer(self.before, real, (B, K, D), on),
+            away=pointer(self.away, exact, (B, K), on),
+            base=pointer(self.bias, exact, (B, K), on),
+            operand=pointer(operand, operand.dtype, (B, K, max(form.pieces, 1) * D), on),
             workspace=0,
             workspace_bytes=0,
         )

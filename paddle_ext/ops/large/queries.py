@@ -35,11 +35,11 @@ class Queries:
         return max(256, numbers_at_once(self.device) // numbers // 256 * 256)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
-        """Indices and rows [B, n, D]; `numbers` is the cost of a row."""
+        """Indices and rows [B, n, D], contiguous; `numbers` is the cost of a row."""
         if isinstance(self.source, Tensor):
-            yield slice(0, self.N), self.source
+            yield slice(0, self.N), self.source.contiguous()
             return
         start = 0
         for rows in self.source.chunks(self.rows_at_once(numbers)):
-            yield slice(start, start + len(rows)), rows.unsqueeze(0)
+            yield slice(start, start + len(rows)), rows.contiguous().unsqueeze(0)
             start += len(rows)

@@ -1,6 +1,6 @@
 """Native steps of large tasks: products to probabilities, counts and the dual.
 
-Thin: tensors in, pointers out. Sums are added to their outputs, so that the chunks of a task, and
+Sums are added to their outputs, so that the chunks of a task, and
 the processes that share it, accumulate.
 """
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ... import check
 from .. import native
-from ..operators import pointer, target, workspace
-from ..pointers import pointer as checked_pointer
+from ..operators import target, workspace
+from ..pointers import ON_CPU, pointer
 
 
 def is_captured(x: Tensor) -> bool:
@@ -98,19 +98,22 @@ def assign(
         squared=squared,
     )
     memory = workspace(call.workspace(), products)
+    real, exact, on = products.dtype, torch.float64, products.get_device()
+    likely, classes = (None, None) if top is None else (top.probabilities, top.classes)
+    of_top = (B, N, 0 if classes is None else classes.shape[-1])
     call.assign(
-        products=products.data_ptr(),
-        length=pointer(length),
-        slope=slope.data_ptr(),
-        bias=bias.data_ptr(),
-        probabilities=pointer(probabilities),
-        rest=pointer(rest),
-        held=pointer(held),
-        log_sums=pointer(log_sums),
-        top_probabilities=0 if top is None else top.probabilities.data_ptr(),
-        top_classes=0 if top is None else top.classes.data_ptr(),
-        leads=pointer(leads),
-        workspace=memory.data_ptr(),
+        products=pointer(products, real, (B, N, products.shape[-1]), on),
+        length=pointer(length, real, (B, N), on),
+        slope=pointer(slope, real, (B,), on),
+        bias=pointer(bias, real, (B, K), on),
+        probabilities=pointer(probabilities, written, (B, N, K), on),
+        rest=pointer(rest, written, (B, N, K), on),
+        held=pointer(held, exact, (B, K), on),
+        log_sums=pointer(log_sums, exact, (B,), on),
+        top_probabilities=pointer(likely, real, of_top, on),
+        top_classes=pointer(classes, torch.int64, of_top, on),
+        leads=pointer(leads, exact, (B, 2), on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
 
@@ -132,12 +135,14 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
         target=target(likelihood), dtype=check.DTYPES[likelihood.dtype], B=B, N=N, K=K
     )
     memory = workspace(call.workspace(), likelihood)
+    given, exact, on = likelihood.dtype, torch.float64, likelihood.get_device()
+    real = exact if given is exact else torch.float32
     call.count(
-        likelihood=likelihood.data_ptr(),
-        weights=weights.data_ptr(),
-        held=held.data_ptr(),
-        faint=faint.data_ptr(),
-        workspace=memory.data_ptr(),
+        likelihood=pointer(likelihood, given, (B, N, K), on),
+        weights=pointer(weights, real, (B, K), on),
+        held=pointer(held, exact, (B, K), on),
+        faint=pointer(faint, exact, (B,), on),
+        workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )
 
@@ -180,13 +185,13 @@ class LateStep:
             prior=self.prior,
         )
         each = {
-            name: checked_pointer(getattr(self, name), dtype, (K,), device)
+            name: pointer(getattr(self, name), dtype, (K,), device)
             for name in ("bias", "square", "mass", "constant", "total")
         }
         call.step(
-            products=checked_pointer(products, dtype, (1, N, 2 * K), device),
-            added=checked_pointer(added, dtype, (N, K), device),
-            own=checked_pointer(own, dtype, (N,), device),
+            products=pointer(products, dtype, (1, N, 2 * K), device),
+            added=pointer(added, dtype, (N, K), device),
+            own=pointer(own, dtype, (N,), device),
             **each,
             workspace=0,
             workspace_bytes=0,
@@ -231,14 +236,15 @@ def split(
         pieces=pieces,
         unit=metric is not None,
     )
+    real, on = torch.float32, rows.get_device()
     call.split(
-        rows=rows.data_ptr(),
-        length=pointer(length),
-        scale=scale.data_ptr(),
-        centre=centre.data_ptr(),
-        metric=pointer(metric),
-        out=out.data_ptr(),
-        own=pointer(own),
+        rows=pointer(rows, rows.dtype, (B, N, D), on),
+        length=pointer(length, real, (B, N), on),
+        scale=pointer(scale, real, (B, D), on),
+        centre=pointer(centre, real, (B, D), on),
+        metric=pointer(metric, real, (B, D), on),
+        out=pointer(out, torch.float16, (B, N, pieces * D), on),
+        own=pointer(own, real, (B, N), on),
         workspace=0,
         workspace_bytes=0,
     )
@@ -252,6 +258,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     nothing.
     """
     B, N, K = u.shape
+    D = x.shape[-1]
     found = torch.zeros(1, dtype=torch.int64)
     call = native.module.sums_call(
         target=target(u),
@@ -259,17 +266,17 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
         B=B,
         N=N,
         K=K,
-        D=x.shape[-1],
+        D=D,
         threshold=threshold,
         most=most,
     )
     memory = workspace(call.workspace(), u)
     call.add(
-        probabilities=u.data_ptr(),
-        rows=x.data_ptr(),
-        sums=sums.data_ptr(),
-        found=found.data_ptr(),
-        workspace=memory.data_ptr(),
+        probabilities=pointer(u, u.dtype, (B, N, K), ON_CPU),
+        rows=pointer(x, u.dtype, (B, N, D), ON_CPU),
+        sums=pointer(sums, u.dtype, (B, K, D), ON_CPU),
+        found=pointer(found, torch.int64, (1,), ON_CPU),
+        workspace=pointer(memory, torch.uint8, memory.shape, ON_CPU),
         workspace_bytes=memory.numel(),
     )
     return int(found) <= most
@@ -318,11 +325,12 @@ class State:
         The criterion is how far prototypes have moved, by default the largest change of a count.
         """
         real = torch.float32 if moved is None else moved.bias.dtype
+        B, K = self.counts.shape
         call = native.module.dual_call(
             target=target(self.counts),
             dtype=check.DTYPES[real],
-            B=self.counts.shape[0],
-            K=self.counts.shape[1],
+            B=B,
+            K=K,
             prior=self.prior,
             total=self.total,
             weight=self.weight,
@@ -330,19 +338,23 @@ class State:
             tol=self.tol,
             dual_weight=self.dual_weight,
         )
+        exact, on = torch.float64, self.counts.get_device()
+        away = unit = base = bias = None
+        if moved is not None:
+            away, unit, base, bias = moved.away, moved.unit, moved.base, moved.bias
         call.update(
-            held=held.data_ptr(),
-            away=0 if moved is None else moved.away.data_ptr(),
-            unit=0 if moved is None else moved.unit.data_ptr(),
-            base=0 if moved is None else moved.base.data_ptr(),
-            bias=0 if moved is None else moved.bias.data_ptr(),
-            counts=self.counts.data_ptr(),
-            dual=self.dual.data_ptr(),
-            before=self.before.data_ptr(),
-            concentration=self.concentration.data_ptr(),
-            criterion=self.criterion.data_ptr(),
-            iterations=self.iterations.data_ptr(),
-            running=self.running.data_ptr(),
+            held=pointer(held, exact, (B, K), on),
+            away=pointer(away, exact, (B, K), on),
+            unit=pointer(unit, exact, (B,), on),
+            base=pointer(base, exact, (B, K), on),
+            bias=pointer(bias, real, (B, K), on),
+            counts=pointer(self.counts, exact, (B, K), on),
+            dual=pointer(self.dual, exact, (B, K), on),
+            before=pointer(self.before, exact, (B, K), on),
+            concentration=pointer(self.concentration, exact, (B,), on),
+            criterion=pointer(self.criterion, exact, (B,), on),
+            iterations=pointer(self.iterations, torch.int32, (B,), on),
+            running=pointer(self.running, torch.int32, (B,), on),
             workspace=0,
             workspace_bytes=0,
         )

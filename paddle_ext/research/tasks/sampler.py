@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ... import check
 from ...ops import native, operators
+from ...ops.pointers import ON_CPU, pointer
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)
@@ -194,18 +195,20 @@ class TaskSampler:
             start=start,
         )
         workspace = operators.workspace(call.workspace(), support_index)
+        of_classes = torch.int32, (self._classes,), ON_CPU
+        of_support, of_query = ((torch.int64, (B, size), ON_CPU) for size in (S, self.n_query))
         call.sample(
-            labels=self.labels.data_ptr(),
-            rows=pools.rows.data_ptr(),
-            support_begin=pools.support_begin.data_ptr(),
-            support_end=pools.support_end.data_ptr(),
-            query_begin=pools.query_begin.data_ptr(),
-            query_end=pools.query_end.data_ptr(),
-            support_index=support_index.data_ptr(),
-            support_labels=support_labels.data_ptr(),
-            query_index=query_index.data_ptr(),
-            query_labels=query_labels.data_ptr(),
-            workspace=workspace.data_ptr(),
+            labels=pointer(self.labels, torch.int64, self.labels.shape, ON_CPU),
+            rows=pointer(pools.rows, torch.int32, pools.rows.shape, ON_CPU),
+            support_begin=pointer(pools.support_begin, *of_classes),
+            support_end=pointer(pools.support_end, *of_classes),
+            query_begin=pointer(pools.query_begin, *of_classes),
+            query_end=pointer(pools.query_end, *of_classes),
+            support_index=pointer(support_index, *of_support),
+            support_labels=pointer(support_labels, *of_support),
+            query_index=pointer(query_index, *of_query),
+            query_labels=pointer(query_labels, *of_query),
+            workspace=pointer(workspace, torch.uint8, workspace.shape, ON_CPU),
             workspace_bytes=workspace.numel(),
         )
         if self.shots is None:
