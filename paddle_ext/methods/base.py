@@ -102,7 +102,7 @@ class Method(ABC):
         """Probabilities [B, Q, K], B >= 1, in the dtype of the task; rows on the simplex."""
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        """The same for rows of a bank; methods that need not gather them override this."""
+        """`solve` for rows of a bank; methods that need not copy them override this."""
         return self.solve(task.gathered())
 
     def predict(
@@ -317,12 +317,12 @@ class Method(ABC):
 
 
 def batched(x: Tensor, rank: int) -> Tensor:
-    """With a batch dimension, of 1 if missing; `rank` includes it."""
+    """A tensor of this rank: a batch dimension of 1 is added if it is missing."""
     return x if x.dim() == rank else x.unsqueeze(0)
 
 
 def detached(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without a gradient, in this dtype; itself if it is both."""
+    """The tensor in this dtype and without a gradient; not copied if it is so already."""
     if x.requires_grad:
         x = x.detach()
     return x if x.dtype is dtype else x.to(dtype)
