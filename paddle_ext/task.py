@@ -61,7 +61,7 @@ class Task:
         return self.support, self.support_labels, self.query
 
     def part(self, tasks: slice) -> Task:
-        """Some of the tasks."""
+        """A batch of only the tasks in the slice."""
         support, labels, prototypes = self.support, self.support_labels, self.prototypes
         if len(support) > 1:
             support, labels = support[tasks], labels[tasks]
@@ -91,7 +91,7 @@ class IndexedTask:
     logits: Tensor | None = None  # [B, Q, K], in the same
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As arguments of `paddle_ext.solve_indexed`."""
+        """Bank, support and query as arguments of `paddle_ext.solve_indexed`."""
         if len(self.support_index) == 1 < len(self.query_index):
             support = self.support_index[0], self.support_labels[0]
         else:
@@ -99,7 +99,7 @@ class IndexedTask:
         return self.features, *support, self.query_index
 
     def gathered(self) -> Task:
-        """The same with the rows themselves."""
+        """The batch with its rows copied out of the bank."""
         dtype = computing_dtype(self.features)
         support, query = (
             self.features[x].to(dtype) for x in (self.support_index, self.query_index)

@@ -5,7 +5,7 @@
 """
 
 from .adaptive import Adaptive
-from .base import Method, Prediction
+from .base import Display, Method, Prediction
 from .baseline import Baseline
 from .bd_cspn import BdCspn
 from .em_dirichlet import EmDirichlet
@@ -27,6 +27,7 @@ __all__ = [
     "AlphaTim",
     "Baseline",
     "BdCspn",
+    "Display",
     "EmDirichlet",
     "Ici",
     "LaplacianShot",

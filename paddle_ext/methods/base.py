@@ -101,7 +101,7 @@ class Method(ABC):
         """Probabilities [B, Q, K], B >= 1, in the dtype of the task; rows on the simplex."""
 
     def solve_indexed(self, task: IndexedTask) -> Tensor:
-        """The same for rows of a bank; methods that need not gather them override this."""
+        """`solve` for rows of a bank; methods that need not copy them override this."""
         return self.solve(task.gathered())
 
     def predict(

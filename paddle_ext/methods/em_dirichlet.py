@@ -24,7 +24,7 @@ ITERATIONS = {"soft": 20, "hard": 10}
 
 
 def check_schedule(name: str, schedule: object) -> None:
-    """At least one pair of a weight >= 0 and a temperature > 0."""
+    """Accept one or more pairs of a weight >= 0 and a temperature > 0."""
     if isinstance(schedule, str) or not isinstance(schedule, Sequence):
         raise check.ArgumentTypeError(
             name, f"must be a sequence of pairs, got {check.kind(schedule)}"

@@ -22,6 +22,7 @@ N^2 K. If several W are minimal, as with one class, the search from least square
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -121,15 +122,19 @@ class Ici(Method):
         support_labels = task.support_labels.expand(B, -1)
         labels = torch.nn.functional.pad(support_labels, (0, Q))
         included = (torch.arange(S + Q, device=labels.device) < S).expand(B, -1)
-        model = self.fit(features, labels, included, K, None)
+        # With two classes, one logit of weights w is two of weights w/2 and -w/2: half of the
+        # penalty on w.
+        C = self.inverse_regularisation / (2 if K == 2 else 1)
+        fit = partial(logistic.fit, num_classes=K, inverse_regularisation=C, tol=self.tol)
+        model = fit(features, labels, included)
 
         probabilities = task.query.new_empty(B, Q, K)
         tasks = torch.arange(B, device=labels.device)  # those still running
-        path = Path(axes, K)
+        credibility = CredibilityOrder(axes, K)
         for _ in range(self.max_iter):
             labels = torch.cat([support_labels, model.logits[:, S:].argmax(-1)], dim=1)
-            included = included | self.most_credible(path, labels, included, K)
-            model = self.fit(features, labels, included, K, model)
+            included = included | self.most_credible(credibility, labels, included, K)
+            model = fit(features, labels, included, start=model)
             probabilities[tasks] = torch.softmax(model.logits[:, S:], dim=-1)
 
             left = ~included.all(-1)
@@ -139,31 +144,11 @@ class Ici(Method):
                 tasks, features, included = tasks[left], features[left], included[left]
                 support_labels = support_labels[left]
                 model = logistic.Fit(*(x[left] for x in model))
-                path.keep(left)
+                credibility.keep(left)
         return probabilities
 
-    def fit(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        included: Tensor,
-        num_classes: int,
-        start: logistic.Fit | None,
-    ) -> logistic.Fit:
-        # One logit, of weights w, is two of weights w/2 and -w/2: half of the penalty on w.
-        C = self.inverse_regularisation / (2 if num_classes == 2 else 1)
-        return logistic.fit(
-            features,
-            labels,
-            included,
-            num_classes,
-            inverse_regularisation=C,
-            tol=self.tol,
-            start=start,
-        )
-
     def most_credible(
-        self, path: Path, labels: Tensor, included: Tensor, num_classes: int
+        self, credibility: CredibilityOrder, labels: Tensor, included: Tensor, num_classes: int
     ) -> Tensor:
         """The rows to absorb next, [B, N] bool; `included` are already absorbed."""
         classes = torch.where(included, num_classes, labels)
@@ -171,11 +156,11 @@ class Ici(Method):
         counts.scatter_add_(1, classes, torch.ones_like(classes))
         # If no class has more rows than may be absorbed, credibility does not matter.
         contested = (counts[:, :num_classes] > self.step).any(-1)
-        order = path.first_zeros(labels, contested)
+        order = credibility.first_zeros(labels, contested)
         return (place_in_class(classes, order) < self.step) & ~included
 
 
-class Path:
+class CredibilityOrder:
     """The order in which rows become credible, recomputed only where labels have changed."""
 
     def __init__(self, axes: Tensor, num_classes: int) -> None:

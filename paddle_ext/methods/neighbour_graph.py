@@ -26,7 +26,7 @@ class NeighbourGraph:
 
     @classmethod
     def of(cls, query: Tensor, knn: int) -> NeighbourGraph:
-        """Of unit-norm queries [B, Q, D], each with its `knn` nearest others."""
+        """The graph of unit-norm queries [B, Q, D], each joined to its `knn` nearest others."""
         B, Q, _ = query.shape
         nearest = nearest_others(query, knn)  # [B, Q, knn]
         cosines = along(query, query, nearest)

@@ -59,7 +59,7 @@ class Paddle(Method):
 
 
 def probabilities(task: Task | IndexedTask, **options: Any) -> Tensor:
-    """Of a checked task by `paddle_ext.solve`, [B, Q, K]."""
+    """Probabilities [B, Q, K] of a checked task, by `paddle_ext.solve`."""
     run = solve if isinstance(task, Task) else solve_indexed
     found = run(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
     return found.probabilities

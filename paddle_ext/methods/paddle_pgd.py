@@ -130,7 +130,7 @@ def simplex_project(x: Tensor) -> Tensor:
 
 
 class Adam:
-    """Adam for one tensor, with its usual constants."""
+    """Adam for one tensor, with the constants of its paper."""
 
     def __init__(self, x: Tensor) -> None:
         self.mean, self.square = torch.zeros_like(x), torch.zeros_like(x)

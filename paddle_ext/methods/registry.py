@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import check
 from ..task import Task
-from .base import PRESETS, Method, known_methods
+from .base import PRESETS, Display, Method, known_methods
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def register(cls: type[T]) -> type[T]:
         probabilities [B, Q, K] of a `Task`, or with ``predict(support, support_labels, query)`` for
         one task, which returns labels [Q], probabilities [Q, K], or a tuple with either as an
         attribute. The fields of a dataclass are its options. ``name`` is by default the class name
-        in snake case; ``presets`` are optional.
+        in snake case; ``display``, ``presets`` and ``tuning_grid`` of `Method` are optional.
 
     Returns
     -------
@@ -72,6 +72,9 @@ def register(cls: type[T]) -> type[T]:
         raise ValueError(
             f"presets of {method.name!r} must be among {PRESETS}, got {tuple(method.presets)}"
         )
+    display: object = method.display
+    if not isinstance(display, Display):
+        raise TypeError(f"display of {method.name!r} must be a Display, got {check.kind(display)}")
     known_methods[method.name] = method
     return cls
 

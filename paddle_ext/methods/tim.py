@@ -111,6 +111,6 @@ class TimAdm(Tim):
 
 
 def probabilities(task: Task, **options: Any) -> Tensor:
-    """Of a checked task by `paddle_ext.tim`, [B, Q, K]."""
+    """Probabilities [B, Q, K] of a checked task, by `paddle_ext.tim`."""
     found = tim(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
     return found.probabilities

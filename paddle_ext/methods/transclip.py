@@ -158,7 +158,7 @@ class Mixture:
         self.square = square  # [B, 1, D]
 
     def log_likelihood(self, means: Tensor, variance: Tensor) -> Tensor:
-        """Of the queries, up to a constant, [B, Q, K]."""
+        """Log-likelihoods of the queries, up to a constant, [B, Q, K]."""
         scale = variance.rsqrt()
         far = squared_distances(self.query * scale, (means - self.centre) * scale)
         return far / (-2 * TEMPERATURE)
@@ -180,7 +180,7 @@ class Mixture:
         return unit_rows(sums + mass.unsqueeze(-1) * self.centre)
 
     def variance(self, log_z: Tensor, means: Tensor) -> Tensor:
-        """Of each feature around the means of the classes, [B, 1, D]."""
+        """The variance of each feature around the class means, [B, 1, D]."""
         z = log_z.exp() / log_z.shape[1]
         sums, mass = z.mT @ self.query, z.sum(1)
         if self.labelled:

@@ -90,6 +90,6 @@ def is_first_rank() -> bool:
 
 
 def has_process_group() -> bool:
-    """Without importing torch: a program with a group has imported it."""
+    """Does not import torch: a program with a process group has imported it."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()

@@ -104,7 +104,7 @@ def test_absorbed_queries_are_labelled_again(monkeypatch: pytest.MonkeyPatch) ->
     choose = ici.Ici.most_credible
 
     def watched(
-        method: ici.Ici, path: ici.Path, labels: Tensor, included: Tensor, K: int
+        method: ici.Ici, path: ici.CredibilityOrder, labels: Tensor, included: Tensor, K: int
     ) -> Tensor:
         seen.append((labels, included))
         return choose(method, path, labels, included, K)
@@ -299,7 +299,9 @@ def test_most_credible(step: int) -> None:
     path = lasso_path(*design_of(axes, labels, 3))
     included = torch.arange(18) < 5
     want = most_credible(path, labels[0], list(range(5)), step)
-    got = ici.Ici(step=step).most_credible(ici.Path(axes, 3), labels, included.unsqueeze(0), 3)
+    got = ici.Ici(step=step).most_credible(
+        ici.CredibilityOrder(axes, 3), labels, included.unsqueeze(0), 3
+    )
     assert got[0].nonzero().flatten().tolist() == sorted(want)
 
 
@@ -314,7 +316,7 @@ def test_the_path_is_taken_only_where_it_matters(monkeypatch: pytest.MonkeyPatch
     made = [path_problem(seed, 15, 3, 4) for seed in range(3)]
     axes, labels = (torch.cat(x) for x in zip(*made, strict=True))
     labels[1] = torch.arange(15) % 4
-    path, method = ici.Path(axes, 4), ici.Ici(step=4)
+    path, method = ici.CredibilityOrder(axes, 4), ici.Ici(step=4)
     nothing = torch.zeros_like(labels, dtype=torch.bool)
     method.most_credible(path, labels, nothing, 4)
     assert taken == [2]  # no class of task 1 has more than 4 rows

@@ -12,6 +12,8 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import methods
 from paddle_ext.methods.registry import as_method, load
+from paddle_ext.research.evaluation.arguments import all_methods
+from paddle_ext.research.evaluation.tables import display_of, title_of
 from paddle_ext.task import Task
 
 SUPPORT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8]])
@@ -187,3 +189,25 @@ def test_a_class_of_a_module(module: str) -> None:
 def test_missing_names_of_a_module(module: str, rest: str, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         methods.create(f"{module}{rest}")
+
+
+def test_display_of_a_registered_method() -> None:
+    class Mine(NearestRow):
+        display = methods.Display("My method", 0, "#123456")
+
+    methods.register(Mine)
+    assert all_methods()[0] == "mine"
+    assert title_of("mine (tuned)") == "My method (tuned)"
+    assert display_of("mine").colour == "#123456"
+    assert display_of("mine").marker == methods.Display().marker
+    methods.register(NearestRow)
+    assert all_methods()[-1] == "nearest_row"
+    assert title_of("nearest_row") == "nearest_row"
+
+
+def test_display_of_another_type() -> None:
+    class Mine(NearestRow):
+        display = "My method"
+
+    with pytest.raises(TypeError, match="display of 'mine' must be a Display, got str"):
+        methods.register(Mine)

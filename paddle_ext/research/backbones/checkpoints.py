@@ -63,12 +63,7 @@ class Checkpoint:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file; an older one is replaced only when the new one is complete.
-
-        Parameters
-        ----------
-        path : path
-        """
+        """Write a safetensors file; an older one is replaced only when the new one is complete."""
         tensors = dict(self.backbone.state_dict())
         if self.head is not None:
             tensors |= {f"head.{name}": x for name, x in self.head.state_dict().items()}

@@ -185,7 +185,7 @@ def features_of(
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """In the memory layout that is fastest for convolutions on CUDA."""
+    """The inputs in the memory layout that is fastest for convolutions on CUDA."""
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
 
 

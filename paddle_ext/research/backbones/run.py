@@ -285,7 +285,7 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
 
 
 def on_device(classifier: Classifier, device: torch.device) -> Classifier:
-    """On the device, in the fastest memory layout."""
+    """Move a classifier to the device, in the fastest memory layout."""
     classifier = classifier.to(device)
     if device.type == "cuda":
         classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
@@ -300,12 +300,6 @@ def digest_of_data(images: ImageSet | None, resumable: bool, progress: bool) -> 
     """A digest of labels and, only if the run can be resumed, of images."""
     if images is None:
         return ""
-    labels = digest_of_labels(images)
+    about = repr((images.shape, images.class_names)).encode() + images.labels.numpy().tobytes()
+    labels = hashlib.blake2b(about, digest_size=20).hexdigest()
     return f"{labels} {digest_of_images(images, progress=progress)}" if resumable else labels
-
-
-def digest_of_labels(images: ImageSet) -> str:
-    digest = hashlib.blake2b(digest_size=20)
-    digest.update(repr((images.shape, images.class_names)).encode())
-    digest.update(images.labels.numpy().tobytes())
-    return digest.hexdigest()

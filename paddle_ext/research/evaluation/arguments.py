@@ -73,7 +73,7 @@ def chosen_methods(
 
 
 def labelled_method(one: object) -> tuple[object, object]:
-    """With its display name."""
+    """The label of a method in results, and the method or its name."""
     if isinstance(one, str) and ":" in one:
         found = load(one)
         return found.name, one if inspect.isclass(found) else found

@@ -91,7 +91,7 @@ def gathers(method: Method) -> bool:
 
 
 class Block:
-    """Some tasks of a setting, drawn once for all methods."""
+    """Consecutive tasks of a setting, drawn once for all methods."""
 
     def __init__(self, bank: DeviceBank, sampler: TaskSampler, start: int, count: int) -> None:
         self.bank, self.sampler = bank, sampler

@@ -210,7 +210,7 @@ def best_lambda_against_queries(
 
     Examples
     --------
-    >>> best_lambda_against_queries([*few, *many], "best-lambda.png")  # doctest: +SKIP
+    >>> best_lambda_against_queries([*results_25, *results_75], "best.png")  # doctest: +SKIP
     """
     results = at_least_one(results)
     every_k_eff = distinct(result.k_eff for result in results)

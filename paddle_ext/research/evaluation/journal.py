@@ -166,9 +166,8 @@ def digest(*parts: object) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             result.update(f"{part.dtype} {list(part.shape)} ".encode())
-            for start in range(0, len(part), ROWS):
-                rows = part[start : start + ROWS].detach().cpu().contiguous()
-                result.update(rows.view(-1).view(torch.uint8).numpy().data)
+            for rows in torch.split(part.detach(), ROWS):
+                result.update(rows.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         else:
             result.update(f"{part!r} ".encode())
     return result.hexdigest()

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ...methods import Method
 from ...methods.base import Options, known_methods
 from ..data.bank import FeatureBank
@@ -14,8 +16,7 @@ ROWS = 2**16  # checked at once: a mapped bank may exceed the memory
 
 
 def has_negative_features(bank: FeatureBank) -> bool:
-    starts = range(0, len(bank), ROWS)
-    return any(bool((bank.features[start : start + ROWS] < 0).any()) for start in starts)
+    return any(bool((rows < 0).any()) for rows in torch.split(bank.features, ROWS))
 
 
 def adapted_to_negative_features(

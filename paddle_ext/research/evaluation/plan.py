@@ -122,7 +122,7 @@ def check_features(bank: FeatureBank) -> None:
         if x is None:
             continue
         most = check.SUMMABLE[x.dtype]
-        for start in range(0, len(x), ROWS):
-            low, high = torch.aminmax(x[start : start + ROWS])
+        for rows in torch.split(x, ROWS):
+            low, high = torch.aminmax(rows)
             if not (low >= -most and high <= most):  # false for NaN
                 check.too_large(name, x, most)

@@ -141,7 +141,7 @@ def best_of(results: Sequence[Result]) -> Result:
 
 
 def nearly_best_lambdas(results: Sequence[Result]) -> list[float]:
-    """Those that lose at most `NEARLY_BEST` points against the best."""
+    """Values of lambda that lose at most `NEARLY_BEST` points against the best."""
     least = best_of(results).accuracy - NEARLY_BEST
     return [lambda_of(result) for result in results if result.accuracy >= least]
 

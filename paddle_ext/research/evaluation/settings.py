@@ -64,7 +64,7 @@ class RunSettings:
         return None if self.output is None else Path(self.output)
 
     def in_subfolder(self, name: str) -> RunSettings:
-        """The same with a folder inside `output`."""
+        """These settings with a folder inside `output`."""
         return self if self.folder is None else replace(self, output=self.folder / name)
 
     def device_for(self, bank: FeatureBank, local_rank: int = 0) -> torch.device:

@@ -69,6 +69,7 @@ def rows(
     (['method', '5-shot', 'paper', 'difference', 'ms/task'],
      [['PADDLE', '80.0 ± 2.3', '63.2', '+16.8', '2.5']])
     """
+    results = {(result.method, result.shots, result.k_eff): result for result in evaluation}
     settings = settings_of(evaluation)
     published = published or {}
     known = {
@@ -83,7 +84,7 @@ def rows(
     for method in evaluation.methods:
         row = [title_of(method)]
         for setting in settings:
-            found = result_of(evaluation, method, setting)
+            found = results.get((method, *setting))
             row.append(MISSING if found is None else accuracy_text(found))
             if known[setting]:
                 theirs = published.get(method, {}).get(setting.shots)
@@ -153,15 +154,8 @@ def setting_title(setting: Setting, settings: list[Setting]) -> str:
     return f"{shots}, {effective}"
 
 
-def result_of(evaluation: Evaluation, method: str, setting: Setting) -> Result | None:
-    for result in evaluation:
-        if (result.method, result.shots, result.k_eff) == (method, *setting):
-            return result
-    return None
-
-
 def best_methods(evaluation: Evaluation, setting: Setting) -> set[str]:
-    """Those that look best in a column: all that are shown with the highest accuracy."""
+    """Methods with the highest accuracy of a column, as rounded in the table."""
     shown = {
         result.method: round(result.accuracy, 1)
         for result in evaluation

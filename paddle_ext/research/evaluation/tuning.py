@@ -71,7 +71,7 @@ class Tuning:
         return ["method", "options", "accuracy", "worst", "points"], cells
 
     def markdown(self) -> str:
-        """The same in Markdown."""
+        """The table of `rows` in Markdown."""
         return markdown_table(*self.rows())
 
 

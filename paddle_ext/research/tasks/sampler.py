@@ -110,9 +110,7 @@ class TaskSampler:
         classes = int(self.labels.max()) + 1
         self.shots = None if shots is None else check.integer("shots", shots)
         self.n_query = check.integer("n_query", n_query)
-        if sampling not in SAMPLING_NAMES:
-            check.not_a_choice("sampling", sampling, SAMPLING_NAMES)
-        self.sampling = sampling
+        self.sampling = check.choice("sampling", sampling, SAMPLING_NAMES)
         self.alpha = check.real("alpha", alpha, positive=True)
         self.seed = natural("seed", seed, 2**64 - 1)
         self.num_classes = (

@@ -41,7 +41,7 @@ METHODS = (
     "paddle",
     "adaptive",
 )
-FEW = (1, 2, 5, 10, 20)  # classes present, in addition to half and all
+COUNTS_PRESENT = (1, 2, 5, 10, 20)  # classes present, in addition to half and all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +199,14 @@ def plans_by_queries(
 
 
 def default_k_eff(K: int) -> list[int]:
-    """Few, half and all of the classes.
+    """How many classes are present by default: some fixed counts, half of K, and K.
 
     Examples
     --------
     >>> default_k_eff(20), default_k_eff(37), default_k_eff(1)
     ([1, 2, 5, 10, 20], [1, 2, 5, 10, 18, 20, 37], [1])
     """
-    return distinct(count for count in (*FEW, K // 2, K) if 1 <= count <= K)
+    return distinct(count for count in (*COUNTS_PRESENT, K // 2, K) if 1 <= count <= K)
 
 
 def rows_for_queries(plan: TaskPlan) -> Tensor:
