@@ -22,7 +22,9 @@ from ...ops.large.parquet import libraries
 from ...research.files import replacing
 from ...research.printable import spreadsheet_cell
 from ...research.progress import Progress
-from ...rule.solve import adaptive
+from ...rule.correction import corrected_likelihood
+from ...rule.engines import classify
+from ...task import without_batch
 from .answering import check_batch, classified
 from .run import open_data
 from .samples import Batch, Source, concatenated, rebatched
@@ -231,16 +233,11 @@ def predictions_of_one_batch(
     known = source.labelled
     if known.prototypes is not None:
         raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
-    support = known.features.to(device, torch.float32)
+    support, labels = known.features.to(device, torch.float32), known.labels.to(device)
+    likelihood = corrected_likelihood(support, labels, len(known.class_names))
     rows = SampleRows(source, device, progress=settings.progress)
-    solution = adaptive(
-        support,
-        known.labels.to(device),
-        rows,
-        num_classes=len(known.class_names),
-        return_assignments=False,
-        top=1,
-    )
+    found, _ = classify(likelihood, rows, all_classes=False, top=1, validate=True)
+    solution = without_batch(found)
     answers = (solution.labels, solution.probabilities[:, 0], solution.doubt())
     labels, probability, doubt = (x.cpu() for x in answers)
     row = 0
