@@ -15,15 +15,10 @@ LARGEST = check.SUMMABLE[torch.float32]
 
 
 def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:
-    """Rows [N, D] in float32, or in float64 if they are and `keep_double` is set, all finite.
+    """Rows [N, D], all finite, from a matrix or from a column of vectors.
 
-    Parameters
-    ----------
-    name : str
-        For errors.
-    value : array [N, D] or column of N vectors
-    width : int, optional
-        Required D.
+    They are float32, or float64 if they were and `keep_double` is set. `width` is the required D;
+    errors call the rows `name`.
     """
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
@@ -80,7 +75,7 @@ def stacked(name: str, column: Array) -> Array:
 def odd_vector(name: str, column: Array) -> NoReturn:
     """Raise an error naming the row that is not a vector or has another length."""
     for number, row in enumerate(column):
-        if not is_vector(row):
+        if not isinstance(row, list | tuple) and np.ndim(row) != 1:
             got = f"{check.kind(row)} in row {number}"
             break
         if len(row) != len(column[0]):
@@ -89,10 +84,6 @@ def odd_vector(name: str, column: Array) -> NoReturn:
     else:
         got = "non-numeric values"
     raise check.ArgumentValueError(name, f"must have vectors of one length, got {got}")
-
-
-def is_vector(row: object) -> bool:
-    return isinstance(row, list | tuple) or (isinstance(row, np.ndarray) and row.ndim == 1)
 
 
 def length(column: Any) -> int | None:

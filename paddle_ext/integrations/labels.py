@@ -66,13 +66,15 @@ def unwrapped(y: Array) -> Array:
     )
 
 
-def checked_weights(given: Any, n: int) -> Array:
-    """One finite number >= 0 per row."""
+def checked_weights(
+    given: Any, known: npt.NDArray[np.bool_], places: Places, classes: Array
+) -> Array:
+    """The weights of the labelled rows, finite and >= 0; every class must have a positive one."""
     weights = np.asarray(given)
-    if weights.dtype.kind not in "fiub" or weights.shape != (n,):
+    if weights.dtype.kind not in "fiub" or weights.shape != known.shape:
         raise ValueError(
-            f"sample_weight must be numbers of shape [{n}], one for each row, got {weights.dtype} "
-            f"of shape {list(weights.shape)}"
+            f"sample_weight must be numbers of shape [{len(known)}], one for each row, got "
+            f"{weights.dtype} of shape {list(weights.shape)}"
         )
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
@@ -80,7 +82,13 @@ def checked_weights(given: Any, n: int) -> Array:
         raise ValueError(
             f"sample_weight must be finite and at least 0, got {weights[row]} in row {row}"
         )
-    found: Array = weights.astype(np.float64)
+    found: Array = weights[known].astype(np.float64)
+    mass = np.bincount(places, found, minlength=len(classes))
+    if (mass == 0).any():
+        raise ValueError(
+            "sample_weight must be more than zero for a labelled row of every class, got zero "
+            f"for all of class {classes[mass == 0][0]}"
+        )
     return found
 
 
@@ -96,17 +104,9 @@ class Named(NamedTuple):
 
 
 def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
-    """The names given to `fit`, checked and sorted.
+    """The names given to `fit`, checked and sorted; `y` are the available labels.
 
-    Parameters
-    ----------
-    y : array [S]
-        The available labels.
-    prototypes : array [K, D]
-    classes : array [K] or None
-        Their labels; None: those of `y`, or 0 to K - 1 if there are none.
-    D : int
-        Number of features.
+    Without `classes` they are those of `y`, or 0 to K - 1 if there are none.
     """
     rows = checked_prototypes(prototypes, D, keep_double=True)
     if classes is not None:
@@ -155,14 +155,7 @@ def classes_and_places(
 ) -> tuple[Array, Places]:
     """The classes [K] in the order of the names, and the index of each label [count] among them.
 
-    Parameters
-    ----------
-    labels : array [count]
-    count : int
-        Labelled rows.
-    names : sequence [K] or None
-    prototypes : int or None
-        Number of prototypes; without them every class must have a label.
+    `prototypes` is the number of prototypes; without them every class must have a label.
     """
     given = text_or_integers("labels", labels)
     if len(given) != count:

@@ -205,7 +205,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = labelled(y)
         named = self._checked_names(y[known], prototypes, classes)
         self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
-        weights = self._checked_weights(sample_weight, known, places, named is not None)
+        weights = None
+        if sample_weight is not None:
+            if self.method != "adaptive" or named is not None:
+                what = f"method={self.method!r}" if named is None else "prototypes"
+                raise ValueError(
+                    f"sample_weight must be None with {what}, got {check.kind(sample_weight)}"
+                )
+            weights = checked_weights(sample_weight, known, places, self.classes_)
         rows = on(X, device)
         if device.type == "cuda":
             rows = rows.float()
@@ -233,24 +240,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
         found: Array = self.fit(X, y, sample_weight, **names).transduction_
         return found
-
-    def _checked_weights(
-        self, given: Any, known: npt.NDArray[np.bool_], places: Array, named: bool
-    ) -> Array | None:
-        """The weights of the labelled rows; every class must have a positive one."""
-        if given is None:
-            return None
-        if self.method != "adaptive" or named:
-            what = "prototypes" if named else f"method={self.method!r}"
-            raise ValueError(f"sample_weight must be None with {what}, got {check.kind(given)}")
-        weights = checked_weights(given, len(known))[known]
-        mass = np.bincount(places, weights, minlength=len(self.classes_))
-        if (mass == 0).any():
-            raise ValueError(
-                "sample_weight must be more than zero for a labelled row of every class, got zero "
-                f"for all of class {self.classes_[mass == 0][0]}"
-            )
-        return weights
 
     def _checked_names(self, y: Array, prototypes: Any, classes: Any) -> Named | None:
         if prototypes is None:

@@ -181,10 +181,7 @@ Y = labels_of_some(TRUTH, 5)
     [
         ({"prototypes": TEXT[:, :9]}, r"^prototypes must have 24 features like .*, got 9"),
         ({"prototypes": TEXT[0]}, r"^prototypes must be numbers of shape \[N, D\] .*, got float64"),
-        (
-            {"prototypes": TEXT.astype(str)},
-            r"^prototypes must be numbers of .*, got <U",
-        ),
+        ({"prototypes": TEXT.astype(str)}, r"^prototypes must be numbers of .*, got <U"),
         ({"prototypes": BROKEN}, r"^prototypes must be finite, got nan in row 2, feature 3"),
         ({"prototypes": TEXT[:1]}, r"^prototypes must have at least two classes, got 1"),
         ({"prototypes": None}, r"^classes must be None without prototypes, got ndarray"),
@@ -192,10 +189,7 @@ Y = labels_of_some(TRUTH, 5)
         ({"classes": np.array([*NAMES[:7], "oak"])}, r"^classes must be unique, got 'oak' 2 tim"),
         ({"classes": [*NAMES[:7], None]}, r"^classes must be labels, got -1, None or NaN"),
         ({"classes": None}, r"^prototypes must have one row for each class of y, 2, .* got 8"),
-        (
-            {"classes": [f"{name}s" for name in NAMES]},
-            r"^y must be among the 8 .* \(nearest: ",
-        ),
+        ({"classes": [f"{name}s" for name in NAMES]}, r"^y must be among the 8 .* \(nearest: "),
     ],
 )
 def test_bad_names(arguments: dict[str, Any], message: str) -> None:

@@ -49,12 +49,8 @@ class ArrayFile:
     def labels(self, file: Path | None, *, required: bool) -> list[str]:
         """A label for each row, empty if missing; the array of true labels does not count.
 
-        Parameters
-        ----------
-        file : Path or None
-            A file of labels, for a file without any: `.npy`, or one label per line.
-        required : bool
-            Whether labels that are not there are an error.
+        `file` has the labels of a file without any: `.npy`, or one label per line. No labels at
+        all are an error if they are required.
         """
         label = self.columns.label
         there = (name for name in bank_files.LABELS if name in self.contents)
@@ -97,16 +93,7 @@ class ArrayFile:
 
 
 class UnlabelledArrays:
-    """Embeddings to classify.
-
-    Parameters
-    ----------
-    features : Tensor [N, D]
-    rows : sequence of int
-        Which rows.
-    truth : list of N str or None
-        The true labels.
-    """
+    """Some rows of embeddings [N, D] to classify, with the true labels of all N, if known."""
 
     def __init__(self, features: Tensor, rows: Sequence[int], truth: list[str] | None) -> None:
         self.features, self.rows, self.truth = features, rows, truth
@@ -164,11 +151,8 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
     texts = bank_files.label_texts(values)
     if texts is not None:
         return texts
-    try:
+    with bank_files.naming(path):
         numbers = whole_numbers(bank_files.as_tensor(values, "labels", path)).tolist()
-    except ValueError as error:
-        known = str(error).startswith(str(path))
-        raise ValueError(str(error) if known else f"{path}: {error}") from error
     low, high = min(numbers, default=0), max(numbers, default=0)
     if low < -1:
         raise ValueError(f"{path} must have labels of at least 0, or -1 for no label, got {low}")

@@ -31,14 +31,7 @@ TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] floa
 
 @dataclass(frozen=True)
 class Names:
-    """The names of classes.
-
-    Parameters
-    ----------
-    class_names : tuple of K str
-    prompts : tuple of K tuples of str
-        Phrases for an encoder instead of the name in the templates; empty: use the templates.
-    """
+    """The names of K classes, and the phrases of each for an encoder; none: the templates."""
 
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
@@ -52,30 +45,21 @@ class Names:
         >>> names.phrases(["a photo of a {}.", "a drawing of a {}."])
         [['a photo of a polar bear.', 'a drawing of a polar bear.'], ['a tabby']]
         """
+        spoken = (" ".join(name.replace("_", " ").split()) for name in self.class_names)
         return [
-            list(own) or [template.replace("{}", spoken(name)) for template in templates]
-            for name, own in zip(self.class_names, self.prompts, strict=True)
+            list(own) or [template.replace("{}", name) for template in templates]
+            for name, own in zip(spoken, self.prompts, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class NamedClasses:
-    """Embeddings of class names.
-
-    Parameters
-    ----------
-    class_names : tuple of K str
-    prototypes : Tensor [K, D]
-    source : str
-        Their origin, for messages.
-    logit_scale : float
-        Factor from cosines with them to logits.
-    """
+    """Embeddings of class names."""
 
     class_names: tuple[str, ...]
-    prototypes: Tensor
-    source: str
-    logit_scale: float = LOGIT_SCALE
+    prototypes: Tensor  # [K, D]
+    source: str  # their origin, for messages
+    logit_scale: float = LOGIT_SCALE  # factor from cosines with them to logits
 
     def __post_init__(self) -> None:
         check_finite(self.prototypes, self.source, self.class_names)
@@ -103,11 +87,6 @@ class NamedClasses:
             self.prototypes,
             self.logit_scale,
         )
-
-
-def spoken(name: str) -> str:
-    """A name in readable form."""
-    return " ".join(name.replace("_", " ").split())
 
 
 def check_labels(examples: Examples, named: NamedClasses) -> None:
@@ -199,36 +178,22 @@ def unit(rows: Tensor) -> Tensor:
 # --- files of embeddings ------------------------------------------------------------------------
 
 
-def stored_names(path: Path) -> NamedClasses:
-    """Embeddings of names computed elsewhere."""
-    contents = stored(path)
-    key = next((name for name in EMBEDDINGS if name in contents), None)
-    if key is None or "class_names" not in contents:
-        there = ", ".join(map(repr, contents)) or "nothing"
-        expected = " or ".join(map(repr, EMBEDDINGS))
-        raise check.ArgumentValueError(
-            "names", f"must be a file with {expected}, and 'class_names', got {path} with {there}"
-        )
-    return named_classes(contents, key, path)
-
-
-def names_beside_features(path: Path) -> NamedClasses | None:
-    """The same for a file of features that may contain them."""
-    if path.suffix not in STORED:
-        return None
-    contents = stored(path)
-    for key in EMBEDDINGS:
-        if "class_names" in contents and getattr(contents.get(key), "ndim", 0) == 2:
-            return named_classes(contents, key, path)
-    return None
-
-
-def stored(path: Path) -> dict[str, Any]:
-    """The class embeddings in a file."""
+def stored_names(path: Path, *, required: bool) -> NamedClasses | None:
+    """Embeddings of names computed elsewhere; a file of features need not contain any."""
     if path.suffix == ".safetensors":
-        return bank_files.read_safetensors(path, mmap=True)
-    wanted = (*EMBEDDINGS, "class_names", "logit_scale")
-    return archives.read_npz(path, wanted)
+        contents = bank_files.read_safetensors(path, mmap=True)
+    else:
+        contents = archives.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
+    for key in EMBEDDINGS if "class_names" in contents else ():
+        if key in contents and (required or getattr(contents[key], "ndim", 0) == 2):
+            return named_classes(contents, key, path)
+    if not required:
+        return None
+    there = ", ".join(map(repr, contents)) or "nothing"
+    expected = " or ".join(map(repr, EMBEDDINGS))
+    raise check.ArgumentValueError(
+        "names", f"must be a file with {expected}, and 'class_names', got {path} with {there}"
+    )
 
 
 def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasses:
@@ -280,15 +245,7 @@ def given_names(settings: Settings) -> Given:
         return None
     if not path.is_file():
         raise check.ArgumentValueError("names", f"must be a file, got {path}, which is not one")
-    return stored_names(path) if path.suffix in STORED else read_names(path)
-
-
-def names_of_texts(given: Given, embedder: TextEmbedder, settings: Settings) -> NamedClasses | None:
-    """Names for texts: embedded by the encoder of the texts."""
-    if isinstance(given, Names):
-        templates = settings.templates or FOR_TEXTS
-        given = embedded(given, templates, embedder, str(settings.names), LOGIT_SCALE)
-    return scaled(given, settings)
+    return stored_names(path, required=True) if path.suffix in STORED else read_names(path)
 
 
 def names_of_pictures(
@@ -296,8 +253,7 @@ def names_of_pictures(
 ) -> NamedClasses | None:
     """Names for images: embedded by the text tower of the encoder that sees the images."""
     if isinstance(given, Names):
-        if encoder is None:
-            raise without_encoder(settings)
+        assert encoder is not None
         encoder.text_tower()  # raises an error if there is none
         check_widths(encoder)
         given = names_by_encoder(encoder, given, settings)
@@ -312,11 +268,18 @@ def names_of_pictures(
     return scaled(given, settings)
 
 
-def names_of_embeddings(
-    given: Given, files: Sequence[Path], settings: Settings, device: torch.device
+def names_of_rows(
+    given: Given,
+    embedder: TextEmbedder | None,
+    files: Sequence[Path],
+    settings: Settings,
+    device: torch.device,
 ) -> NamedClasses | None:
-    """Names for embeddings: from a file, or with the encoder that made the embeddings."""
-    if isinstance(given, Names):
+    """Names for texts, by their encoder, or for embeddings, from a file or by their encoder."""
+    if isinstance(given, Names) and embedder is not None:
+        templates = settings.templates or FOR_TEXTS
+        given = embedded(given, templates, embedder, str(settings.names), LOGIT_SCALE)
+    elif isinstance(given, Names):
         if settings.encoder is None:
             raise check.ArgumentValueError(
                 "names",
@@ -324,20 +287,11 @@ def names_of_embeddings(
                 f"'class_names', for embeddings computed elsewhere, got {settings.names}",
                 or_pass="encoder",
             )
-        encoder = open_encoder(settings.encoder, device)
-        given = names_by_encoder(encoder, given, settings)
-    elif given is None:
-        found = (names_beside_features(path) for path in files)
+        given = names_by_encoder(open_encoder(settings.encoder, device), given, settings)
+    elif given is None and embedder is None:
+        found = (stored_names(path, required=False) for path in files if path.suffix in STORED)
         given = next((one for one in found if one is not None), None)
     return scaled(given, settings)
-
-
-def without_encoder(settings: Settings) -> check.ArgumentValueError:
-    return check.ArgumentValueError(
-        "encoder",
-        "must be an image-text model on disk to classify images by names, because the "
-        f"backbone {settings.backbone} has no text tower, got none",
-    )
 
 
 def names_by_encoder(encoder: Encoder, names: Names, settings: Settings) -> NamedClasses:

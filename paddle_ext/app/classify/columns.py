@@ -29,14 +29,7 @@ class Chosen(NamedTuple):
 
 
 def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chosen:
-    """Choose the features among numeric columns, by the first rows of a table.
-
-    Parameters
-    ----------
-    rows : mapping of str to sequence
-        The first cells of each column.
-    numeric : sequence of str
-        Names of numeric columns, in order.
+    """Choose the features among numeric columns, by the first cells of each column.
 
     Examples
     --------

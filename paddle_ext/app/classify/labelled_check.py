@@ -16,24 +16,13 @@ SUSPECT = 0.9  # a label of at least this doubt is likely wrong
 
 @dataclass(frozen=True)
 class LabelledCheck:
-    """Doubts about the labels of labelled samples, based on the other labelled samples.
-
-    Parameters
-    ----------
-    class_names : tuple of str
-    names : list of S str
-        Names of the samples: a path, a text, or a row number.
-    labels, suggestion : Tensor [S] int64
-        The given and the most probable class.
-    doubt : Tensor [S]
-        The probability of all other classes; see `paddle_ext.presence.label_doubt`.
-    """
+    """Doubts about the labels of labelled samples, based on the other labelled samples."""
 
     class_names: tuple[str, ...]
-    names: list[str]
-    labels: Tensor
-    suggestion: Tensor
-    doubt: Tensor
+    names: list[str]  # of the samples: a path, a text, or a row number
+    labels: Tensor  # [S] int64, as given
+    suggestion: Tensor  # [S] int64, the most probable class
+    doubt: Tensor  # [S], see `paddle_ext.presence.label_doubt`
 
     def order(self) -> list[int]:
         """Rows, most doubtful first."""

@@ -29,23 +29,13 @@ MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
 
 @dataclass(frozen=True)
 class Model:
-    """Everything known about the classes, and how the features were computed.
-
-    Parameters
-    ----------
-    labelled : Labelled
-    kind : {"pictures", "texts", "rows"}
-    backbone, encoder : str
-        As in `Settings`; empty for none.
-    text_column, feature_columns : str
-        Of tables, as in `Columns`; empty for none.
-    """
+    """Everything known about the classes, and how the features were computed."""
 
     labelled: Labelled
-    kind: str
-    backbone: str
+    kind: str  # "pictures", "texts" or "rows"
+    backbone: str  # as in `Settings`, or empty
     encoder: str
-    text_column: str
+    text_column: str  # of tables, as in `Columns`, or empty
     feature_columns: str
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,6 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}  # as Pillow numbers them
 
 
-class Network(Protocol):
-    """Computes features of images that all have one size."""
-
-    key: str  # everything the features depend on, apart from the images
-    channels: int  # 1 or 3
-
-    def square(self, picture: Image) -> Image:
-        """An image preprocessed for the network."""
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 [n, H, W, C] -> float32 [n, D] on the CPU."""
-
-
 class OwnNetwork:
     """A checkpoint of this package, or a public one of TIM or SimpleShot."""
 
@@ -49,36 +36,24 @@ class OwnNetwork:
         self.key = f"own 1 {self.transform} {digest_of_weights(self.backbone)}"
 
     def square(self, picture: Image) -> Image:
+        """An image preprocessed for the network."""
         return square_crop(picture, self.transform.resize or self.transform.size)
 
     def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 [n, H, W, C] -> float32 [n, D] on the CPU."""
         images = pixels.to(self.device)
         return features_of(self.backbone, images, self.transform, torch.float32).cpu()
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Preprocessing of an image for a network.
+    """Preprocessing of an image for a network."""
 
-    Parameters
-    ----------
-    size : int
-        Side length in pixels.
-    share : float
-        Side of the central square, as a share of the shorter side.
-    squash : bool
-        Squash the whole image to a square instead.
-    resampling : int
-        Number of the Pillow filter.
-    mean, std : tuple of float
-        Of the colour channels, in [0, 1].
-    """
-
-    size: int = 224
-    share: float = 1.0
-    squash: bool = False
+    size: int = 224  # side length in pixels
+    share: float = 1.0  # side of the central square, as a share of the shorter side
+    squash: bool = False  # squash the whole image to a square instead
     resampling: int = RESAMPLING["bicubic"]
-    mean: tuple[float, ...] = CLIP_MEAN
+    mean: tuple[float, ...] = CLIP_MEAN  # of the colour channels, in [0, 1]
     std: tuple[float, ...] = CLIP_STD
 
 
@@ -145,15 +120,12 @@ class PooledFeatures(nn.Module):
         return features.mean((2, 3))
 
 
-def open_network(name: str, device: torch.device) -> Network:
-    """Open a network by name.
+# Computes features of images that all have one size.
+Network: TypeAlias = OwnNetwork | SquareNetwork
 
-    Parameters
-    ----------
-    name : str
-        ``"efficientnet_lite0"``, ``"timm:NAME"``, or the path of a checkpoint.
-    device : torch.device
-    """
+
+def open_network(name: str, device: torch.device) -> Network:
+    """Open a network: ``efficientnet_lite0``, ``timm:NAME``, or the path of a checkpoint."""
     if name == DEFAULT:
         return efficientnet_lite0(device)
     if name.startswith("timm:"):

@@ -17,10 +17,8 @@ from .class_names import (
     Names,
     given_names,
     known_classes,
-    names_of_embeddings,
     names_of_pictures,
-    names_of_texts,
-    without_encoder,
+    names_of_rows,
 )
 from .columns import Chosen
 from .encoders import open_encoder
@@ -69,7 +67,7 @@ def open_alone(path: Path, given: Given, settings: Settings, device: torch.devic
     if path.is_dir() and given is not None:
         return open_folders(None, path, given, settings, device)
     if path.suffix in arrays.SUFFIXES:
-        named = names_of_embeddings(given, [path], settings, device)
+        named = names_of_rows(given, None, [path], settings, device)
         if named is not None:
             return open_arrays(path, named, settings)
     raise check.ArgumentValueError(
@@ -97,7 +95,11 @@ def open_folders(
             f"got {unlabelled}"
         )
     if settings.encoder is None and isinstance(given, Names):
-        raise without_encoder(settings)
+        raise check.ArgumentValueError(
+            "encoder",
+            "must be an image-text model on disk to classify images by names, because the "
+            f"backbone {settings.backbone} has no text tower, got none",
+        )
     if settings.encoder is not None and settings.backbone != DEFAULT:
         raise check.ArgumentValueError(
             "backbone", f"must be omitted with an encoder, got {settings.backbone}"
@@ -220,18 +222,6 @@ def labelled_rows(
         for word, count in samples.gap_words.items()
     ]
     return found
-
-
-def names_of_rows(
-    given: Given,
-    embedder: TextEmbedder | None,
-    files: list[Path],
-    settings: Settings,
-    device: torch.device,
-) -> NamedClasses | None:
-    if embedder is not None:
-        return names_of_texts(given, embedder, settings)
-    return names_of_embeddings(given, files, settings, device)
 
 
 def table_features(

@@ -21,16 +21,8 @@ HEADER = ("label", "probability", "second", "second_probability", "doubt", "nove
 def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool = False) -> None:
     """Write a CSV file with one row per sample, in order.
 
-    Cells are escaped so that no name or text becomes a spreadsheet formula.
-
-    Parameters
-    ----------
-    path : Path
-    answers : Answers
-    name_column : str
-        Name of the first column, which identifies the samples.
-    texts : bool
-        Whether to add a column with the texts.
+    The first column, `name_column`, identifies the samples. Cells are escaped so that no name or
+    text becomes a spreadsheet formula.
     """
     text, truth = ("text",) if texts else (), ("truth",) if answers.truth else ()
     rows = (

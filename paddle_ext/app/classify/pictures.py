@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...research.data.decoding import opened, read_picture_file, why_unreadable
+from ...research.data.decoding import open_picture, read_picture_file, why_unreadable
 from ...research.data.images import in_threads
 from ...research.printable import encodable
 from ...research.progress import Progress
@@ -28,22 +28,14 @@ if TYPE_CHECKING:
 Pixels: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 READ_AT_ONCE = 64  # images
-THUMBNAIL = 112  # pixels
 GREY_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
 class PictureReader:
     """Computes features of image files.
 
-    Parameters
-    ----------
-    network : Network
-    cache : Path or None
-        A folder for cached features.
-    unreadable : dict of str to str
-        Receives the files that cannot be read, and why.
-    notes : list of str or None
-        Receives a sentence if features cannot be cached.
+    `unreadable` receives the files that cannot be read, and why; `cache` and `notes` are those of
+    `FeatureCache`.
     """
 
     def __init__(
@@ -128,7 +120,7 @@ def load_picture(path: Path) -> Image:
 
 def upright(content: bytes) -> Image:
     """An image in RGB, upright, on white where it is transparent."""
-    with opened(content) as file:
+    with open_picture(content) as file:
         return upright_rgb(file)
 
 
@@ -214,16 +206,7 @@ def labelled_folder(
 
 
 class UnlabelledFolder:
-    """Any tree of images.
-
-    Parameters
-    ----------
-    root : Path
-    reader : PictureReader
-    truth : bool
-        The name of the folder of an image is its true class.
-    progress : bool
-    """
+    """Any tree of images; with `truth` the name of the folder of an image is its true class."""
 
     def __init__(self, root: Path, reader: PictureReader, *, truth: bool, progress: bool) -> None:
         self.root, self.reader, self.truth, self.progress = root, reader, truth, progress
@@ -249,12 +232,12 @@ class UnlabelledFolder:
             )
 
 
-def thumbnails(paths: Sequence[str], side: int = THUMBNAIL) -> list[str]:
+def thumbnails(paths: Sequence[str], side: int) -> list[str]:
     """Thumbnails as data URIs, at most `side` pixels wide; empty if a file is gone."""
     return list(in_threads(partial(thumbnail, side=side), paths))
 
 
-def thumbnail(path: str, side: int = THUMBNAIL) -> str:
+def thumbnail(path: str, side: int) -> str:
     try:
         picture = load_picture(Path(path))
     except Exception:  # noqa: BLE001 - unreadable by now; the page shows only its name

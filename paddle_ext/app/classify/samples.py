@@ -84,28 +84,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Data to classify, with messages for the user.
-
-    Parameters
-    ----------
-    labelled : Labelled
-    unlabelled : iterable of Batch
-    name : str
-        Name of the unlabelled data in messages.
-    kind : {"pictures", "texts", "rows"}
-    total : int
-        Number of unlabelled samples; 0: unknown.
-    notes : list of str
-    unreadable : dict of str to str
-        Files that could not be read, and why; complete once all batches have been read.
-    """
+    """Data to classify, with messages for the user."""
 
     labelled: Labelled
     unlabelled: Iterable[Batch]
-    name: str
-    kind: str
-    total: int = 0
+    name: str  # of the unlabelled data in messages
+    kind: str  # "pictures", "texts" or "rows"
+    total: int = 0  # number of unlabelled samples; 0: unknown
     notes: list[str] = field(default_factory=list)
+    # Files that could not be read, and why; complete once all batches have been read.
     unreadable: dict[str, str] = field(default_factory=dict)
 
 

@@ -241,22 +241,16 @@ def predictions_of_one_batch(
     answers = (solution.labels, solution.probabilities[:, 0], solution.doubt())
     labels, probability, doubt = (x.cpu() for x in answers)
     row = 0
-    for batch in batches:
-        own = slice(row, row + len(batch.names))
-        yield batch, labels[own], probability[own], doubt[own]
-        row = own.stop
+    with Progress("writing", source.total, show=settings.progress) as shown:
+        for batch in batches:
+            own = slice(row, row + len(batch.names))
+            yield batch, labels[own], probability[own], doubt[own]
+            row = own.stop
+            shown.advance(len(batch.names))
 
 
 class SampleRows:
-    """All samples to classify, as `paddle_ext.ops.large.sources.Rows`.
-
-    Parameters
-    ----------
-    source : Source
-    device : torch.device
-    progress : bool
-        Whether to show a progress bar for each pass.
-    """
+    """All samples to classify, as `paddle_ext.ops.large.sources.Rows`."""
 
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress

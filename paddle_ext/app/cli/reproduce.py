@@ -99,9 +99,7 @@ def list_experiments() -> None:
 
 def method_names(given: list[str]) -> str | list[str] | None:
     names = comma_separated(given)
-    if len(names) == 1:
-        return names[0]
-    return names or None
+    return names[0] if len(names) == 1 else names or None
 
 
 def one_or_more(option: str, given: list[str]) -> int | list[int] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def chunks_of(
     block = min(max(1, BLOCK // chunk_bytes) * size, stop - start)
     abandoned = Event()
     with contents.reading(start, stop, abandoned) as fill:
-        buffers: Buffers = (
+        buffers = (
             HostBuffers(contents, block)
             if device.type == "cpu"
             else DeviceBuffers(contents, block, device)
@@ -85,20 +85,8 @@ def ahead(
 # --- memory -------------------------------------------------------------------------------------
 
 
-class Buffers(Protocol):
-    """Buffers for two blocks, 0 and 1."""
-
-    def fetch(self, place: int, count: int, fill: Fill) -> None: ...  # in the thread
-
-    def take(self, place: int, count: int) -> Tensor: ...  # for the caller
-
-    def give_back(self, used: tuple[int, int]) -> None: ...  # a place and a count
-
-    def close(self) -> None: ...
-
-
 class HostBuffers:
-    """Two blocks in CPU memory."""
+    """Two blocks in CPU memory, 0 and 1: `fetch` runs in the thread, the others in the caller."""
 
     def __init__(self, contents: Contents, size: int) -> None:
         self.rows = pair(contents, size)

@@ -33,13 +33,7 @@ DTYPES = {"halffloat": torch.float16, "float": torch.float32, "double": torch.fl
 
 
 class ParquetColumn:
-    """A column of lists, all of one length.
-
-    Parameters
-    ----------
-    path : Path
-    column : str
-    """
+    """A column of lists, all of one length."""
 
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column = path, column
@@ -97,18 +91,9 @@ class ParquetColumn:
 
 
 def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Numbers:
-    """An Arrow array of lists as a matrix [n, width], without a copy.
+    """An Arrow array of lists of numbers as a matrix [n, width], without a copy.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        Of lists of numbers.
-    width : int
-        Required length of each list.
-    source : str
-        For errors.
-    rows : sequence of int
-        The numbers of the rows, for errors.
+    Errors name the `source` and the number of the row.
     """
     lists = storage(column)
     if lists.null_count:

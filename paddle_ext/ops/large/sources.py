@@ -116,17 +116,7 @@ class IndexedRows:
 
 
 class StreamedRows:
-    """Rows that are read sequentially, or copied from another device.
-
-    Parameters
-    ----------
-    contents : Contents
-    device : torch.device
-    start, stop : int
-        Which rows.
-    progress : callable or None
-        Called with (rows read in this pass, all rows) after each chunk.
-    """
+    """Rows [start, stop) that are read sequentially, or copied from another device."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ def open_stored(path: Path, name: str | None) -> StoredMatrix:
                 matrix = npy_matrix(file)
         else:
             read = npz_headers if path.suffix == ".npz" else safetensors_headers
-            matrix = chosen(read(path, file), name, path)
+            matrix = selected(read(path, file), name, path)
     if not matrix.is_features():
         raise ValueError(
             f"{path} must have floating-point rows of shape [N, D] with N and D at least 1, "
@@ -80,16 +80,7 @@ def open_stored(path: Path, name: str | None) -> StoredMatrix:
 
 
 class StoredMatrix:
-    """A matrix stored in a file as in memory.
-
-    Parameters
-    ----------
-    path : Path
-    matrix : Matrix
-        Of features.
-    version : Version
-        Of the file when its header was read.
-    """
+    """A matrix of features stored in a file as in memory; `version` is that of its header."""
 
     def __init__(self, path: Path, matrix: Matrix, version: Version) -> None:
         if matrix.offset is None:
@@ -213,7 +204,7 @@ def nbytes(matrix: Matrix) -> int:
     return math.prod(matrix.shape) * matrix.dtype.itemsize
 
 
-def chosen(there: dict[str, Matrix], name: str | None, path: Path) -> Matrix:
+def selected(there: dict[str, Matrix], name: str | None, path: Path) -> Matrix:
     """The array of that name; by default the only matrix of features, or ``features``."""
     listed = ", ".join(map(repr, there)) or "nothing"
     if name is not None:

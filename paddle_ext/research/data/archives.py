@@ -26,15 +26,9 @@ PLAIN = "a complete {} file of plain arrays"
 def read_npz(
     path: Path, wanted: Container[str] | None = None, mapped: Container[str] = ()
 ) -> dict[str, Any]:
-    """The arrays of an archive by name.
+    """The arrays of an archive by name; those that are not wanted are None.
 
-    Parameters
-    ----------
-    path : Path
-    wanted : container of str or None
-        Which ones to read; the others are None. None: all.
-    mapped : container of str
-        Which of them stay on disk, copy-on-write.
+    Those that are `mapped` stay on disk, copy-on-write.
     """
     contents: dict[str, Any] = {}
     with (

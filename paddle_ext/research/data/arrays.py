@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from ... import check
 from . import archives
+from .bank_files import CLASS_NAMES, pick
 from .images import EncodedImages, ImageArray, ImageSet
 
-NAMES_OF_CLASSES = ("class_names", "wnids")
-NAMES_OF_BYTES = ("encoded", "webp")
+PIXELS = ("images", "encoded", "webp")  # the last two have encoded images
 
 
 class Part(NamedTuple):
@@ -107,10 +107,13 @@ def image_arrays(
 
 def read_arrays(path: Path, split: str) -> Part:
     """Check one file, and select the rows of the split."""
-    arrays = read_npz(path)
-    class_names = arrays[name_among(path, arrays, NAMES_OF_CLASSES)].astype(str)
+    if not path.exists():
+        raise ValueError(f"paths must name files, got {path}, which does not exist")
+    arrays = archives.read_npz(path)
+    class_names = pick(arrays, CLASS_NAMES, path).astype(str)
     labels = integer_array(path, arrays, "labels")
-    kind = name_among(path, arrays, ("images", *NAMES_OF_BYTES))
+    pick(arrays, PIXELS, path)  # raises an error if there are none
+    kind = next(name for name in PIXELS if name in arrays)
     offsets = None
     if kind == "images":
         pixels = arrays[kind]
@@ -145,23 +148,8 @@ def read_arrays(path: Path, split: str) -> Part:
     return Part(labels.astype(np.int64), tuple(class_names.tolist()), pixels, offsets, filenames)
 
 
-def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    if not path.exists():
-        raise ValueError(f"paths must name files, got {path}, which does not exist")
-    return archives.read_npz(path)
-
-
-def name_among(path: Path, arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> str:
-    for name in names:
-        if name in arrays:
-            return name
-    raise ValueError(
-        f"{path} must have an array {' or '.join(map(repr, names))}, got {sorted(arrays)}"
-    )
-
-
 def integer_array(path: Path, arrays: dict[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
-    array = arrays[name_among(path, arrays, [name])]
+    array: npt.NDArray[Any] = pick(arrays, (name,), path)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise ValueError(
             f"{path} must have {name!r} as integers of rank 1, "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import check
 from . import bank_files
-from .labels import check_count
+from .labels import check_count, check_one_each
 
 Names: TypeAlias = "npt.NDArray[np.str_]"
 
@@ -74,11 +74,7 @@ class FeatureBank:
                 f"got {list(features.shape)}"
             )
         N, D = features.shape
-        if labels.shape != (N,):
-            raise ValueError(
-                f"labels must have one label for each row of features, shape [{N}], "
-                f"got {list(labels.shape)}"
-            )
+        check_one_each("labels", "label", "row of features", labels.shape, N)
         self.features = features
         self.labels = labels.to(features.device, torch.int64)
         self.class_names = None if class_names is None else checked_names(class_names)
@@ -94,11 +90,7 @@ class FeatureBank:
         if base_mean is not None:
             check.features("base_mean", base_mean)
             check.dense_tensor("base_mean", base_mean)
-            if base_mean.shape != (D,):
-                raise ValueError(
-                    f"base_mean must have one number for each feature, shape [{D}], "
-                    f"got {list(base_mean.shape)}"
-                )
+            check_one_each("base_mean", "number", "feature", base_mean.shape, D)
             base_mean = base_mean.to(features.device)
         self.base_mean = base_mean
 
@@ -280,11 +272,7 @@ def checked_split(split: str | Sequence[str] | Names, N: int) -> Names:
     names = np.full(N, split) if isinstance(split, str) else np.asarray(split)
     if names.dtype.kind != "U":
         raise TypeError(f"split must be strings, got {names.dtype}")
-    if names.shape != (N,):
-        raise ValueError(
-            f"split must have one name for each row of features, shape [{N}], "
-            f"got {list(names.shape)}"
-        )
+    check_one_each("split", "name", "row of features", names.shape, N)
     return names
 
 

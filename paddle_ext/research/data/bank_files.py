@@ -12,7 +12,8 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ...ops.libraries import library
 from ..files import replacing
 from . import archives, plain_pickle
 from .bounds import check_expanded, check_room
-from .labels import are_texts, check_count, label_text, numbered, sorted_names, whole_numbers
+from .labels import check_count, label_text, numbered, sorted_names, whole_numbers
 
 FEATURES = ("features", "concat_features")
 LABELS = ("labels", "concat_labels")
@@ -116,17 +117,24 @@ def labels_and_names(
     value: Any, names: list[str] | None, path: Path
 ) -> tuple[Tensor, list[str] | None]:
     """Labels as numbers [N], and the class names, derived from text labels."""
-    try:
+    with naming(path):
         texts = label_texts(value)
         if texts is not None:
             names = sorted_names(texts) if names is None else names
             return numbered(texts, names), names
         labels = whole_numbers(as_tensor(value, "labels", path))
         check_count(int(labels.max()) if labels.numel() else 0)
+    return labels, names
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors begin with the path."""
+    try:
+        yield
     except ValueError as error:
         known = str(error).startswith(str(path))
         raise ValueError(str(error) if known else f"{path}: {error}") from error
-    return labels, names
 
 
 def label_texts(value: Any) -> list[str] | None:
@@ -135,7 +143,7 @@ def label_texts(value: Any) -> list[str] | None:
         if any(isinstance(item, str | bytes) or item is None for item in value):
             return [label_text(item) for item in value]
         return None
-    if isinstance(value, np.ndarray) and value.ndim == 1 and are_texts(value):
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "USO":
         return [label_text(item) for item in value]
     return None
 

@@ -37,11 +37,7 @@ def check_expanded(path: Path, value: object) -> None:
 def expanded_bytes(value: object, seen: dict[int, int]) -> int:
     """Bytes of everything in a container, counted once per reference.
 
-    Parameters
-    ----------
-    value : object
-    seen : dict of int to int
-        Bytes of known containers by id, so that the time stays linear in the file size.
+    `seen` has the bytes of known containers by id, so that the time stays linear in the file size.
     """
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ...ops.large.files import first_line, open_regular
+from ...ops.large.files import RefusedError, first_line, open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,7 +95,7 @@ def known_formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def opened(content: bytes) -> Iterator[Image]:
+def open_picture(content: bytes) -> Iterator[Image]:
     """Open the image in some bytes without decoding it.
 
     Raises
@@ -129,7 +129,6 @@ def why_unreadable(error: Exception) -> str:
         return error.strerror
     if type(error) is UnreadableError:
         return str(error)
-    text = first_line(error)
-    if "must be a regular file" in text or "must be a file" in text:
-        return text.partition(", got ")[2]
-    return f"damaged: {text}"
+    if isinstance(error, RefusedError):
+        return str(error).partition(", got ")[2]
+    return f"damaged: {first_line(error)}"

@@ -62,7 +62,7 @@ UNICODE_CATEGORIES = "LNS"  # letters, numbers, symbols
 CANVAS = 64  # a glyph is drawn once, on this many pixels squared,
 INK = 44  # with this length of its longer side
 SHEET = 3 * CANVAS  # no glyph of these fonts is larger
-ALIKE = 0.9  # cosine between the drawings of two characters that look the same
+SAME_LOOK = 0.9  # cosine between the drawings of two characters that look the same
 CLASSES_AT_ONCE = 8
 
 
@@ -136,10 +136,10 @@ def distinct_characters() -> tuple[str, ...]:
         and len(fonts_with(chr(code))) >= LEAST_FONTS
     ]
     candidates.sort(key=lambda one: (-len(fonts_with(one)), one))
-    alike = (likeness(candidates) > ALIKE).tolist()
+    same = (likeness(candidates) > SAME_LOOK).tolist()
     kept: list[int] = []
     for number in range(len(candidates)):
-        if alike[number][number] and not any(alike[number][other] for other in kept):
+        if same[number][number] and not any(same[number][other] for other in kept):
             kept.append(number)
     return tuple(candidates[number] for number in kept)
 

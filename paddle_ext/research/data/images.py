@@ -20,7 +20,8 @@ from torch import Tensor
 from ... import check
 from ...ops.libraries import library
 from ..progress import Progress
-from .decoding import UnreadableError, opened, read_picture_file, why_unreadable
+from .decoding import UnreadableError, open_picture, read_picture_file, why_unreadable
+from .labels import check_one_each
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -266,7 +267,7 @@ def in_batches(count: int, size: int) -> Iterator[Tensor]:
 
 def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
     """[H, W, C] from the bytes of a file."""
-    with opened(content) as image:
+    with open_picture(content) as image:
         picture: Image = image
         if "transparency" in image.info:  # Pillow warns about palettes with it otherwise
             picture = image.convert("RGBA")
@@ -316,10 +317,7 @@ def checked_labels(
     checked = torch.as_tensor(labels)
     if checked.is_floating_point() or checked.is_complex() or checked.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {check.plain(checked.dtype)}")
-    if checked.shape != (count,):
-        raise ValueError(
-            f"labels must have one label for each image, shape [{count}], got {list(checked.shape)}"
-        )
+    check_one_each("labels", "label", "image", checked.shape, count)
     checked = checked.to("cpu", torch.int64)
     low, high = int(checked.min()), int(checked.max())
     if low < 0 or high >= classes:

@@ -36,11 +36,6 @@ def label_text(value: object) -> str:
     return "" if text in NO_LABEL else text
 
 
-def are_texts(values: Any) -> bool:
-    """Whether labels are text, or objects that may be text, and not numbers."""
-    return np.asarray(values).dtype.kind in "USO"
-
-
 def sorted_names(labels: Sequence[str]) -> list[str]:
     """The unique names in order; integers in numeric order.
 
@@ -98,6 +93,14 @@ def whole_numbers(values: npt.NDArray[Any] | Tensor) -> Tensor:
             worst = low if low < -(2.0**62) else high
             raise ValueError(f"labels must be class numbers, got {worst:g}")
     return torch.from_numpy(array.astype(np.int64))
+
+
+def check_one_each(name: str, one: str, each: str, shape: Sequence[int], count: int) -> None:
+    """Reject anything but one value for each row, image or feature."""
+    if tuple(shape) != (count,):
+        raise ValueError(
+            f"{name} must have one {one} for each {each}, shape [{count}], got {list(shape)}"
+        )
 
 
 def check_count(high: int) -> None:

@@ -27,17 +27,7 @@ def is_image(name: str) -> bool:
 
 
 def read_list(path: str | Path) -> list[Row]:
-    """Read a list; a first line that is not an image must be a header.
-
-    Parameters
-    ----------
-    path : path
-        A CSV file with the columns filename and label.
-
-    Returns
-    -------
-    list of Row
-    """
+    """Read a CSV file of file names and labels; a first line that is no image must be a header."""
     if not Path(path).is_file():
         raise ValueError(f"path must be a CSV file, got {path}, which does not exist")
     try:

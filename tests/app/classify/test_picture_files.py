@@ -28,7 +28,7 @@ from paddle_ext.app.classify.pictures import PictureReader
 from paddle_ext.app.classify.text_embedding import TextEmbedder
 from paddle_ext.app.cli.app import app
 from paddle_ext.research.data import decoding
-from paddle_ext.research.data.decoding import UnreadableError, opened, read_picture_file
+from paddle_ext.research.data.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.research.files import cache_or_temporary, user_cache
 
 
@@ -126,7 +126,7 @@ def test_heic_where_its_library_is_there(
     monkeypatch.setitem(sys.modules, "pillow_heif", heif)
     assert "HEIF" in decoding.known_formats()
     pattern(0, 0).save(tmp_path / "a.png")
-    with opened((tmp_path / "a.png").read_bytes()) as picture:
+    with open_picture((tmp_path / "a.png").read_bytes()) as picture:
         assert picture.size == (64, 48)
 
 
@@ -200,11 +200,11 @@ def test_only_one_large_image_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(decoding, "LARGE", 100)
     pattern(0, 0).save(tmp_path / "a.png")
     content = read_picture_file(tmp_path / "a.png")
-    with opened(content):
+    with open_picture(content):
         assert decoding.one_large_picture.locked()
     assert not decoding.one_large_picture.locked()
     monkeypatch.setattr(decoding, "MOST_PIXELS", 100)
-    with pytest.raises(UnreadableError, match=r"^64 x 48 pixels, more than"), opened(content):
+    with pytest.raises(UnreadableError, match=r"^64 x 48 pixels, more than"), open_picture(content):
         pass
     assert not decoding.one_large_picture.locked()
 

@@ -71,7 +71,7 @@ def test_no_two_characters_look_the_same() -> None:
     assert len({"A", "\u0391", "\u0410"} & set(chosen)) == 1
     assert len({"o", "O", "\u03bf", "\u043e"} & set(chosen)) == 1
     alike = module.likeness(chosen) - torch.eye(len(chosen))
-    assert alike.max() <= module.ALIKE + 1e-5
+    assert alike.max() <= module.SAME_LOOK + 1e-5
 
 
 def test_the_same_each_time(validation: ImageArray) -> None:

@@ -245,9 +245,9 @@ def test_encoded_arrays_and_their_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": None}, "must have an array 'labels', got"),
-        ({"class_names": None}, "must have an array 'class_names' or 'wnids'"),
-        ({"images": None}, "must have an array 'images' or 'encoded' or 'webp'"),
+        ({"labels": None}, "must have 'labels', got"),
+        ({"class_names": None}, "must have 'class_names' or 'wnids'"),
+        ({"images": None}, "must have 'images' or 'encoded' or 'webp'"),
         ({"images": np.zeros((3, 4, 4))}, "must have 'images' as uint8, got float64"),
         ({"labels": np.zeros(2, int)}, "one label for each image, 3, got 2"),
         ({"labels": np.zeros(3)}, "'labels' as integers of rank 1, got float64"),

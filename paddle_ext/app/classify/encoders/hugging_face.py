@@ -21,11 +21,9 @@ PREPARATIONS = ("preprocessor_config.json", "processor_config.json")
 
 
 def has_weights(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and bool(weights(folder))
-
-
-def weights(folder: Path) -> list[Path]:
-    return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    return (folder / "config.json").is_file() and any(
+        list(folder.glob(pattern)) for pattern in WEIGHTS
+    )
 
 
 def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:

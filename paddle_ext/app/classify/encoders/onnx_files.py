@@ -66,14 +66,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 class Session:
-    """An ONNX file that computes features.
-
-    Parameters
-    ----------
-    module
-        onnxruntime.
-    path : Path
-    """
+    """An ONNX file that computes features, run by `module`, onnxruntime."""
 
     def __init__(self, module: Any, path: Path) -> None:
         self.session = module.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
 def from_folder(name: str, folder: Path, device: torch.device) -> Encoder:
-    weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
-    if not weights:
+    if not any(list(folder.glob(pattern)) for pattern in WEIGHTS):
         raise FileNotFoundError(f"{folder} has no weights")
     return loaded(name, f"local-dir:{folder}", None, files_of(folder), device)
 
@@ -48,13 +46,8 @@ def loaded(
         features: Tensor = model.encode_text(tokenizer(given).to(device))
         return features.float().cpu()
 
-    tower = SquareNetwork(images, of_open_clip(preparation(module, model)), device, key)
+    tower = SquareNetwork(images, of_open_clip(module.get_model_preprocess_cfg(model)), device, key)
     return Encoder(name, tower, texts, key, float(model.logit_scale.detach().exp()))
-
-
-def preparation(module: Any, model: Any) -> dict[str, Any]:
-    found: dict[str, Any] = module.get_model_preprocess_cfg(model)
-    return found
 
 
 @contextmanager

@@ -19,17 +19,9 @@ OPEN_CLIP = "open_clip:"
 
 
 def open_encoder(name: str, device: torch.device) -> Encoder:
-    """Open an image-text encoder.
-
-    Parameters
-    ----------
-    name : str
-        A folder written by transformers, open_clip or an ONNX export;
-        ``open_clip:NAME:WEIGHTS``; or two files, ``IMAGES.onnx,TEXTS.onnx``.
-    device : torch.device
-    """
+    """Open an image-text encoder, as `EXPECTED` describes it."""
     try:
-        return opened(name, device)
+        return encoder_of_its_kind(name, device)
     except (check.ArgumentError, ImportError):
         raise
     except Exception as error:  # damaged files, other versions: libraries raise anything
@@ -39,7 +31,7 @@ def open_encoder(name: str, device: torch.device) -> Encoder:
         ) from error
 
 
-def opened(name: str, device: torch.device) -> Encoder:
+def encoder_of_its_kind(name: str, device: torch.device) -> Encoder:
     if name.startswith(OPEN_CLIP):
         architecture, _, weights = name.removeprefix(OPEN_CLIP).partition(":")
         existing(weights, name)

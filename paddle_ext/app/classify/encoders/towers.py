@@ -61,26 +61,13 @@ def side_of(size: Any, default: int) -> int:
 
 @dataclass(frozen=True)
 class Encoder:
-    """An image-text encoder.
+    """An image-text encoder."""
 
-    Parameters
-    ----------
-    name : str
-        As the user gave it.
-    images : SquareNetwork or None
-    texts : callable or None
-        n texts to [n, D] float32 on the CPU.
-    text_key : str
-        Everything the embeddings of texts depend on, apart from the texts.
-    logit_scale : float
-        The learned factor from cosines to logits.
-    """
-
-    name: str
+    name: str  # as the user gave it
     images: SquareNetwork | None
-    texts: Callable[[list[str]], Tensor] | None
-    text_key: str
-    logit_scale: float = LOGIT_SCALE
+    texts: Callable[[list[str]], Tensor] | None  # n texts to [n, D] float32 on the CPU
+    text_key: str  # everything the embeddings of texts depend on, apart from the texts
+    logit_scale: float = LOGIT_SCALE  # the learned factor from cosines to logits
 
     def image_tower(self) -> Network:
         if self.images is None:
