@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .task import bounded
+from ..task import bounded
 
 FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
 FARTHEST = 8.0  # first step; a good preconditioner gives about 1
