@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paddle_ext import FeatureBank
 from paddle_ext.methods import Method
-from paddle_ext.task import Task
 from paddle_ext.rows import squared_distances
+from paddle_ext.task import Task
 
 CLASSES, SIZE, DIMENSION = 12, 30, 16
 

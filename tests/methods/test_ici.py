@@ -15,12 +15,12 @@ from problems import NASTY, Problem, largest, make_problem
 from torch import Tensor
 
 from paddle_ext import methods
-from paddle_ext.methods import ici
 from paddle_ext import task as features
+from paddle_ext.methods import ici
 from paddle_ext.methods.ici_path import PENALTIES, first_zeros
-from paddle_ext.task import unit_rows
 from paddle_ext.reference.ici import annihilator, lasso_path, most_credible
 from paddle_ext.reference.ici import ici as reference_ici
+from paddle_ext.task import unit_rows
 
 ACCURACY = {torch.float32: (0.01, 1e-3), torch.float64: (1e-8, 1e-6)}  # tol, error allowed
 

@@ -13,8 +13,8 @@ from problems import NASTY, Place, Problem, all_equal, largest, make_problem, re
 from torch import Tensor
 
 from paddle_ext import reference
-from paddle_ext.methods import Prediction, pt_map
 from paddle_ext import task as tasks
+from paddle_ext.methods import Prediction, pt_map
 from paddle_ext.methods.pt_map import PtMap
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
