@@ -32,6 +32,8 @@ LAYERS = (
         ("integrations", "for scikit-learn and easyfsl"),
         ("presence.py", "samples of unknown classes"),
         ("methods", "every method, one protocol"),
+        ("rule", "the rule adaptive: likelihoods, two engines, names"),
+        ("task.py", "a batch of tasks"),
     ),
     (("ops", "① check   ② operator: torch allocates results and workspace"),),
     (

@@ -7,12 +7,11 @@ compute-sanitizer --tool racecheck python tests/sanitize.py cuda adapt   # only 
 import sys
 
 import torch
-from paddle_ext.ops.calibrate import calibrate
-from paddle_ext.ops.labelled import labelled
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext.methods import create
+from paddle_ext.ops.adaptive import calibrate, labelled
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
 # more classes than a tile; as many as stay in registers; G beyond shared memory.

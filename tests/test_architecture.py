@@ -71,7 +71,7 @@ def test_the_reference_is_an_oracle() -> None:
     """Only backend="reference" reaches it, and it shares no arithmetic with the code it checks."""
     inside = {name for name in SOURCES if name.startswith("paddle_ext.reference")}
     users = {name for name, others in GRAPH.items() if others & inside} - inside
-    solvers = ("adapt", "calibrate", "labelled", "paddle", "sinkhorn", "step", "tim")
+    solvers = ("adapt", "paddle", "sinkhorn", "tim")
     assert users == {f"paddle_ext.ops.{name}" for name in solvers}
     for name in inside:
         assert GRAPH[name] - inside <= {"paddle_ext.solution"}, name

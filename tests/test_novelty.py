@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from paddle_ext.methods.calibration import calibrated
 from presence_tasks import CLASSES, SHOTS, task, unit
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, presence
 from paddle_ext.methods import Adaptive, Prediction
+from paddle_ext.rule.likelihood import likelihood_of
 from paddle_ext.task import Task
 
 # --- novelty ------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_doubt_of_labels_leaves_the_row_out() -> None:
     alone = []
     for i in range(12):
         others = torch.arange(12) != i
-        likelihood = calibrated(support[others][None], labels[others][None], 4)
+        likelihood = likelihood_of(support[others][None], labels[others][None], 4)
         u = likelihood.logits(support[i : i + 1]).softmax(-1)[0]
         alone.append(1 - u[labels[i]])
     assert torch.corrcoef(torch.stack([found.doubt, torch.stack(alone)]))[0, 1] > 0.9

@@ -1,4 +1,4 @@
-"""Random direct calls of the torch operators, most of them wrong somewhere.
+"""Random direct calls of the torch operators and of `adaptive`, most of them wrong somewhere.
 
 Each must raise, or return what its shapes promise: for finite inputs, rows on the simplex. Run by
 `tests/ops/test_operators.py` in a process of its own, which must survive; by hand for longer::
@@ -18,13 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from paddle_ext.ops.calibrate import calibrate_op
-from paddle_ext.ops.labelled import coordinates_op, labelled_op
-from paddle_ext.ops.likelihood import likelihood_op
-from paddle_ext.ops.posterior import posterior_op
-from paddle_ext.ops.step import step_op
 from torch import Tensor
 
+import paddle_ext
 from paddle_ext.ops.adapt_operators import adapt_op
 from paddle_ext.ops.operators import Scratch
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
@@ -43,8 +39,11 @@ BAD_FEATURES = (math.nan, math.inf, -math.inf, 3e38)
 
 
 def features(*shape: int) -> Tensor:
-    scale = random.choice((1.0, 1.0, 1e-3, 1e4, 1e-35, 1e-20, 1e20))
-    return torch.randn(shape) * scale + random.choice((0.0, 0.0, 10.0))
+    scale = random.choice((1.0, 1.0, 1e-3, 1e4, 1e-35, 1e-20, 1e20, 1e-40))
+    found = torch.randn(shape) * scale + random.choice((0.0, 0.0, 10.0))
+    if random.random() < 0.1:
+        found[..., 0] = 1e-40 * torch.randn(shape[:-1])  # a column of subnormal numbers
+    return found
 
 
 def options() -> Call:
@@ -133,89 +132,35 @@ def adapt() -> Call:
     }
 
 
-def calibrate() -> Call:
-    _, _, R, _, K, _ = sizes()
-    B = random.choice((0, 1, 3))
+def adaptive() -> Call:
+    batch, own, Q, S, K, D = sizes()
+    metric = random.choice(("auto", "diagonal", "full"))
     return {
-        "distances": features(B, R, K).square(),
-        "labels": torch.randint(K, (B, R)),
-        "count": torch.randint(R + 1, (B,)),
-        "centre": random.choice((16.0, 1.0)),
-        "spread": random.choice((0.7, 100.0)),
-    }
-
-
-def labelled() -> Call:
-    _, _, _, S, K, D = sizes()
-    B = random.choice((0, 1, 3))
-    return {
-        "support": features(B, S, D),
-        "labels": torch.randint(K, (B, S)),
+        "support": features(*own, S, D),
+        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
+        "query": features(*batch, Q, D),
         "num_classes": K,
-        "rows": random.choice((0, 1, 5, 2 * S)),
-    }
-
-
-def likelihood() -> Call:
-    return labelled() | {"rows": random.choice((1, 5, 40))}
-
-
-def posterior() -> Call:
-    _, _, Q, _, K, D = sizes()
-    B = random.choice((0, 1, 3))
-    L = random.choice((1, B))
-    return {
-        "query": features(B, Q, D),
-        "centre": torch.randn(L, D) / D,
-        "weights": torch.randn(L, K, D),
-        "scale": torch.rand(L, D),
-        "squares": torch.rand(L, K),
-        "bias": torch.randn(L, K),
-        "shots": torch.ones(L, K),
-        "sharpness": 16 * torch.rand(L),
-        "lengths": random.choice((None, torch.rand(L, K))),
-        "weight": random.choice((1.0, 0.3)),
+        "metric": metric,
         "max_iter": random.choice((1, 2, 30)),
         "tol": random.choice((0.0, 1e-3)),
+        "return_assignments": random.choice((None, False)),
+        "top": random.choice((1, 5)),
+        "validate": metric == "full" or random.random() < 0.3,  # torch follows labels there
     }
 
 
-def coordinates() -> Call:
-    _, _, N, _, _, D = sizes()
-    B = random.choice((0, 1, 3))
-    return {"rows": features(B, N, D), "centre": features(random.choice((1, B)), D)}
+def adaptive_call(
+    support: Tensor, labels: Tensor, query: Tensor, *options: Any
+) -> tuple[Tensor, ...]:
+    """The tensors of a solution, less the classes, of which the labels are a part."""
+    names = tuple(adaptive())[3:]
+    found = paddle_ext.adaptive(support, labels, query, **dict(zip(names, options, strict=True)))
+    return tuple(x for x in found._replace(classes=None) if isinstance(x, Tensor))
 
 
-def step() -> Call:
-    _, _, Q, _, K, _ = sizes()
-    B = random.choice((0, 1, 3))
-    L = random.choice((1, B))
-    return {
-        "given": torch.rand(B, Q, K),
-        "cross": features(B, Q, K),
-        "inner": features(B, Q, K),
-        "own": torch.rand(B, Q),
-        "extra": random.choice((None, torch.rand(B, Q, K))),
-        "shots": torch.ones(L, K),
-        "squares": torch.rand(L, K),
-        "sharpness": 16 * torch.ones(B),
-        "constant": torch.rand(B, K),
-        "total": 1 + torch.rand(B, K),
-        "prior": 0.1 * torch.ones(B),
-        "weight": 0.5,
-        "temper": random.choice((1.0, 0.7)),
-    }
-
-
-POSITIVE = ("shots", "total", "prior")
 OPERATORS = {
     "adapt": (adapt_op, adapt),
-    "calibrate": (calibrate_op, calibrate),
-    "coordinates": (coordinates_op, coordinates),
-    "labelled": (labelled_op, labelled),
-    "likelihood": (likelihood_op, likelihood),
-    "posterior": (posterior_op, posterior),
-    "step": (step_op, step),
+    "adaptive": (adaptive_call, adaptive),
     "solve": (solve_op, solve),
     "solve_indexed": (solve_indexed_op, solve_indexed),
     "tim": (tim_op, tim),
@@ -277,13 +222,15 @@ def other_shape(call: Call) -> None:
 def other_layout(call: Call) -> None:
     name = pick_tensor(call)
     x = call[name]
-    what = random.randrange(4)
+    what = random.randrange(5)
     if what == 0 and x.dim() >= 2:
         call[name] = x.transpose(0, -1).contiguous().transpose(0, -1)
     elif what == 1 and x.dim():
         call[name] = torch.stack([x, x], -1)[..., 0]
     elif what == 2 and x.dim() and x.numel():
         call[name] = x.select(-1, 0).unsqueeze(-1).expand(x.shape)
+    elif what == 3 and x.dim():
+        call[name] = x.repeat_interleave(3, 0)[::3]
     else:
         call[name] = torch.cat([x.reshape(-1), x.reshape(-1)])[x.numel() :].view(x.shape)
 
@@ -363,12 +310,9 @@ def soundly(call: Call) -> bool:
                 return False
             if name.endswith("mass") and not bool((x > 0).all()):
                 return False
-    if "bias" in call or "given" in call:  # results and products of unit-norm rows
-        return all(
-            bool((x.abs() <= 1e6).all()) and bool((x > 0).all() or name not in POSITIVE)
-            for name, x in call.items()
-            if isinstance(x, Tensor) and name != "query"
-        )
+    if "metric" in call:  # not validated: every class must have a row, and every row a class
+        own = call["support_labels"].unsqueeze(-1) == torch.arange(call["num_classes"])
+        return bool(own.any(-1).all()) and bool(own.any(-2).all())
     if "cost" in call:
         totals = call["row_mass"].double().sum(-1), call["col_mass"].double().sum(-1)
         return bool(torch.isclose(*totals, rtol=1e-4).all())
@@ -387,24 +331,19 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert bool(plan.isfinite().all()), "plan is not finite"
             assert bool((plan >= 0).all()), "plan is negative"
         return
-    if name == "likelihood":
-        assert bool((out[-3].isfinite() | out[-3].isnan()).all()), "usual distances are infinite"
-        out = (*out[:-3], *out[-2:])
-    if name in ("calibrate", "coordinates", "labelled", "likelihood"):
-        if sound:
-            assert all(bool(x.isfinite().all()) for x in out), "not finite"
-        return
-    labels, probabilities = out[:2] if name != "step" else (out[1], out[0])
-    classes = probabilities.shape[-1]
+    labels, probabilities = out[:2]
+    classes = call["num_classes"] if "num_classes" in call else probabilities.shape[-1]
     assert bool(((labels >= 0) & (labels < classes)).all()), "labels out of range"
     if sound:
         if name == "tim" and max(call["weights"]) > 1e30:  # then a loss may be beyond all numbers
             out = out[:3]
         assert all(bool(x.isfinite().all()) for x in out), "not finite"
         assert bool((probabilities >= 0).all()), "negative"
-        off = (probabilities.double().sum(-1) - 1).abs()
-        assert bool((off < 2e-6).all()), f"not on the simplex by {float(off.max())}"
-        if name != "tim":  # its labels are those of the nearest prototype, to all digits
+        off = (probabilities.double().sum(-1) - 1) * (probabilities.shape[-1] == classes)
+        assert bool((off.abs() < 2e-6).all()), f"not on the simplex by {float(off.abs().max())}"
+        if call.get("return_assignments") is False:  # the largest of them, in order
+            assert bool((probabilities.diff(dim=-1) <= 0).all()), "not in order"
+        elif name != "tim":  # its labels are those of the nearest prototype, to all digits
             own = probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
             assert torch.equal(own, probabilities.amax(-1)), "labels are not the most probable"
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paddle_ext.methods.shared_rows import SharedRows
 
 from paddle_ext import BatchClassifier, methods
 from paddle_ext.check import ArgumentError
+from paddle_ext.integrations import batches
 
 K, SHOTS, D = 8, 3, 24
 NAMES = [f"kind {k}" for k in reversed(range(K))]  # not sorted
@@ -259,21 +259,21 @@ def test_in_other_processes() -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as requested during a call, even one that fails; then as many as before."""
     seen = []
-    solve_one = SharedRows.solve_one
+    classified = batches.classified
 
     def watched(*arguments: Any) -> Any:
         seen.append(torch.get_num_threads())
-        return solve_one(*arguments)
+        return classified(*arguments)
 
     before = torch.get_num_threads()
     other = before + 1
-    monkeypatch.setattr(SharedRows, "solve_one", watched)
+    monkeypatch.setattr(batches, "classified", watched)
     classifier()(QUERY)
     model = classifier(threads=other)
     model(QUERY)
     assert seen == [before, other]
     assert torch.get_num_threads() == before
-    monkeypatch.setattr(SharedRows, "solve_one", lambda *_: 1 / 0)
+    monkeypatch.setattr(batches, "classified", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model(QUERY)
     assert torch.get_num_threads() == before

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from paddle_ext.ops.likelihood import likelihood
-from paddle_ext.ops.posterior import posterior
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paddle_ext.ops import operators
 from paddle_ext.ops.adapt_operators import adapt_op
+from paddle_ext.ops.adaptive import likelihood, posterior
 
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
 
@@ -61,8 +60,9 @@ def test_same_results_without_undocumented_functions(
     def results() -> list[torch.Tensor]:
         found = likelihood(support, labels, 4, 8)
         known = found.centre, found.weights, found.scale, found.squares, found.bias, found.shots
-        after, sound = posterior(query, *known, found.sharpness, None)
-        kept = [x for x in (*found, *after, sound) if isinstance(x, torch.Tensor)]
+        options = {"weight": 1.0, "temper": 1.0, "max_iter": 20, "tol": 1e-3}
+        after, finite = posterior(query, *known, found.sharpness, **options)
+        kept = [x for x in (*found, *after, finite) if isinstance(x, torch.Tensor)]
         return [*adapt_op(logits, 1.0, 20, 1e-3), *kept]
 
     usual = results()

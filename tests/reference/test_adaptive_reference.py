@@ -10,6 +10,8 @@ from torch import Tensor
 
 from paddle_ext import reference
 from paddle_ext.reference.adaptive import (
+    Judged,
+    Likelihood,
     Rows,
     by_covariance,
     calibrating,
@@ -19,6 +21,7 @@ from paddle_ext.reference.adaptive import (
     means_of,
     moved_distances,
     one_shot_hubs,
+    posterior,
     squared,
     takes_full_metric,
 )
@@ -77,8 +80,8 @@ def test_a_row_leaves_the_covariance() -> None:
     x, labels, means, shots = scene(K, n, D)
     rows = calibrating(x, labels, means, shots, True)
     off, scale = x - means[labels], torch.linspace(0.5, 1.5, D).double()
-    own = torch.ones(len(x)).double()
-    found = by_covariance(x[:3], rows, means, shots, off, scale, own)
+    plain = Judged(scale.diag(), torch.ones(len(x), K).double())
+    found = by_covariance(rows, means, off, plain)
 
     root, degrees = scale.sqrt(), n * K - K
     scatter = (off * root).mT @ (off * root)
@@ -94,8 +97,7 @@ def test_a_row_leaves_the_covariance() -> None:
         distances[labels[i]] = to_own[-1]
         want.append(distances)
     kappa = (sum(to_own) / len(x) + 1e-10) / (1 + 1e-10)
-    noise = 0.6 * sum(to_own) / len(x) * n / (n + 1) / n
-    assert largest(found.rows - (torch.stack(want) - noise) / kappa) < 1e-9
+    assert largest(found.rows - torch.stack(want) / kappa) < 1e-9
 
 
 def test_own_distances_are_honest() -> None:
@@ -139,6 +141,27 @@ def test_moved_distances_by_hand() -> None:
     second = [(0 + 1 * 2) / 2, 10.0]
     want = [[(2 - w) ** 2 for w in first], [(4 - w) ** 2 for w in second]]
     assert torch.allclose(got, torch.tensor(want).double())
+
+
+def test_posterior_by_hand() -> None:
+    """One query of each of two classes: W = u^2 Q / (Q + K), others alone in counts, m, temper."""
+    means, query = torch.eye(2).double(), torch.tensor([[3.0, 1.0], [0.5, 2.0]]).double()
+    shots, bias = torch.tensor([1.0, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
+    known = Likelihood(torch.zeros(2).double(), means, shots, torch.eye(2).double(), 4.0, bias, 0.7)
+    z = query / query.norm(dim=1, keepdim=True)
+    logits = bias - 2 * (z.unsqueeze(1) - means).square().sum(-1)
+    weight = 6 / (6 + 2)
+    before = reference.adapt(logits, weight=weight)
+    u, a = before.probabilities, float(before.concentration)
+    want = []
+    for q, other in ((0, 1), (1, 0)):
+        W = u[other].square() * 2 / (2 + 2)
+        moved = (shots.unsqueeze(1) * means + W.unsqueeze(1) * z[other]) / (shots + W).unsqueeze(1)
+        after = bias - 2 * (z[q] - moved).square().sum(-1)
+        m = 1 - 0.7 / (1 + a / 0.02)
+        want.append((0.7 * (m * after + torch.log(weight * u[other] + a))).softmax(-1))
+    got = posterior(known, query, 100, 1e-3)
+    assert largest(got.probabilities - torch.stack(want)) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The method `adaptive` against its reference and by hand."""
+"""`adaptive` against its reference and by hand."""
 
 import math
 from dataclasses import replace
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from method_tasks import assert_prediction, hard
-from paddle_ext.methods.calibration import calibrated
 from places import at_places
 from problems import NASTY, Place, Problem, largest, make_problem, nothing_waits, remembered
 
 from paddle_ext import methods, reference
 from paddle_ext import task as features
 from paddle_ext.methods.adaptive import Adaptive
+from paddle_ext.rule.likelihood import likelihood_of
 from paddle_ext.solution import Solution
 from paddle_ext.task import Task
 
@@ -137,26 +137,25 @@ def test_one_shot_by_hand() -> None:
 
 
 def test_one_class_present_or_all() -> None:
-    """The proportions are those of the batch, whatever it is, and never worse than none."""
-    random = torch.Generator().manual_seed(1)
-    centres = torch.randn(10, 30, generator=random)
-    labels = torch.arange(10).repeat(5)
-
-    def rows(y: torch.Tensor) -> torch.Tensor:
-        return centres[y] + 2.0 * torch.randn(len(y), 30, generator=random)
-
-    support = rows(labels)
-    one, all_of_them = torch.full((60,), 3), torch.arange(10).repeat(6)
-    gains = {}
-    for name, y in (("one", one), ("all", all_of_them)):
-        query = rows(y)
-        found = solution(Problem(support, labels, query, 10))
-        plain = methods.create("simpleshot").predict(support, labels, query)
-        gains[name] = int((found.labels[0] == y).sum() - (plain.labels == y).sum())
-        gap = found.proportions[0] - torch.bincount(y, minlength=10) / 60
-        assert largest(gap) < 0.1
-    assert gains["one"] > 5
-    assert gains["all"] >= -2
+    """The proportions are those of the batch, whatever it is, and on average no worse than none."""
+    gains: dict[str, list[int]] = {"one": [], "all": []}
+    gaps = []
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        centres = torch.randn(10, 30, generator=random)
+        labels = torch.arange(10).repeat(5)
+        truths = torch.full((60,), 3), torch.arange(10).repeat(6)
+        support, *queries = (
+            centres[y] + 2.0 * torch.randn(len(y), 30, generator=random) for y in (labels, *truths)
+        )
+        for gain, y, query in zip(gains.values(), truths, queries, strict=True):
+            found = solution(Problem(support, labels, query, 10))
+            plain = methods.create("simpleshot").predict(support, labels, query)
+            gain.append(int((found.labels[0] == y).sum() - (plain.labels == y).sum()))
+            gaps.append(largest(found.proportions[0] - torch.bincount(y, minlength=10) / 60))
+    assert min(gains["one"]) > 5
+    assert sum(gains["all"]) > 0
+    assert sum(gaps) / len(gaps) < 0.1
 
 
 def test_concentration_separates_few_from_many() -> None:
@@ -172,7 +171,7 @@ def test_sharpness_is_the_best() -> None:
     """No other sharpness makes the labels of left-out rows more likely, including the prior."""
     n, K, D = 4, 6, 8
     problem = make_problem(K=K, D=D, shots=(n, n), lead=1.5, seed=5).to(torch.float64)
-    found = calibrated(
+    found = likelihood_of(
         problem.support.unsqueeze(0), problem.support_labels.unsqueeze(0), K, "diagonal"
     )
     x = found.coordinates(problem.support.unsqueeze(0))[0]
@@ -189,18 +188,6 @@ def test_sharpness_is_the_best() -> None:
     grid = torch.logspace(-1, 4, 4001).tolist()
     assert objective(best) <= min(map(objective, grid)) + 1e-9
     assert 0.1 < best < 1e4
-
-
-def test_noise_of_class_means() -> None:
-    """With equal shots it changes nothing; a class of one row among others of many gains."""
-    random = torch.Generator().manual_seed(6)
-    centres = torch.randn(4, 20, generator=random)
-    labels = torch.cat([torch.arange(4), torch.arange(1, 4).repeat(9)])
-    y = torch.arange(4).repeat(50)
-    support = centres[labels] + 1.5 * torch.randn(len(labels), 20, generator=random)
-    query = centres[y] + 1.5 * torch.randn(len(y), 20, generator=random)
-    found = solution(Problem(support, labels, query, 4))
-    assert int((found.labels == 0).sum()) > 10
 
 
 # --- more rows, one by one ------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from method_tasks import nearest_mean
-from paddle_ext.methods.calibration import Likelihood, calibrated
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.methods import Adaptive, Prediction, calibration
+from paddle_ext.methods import Adaptive, Prediction
+from paddle_ext.rule import likelihood as learning
+from paddle_ext.rule.engines import classify
+from paddle_ext.rule.likelihood import Likelihood, how_many_calibrate, likelihood_of
 
 CLASSES, DIMENSION = 40, 32
 
@@ -105,7 +107,7 @@ def test_nothing_to_tell_apart() -> None:
 
 def likelihood(shots: int, metric: str = "auto") -> Likelihood:
     support, labels, _, _ = task(3, shots=shots)
-    return calibrated(support.double()[None], labels[None], CLASSES, metric)
+    return likelihood_of(support.double()[None], labels[None], CLASSES, metric)
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "full"])
@@ -116,7 +118,7 @@ def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.Monk
     weights = torch.rand(1, 50, CLASSES, dtype=torch.float64)
     found = []
     for gram in (True, False):
-        monkeypatch.setattr(calibration, "has_gram", lambda *_, gram=gram: gram)
+        monkeypatch.setattr(learning, "has_gram", lambda *_, gram=gram: gram)
         found.append(known.weighted_products(x, weights))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
@@ -125,22 +127,23 @@ def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.Monk
 def test_many_classes_of_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts, with the same result."""
     whole = likelihood(1).bias
-    monkeypatch.setattr(calibration, "MOST_ENTRIES", 7 * CLASSES)
+    monkeypatch.setattr(learning, "MOST_ENTRIES", 7 * CLASSES)
     torch.testing.assert_close(likelihood(1).bias, whole)
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "full"])
 def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer calibration rows than classes give nearly the same result."""
+    full = metric == "full"
+    sizes = 10 * CLASSES, CLASSES, full
+    assert how_many_calibrate(*sizes) == (256 if full else 128)
     whole = likelihood(10, metric)
-    monkeypatch.setattr(calibration, "MOST_ROWS", 30)
-    all_classes = likelihood(10, metric)
-    monkeypatch.setattr(calibration, "MOST_ENTRIES", 35 * CLASSES)
+    monkeypatch.setattr(learning, "MOST_ROWS", 30)
+    assert how_many_calibrate(*sizes) == (60 if full else CLASSES)
+    monkeypatch.setattr(learning, "MOST_ENTRIES", 35 * CLASSES)
+    assert how_many_calibrate(*sizes) == (60 if full else 35)
     fewer = likelihood(10, metric)
-    most = (256, 60) if metric == "full" else (128, CLASSES)
-    assert [x.usual.shape[1] for x in (whole, all_classes)] == [*most]
-    assert fewer.usual.shape[1] == (60 if metric == "full" else 35)
     assert float(fewer.sharpness) == pytest.approx(float(whole.sharpness), rel=0.6)
     *given, truth = task(5, shots=10)
-    found = Adaptive().solve_one(fewer, given[2].double())
-    assert share(found.labels, truth) > share(nearest_mean(*given), truth)
+    found, _ = classify(fewer, given[2].double()[None])
+    assert share(found.labels[0], truth) > share(nearest_mean(*given), truth)

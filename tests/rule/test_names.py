@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from method_tasks import assert_close
-from paddle_ext.methods.names import LEAST_CLASSES
 from torch import Tensor
 
 from paddle_ext import methods, reference
 from paddle_ext import task as layout
 from paddle_ext.methods import Prediction
+from paddle_ext.rule.names import LEAST_CLASSES
 from paddle_ext.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")

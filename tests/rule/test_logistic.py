@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from paddle_ext.methods.conjugate import minimise, newton
 from problems import largest, make_problem
 from torch import Tensor
 
-from paddle_ext.methods import logistic
+from paddle_ext.rule import logistic
+from paddle_ext.rule.conjugate import minimise, newton
 from paddle_ext.task import unit_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")

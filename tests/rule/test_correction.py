@@ -1,19 +1,22 @@
 """Labelled rows shared by many batches: the correction, weights, left-out rows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from paddle_ext.methods.calibration import Likelihood, calibrated
-from paddle_ext.methods.shared_rows import (
+from torch import Tensor
+
+from paddle_ext.rule import correction
+from paddle_ext.rule.correction import (
+    corrected_likelihood,
     correction_of,
     left_out,
     reweighted,
     takes_correction,
 )
-from torch import Tensor
-
-from paddle_ext.methods import Adaptive, shared_rows
+from paddle_ext.rule.engines import classify
+from paddle_ext.rule.likelihood import Likelihood, likelihood_of
 
 
 def rows(K: int, D: int, shots: int, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -37,7 +40,7 @@ def metric_of(likelihood: Likelihood) -> Tensor:
 def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None:
     """Compared with other classes like any row; with their own like a new row, farther away."""
     support, labels = rows(4, D, shots)
-    likelihood = calibrated(support[None], labels[None], 4)
+    likelihood = likelihood_of(support[None], labels[None], 4)
     found = left_out(likelihood, support, labels)
     plain = likelihood.logits(support)
     own = torch.nn.functional.one_hot(labels, 4).bool()
@@ -57,7 +60,7 @@ def test_rows_alone_in_their_class_do_not_count() -> None:
     support, labels = support[labels != 2], labels[labels != 2].clamp(max=2)  # three are left
     alone = torch.cat([support, support[:1] + 5])
     own = torch.cat([labels, torch.tensor([3])])
-    found = left_out(calibrated(alone[None], own[None], 4), alone, own)
+    found = left_out(likelihood_of(alone[None], own[None], 4), alone, own)
     assert found.counts.tolist() == [1.0] * len(labels) + [0.0]
     assert found.logits.isfinite().all()
 
@@ -65,11 +68,11 @@ def test_rows_alone_in_their_class_do_not_count() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_correction_is_a_minimum(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of the objective, which is convex, is zero there."""
-    monkeypatch.setattr(shared_rows, "TOL", 1e-5)
+    monkeypatch.setattr(correction, "TOL", 1e-5)
     support, labels = rows(5, 8, 20)
     support = support.to(dtype)
     weights = torch.linspace(0.5, 1.5, len(labels))
-    likelihood = calibrated(support[None], labels[None], 5)
+    likelihood = likelihood_of(support[None], labels[None], 5)
     judged = left_out(likelihood, support, labels)
     W = correction_of(judged, weights).double().requires_grad_()
     logits = judged.logits.double() + judged.x.double() @ W[:-1] + W[-1]
@@ -88,10 +91,10 @@ def test_the_correction_learns_what_distances_forget() -> None:
     x = torch.stack([angle.cos(), angle.sin(), torch.zeros(600)], dim=1)
     x = x + 0.05 * torch.randn(x.shape, generator=generator)
     labels = (cluster == 2).long()
-    known = shared_rows.shared_rows(x[:300], labels[:300], 2)
+    known = corrected_likelihood(x[:300], labels[:300], 2)
     assert known.correction is not None
-    plain = Adaptive().solve_one(known.likelihood, x[300:]).labels
-    found = known.solve_one(Adaptive(), x[300:]).labels
+    plain = classify(replace(known, correction=None), x[None, 300:])[0].labels[0]
+    found = classify(known, x[None, 300:])[0].labels[0]
     truth = labels[300:]
     assert (plain != truth).sum() >= 5
     assert (found != truth).sum() <= 1
@@ -101,12 +104,12 @@ def test_the_correction_learns_what_distances_forget() -> None:
 
 def test_batches_do_not_depend_on_each_other() -> None:
     support, labels = rows(3, 6, 20)
-    known = shared_rows.shared_rows(support, labels, 3)
+    known = corrected_likelihood(support, labels, 3)
     query = rows(3, 6, 8, seed=1)[0].view(2, 12, 6)
-    together = known.solve_batch(Adaptive(), query)
+    together = classify(known, query)[0].probabilities
     for b in range(2):
-        alone = known.solve_one(Adaptive(), query[b])
-        torch.testing.assert_close(alone.probabilities, together.probabilities[b])
+        alone = classify(known, query[b : b + 1])[0].probabilities
+        torch.testing.assert_close(alone[0], together[b])
 
 
 @pytest.mark.parametrize(
@@ -129,17 +132,17 @@ def test_when_it_is_worth_its_time(S: int, D: int, K: int, worth: bool) -> None:
 @pytest.mark.parametrize("shots", [3, 20])
 def test_equal_weights_change_nothing(shots: int) -> None:
     support, labels = rows(4, 10, shots)
-    query = rows(4, 10, 5, seed=2)[0]
-    plain = shared_rows.shared_rows(support, labels, 4).solve_one(Adaptive(), query)
+    query = rows(4, 10, 5, seed=2)[0][None]
+    plain, _ = classify(corrected_likelihood(support, labels, 4), query)
     weights = torch.full((len(labels),), 7.0)
-    same = shared_rows.shared_rows(support, labels, 4, weights).solve_one(Adaptive(), query)
+    same, _ = classify(corrected_likelihood(support, labels, 4, weights), query)
     torch.testing.assert_close(same.probabilities, plain.probabilities, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("shots", [4, 10])
 def test_weights_move_class_means(shots: int) -> None:
     support, labels = rows(3, 10, shots)
-    likelihood = calibrated(support[None], labels[None], 3)
+    likelihood = likelihood_of(support[None], labels[None], 3)
     weights = torch.ones(len(labels), dtype=torch.float64)
     weights[labels == 1] = torch.tensor([1e-12] * (shots - 1) + [1.0], dtype=torch.float64)
     found = reweighted(likelihood, support, labels, weights)

@@ -1,0 +1,424 @@
+"""The native parts of `adaptive`, each against a piece of the specification in float64."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from places import at_places
+from problems import Place, Problem, largest, make_problem
+from torch import Tensor
+
+from paddle_ext import _native, build_info, methods, reference
+from paddle_ext.ops.adaptive import (
+    Labelled,
+    Likelihoods,
+    calibrate,
+    coordinates,
+    labelled,
+    late_step,
+    likelihood,
+    posterior,
+)
+from paddle_ext.reference.adaptive import Likelihood as SpecifiedLikelihood
+from paddle_ext.reference.adaptive import Rows, centred, feature_scale, means_of, moved_distances
+from paddle_ext.reference.adaptive import likelihood as specified_likelihood
+from paddle_ext.reference.adaptive import posterior as specified_posterior
+from paddle_ext.rows import unit_rows
+from paddle_ext.rule.likelihood import has_gram, how_many_calibrate
+from paddle_ext.solution import Solution
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+CPU = [Place("cpu", dtype) for dtype in (torch.float32, torch.float64)]
+
+
+def gap(got: Tensor, want: Tensor) -> float:
+    """Relative to numbers that are larger than one."""
+    return largest((got.cpu().double() - want) / want.abs().clamp(min=1))
+
+
+@pytest.fixture
+def at_each_level() -> Iterator[Iterator[str]]:
+    """Each SIMD level of this machine in turn."""
+
+    def levels() -> Iterator[str]:
+        for level in build_info()["simd_levels"]:
+            _native.set_simd_level(level)
+            yield level
+
+    before = build_info()["simd"]
+    yield levels()
+    _native.set_simd_level(before)
+
+
+# --- labelled rows --------------------------------------------------------------------------------
+
+# S, K, D, rows: one class; a row a class; rows that end between two loads; fewer rows than could
+# calibrate; rows held in registers of each number, and not at all.
+LABELLED_SHAPES = [
+    (4, 1, 3, 8),
+    (7, 7, 16, 0),
+    (30, 7, 33, 64),
+    (90, 40, 64, 20),
+    (50, 5, 500, 64),
+    (40, 6, 900, 64),
+    (30, 4, 1100, 9),
+]
+
+
+def make(S: int, K: int, D: int, *, B: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of ragged classes, each of which has one; float64."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.cat([torch.arange(K), torch.randint(0, K, (S - K,), generator=random)])
+    labels = torch.stack([labels[torch.randperm(S, generator=random)] for _ in range(B)])
+    centres = torch.randn(B, K, D, generator=random, dtype=torch.float64)
+    rows = centres.gather(1, labels.unsqueeze(-1).expand(-1, -1, D))
+    return rows + torch.randn(B, S, D, generator=random, dtype=torch.float64), labels
+
+
+def calibration_rows(x: Tensor, labels: Tensor, means: Tensor, most: int) -> Rows:
+    """Evenly spread over the rows of classes with two or more."""
+    shots = labels.bincount(minlength=len(means)).double()
+    able = (shots[labels] >= 2).nonzero().squeeze(1)
+    R = min(len(able), most)
+    chosen = able[[(2 * i + 1) * len(able) // (2 * R) for i in range(R)]]
+    own = labels[chosen]
+    return Rows(x[chosen], own, shots[own], x[chosen] - means[own])
+
+
+def assert_labelled(support: Tensor, labels: Tensor, K: int, rows: int, place: Place) -> Labelled:
+    support, tolerance = support.to(place.dtype), TOLERANCE[place.dtype]
+    found = labelled(support.to(place.device), labels.to(place.device), K, rows)
+    assert all(bool(x.isfinite().all()) for x in found)
+    for b, (task, own) in enumerate(zip(support.double(), labels, strict=True)):
+        got = Labelled(*(x[b].cpu() for x in found))
+        centre = means_of(unit_rows(task), own, K).mean(0) * (K > 1)
+        x = centred(task, centre)
+        means = means_of(x, own, K)
+        first, second = (factor.double().unsqueeze(-1) for factor in (got.first, got.second))
+        assert gap(((task * first) - got.centre) * second, x) < tolerance
+        assert gap(got.centre, centre) < tolerance
+        assert gap(got.means, means) < tolerance
+        assert torch.equal(got.shots.long(), own.bincount(minlength=K))
+        chosen = calibration_rows(x, own, means, rows)
+        R = len(chosen.x)
+        assert int(got.judging) == R
+        assert torch.equal(got.own[:R], chosen.own)
+        assert gap(got.x[:R], chosen.x) < tolerance
+        scale = feature_scale(chosen) if R else torch.ones_like(centre)
+        assert gap(got.scale, scale) < tolerance
+        assert gap(got.off[:R], (chosen.off.square() * scale).sum(-1)) < tolerance
+    return found
+
+
+@pytest.mark.parametrize("shape", LABELLED_SHAPES, ids=str)
+def test_labelled(place: Place, shape: tuple[int, int, int, int]) -> None:
+    S, K, D, rows = shape
+    assert_labelled(*make(S, K, D), K, rows, place)
+
+
+@pytest.mark.parametrize("D", [33, 1100])
+def test_a_row_without_a_class_has_no_place(place: Place, D: int) -> None:
+    """Its numbers are written too: memory for results is not cleared."""
+    support, labels = make(20, 4, D)
+    labels[:, 3] = 9
+    support = support.to(place.dtype).to(place.device)
+    stale = [torch.full((2, 20), torch.nan, dtype=place.dtype, device=place.device) for _ in "123"]
+    del stale
+    found = labelled(support, labels.to(place.device), 4, 16)
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert bool((found.second[:, 3] == 0).all())
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_lengths_do_not_count(place: Place, scale: float) -> None:
+    support, labels = make(20, 4, 33)
+    support[:, ::3] *= scale
+    assert_labelled(support, labels, 4, 16, place)
+
+
+def test_rows_of_zeros_and_equal_rows(place: Place) -> None:
+    support, labels = make(20, 4, 8)
+    support[0] = 1.0
+    support[1, 3:] = 0.0
+    found = assert_labelled(support, labels, 4, 16, place)
+    assert largest(found.means[0].cpu()) < 1e-5  # all rows are the centre
+
+
+def test_labels_that_are_no_class(place: Place) -> None:
+    """Without validation they are ignored, and nothing is read out of bounds."""
+    support, labels = make(20, 4, 8)
+    labels[:, 5], labels[:, 9] = -(2**40), 4
+    rows = support.to(place.device, place.dtype)
+    found = labelled(rows, labels.to(place.device), 4, 16)
+    assert torch.isfinite(found.means).all()
+    assert ((found.own >= 0) & (found.own < 4)).all()
+    assert int(found.shots.sum()) == 36
+
+
+@pytest.mark.parametrize("D", [1, 33, 500, 1100])
+def test_coordinates(place: Place, D: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 70, D, generator=random, dtype=torch.float64).to(place.dtype)
+    rows[0, 0], rows[1, 1] = 0, 1e20 * rows[1, 1]
+    for tasks in (1, 3):
+        centre = (torch.randn(tasks, D, generator=random) / (2 * D**0.5)).to(place.dtype)
+        got = coordinates(rows.to(place.device), centre.to(place.device))
+        want = centred(rows.double(), centre.double().unsqueeze(1))
+        assert gap(got, want) < TOLERANCE[place.dtype]
+
+
+# --- the sharpness --------------------------------------------------------------------------------
+
+
+def judged(
+    B: int, R: int, K: int, *, lead: float = 0.6, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances of rows, their classes and how many of them count."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, K, (B, R), generator=random)
+    distances = 1 + 0.3 * torch.rand(B, R, K, generator=random, dtype=torch.float64)
+    own = distances.gather(2, labels.unsqueeze(-1)) - lead * torch.rand(B, R, 1, generator=random)
+    count = torch.randint(0, R + 1, (B,), generator=random)
+    count[0] = R
+    return distances.scatter(2, labels.unsqueeze(-1), own), labels, count
+
+
+def assert_calibrated(shape: tuple[int, int, int], place: Place) -> None:
+    for lead in (0.0, 0.3, 0.9):
+        distances, labels, count = judged(*shape, lead=lead)
+        distances = distances.to(place.dtype)
+        got = calibrate(*(x.to(place.device) for x in (distances, labels, count)))
+        f, objective, drawn = reference.calibrate(distances.double(), labels, count)
+        tolerance = 1e-4 if place.dtype is torch.float32 else 1e-9
+        assert largest((got.sharpness.cpu().double() / f).log()) < tolerance
+        assert gap(got.objective, objective) < tolerance
+        assert largest(got.drawn.cpu().double() - drawn) < 10 * tolerance
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (3, 40, 33), (2, 256, 160), (2, 9, 1100)])
+def test_calibrate(place: Place, shape: tuple[int, int, int]) -> None:
+    assert_calibrated(shape, place)
+
+
+def test_the_sharpness_is_the_least_of_a_search() -> None:
+    distances, labels, _ = judged(1, 60, 12)
+
+    def objective(f: float) -> float:
+        logits = -0.5 * f * distances[0]
+        entropy = torch.nn.functional.cross_entropy(logits, labels[0], reduction="sum")
+        return float(entropy) + 0.5 * (math.log(f / 16) / math.log(2)) ** 2
+
+    f, found, _ = calibrate(distances, labels, torch.tensor([60]))
+    assert float(found) == pytest.approx(objective(float(f)), rel=1e-9)
+    assert float(found) <= min(map(objective, torch.logspace(-1, 4, 300).tolist())) + 1e-9
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-3, 1e3, 1e20])
+def test_distances_of_any_scale(place: Place, scale: float) -> None:
+    """The end of the range where appropriate, and never NaN."""
+    distances, labels, count = judged(3, 20, 7)
+    distances = (scale * distances).to(place.device, place.dtype)
+    found = calibrate(distances, labels.to(place.device), count.to(place.device))
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert ((found.sharpness >= 0.099) & (found.sharpness <= 1.001e4)).all()
+
+
+def test_no_rows_and_rows_that_do_not_count(place: Place) -> None:
+    distances, labels, _ = judged(2, 10, 4)
+    count = torch.tensor([0, 6])
+    inputs = [x.to(place.device) for x in (distances.to(place.dtype), labels, count)]
+    f, found, drawn = calibrate(*inputs)
+    assert largest(drawn[0]) == 0
+    assert float(f[0]) == pytest.approx(16.0, rel=1e-6)
+    assert float(found[0]) == pytest.approx(0.0, abs=1e-9)
+    inputs[0][1, 6:] = 1e6
+    assert torch.equal(calibrate(*inputs)[0], f)
+
+
+# --- from labelled rows to probabilities ----------------------------------------------------------
+
+Shape = tuple[int, int, int, tuple[int, int]]
+
+# Q, K, D, shots: products of all queries; sums of them, which CUDA leaves to torch; one shot here
+# and there; panels full and not
+FEW_QUERIES = [(33, 70, 130, (2, 3)), (20, 40, 64, (2, 2))]
+MANY_QUERIES = [(7, 3, 5, (2, 4)), (75, 20, 64, (2, 2)), (200, 16, 33, (1, 3))]
+STEPS = 12
+
+
+def learned(problem: Problem) -> Likelihoods:
+    """The native likelihoods of a problem, shared or of each task."""
+    S, D = problem.support.shape[-2:]
+    support, labels = problem.support.reshape(-1, S, D), problem.support_labels.reshape(-1, S)
+    K = problem.num_classes
+    return likelihood(support, labels, K, how_many_calibrate(S, K, False))
+
+
+def classified(known: Likelihoods, query: Tensor, S: int, temper: float = 1.0) -> Solution:
+    fields = known.centre, known.weights, known.scale, known.squares, known.bias, known.shots
+    weight, options = 2 * S / (2 * S + query.shape[1]), {"max_iter": STEPS, "tol": 0.0}
+    return posterior(query, *fields, known.sharpness, weight=weight, temper=temper, **options)[0]
+
+
+def as_specified(known: Likelihoods, b: int, temper: float = 1.0) -> SpecifiedLikelihood:
+    """One of the native likelihoods in the form of the specification, in float64."""
+    one = Likelihoods(*(x[b].cpu().double() for x in known))
+    bias = one.bias + one.sharpness / 2 * one.squares
+    shots, f = one.shots, float(one.sharpness)
+    return SpecifiedLikelihood(one.centre, one.means, shots, one.scale.diag(), f, bias, temper)
+
+
+def assert_solved(problem: Problem, place: Place) -> None:
+    """The likelihoods, and what follows from them."""
+    problem = problem.to(place.dtype)
+    there, exact = place.put(problem), problem.to(torch.float64)
+    S, K = problem.support.shape[-2], problem.num_classes
+    found, tolerance = learned(there), 3 * TOLERANCE[place.dtype]
+    for b in range(len(found.bias)):
+        task = exact.task(b)
+        want = specified_likelihood(task.support, task.support_labels, K, "diagonal")
+        got = as_specified(found, b)
+        assert math.isclose(got.sharpness, want.sharpness, rel_tol=30 * tolerance)
+        for name in ("centre", "means", "shots", "metric", "bias"):
+            factor = 30 if name == "bias" else 1
+            assert gap(getattr(got, name), getattr(want, name)) < factor * tolerance, name
+        assert gap(found.weights[b], got.means @ got.metric) < tolerance
+    tolerance = 1e-4 if place.dtype is torch.float32 else 1e-7
+    for temper in (1.0, 0.7):
+        solved = classified(found, there.query, S, temper)
+        for b, query in enumerate(exact.query):
+            known = as_specified(found, b % len(found.bias), temper)
+            want = specified_posterior(known, query, STEPS, 0.0)
+            for name in ("probabilities", "proportions", "dual"):
+                assert gap(getattr(solved, name)[b], getattr(want, name)) < tolerance, name
+            assert solved.concentration is not None
+            ratio = solved.concentration[b].cpu().double() / want.concentration
+            assert largest(ratio.log()) < 100 * tolerance
+            assert torch.equal(solved.labels[b], solved.probabilities[b].argmax(-1))
+            assert int(solved.iterations[b]) == STEPS
+
+
+@at_places("shape", everywhere=FEW_QUERIES, cpu_only=MANY_QUERIES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_likelihood_and_posterior(place: Place, shape: Shape, shared: bool) -> None:
+    Q, K, D, shots = shape
+    assert has_gram(Q, D, K) == (shape in FEW_QUERIES)
+    problem = make_problem(B=3, Q=Q, K=K, D=D, shots=shots, lead=4.0, seed=K, shared=shared)
+    assert_solved(problem, place)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 20, 5, 1), (3, 75, 40, 3), (2, 30, 700, 2)])
+def test_late_step(place: Place, shape: tuple[int, int, int, int]) -> None:
+    (B, Q, K, L), D, weight = shape, 6, 0.8
+    random = torch.Generator().manual_seed(0)
+
+    def numbers(*sizes: int) -> Tensor:
+        return torch.rand(sizes, generator=random).double()
+
+    u, x, means = (8 * numbers(B, Q, K)).softmax(-1), numbers(B, Q, D), numbers(L, K, D)
+    W, prior = u.square() * Q / (Q + K), 0.01 + numbers(B)
+    exact: dict[str, Any] = {
+        "given": u,
+        "cross": x @ means.mT,
+        "inner": x @ (W.mT @ x).mT,
+        "own": x.square().sum(-1),
+        "added": numbers(B, Q, K),
+        "shots": 1 + (4 * numbers(L, K)).floor(),
+        "squares": means.square().sum(-1),
+        "sharpness": 10 * numbers(B),
+        "constant": numbers(B, K),
+        "total": weight * u.sum(1) + prior.unsqueeze(-1),
+        "prior": prior,
+    }
+    tolerance = 1e-4 if place.dtype is torch.float32 else 1e-11
+    for temper, added in ((1.0, exact["added"]), (0.7, None)):
+        given = exact | {"added": added}
+        there: Any = {
+            name: None if x is None else x.to(place.device, place.dtype)
+            for name, x in given.items()
+        }
+        got, labels = late_step(*there.values(), weight=weight, temper=temper)
+        for b in range(B):
+            shots, eye = given["shots"][b % L], torch.eye(D).double()
+            moved = moved_distances(x[b], means[b % L], shots, W[b], eye)
+            logits = -given["sharpness"][b] / 2 * moved + (0 if added is None else added[b])
+            logits = logits + given["constant"][b] + torch.log(given["total"][b] - weight * u[b])
+            assert gap(got[b], (temper * logits).softmax(-1)) < tolerance
+        assert torch.equal(labels, got.argmax(-1))
+
+
+def test_levels_agree(at_each_level: Iterator[str]) -> None:
+    problem = make_problem(B=1, Q=40, K=18, D=37, shots=(2, 3), seed=3)
+    for _ in at_each_level:
+        for place in CPU:
+            assert_labelled(*make(30, 7, 33), 7, 64, place)
+            assert_calibrated((2, 5, 3), place)
+            assert_calibrated((3, 40, 33), place)
+            assert_solved(problem, place)
+
+
+def test_threads_leave_no_trace() -> None:
+    problem = make_problem(B=3, Q=300, K=70, D=200, shots=(3, 3), seed=2)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for tasks in (slice(0, 1), slice(0, 3)):
+                some = Problem(*(x[tasks] for x in problem.inputs()), problem.num_classes)
+                found.append(classified(learned(some), some.query, 210).probabilities[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], x) for x in found)
+
+
+# --- values that are not finite -------------------------------------------------------------------
+
+
+def bad_tasks() -> Iterator[Problem]:
+    good = make_problem(B=2, Q=9, K=4, D=6, shots=(2, 3), seed=1)
+    for value in (torch.nan, torch.inf, 1e31):
+        support, query = good.support.clone(), good.query.clone()
+        support[1, 2, 3] = query[0, 8, 5] = value
+        yield replace(good, support=support)
+        yield replace(good, query=query)
+    labels = good.support_labels.clone()
+    labels[1, 0] = 4
+    yield replace(good, support_labels=labels)
+    labels = good.support_labels.clone()
+    labels[labels == 2] = 1
+    yield replace(good, support_labels=labels)
+
+
+@at_places("case", everywhere=[0, 1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("batched", [False, True])
+def test_bad_values_are_found(place: Place, case: int, batched: bool) -> None:
+    """Including those that only a pass over the rows finds, with the usual errors."""
+    problem = list(bad_tasks())[case]
+    if place.dtype is torch.float64 and case in (4, 5):
+        return  # a number like any other
+    problem = place.put(problem.to(place.dtype))
+    if not batched:
+        problem = problem.task(0 if case in (1, 3, 5) else 1)
+    sentences = []
+    for name in ("adaptive", "simpleshot"):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            methods.create(name).predict(*problem.inputs(), num_classes=4)
+        sentences.append(str(caught.value))
+    assert sentences[0] == sentences[1]
+    assert "\n" not in sentences[0]
+
+
+def test_odd_values_are_not_bad(place: Place) -> None:
+    """Rows of zeros, tiny and huge ones look suspicious but are valid."""
+    problem = make_problem(B=2, Q=9, K=4, D=6, shots=(3, 3), seed=1)
+    support = problem.support.clone()
+    support[0, 0], support[1, 1], support[1, 2] = 0, 1e-30 * support[1, 1], 1e25 * support[1, 2]
+    there = place.put(replace(problem, support=support).to(place.dtype))
+    found = methods.create("adaptive").predict(*there.inputs(), num_classes=4)
+    assert torch.isfinite(found.probabilities).all()
+    assert not learned(there).finite.any()
+    assert learned(place.put(problem.to(place.dtype))).finite.all()
