@@ -365,7 +365,7 @@ def test_errors(error: Exception, text: str, bank: Path, monkeypatch: pytest.Mon
         (["--alpha", 0], "--alpha must be finite and > 0, got 0.0"),
         (["--seed", -1], "--seed must be an integer in [0,"),
         (["--preset", "cub"], "--preset must be one of 'paper', 'mini', 'tiered', 'inat'"),
-        (["--methods", "padle"], "--methods must be one of 'adaptive', 'alpha_tim'"),
+        (["--methods", "padle"], "--methods must be one of 'all', 'adaptive', 'alpha_tim'"),
         (["--support", "x"], "--support must be rows or a split of the bank ('query', 'support')"),
         (["--device", "tpu"], "--device must be the CPU or a CUDA device, got 'tpu'"),
         (["--memory", 0], "--memory must be finite and > 0, got 0.0"),
