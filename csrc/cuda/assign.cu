@@ -13,11 +13,6 @@ namespace paddle_ext {
 
 namespace {
 
-// A logit as a number that can be compared: NaN is the smallest. So every row has a largest class.
-__device__ float comparable(float logit) {
-    return fminf(fmaxf(logit, Range<float>::kMinusInfinity), Range<float>::kInfinity);
-}
-
 // The logits of the rows of one task.
 struct Logits {
     const float *products, *length, *bias;

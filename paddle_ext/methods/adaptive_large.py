@@ -19,7 +19,7 @@ from .. import check
 from ..ops.labelled import coordinates
 from ..ops.large.class_sums import sums_by_class
 from ..ops.large.coordinates import check_summable
-from ..ops.large.fixed import Told, settle, tell
+from ..ops.large.fixed import RowResults, classify_rows, iterate_dual
 from ..ops.large.group import ALONE, Group
 from ..ops.large.products import (
     MANY_ROWS,
@@ -237,7 +237,7 @@ def solve_large(
         epsilon=1.0,
         tol=tol,
     )
-    holding = settle(scores, state, group, max_iter)
+    holding = iterate_dual(scores, state, group, max_iter)
     held = holding.held(state.dual, group)
     del holding  # it may be large
     a = state.concentration.unsqueeze(-1)
@@ -248,7 +248,9 @@ def solve_large(
     late = LateScores(scores, all_sums, step)
     if likelihood.plain is not None and is_cautious(rows_of_all, likelihood.rows, K):
         late.be_cautious(total, group)
-    told = tell(late, torch.zeros_like(state.dual), group, top=top, all_classes=all_classes)
+    told = classify_rows(
+        late, torch.zeros_like(state.dual), group, top=top, all_classes=all_classes
+    )
     return solution_of(told, state, weight * held)
 
 
@@ -260,7 +262,7 @@ def with_batch(solution: Solution) -> Solution:
     return solution._replace(**fields)
 
 
-def solution_of(told: Told, state: State, counts: Tensor) -> Solution:
+def solution_of(told: RowResults, state: State, counts: Tensor) -> Solution:
     """Without a batch dimension; `counts` [1, K] are those before the late step."""
     real = told.top.probabilities.dtype
     all_classes = told.probabilities is not None

@@ -31,7 +31,7 @@ class Survey:
     most: Tensor  # [B, D]
     length: Tensor | None  # [B, own rows] 1 / norm; 0 for a row of zeros
 
-    def alike(self) -> bool:
+    def similar_lengths(self) -> bool:
         """Whether no row is so much longer than another that halves cannot represent the ratio."""
         if self.length is None:
             return True
