@@ -137,9 +137,9 @@ def on_cuda() -> None:
             options = large.Options(max_iter=3, all_classes=False, precision=precision)
             inputs = support[None], labels[None], K, options, ALONE
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
-            walks = {"first ones": task.rough, "last ones": task.walk}
-            for name, walk in walks.items():
-                scores = task.scores(walk, task.placed.means)
+            forms = {"first ones": task.rough, "last ones": task.factors}
+            for name, factors in forms.items():
+                scores = task.scores(factors, task.placed.means)
                 bias = scores.bias.float()
                 show(f"iteration, {precision}, {name}", task.class_sums, scores, bias)
             if precision == "auto":

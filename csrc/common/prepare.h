@@ -13,6 +13,12 @@ constexpr double kLikelihoodUnit = 32768.0;
 // A row whose classes sum to less than this has lost precision that matters.
 constexpr double kFaintRow = 1e-2;
 
+// A logit as a number that can be compared: NaN is the smallest. So every row has a largest class.
+template <typename Real>
+PADDLE_EXT_HD Real comparable(Real logit) {
+    return fmin(fmax(logit, Range<Real>::kMinusInfinity), Range<Real>::kInfinity);
+}
+
 // The smaller or larger of two numbers; NaN if one is NaN.
 template <typename Real>
 PADDLE_EXT_HD Real lower(Real least, Real x) {
@@ -34,16 +40,20 @@ PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
     const double least = double(static_cast<const Real*>(p.least)[at]);
     const double most = double(static_cast<const Real*>(p.most)[at]);
     const double spread = most - least;
-    const double width = p.scaling == Scaling::kMinMax && spread > 0 ? spread : 1.0;
+    const bool wide = p.scaling == Scaling::kMinMax && spread > Range<Real>::kMinSpread;
+    const double width = wide ? spread : 1.0;
     const double centre = p.sums[at] / p.total / width;
     return {width, centre, fmax(most / width - centre, centre - least / width)};
 }
 
-// The power of two above a number that is not negative; 1 for 0.
-PADDLE_EXT_HD double power_above(double x) {
+// The unit of a task in which no coordinate reaches further than this: the power of two above it, or
+// the smallest whose inverse does not overflow; 1 for 0.
+template <typename Real>
+PADDLE_EXT_HD double unit_for(double reach) {
     int exponent;
-    ::frexp(x, &exponent);
-    return ::ldexp(1.0, exponent);
+    ::frexp(reach, &exponent);
+    return ::ldexp(1.0,
+                   exponent < Range<Real>::kMinExponent ? Range<Real>::kMinExponent : exponent);
 }
 
 // The slope of task `at`, and the unit of its distances.

@@ -7,6 +7,12 @@ constexpr int kChains = 4;
 template <typename T>
 constexpr int64_t kBlock = kChains * Simd<T>::kLanes;
 
+// As `comparable` of one logit.
+template <typename T>
+static inline Vec<T> all_comparable(Vec<T> logit) {
+    return vmin<T>(larger<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
+}
+
 // row[k] = logits, padded to whole blocks; returns the largest.
 template <typename T>
 static T row_logits(const T* __restrict__ products, int64_t stride, const T* __restrict__ bias,
@@ -20,7 +26,7 @@ static T row_logits(const T* __restrict__ products, int64_t stride, const T* __r
         for (int v = 0; v < kChains; ++v) {
             const int64_t at = k + v * kLanes;
             if (v == 0) __builtin_prefetch(products + stride + at);  // of the next row
-            const Vec<T> logit = load(products + at) * factor + load(bias + at);
+            const Vec<T> logit = all_comparable<T>(load(products + at) * factor + load(bias + at));
             store<T>(row + at, logit);
             mosts[v] = larger<T>(mosts[v], logit);
         }
@@ -28,10 +34,10 @@ static T row_logits(const T* __restrict__ products, int64_t stride, const T* __r
     for (int v = 1; v < kChains; ++v) mosts[0] = larger<T>(mosts[0], mosts[v]);
     T most = horizontal_max<T>(mosts[0]);
     for (; k < K; ++k) {
-        row[k] = products[k] * factor + bias[k];
+        row[k] = comparable(products[k] * factor + bias[k]);
         most = std::max(most, row[k]);
     }
-    for (; k % kBlock<T> != 0; ++k) row[k] = Range<T>::kMinusInfinity;
+    for (; k % kBlock<T> != 0; ++k) row[k] = -T(INFINITY);  // below every class
     return most;
 }
 

@@ -45,37 +45,25 @@ void with_real(DType dtype, const Body& body) {
     body(static_cast<float*>(nullptr));
 }
 
-// A row divided by `largest`, then multiplied by `inverse`, has norm 1; a row of zeros stays zero.
-struct RowNorm {
-    double largest = 1, inverse = 0;
-
-    template <typename Real>
-    RowNorm(const Real* row, int64_t D) {
-        double sum = squares(row, D);
-        // Squares of float64 may overflow, or vanish, unless the row is divided first.
-        if (!(sum > Range<double>::kMinSquaredNorm && sum < Range<double>::kMaxSquaredNorm)) {
-            double most = 0;
-            for (int64_t d = 0; d < D; ++d) most = std::max(most, std::abs(double(row[d])));
-            if (most > 0) largest = most;
-            sum = squares(row, D);
-        }
-        if (sum > 0) inverse = 1 / std::sqrt(sum);
+// 1 / norm of a row, as far as the precision of the task has a number for it; 0 for a row of zeros.
+template <typename Feature>
+double length_of(const Feature* row, int64_t D, DType dtype) {
+    const double most =
+        dtype == DType::kFloat64 ? Range<double>::kInfinity : double(Range<float>::kInfinity);
+    double sum = sum_of(D, [&](int64_t d) { return double(row[d]) * double(row[d]); });
+    if (sum > Range<double>::kMinSquaredNorm && sum < Range<double>::kMaxSquaredNorm) {
+        return std::min(1 / std::sqrt(sum), most);
     }
-
-    // The unit-norm row of this one.
-    template <typename Real>
-    double of(Real x) const {
-        return largest == 1 ? double(x) * inverse : double(x) / largest * inverse;
-    }
-
-  private:
-    template <typename Real>
-    double squares(const Real* row, int64_t D) const {
-        return largest == 1
-                   ? sum_of(D, [&](int64_t d) { return square(double(row[d])); })
-                   : sum_of(D, [&](int64_t d) { return square(double(row[d]) / largest); });
-    }
-};
+    // Squares of float64 may overflow, or vanish, unless the row is divided first.
+    double largest = 0;
+    for (int64_t d = 0; d < D; ++d) largest = std::max(largest, std::abs(double(row[d])));
+    if (largest == 0) return 0;
+    sum = sum_of(D, [&](int64_t d) {
+        const double share = double(row[d]) / largest;
+        return share * share;
+    });
+    return std::min(1 / std::sqrt(sum) / largest, most);
+}
 
 // --- survey -------------------------------------------------------------------------------------
 
@@ -112,8 +100,7 @@ void survey_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t pa
         const Real* const row = static_cast<const Real*>(p.rows) + n * p.D;
         Real length = 1;
         if (p.length != nullptr) {
-            const RowNorm norm(row, p.D);
-            length = Real(std::min(norm.inverse / norm.largest, double(Range<Real>::kInfinity)));
+            length = Real(length_of(row, p.D, p.dtype));
             static_cast<Real*>(p.length)[n] = length;
         }
         for (int64_t d = 0; d < p.D; ++d) {
@@ -190,8 +177,8 @@ void place_class(const PlaceParams& p, int64_t task, int64_t k, const PlaceWorks
             for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d];
             continue;
         }
-        const RowNorm norm(row, p.D);
-        for (int64_t d = 0; d < p.D; ++d) mean[d] += norm.of(row[d]);
+        const double length = length_of(row, p.D, p.dtype);
+        for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d] * length;
     }
     const double shots = double(start[1] - start[0]);
     p.shots[task * p.K + k] = shots;
@@ -215,7 +202,7 @@ void place_task(const PlaceParams& p, int64_t task, const PlaceWorkspace& all, i
         reach = std::max(reach, all.features[d].reach);
         square += mean * mean;
     }
-    const double unit = power_above(reach);
+    const double unit = unit_for<Real>(reach);
     p.unit[task] = unit;
     p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
     for (int64_t d = 0; d < p.D; ++d) {

@@ -28,7 +28,7 @@ struct Logits {
 
     // `factor` is the slope times the length of the row.
     __device__ float operator()(int64_t row, int64_t k, float factor) const {
-        return fmaf(factor, products[row * stride + k], bias[k]);
+        return comparable(fmaf(factor, products[row * stride + k], bias[k]));
     }
 };
 
@@ -93,7 +93,9 @@ struct Staged {
             const Some<kWidth> product = load<kWidth>(own + k);
             const Some<kWidth> base = load<kWidth>(logits.bias + first_class + k);
 #pragma unroll
-            for (int j = 0; j < kWidth; ++j) out[i][j] = fmaf(factor, product.x[j], base.x[j]);
+            for (int j = 0; j < kWidth; ++j) {
+                out[i][j] = comparable(fmaf(factor, product.x[j], base.x[j]));
+            }
         }
     }
 };

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= count) return;
     const double found = inverse_norm_of(rows + row * D, D, aligned);
-    if (threadIdx.x % 32 == 0) lengths[row] = Real(fmin(found, double(Range<Real>::kInfinity)));
+    if (threadIdx.x % 32 == 0) lengths[row] = Real(fmin(found, double(Range<float>::kInfinity)));
 }
 
 // --- survey -------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(PlaceParams p, PlaceWor
     double reach = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads)
         reach = fmax(reach, all.reaches[task * p.K + k]);
-    const double unit = power_above(block_max(reach, scratch));
+    const double unit = unit_for<float>(block_max(reach, scratch));
     for (int64_t d = threadIdx.x; d < p.D; d += kThreads)
         static_cast<float*>(p.means)[at * p.D + d] = float(all.means[at * p.D + d] / unit);
     if (at % p.K != 0) return;

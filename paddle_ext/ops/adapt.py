@@ -142,21 +142,21 @@ def adapt_without_matrix(
         return no_tasks(logits, top)
     real, found = computing_dtype(logits), []
     for own in logits.reshape(-1, Q, K):
-        told, state, proportions, bound = adapt_large(
+        results, state, proportions, bound = adapt_large(
             own, weight, max_iter, tol, top=top, all_classes=False
         )
         found.append(
             (
-                told.top.classes[0, :, 0],
-                told.top.probabilities[0],
+                results.top.classes[0, :, 0],
+                results.top.probabilities[0],
                 proportions[0].to(real),
                 state.dual[0].to(real),
                 state.iterations[0],
                 state.criterion[0].to(real),
                 state.concentration[0].to(real),
                 bound[0].to(real),
-                told.top.classes[0],
-                told.held[0],
+                results.top.classes[0],
+                results.held[0],
             )
         )
     labels, u, p, dual, iterations, criterion, a, bounds, classes, held = (

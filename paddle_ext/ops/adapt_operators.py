@@ -95,11 +95,11 @@ def copy_task(
     logits: Tensor, weight: float, max_iter: int, tol: float, outputs: list[Tensor]
 ) -> None:
     """Solve a task that is too large for one thread block, and copy the results."""
-    told, state, proportions, bound = adapt_large(logits, weight, max_iter, tol)
-    assert told.probabilities is not None
+    results, state, proportions, bound = adapt_large(logits, weight, max_iter, tol)
+    assert results.probabilities is not None
     found = (
-        told.top.classes[0, :, 0],
-        told.probabilities[0],
+        results.top.classes[0, :, 0],
+        results.probabilities[0],
         proportions[0],
         state.dual[0],
         state.iterations[0],

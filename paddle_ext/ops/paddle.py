@@ -184,7 +184,7 @@ def solve(
     ):
         large = check_large(precision, return_assignments, top, group)
         check.choice("backend", backend, ("auto", "native"))
-        return solve_alone(
+        return solve_without_operator(
             support,
             support_labels,
             query,
@@ -203,7 +203,7 @@ def solve(
         num_classes = check.dense_values(support, support_labels, query, num_classes)
     if not by_reference and not returns_all(return_assignments, query.shape[-2], num_classes or 0):
         large = check_large(precision, False, top, group)
-        return solve_alone(
+        return solve_without_operator(
             support,
             support_labels,
             query,
@@ -222,7 +222,7 @@ def solve(
     return solution(out, scaling, options, return_prototypes)
 
 
-def solve_alone(
+def solve_without_operator(
     support: Tensor,
     support_labels: Tensor,
     query: Source,
@@ -235,7 +235,7 @@ def solve_alone(
     validate: bool,
     **large: Any,
 ) -> Solution:
-    """Without a torch operator, which takes only tensors."""
+    """By the engine for large tasks; a torch operator takes only tensors, and no group."""
     check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:

@@ -111,22 +111,22 @@ def solve_large(
     with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
         found = large.solve(query, rows.detach(), labels, num_classes, asked, group)
 
-    def own(x: Tensor | None) -> Tensor | None:
+    def shaped(x: Any) -> Any:
+        """Without the batch dimension of a single task."""
         return x if x is None or batched else x[0]
 
-    told: Any = own
     return Solution(
-        told(found.top.classes[..., 0]),
-        told(found.top.probabilities if found.probabilities is None else found.probabilities),
-        told(found.proportions),
-        told(found.dual),
-        told(found.iterations),
-        told(found.criterion),
-        own(found.prototypes),
+        shaped(found.top.classes[..., 0]),
+        shaped(found.top.probabilities if found.probabilities is None else found.probabilities),
+        shaped(found.proportions),
+        shaped(found.dual),
+        shaped(found.iterations),
+        shaped(found.criterion),
+        shaped(found.prototypes),
         None,
         lam,
         scaling,
         temperature,
-        classes=own(found.top.classes) if found.probabilities is None else None,
-        held=own(found.held) if found.probabilities is None else None,
+        classes=shaped(found.top.classes) if found.probabilities is None else None,
+        held=shaped(found.held) if found.probabilities is None else None,
     )

@@ -24,6 +24,12 @@ AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in square
 AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
 AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the median class's distance
 
+# Numbers so small that their inverses would overflow, for float16 to float32 features and for
+# float64: a smaller range of a feature counts as zero,
+MIN_RANGE = {torch.float32: 1e-37, torch.float64: 1e-300}
+# and a smaller norm of a row as this one, so that the row stays shorter than one.
+MIN_NORM = {torch.float32: 1 / 3e38, torch.float64: 1 / 1.7e308}
+
 
 class Task(NamedTuple):
     """A batch of tasks in scaled coordinates, centred at the query mean; float64."""
@@ -34,12 +40,14 @@ class Task(NamedTuple):
     scatter: Tensor  # [B]: sum over the support of the squared distance to its class mean
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows of norm 1; a zero row stays zero."""
+def unit_rows(x: Tensor, least: float = 0.0) -> Tensor:
+    """Rows of norm 1; a zero row stays zero, and one of a norm below `least` shorter."""
     largest = x.abs().amax(-1, keepdim=True)  # scale to at most 1, so that squares cannot overflow
-    x = x / torch.where(largest > 0, largest, 1)
+    largest = torch.where(largest > 0, largest, 1)
+    x = x / largest
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(norm > 0, norm, 1)
+    shortest = torch.full_like(largest, least) / largest  # a number over a tensor would overflow
+    return x / torch.where(norm > 0, torch.maximum(norm, shortest), 1)
 
 
 def class_means(support: Tensor, one_hot: Tensor) -> Tensor:
@@ -67,13 +75,21 @@ def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
-def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace: bool) -> Task:
+def prepare(
+    support: Tensor,
+    one_hot: Tensor,
+    query: Tensor,
+    scaling: str,
+    trace: bool,
+    dtype: torch.dtype = torch.float64,
+) -> Task:
     """Bring tasks into the coordinates of the method; see `solve` for the scalings.
 
     A shared support (a batch of 1) is never copied for every task. Only a trace needs `scatter`.
+    `dtype` is that of the computation.
     """
     if scaling == "auto":
-        support, query = unit_rows(support), unit_rows(query)
+        support, query = (unit_rows(x, MIN_NORM[dtype]) for x in (support, query))
     means = class_means(support, one_hot)
     scatter = torch.zeros_like(support[..., :1, :])  # [B or 1, 1, D]
     if trace:
@@ -81,7 +97,7 @@ def prepare(support: Tensor, one_hot: Tensor, query: Tensor, scaling: str, trace
 
     if scaling == "minmax":
         width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
-        width = torch.where(width > 0, width, 1)
+        width = torch.where(width > MIN_RANGE[dtype], width, 1)
         query, means, scatter = query / width, means / width, scatter / width.square()
 
     centre = query.mean(-2, keepdim=True)
@@ -175,7 +191,7 @@ def solve(
     start = time.perf_counter()
     dtype = computing_dtype(query)
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)
-    task = prepare(raw_support, one_hot, raw_query, scaling, trace)
+    task = prepare(raw_support, one_hot, raw_query, scaling, trace, dtype)
     B, Q, _ = raw_query.shape
     K = one_hot.shape[-1]
     weight = float(Q) if lam is None else lam

@@ -17,7 +17,7 @@ from .. import check
 from ..ops.adaptive import coordinates
 from ..ops.large.class_sums import sums_by_class
 from ..ops.large.coordinates import check_summable
-from ..ops.large.fixed import Told, settle, tell
+from ..ops.large.fixed import RowResults, classify_rows, iterate_dual
 from ..ops.large.group import Group
 from ..ops.large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
 from ..ops.large.queries import Queries
@@ -212,9 +212,9 @@ def solve_large(
         epsilon=1.0,
         tol=tol,
     )
-    holding = settle(scores, state, group, max_iter)
-    held = holding.held(state.dual, group)
-    del holding  # it may be large
+    counter = iterate_dual(scores, state, group, max_iter)
+    held = counter.held(state.dual, group)
+    del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
     parts = ((at, products, None, x) for at, products, x in scores.factors())
     sums, mass = sums_by_class(parts, scores.slope, bias, scores.form, group, squared=True)
@@ -222,22 +222,23 @@ def solve_large(
     moved = scores.form.total(sums, mass) * trust
     step, all_sums = late_step_of(likelihood, state, held, moved, trust * mass, total)
     late = LateScores(scores, all_sums, step)
-    told = tell(late, torch.zeros_like(state.dual), group, top=top, all_classes=all_classes)
-    return solution_of(told, state, weight * held)
+    no_dual = torch.zeros_like(state.dual)
+    found = classify_rows(late, no_dual, group, top=top, all_classes=all_classes)
+    return solution_of(found, state, weight * held)
 
 
-def solution_of(told: Told, state: State, counts: Tensor) -> Solution:
+def solution_of(found: RowResults, state: State, counts: Tensor) -> Solution:
     """`counts` [1, K] are those before the late step."""
-    real = told.top.probabilities.dtype
-    all_classes = told.probabilities is not None
+    real = found.top.probabilities.dtype
+    all_classes = found.probabilities is not None
     return Solution(
-        told.top.classes[..., 0],
-        told.top.probabilities if told.probabilities is None else told.probabilities,
+        found.top.classes[..., 0],
+        found.top.probabilities if found.probabilities is None else found.probabilities,
         state.proportions(counts).to(real),
         state.dual.to(real),
         state.iterations,
         state.criterion.to(real),
         concentration=state.concentration.to(real),
-        classes=None if all_classes else told.top.classes,
-        held=None if all_classes else told.held,
+        classes=None if all_classes else found.top.classes,
+        held=None if all_classes else found.held,
     )

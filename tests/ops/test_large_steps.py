@@ -10,7 +10,7 @@ from torch import Tensor
 from paddle_ext.ops.large import coordinates
 from paddle_ext.ops.large import queries as chunks
 from paddle_ext.ops.large.coordinates import Placed, Survey, slope_of, survey
-from paddle_ext.ops.large.distances import DistanceScores, Walk
+from paddle_ext.ops.large.distances import DistanceScores, RowFactors
 from paddle_ext.ops.large.group import ALONE
 from paddle_ext.ops.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
 from paddle_ext.ops.large.queries import Queries
@@ -167,7 +167,7 @@ def test_move(place: Place, K: int, D: int) -> None:
     slope = torch.full((1,), 3.0, dtype=torch.float64, device=place.device)
     for form in forms(place, placed):
         w = placed.means.clone()
-        scores = DistanceScores(Walk(queries, form, K), w, slope, placed)
+        scores = DistanceScores(RowFactors(queries, form, K), w, slope, placed)
         assert_scores(scores, form, placed)
         room = form.room(K)
         sums = [torch.rand_like(x) for x in room]
@@ -191,7 +191,7 @@ def test_move(place: Place, K: int, D: int) -> None:
 def assert_scores(scores: DistanceScores, form: Form, placed: Placed) -> None:
     """Products plus bias are those of the prototypes in float64, as precisely as the form is."""
     w = scores.w.double()
-    ((part, rows),) = scores.walk.queries.chunks(1)
+    ((part, rows),) = scores.factors.queries.chunks(1)
     x = placed.coordinates.of(rows, part).double()
     want = 3.0 * (x @ w.mT - w.square().sum(-1).unsqueeze(1) / 2)
     if form.pieces == 1 or form.weigh:

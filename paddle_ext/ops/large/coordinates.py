@@ -17,6 +17,8 @@ from .products import Coordinates
 from .queries import Queries
 from .steps import is_captured
 
+LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # its inverse is finite
+
 
 @dataclass
 class Survey:
@@ -29,7 +31,7 @@ class Survey:
     most: Tensor  # [B, D]
     length: Tensor | None  # [B, own rows] 1 / norm; 0 for a row of zeros
 
-    def alike(self) -> bool:
+    def similar_lengths(self) -> bool:
         """Whether no row is so much longer than another that halves cannot represent the ratio."""
         if self.length is None:
             return True
@@ -200,6 +202,6 @@ def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]
 def raw_coordinates(found: Survey, means: Tensor, dtype: torch.dtype) -> Coordinates:
     """Rows centred and scaled to size 1, otherwise unchanged; `found` has no lengths."""
     reach = torch.maximum(found.most - means, means - found.least).amax(-1)
-    unit = power_of_two(reach).unsqueeze(-1)
+    unit = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
     ones = torch.ones_like(means)
     return Coordinates(None, (ones / unit).to(dtype), (means / unit).to(dtype))

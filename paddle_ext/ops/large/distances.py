@@ -23,7 +23,7 @@ from .queries import Queries
 HELD_BYTES = 2**28  # of rows as factors of products: computed once if all fit
 
 
-class Walk:
+class RowFactors:
     """Iterates over the rows as factors of products; they are stored if they fit."""
 
     def __init__(self, queries: Queries, form: Form, K: int) -> None:
@@ -51,18 +51,18 @@ class DistanceScores:
     The prototypes `w` [B, K, D] are modified by `move`.
     """
 
-    def __init__(self, walk: Walk, w: Tensor, slope: Tensor, placed: Placed) -> None:
+    def __init__(self, factors: RowFactors, w: Tensor, slope: Tensor, placed: Placed) -> None:
         self.w, self.before, self.exact_slope, self.placed = w, torch.empty_like(w), slope, placed
         B, K, _ = w.shape
-        self.shape = (B, walk.queries.N, K)
+        self.shape = (B, factors.queries.N, K)
         self.away = torch.empty(B, K, dtype=torch.float64, device=w.device)
         self.bias = torch.empty_like(self.away)  # without the dual
-        self.use(walk)
+        self.use(factors)
 
-    def use(self, walk: Walk) -> None:
-        """Multiply in the form of this walk."""
-        self.walk = walk
-        self.slope = (self.exact_slope * walk.form.factor()).to(self.w.dtype)
+    def use(self, factors: RowFactors) -> None:
+        """Multiply these factors from now on."""
+        self.factors = factors
+        self.slope = (self.exact_slope * factors.form.factor()).to(self.w.dtype)
         self.move([], None, None)
 
     def move(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
@@ -71,7 +71,7 @@ class DistanceScores:
         `sums` are those of rows by class, as in `Form.room`, and `held` [B, K] of their weights.
         Without sums none moves: only the factors of products and the bias are computed.
         """
-        form, (B, K, D) = self.walk.form, self.w.shape
+        form, (B, K, D) = self.factors.form, self.w.shape
         scale, centre, factor = form.on_prototypes or (None, None, None)
         real, exact, on = self.w.dtype, torch.float64, self.w.get_device()
         all_sums, rest = ([*sums, None, None])[:2]
@@ -112,12 +112,12 @@ class DistanceScores:
         self.operand = operand if form.pieces else laid_out(operand)
 
     def lengths(self, part: slice) -> Tensor | None:
-        form = self.walk.form
+        form = self.factors.form
         return form.coordinates.lengths(part) if form.weigh else None
 
     def parts(self) -> Iterator[Part]:
-        for at, x in self.walk:
-            yield at, self.walk.form.products(x, self.operand), self.lengths(at), x
+        for at, x in self.factors:
+            yield at, self.factors.form.products(x, self.operand), self.lengths(at), x
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         return ((at, products, length) for at, products, length, _ in self.parts())

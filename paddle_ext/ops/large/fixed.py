@@ -110,26 +110,26 @@ def kept_dtype(real: Tensor) -> torch.dtype:
     return torch.float16 if real.is_cuda else real.dtype
 
 
-def holder(scores: Scores) -> Kept | Recomputed:
-    """Likelihoods are stored if they fit."""
+def class_counter(scores: Scores) -> Kept | Recomputed:
+    """What sums probabilities by class: from stored likelihoods, if they fit."""
     B, N, K = scores.shape
     if is_captured(scores.slope) or B * N * K * kept_dtype(scores.slope).itemsize > KEPT_BYTES:
         return Recomputed(scores)
     return Kept(scores)
 
 
-def settle(scores: Scores, state: State, group: Group, max_iter: int) -> Kept | Recomputed:
-    """Iterate the dual; returns the counter."""
-    holding = holder(scores)
+def iterate_dual(scores: Scores, state: State, group: Group, max_iter: int) -> Kept | Recomputed:
+    """Iterate the dual until every task has stopped; returns the counter of classes."""
+    counter = class_counter(scores)
     for _ in range(max_iter):
-        state.update(holding.held(state.dual_weight * state.dual, group))
+        state.update(counter.held(state.dual_weight * state.dual, group))
         if not state.goes_on():
             break
-    return holding
+    return counter
 
 
 @dataclass(frozen=True)
-class Told:
+class RowResults:
     """Results for the rows of B tasks."""
 
     top: Top
@@ -138,10 +138,10 @@ class Told:
     log_sums: Tensor  # [B] float64: of the normalisers
 
 
-def room_to_tell(scores: Scores, *, top: int, all_classes: bool) -> Told:
+def empty_results(scores: Scores, *, top: int, all_classes: bool) -> RowResults:
     """Memory for the results, with sums of zero."""
     B, N, K = scores.shape
-    return Told(
+    return RowResults(
         Top.room(scores.slope, B, N, min(top, K)),
         scores.slope.new_empty(B, N, K) if all_classes else None,
         torch.zeros_like(scores.bias),
@@ -149,9 +149,11 @@ def room_to_tell(scores: Scores, *, top: int, all_classes: bool) -> Told:
     )
 
 
-def tell(scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: bool) -> Told:
+def classify_rows(
+    scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: bool
+) -> RowResults:
     """Labels and probabilities of all rows, with `dual` [B, K] added to their logits."""
-    found = room_to_tell(scores, top=top, all_classes=all_classes)
+    found = empty_results(scores, top=top, all_classes=all_classes)
     bias = (scores.bias + dual).to(scores.slope.dtype)
     for part, products, length in scores.chunks():
         written = None if found.probabilities is None else found.probabilities[:, part]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import check
-from .fixed import Told, settle, tell
+from .fixed import RowResults, classify_rows, iterate_dual
 from .group import ALONE, Group
 from .queries import Queries
 from .sources import TensorRows
@@ -38,7 +38,7 @@ def adapt_large(
     top: int = 1,
     all_classes: bool = True,
     group: Group = ALONE,
-) -> tuple[Told, State, Tensor, Tensor]:
+) -> tuple[RowResults, State, Tensor, Tensor]:
     """The results for rows of [Q, K], the state, proportions [1, K] and bound [1]."""
     scores = GivenScores(logits)
     Q, K = logits.shape
@@ -53,10 +53,10 @@ def adapt_large(
         epsilon=1.0,
         tol=tol,
     )
-    settle(scores, state, group, max_iter)
-    told = tell(scores, state.dual, group, top=top, all_classes=all_classes)
-    a, counts = state.concentration.unsqueeze(-1), weight * told.held
-    queries = weight * told.log_sums - (counts * state.dual).sum(-1)
+    iterate_dual(scores, state, group, max_iter)
+    results = classify_rows(scores, state.dual, group, top=top, all_classes=all_classes)
+    a, counts = state.concentration.unsqueeze(-1), weight * results.held
+    queries = weight * results.log_sums - (counts * state.dual).sum(-1)
     prior = torch.lgamma(K * a) - K * torch.lgamma(a) - torch.lgamma(total + K * a)
     bound = queries + prior.squeeze(-1) + torch.lgamma(counts + a).sum(-1)
-    return told, state, state.proportions(counts), bound
+    return results, state, state.proportions(counts), bound

@@ -16,8 +16,8 @@ from ... import check
 from ...rows import computing_dtype
 from .class_sums import Part, sums_by_class
 from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
-from .distances import DistanceScores, Walk
-from .fixed import Told, room_to_tell, tell
+from .distances import DistanceScores, RowFactors
+from .fixed import RowResults, classify_rows, empty_results
 from .group import ALONE, Group
 from .products import (
     MANY_ROWS,
@@ -80,7 +80,7 @@ def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precisio
         return Plain(coordinates)
     of_two = precision == "auto"
     sums_of_two = of_two and found.total < MANY_ROWS
-    if queries.features is torch.float16 and found.alike():
+    if queries.features is torch.float16 and found.similar_lengths():
         return RowsAsTheyAre(coordinates, of_two, sums_of_two)
     return TwoHalves(coordinates, sums_of_two) if of_two else OneHalf(coordinates)
 
@@ -106,9 +106,9 @@ class Paddle:
         self.total = found.total
         self.placed = place(found, support, labels, K, o.scaling, queries.dtype)
         form = form_for(queries, found, self.placed.coordinates, o.precision)
-        self.walk = Walk(queries, form, K)
+        self.factors = RowFactors(queries, form, K)
         rough = rough_form(form, self.total)
-        self.rough = self.walk if rough is form else Walk(queries, rough, K)
+        self.rough = self.factors if rough is form else RowFactors(queries, rough, K)
         self.slope, self.distance_unit = slope_of(
             self.placed,
             self.total,
@@ -123,7 +123,7 @@ class Paddle:
     def leads(self) -> Tensor:
         """Leads of the nearest class over the median one, summed over all rows; see `assign`."""
         placed = self.placed
-        scores = DistanceScores(self.walk, placed.means, torch.ones_like(placed.unit), placed)
+        scores = DistanceScores(self.factors, placed.means, torch.ones_like(placed.unit), placed)
         leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
         bias = scores.bias.to(scores.slope.dtype)
         for _, products, length in scores.chunks():
@@ -144,14 +144,14 @@ class Paddle:
             tol=o.tol,
         )
 
-    def scores(self, walk: Walk, w: Tensor) -> DistanceScores:
-        return DistanceScores(walk, w, self.slope, self.placed)
+    def scores(self, factors: RowFactors, w: Tensor) -> DistanceScores:
+        return DistanceScores(factors, w, self.slope, self.placed)
 
     def class_sums(
-        self, scores: DistanceScores, bias: Tensor, told: Told | None = None
+        self, scores: DistanceScores, bias: Tensor, results: RowResults | None = None
     ) -> tuple[list[Tensor], Tensor]:
         """Sums of the rows by class, and of their probabilities; see `sums_by_class`."""
-        form = scores.walk.form
+        form = scores.factors.form
         return sums_by_class(
             scores.parts(),
             scores.slope,
@@ -159,57 +159,59 @@ class Paddle:
             form,
             self.group,
             weigh=form.weigh,
-            top=None if told is None else told.top,
-            out=None if told is None else told.probabilities,
+            top=None if results is None else results.top,
+            out=None if results is None else results.probabilities,
         )
 
-    def tells_in_passing(self) -> bool:
+    def writes_results(self) -> bool:
         """Whether an iteration computes probabilities as they are returned."""
-        return self.queries.B == 1 and self.walk.form.written is None
+        return self.queries.B == 1 and self.factors.form.written is None
 
-    def move(self, state: State) -> tuple[Tensor, Told | None]:
+    def move(self, state: State) -> tuple[Tensor, RowResults | None]:
         """Iterate prototypes and dual; returns the prototypes of the last probabilities.
 
-        These too, if it was known before the last iteration that it is the last.
+        Also the results for the rows, if the last iteration was known to be the last.
         """
         o = self.options
-        told = None
+        results = None
         w = self.placed.means.clone()
-        scores = self.scores(self.walk if is_captured(w) else self.rough, w)
+        scores = self.scores(self.factors if is_captured(w) else self.rough, w)
         bias = scores.bias.to(w.dtype)
         moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
         for step in range(1, o.max_iter + 1):
-            if step == o.max_iter and scores.walk is self.walk and self.tells_in_passing():
-                told = room_to_tell(scores, top=o.top, all_classes=o.all_classes)
-            sums, held = self.class_sums(scores, bias, told)
-            if told is not None:
-                told.held.copy_(held)
+            if step == o.max_iter and scores.factors is self.factors and self.writes_results():
+                results = empty_results(scores, top=o.top, all_classes=o.all_classes)
+            sums, held = self.class_sums(scores, bias, results)
+            if results is not None:
+                results.held.copy_(held)
             scores.move(sums, held, state.running)
             state.update(held, moved)
-            if scores.walk is not self.walk and float(state.criterion.amax()) <= ROUGH:
-                scores.use(self.walk)
+            if scores.factors is not self.factors and float(state.criterion.amax()) <= ROUGH:
+                scores.use(self.factors)
                 state.running.fill_(1)  # no task stops on rounded values
             if not state.goes_on():
                 break
-        return scores.before, told
+        return scores.before, results
 
     def solve(self) -> Found:
         o, state = self.options, self.state()
-        w, told = self.move(state)
-        scores = self.scores(self.walk, w)
+        w, results = self.move(state)
+        scores = self.scores(self.factors, w)
         weighed = self.dual_weight * state.before
-        if told is None:
-            told = tell(scores, weighed, self.group, top=o.top, all_classes=o.all_classes)
+        if results is None:
+            results = classify_rows(
+                scores, weighed, self.group, top=o.top, all_classes=o.all_classes
+            )
         dtype = self.queries.dtype
         return Found(
-            told.top,
-            told.probabilities,
+            results.top,
+            results.probabilities,
             state.proportions(state.counts).to(dtype),
             state.dual.to(dtype),
             state.iterations,
             state.criterion.to(dtype),
             self.input_prototypes(scores, weighed) if o.prototypes else None,
-            told.held,
+            results.held,
         )
 
     def input_prototypes(self, scores: DistanceScores, dual: Tensor) -> Tensor:
@@ -220,7 +222,7 @@ class Paddle:
         query_means = found.sums / found.total
         raw = raw_coordinates(found, query_means, dtype)
         form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
-        own = self.walk.form
+        own = self.factors.form
 
         def parts() -> Iterator[Part]:
             for at, rows in queries.chunks(max(self.K, queries.D)):

@@ -36,7 +36,7 @@ class Top:
         return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
 
     def rows(self, part: slice) -> Top:
-        """Those of some rows of the only task."""
+        """Views of some rows of a single task, or of all rows."""
         return Top(self.probabilities[:, part], self.classes[:, part])
 
 
