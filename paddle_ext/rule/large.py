@@ -135,7 +135,7 @@ class LateScores:
     def added(self, part: slice, x: Tensor) -> Tensor | None:
         """Further logits [n, K] of rows: those of the correction, and those given."""
         given = self.before.added
-        found = None if given is None else given[part]
+        found = None if given is None else given[part].contiguous()
         if self.correction is not None and self.likelihood.correction is not None:
             linear = self.form.products(x, self.correction)[0] + self.likelihood.correction[-1]
             found = linear if found is None else linear.add_(found)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from places import at_places
 from problems import Place, Problem, largest, make_problem
 from torch import Tensor
 
-from paddle_ext import _native, build_info, methods, reference
+from paddle_ext import _native, build_info, reference
 from paddle_ext.ops.adaptive import (
     Labelled,
     Likelihoods,
@@ -373,52 +372,3 @@ def test_threads_leave_no_trace() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], x) for x in found)
-
-
-# --- values that are not finite -------------------------------------------------------------------
-
-
-def bad_tasks() -> Iterator[Problem]:
-    good = make_problem(B=2, Q=9, K=4, D=6, shots=(2, 3), seed=1)
-    for value in (torch.nan, torch.inf, 1e31):
-        support, query = good.support.clone(), good.query.clone()
-        support[1, 2, 3] = query[0, 8, 5] = value
-        yield replace(good, support=support)
-        yield replace(good, query=query)
-    labels = good.support_labels.clone()
-    labels[1, 0] = 4
-    yield replace(good, support_labels=labels)
-    labels = good.support_labels.clone()
-    labels[labels == 2] = 1
-    yield replace(good, support_labels=labels)
-
-
-@at_places("case", everywhere=[0, 1, 2, 3, 4, 5, 6, 7])
-@pytest.mark.parametrize("batched", [False, True])
-def test_bad_values_are_found(place: Place, case: int, batched: bool) -> None:
-    """Including those that only a pass over the rows finds, with the usual errors."""
-    problem = list(bad_tasks())[case]
-    if place.dtype is torch.float64 and case in (4, 5):
-        return  # a number like any other
-    problem = place.put(problem.to(place.dtype))
-    if not batched:
-        problem = problem.task(0 if case in (1, 3, 5) else 1)
-    sentences = []
-    for name in ("adaptive", "simpleshot"):
-        with pytest.raises(ValueError) as caught:  # noqa: PT011
-            methods.create(name).predict(*problem.inputs(), num_classes=4)
-        sentences.append(str(caught.value))
-    assert sentences[0] == sentences[1]
-    assert "\n" not in sentences[0]
-
-
-def test_odd_values_are_not_bad(place: Place) -> None:
-    """Rows of zeros, tiny and huge ones look suspicious but are valid."""
-    problem = make_problem(B=2, Q=9, K=4, D=6, shots=(3, 3), seed=1)
-    support = problem.support.clone()
-    support[0, 0], support[1, 1], support[1, 2] = 0, 1e-30 * support[1, 1], 1e25 * support[1, 2]
-    there = place.put(replace(problem, support=support).to(place.dtype))
-    found = methods.create("adaptive").predict(*there.inputs(), num_classes=4)
-    assert torch.isfinite(found.probabilities).all()
-    assert not learned(there).finite.any()
-    assert learned(place.put(problem.to(place.dtype))).finite.all()
