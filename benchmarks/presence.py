@@ -21,7 +21,7 @@ import paddle_ext
 from paddle_ext import FeatureBank, Solution, TaskBatch, TaskSampler, presence
 from paddle_ext.methods import Adaptive
 from paddle_ext.solution import DUAL_SHARE
-from paddle_ext.task import IndexedTask, Task
+from paddle_ext.task import IndexedTask
 
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test
@@ -124,9 +124,7 @@ def solve(bank: FeatureBank, batch: TaskBatch, method: str) -> Solution:
 def solve_one(support: Tensor, labels: Tensor, query: Tensor, method: str) -> Solution:
     if method == "paddle":
         return paddle_ext.solve(support, labels, query)
-    adaptive = Adaptive()
-    task = Task(support[None], labels[None], query[None], int(labels.max()) + 1)
-    return adaptive.solve_one(adaptive.likelihood(task), query)
+    return paddle_ext.adaptive(support, labels, query)
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:
