@@ -88,7 +88,8 @@ class ArrowPart:
         """
         column = self.batch.column(name)
         kind = getattr(column.type, "storage_type", column.type)
-        if not is_lists(kind) or not is_number(kind.value_type):
+        # Lists of decimals hold objects.
+        if not is_lists(kind) or not str(kind.value_type).startswith(NUMBERS[:-1]):
             return None
         width = width_of(column) if width is None else width
         found = vectors(column, max(width, 1), f"{path}, column {name!r},", self.rows)

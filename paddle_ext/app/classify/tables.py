@@ -66,11 +66,6 @@ class TableSamples:
     features : TableFeatures
     rows : {"all", "labelled", "unlabelled"}
         Which rows; for all of them the column of labels is ignored.
-
-    Attributes
-    ----------
-    gap_words : Counter of str
-        Words that counted as missing labels.
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class TableSamples:
         self.features = [table.column(name, "features") for name in features.names]
         self.rows = rows
         self.width: int | None = None  # of a column of lists, once a row has been read
-        self.gap_words: Counter[str] = Counter()
+        self.gap_words: Counter[str] = Counter()  # words that counted as missing labels
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
         for argument, name in others.items():
             if name is not None:
@@ -98,9 +93,7 @@ class TableSamples:
         wanted = {*self.features, *self.columns.others(), *(copied or ())}
         names = [name for name in self.table.names if name in wanted]
         label = None if self.rows == "all" else self.columns.label
-        labelled = None
-        if label is not None and self.rows == "labelled":
-            labelled = label, self.have_labels
+        labelled = (label, self.have_labels) if label and self.rows == "labelled" else None
         for part in self.table.parts(names, READ_AT_ONCE, labelled):
             own = part
             if label is not None:
