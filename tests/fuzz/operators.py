@@ -39,10 +39,10 @@ BAD_FEATURES = (math.nan, math.inf, -math.inf, 3e38)
 
 
 def features(*shape: int) -> Tensor:
-    scale = random.choice((1.0, 1.0, 1e-3, 1e4, 1e-35, 1e-20, 1e20, 1e-40))
+    scale = random.choice((1.0, 1.0, 1e-3, 1e4, 1e-41, 1e-35, 1e-20, 1e20))
     found = torch.randn(shape) * scale + random.choice((0.0, 0.0, 10.0))
     if random.random() < 0.1:
-        found[..., 0] = 1e-40 * torch.randn(shape[:-1])  # a column of subnormal numbers
+        found[..., random.randrange(shape[-1])] *= 1e-41  # a column of subnormal numbers
     return found
 
 
@@ -62,7 +62,7 @@ def sizes() -> tuple[list[int], list[int], int, int, int, int]:
     """Batches of query and support, Q, S, K, D; now and then more than one panel of each."""
     batch = random.choice(([], [1], [3], [0]))
     own = [] if random.random() < 0.4 else batch
-    Q, K = random.choice((1, 3, 17, 70)), random.choice((1, 2, 5, 18))
+    Q, K = random.choice((1, 3, 17, 70, 513)), random.choice((1, 2, 5, 18))
     return batch, own, Q, K * random.choice((1, 2)), K, random.choice((1, 2, 16, 33))
 
 
@@ -225,6 +225,8 @@ def other_layout(call: Call) -> None:
     what = random.randrange(5)
     if what == 0 and x.dim() >= 2:
         call[name] = x.transpose(0, -1).contiguous().transpose(0, -1)
+    elif what == 4 and x.dim():
+        call[name] = x.repeat_interleave(3, 0)[::3]
     elif what == 1 and x.dim():
         call[name] = torch.stack([x, x], -1)[..., 0]
     elif what == 2 and x.dim() and x.numel():

@@ -209,7 +209,7 @@ class Paddle:
             state.proportions(state.counts).to(dtype),
             state.dual.to(dtype),
             state.iterations,
-            state.criterion.to(dtype),
+            state.criterion.clamp(max=torch.finfo(dtype).max).to(dtype),
             self.input_prototypes(scores, weighed) if o.prototypes else None,
             results.held,
         )
