@@ -41,12 +41,16 @@ def run(size: int, folder: Path, mode: str) -> list[subprocess.CompletedProcess[
     return ended
 
 
+def stored(folder: Path, shots: tuple[int, int]) -> Problem:
+    made = make_problem(Q=1101, K=12, D=16, shots=shots, seed=8)
+    names = ("support", "labels", "query")
+    torch.save(dict(zip(names, made.inputs(), strict=True)), folder / "task.pt")
+    return made
+
+
 @pytest.fixture
 def problem(tmp_path: Path) -> Problem:
-    made = make_problem(Q=1101, K=12, D=16, shots=(3, 5), seed=8)
-    names = ("support", "labels", "query")
-    torch.save(dict(zip(names, made.inputs(), strict=True)), tmp_path / "task.pt")
-    return made
+    return stored(tmp_path, (3, 5))
 
 
 def together(size: int, folder: Path, name: str) -> Tensor:
@@ -71,6 +75,15 @@ def test_any_number_of_processes(size: int, problem: Problem, tmp_path: Path) ->
     for ended in run(size, tmp_path, "gloo"):
         assert ended.returncode == 0, ended.stderr
     assert_as_alone(problem, size, tmp_path)
+
+
+@pytest.mark.parametrize("shots", [1, 2])
+def test_few_shots(shots: int, tmp_path: Path) -> None:
+    """Other metrics than that of many shots."""
+    problem = stored(tmp_path, (shots, shots))
+    for ended in run(2, tmp_path, "gloo"):
+        assert ended.returncode == 0, ended.stderr
+    assert_as_alone(problem, 2, tmp_path)
 
 
 def test_a_process_that_dies_ends_the_others(problem: Problem, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from method_tasks import assert_prediction, hard
 from places import at_places
 from problems import NASTY, Place, Problem, largest, make_problem, nothing_waits, remembered
 
+import paddle_ext
 from paddle_ext import methods, reference
 from paddle_ext import task as features
 from paddle_ext.methods.adaptive import Adaptive
@@ -285,6 +286,22 @@ def test_nothing_waits_for_the_device(shots: tuple[int, int]) -> None:
         with nothing_waits():
             got = Adaptive().solution(task)
         assert torch.equal(got.probabilities, want.probabilities)
+
+
+def test_one_more_query_changes_few_labels() -> None:
+    """Hard features, two shots: no threshold on the number of queries changes the rule."""
+    K, D, Q, changed = 60, 64, 149, []
+    for seed in range(8):
+        random = torch.Generator().manual_seed(seed)
+        centres = torch.randn(K, D, generator=random)
+        labels = torch.arange(K).repeat(2)
+        truth = torch.randint(K, (Q + 1,), generator=random)
+        support, query = (
+            centres[y] + 2.5 * torch.randn(len(y), D, generator=random) for y in (labels, truth)
+        )
+        fewer, more = (paddle_ext.adaptive(support, labels, query[:n]) for n in (Q, Q + 1))
+        changed.append(float((more.labels[:Q] != fewer.labels).double().mean()))
+    assert sum(changed) / len(changed) < 0.005
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ class GivenScores:
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         for part, logits in self.rows.chunks(self.shape[2]):
-            yield part, logits.to(self.slope.dtype, copy=True), None
+            copy = torch.empty(logits.shape, dtype=self.slope.dtype, device=logits.device)
+            yield part, copy.copy_(logits), None
 
 
 def adapt_large(

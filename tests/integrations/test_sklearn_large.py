@@ -1,0 +1,80 @@
+"""The classifier on batches beyond the limits: as `paddle_ext.adaptive`, with sparse results."""
+
+import numpy as np
+import pytest
+import torch
+
+import paddle_ext
+from paddle_ext.ops import paddle_large
+from paddle_ext.ops.large import fixed
+
+pytest.importorskip("sklearn", reason="needs scikit-learn")
+sparse = pytest.importorskip("scipy.sparse", reason="needs SciPy")
+
+K, D, Q = 12, 16, 300
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddle_large, "MOST_ASSIGNED", Q * K - 1)
+    monkeypatch.setattr(fixed, "LARGE", Q)
+
+
+def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labelled rows, their classes, and queries of half of the classes, which overlap."""
+    random = np.random.default_rng(shots)
+    centres = random.normal(size=(K, D))
+    labels = np.arange(K).repeat(shots)
+    support, query = (
+        (centres[y] + random.normal(size=(len(y), D))).astype(np.float32)
+        for y in (labels, random.integers(0, K // 2, Q))
+    )
+    return support, labels, query
+
+
+def within_the_limits(X: np.ndarray, y: np.ndarray) -> paddle_ext.PaddleClassifier:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fixed, "LARGE", 2**22)
+        patched.setattr(paddle_large, "MOST_ASSIGNED", 2**28)
+        return paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
+
+
+@pytest.mark.parametrize("shots", [1, 2, 5])
+def test_a_batch_beyond_the_limits(shots: int) -> None:
+    support, labels, query = task(shots)
+    X, y = np.concatenate([support, query]), np.concatenate([labels, np.full(Q, -1)])
+    model = paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
+    want = paddle_ext.adaptive(*(torch.from_numpy(x) for x in (support, labels, query)))
+    assert want.classes is not None
+    assert want.classes.shape == (Q, 5)
+    assert np.array_equal(model.transduction_[len(labels) :], want.labels.numpy())
+
+    found = model.label_distributions_
+    assert isinstance(found, sparse.csr_array)
+    assert found.shape == (len(X), K)
+    rows = found.toarray()
+    assert np.array_equal(rows[: len(labels)], np.eye(K)[labels])
+    whole = np.zeros((Q, K))
+    np.put_along_axis(whole, want.classes.numpy(), want.probabilities.numpy(), 1)
+    assert np.abs(rows[len(labels) :] - whole).max() < 1e-5
+    assert found[len(labels) :].nnz == np.count_nonzero(whole)
+
+    assert model.prototypes_.shape == (K, D)
+    assert np.isfinite(model.prototypes_).all()
+    assert (model.predict(query) == within_the_limits(X, y).predict(query)).mean() > 0.99
+    assert np.array_equal(model.predict_batch(query), model.transduction_[len(labels) :])
+
+
+def test_a_logistic_correction() -> None:
+    """Its logits reach the large engine: labels are those of the small one but near ties."""
+    support, labels, query = task(20)
+    X, y = np.concatenate([support, query]), np.concatenate([labels, np.full(Q, -1)])
+    large = paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
+    small = within_the_limits(X, y)
+    whole, some = small.label_distributions_, large.label_distributions_.toarray()
+    assert isinstance(whole, np.ndarray)
+    largest = np.sort(whole, 1)[:, -5:]
+    assert np.abs(np.sort(some, 1)[:, -5:] - largest).max() < 1e-4
+    clear = largest[:, -1] - largest[:, -2] > 2e-4
+    assert clear.mean() > 0.9
+    assert np.array_equal(large.transduction_[clear], small.transduction_[clear])
