@@ -265,17 +265,6 @@ def test_labels_and_indices_out_of_range(name: str, bad: int, device: str) -> No
             assert torch.equal(probabilities[task], sound[1][task])
 
 
-def test_layouts_make_no_difference(device: str) -> None:
-    for operator, make in CALLS.values():
-        call = make(device)
-        spread = {
-            name: torch.stack([x, x], -1)[..., 0] if isinstance(x, Tensor) else x
-            for name, x in call.items()
-        }
-        results = zip(operator(*call.values()), operator(*spread.values()), strict=True)
-        assert all(torch.equal(one, other) for one, other in results)
-
-
 def test_no_tasks(device: str) -> None:
     for operator, make in CALLS.values():
         call = make(device)
