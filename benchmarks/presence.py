@@ -20,8 +20,8 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import FeatureBank, Solution, TaskBatch, TaskSampler, presence
 from paddle_ext.methods import Adaptive
-from paddle_ext.task import IndexedTask, Task
 from paddle_ext.solution import DUAL_SHARE
+from paddle_ext.task import IndexedTask
 
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test
@@ -122,11 +122,8 @@ def solve(bank: FeatureBank, batch: TaskBatch, method: str) -> Solution:
 
 
 def solve_one(support: Tensor, labels: Tensor, query: Tensor, method: str) -> Solution:
-    if method == "paddle":
-        return paddle_ext.solve(support, labels, query)
-    adaptive = Adaptive()
-    task = Task(support[None], labels[None], query[None], int(labels.max()) + 1)
-    return adaptive.solve_one(adaptive.likelihood(task), query)
+    solver = paddle_ext.solve if method == "paddle" else paddle_ext.adaptive
+    return solver(support, labels, query)
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:

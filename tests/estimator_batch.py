@@ -6,8 +6,6 @@ import numpy as np
 import torch
 
 import paddle_ext
-from paddle_ext.methods import Adaptive
-from paddle_ext.task import Task
 
 CLASSES, SHOTS, DIMENSION = 12, 4, 16
 
@@ -31,8 +29,6 @@ def solved(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
 
 
 def adapted(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
-    """By the method `adaptive`, of the rows with -1."""
+    """By `paddle_ext.adaptive`, of the rows with -1."""
     support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
-    method = Adaptive(**options)
-    task = Task(support[None], labels[None], query[None], CLASSES)
-    return method.solve_one(method.likelihood(task), query)
+    return paddle_ext.adaptive(support, labels, query, num_classes=CLASSES, **options)

@@ -9,7 +9,6 @@ import paddle_ext
 from paddle_ext import Solution, presence
 from paddle_ext.methods import Adaptive, Prediction
 from paddle_ext.rule.likelihood import likelihood_of
-from paddle_ext.task import Task
 
 # --- novelty ------------------------------------------------------------------------------------
 
@@ -158,9 +157,7 @@ def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
     assert got.dtype == torch.float64
     assert got[-10:].min() > 0.9
     assert 0.3 < got[:-10].mean() < 0.7
-    solution = adaptive.solve_one(
-        adaptive.likelihood(Task(support[None], labels[None], query[None], CLASSES)), query
-    )
+    solution = paddle_ext.adaptive(support, labels, query)
     assert torch.equal(presence.novelty(solution, support, labels, query), got)
     ordinary = presence.novelty(
         adaptive.predict(support, labels, support), support, labels, support
