@@ -100,6 +100,7 @@ class FullMetric:
 
 def full_metric(data: Labelled, support: Tensor, labels: Tensor) -> FullMetric:
     B, S, D = support.shape
+    labels = labels.clamp(0, data.shots.shape[-1] - 1)  # unchecked ones may be no class
     root = data.scale.unsqueeze(1).sqrt()
     off = torch.addcmul(-data.centre.unsqueeze(1), support, data.first.unsqueeze(-1))
     off = off.mul_(data.second.unsqueeze(-1)).sub_(take(data.means, labels)).mul_(root)
