@@ -126,14 +126,17 @@ def rebatched(parts: Iterable[Batch], size: int, *, even_end: bool = True) -> It
     A batch is classified as a whole, so a last one of a few samples would be classified poorly.
     """
     waiting: list[Batch] = []
-    count = 0
+    count, least = 0, 2 * size if even_end else size
     for part in parts:
         waiting.append(part)
         count += len(part.names)
-        while count >= (2 * size if even_end else size):
-            whole = concatenated(waiting)
-            yield part_of(whole, 0, size)
-            waiting, count = [part_of(whole, size, count)], count - size
+        if count < least:
+            continue
+        whole, start = concatenated(waiting), 0
+        while count - start >= least:
+            yield part_of(whole, start, start + size)
+            start += size
+        waiting, count = [part_of(whole, start, count)], count - start
     if count > size:
         whole = concatenated(waiting)
         yield part_of(whole, 0, count // 2)

@@ -69,19 +69,22 @@ class StreamReport:
     def __post_init__(self) -> None:
         self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
         self.sums = torch.zeros(len(self.class_names), dtype=torch.float64)
+        self.names = np.array(self.class_names, dtype=object)
 
     @property
     def probability(self) -> Tensor:
         """The mean probability of the samples of each class, [K]; 0 where there are none."""
         return self.sums / self.counts.clamp(min=1)
 
-    def count(self, labels: Tensor, probability: Tensor, names: Any, truth: list[str]) -> None:
-        """Add samples [n], with the names of their predicted and true classes, if known."""
+    def count(self, labels: Tensor, probability: Tensor, truth: list[str]) -> Any:
+        """Add samples [n] with the names of their true classes, if known; returns the predicted."""
         self.counts += torch.bincount(labels, minlength=len(self.counts))
         self.sums.index_add_(0, labels, probability.double())
+        names = self.names[labels.numpy()]
         for name, true in zip(names, truth, strict=bool(truth)):
             self.known += bool(true)
             self.right += name == true
+        return names
 
 
 def streams(output: str | Path) -> bool:
@@ -284,17 +287,14 @@ def answer_table(
 ) -> Any:
     """The rows of the output as a pyarrow.Table; `report` counts them."""
     arrow = libraries()[0]
-    names = np.array(report.class_names, dtype=object)[labels.numpy()]
-    report.count(labels, probability, names, batch.truth or [])
-    table = batch.copied.rename_columns([*copied.values()] or ["row"])
+    names = report.count(labels, probability, batch.truth or [])
     answers = (
         arrow.array(names, arrow.string()),
         arrow.array(probability.float().numpy()),
         arrow.array(doubt.float().numpy()),
     )
-    for name, column in zip(ANSWERS, answers, strict=True):
-        table = table.append_column(name, column)
-    return table
+    header = [*(copied.values() or ["row"]), *ANSWERS]
+    return arrow.Table.from_arrays([*batch.copied.columns, *answers], header)
 
 
 def write_parquet(path: Path, tables: Iterator[Any]) -> None:

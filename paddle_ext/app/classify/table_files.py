@@ -210,9 +210,7 @@ class ParquetTable(Table):
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"{path} must have unique column names, got one twice")
         self.numeric = [one.name for one in schema if is_number(one.type)]
-        self.lists = [
-            one.name for one in schema if is_lists(getattr(one.type, "storage_type", one.type))
-        ]
+        self.lists = [one.name for one in schema if is_lists(one.type)]
         first = next(self.parts(self.numeric, SAMPLE_ROWS), None)
         self.first = {} if first is None else {name: first.cells(name) for name in self.numeric}
 

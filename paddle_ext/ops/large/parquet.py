@@ -151,7 +151,7 @@ def column_type(schema: Any, column: str, path: Path) -> Any:
 
 
 def is_lists(kind: Any) -> bool:
-    types = libraries()[0].types
+    types, kind = libraries()[0].types, getattr(kind, "storage_type", kind)
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
