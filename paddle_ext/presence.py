@@ -81,8 +81,8 @@ def novelty(
     known = familiar(support.detach(), support_labels.long(), K)
     if known is None:
         raise ValueError(ALONE)
-    swallowed = isinstance(solution, Solution) and solution.concentration is None
-    return known.novelty(query.detach(), None if swallowed else solution.labels)
+    of_paddle = isinstance(solution, Solution) and solution.concentration is None
+    return known.novelty(query.detach(), None if of_paddle else solution.labels)
 
 
 class LabelDoubt(NamedTuple):
@@ -180,7 +180,7 @@ class Familiar(KnownClasses):
     """A model of samples of known classes; tensors, so that they can be stored as arrays."""
 
     weights: Tensor  # [3] float64: weights of the signs
-    usual: Tensor  # [m] float64: sorted strangeness of labelled rows
+    ordinary: Tensor  # [m] float64: sorted strangeness of labelled rows
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
         """Novelty of rows [n, D] with these labels, by default the largest cosines'; float64."""
@@ -189,7 +189,7 @@ class Familiar(KnownClasses):
             # Unit-norm first: float64 values may be too large for the dtype of the means.
             unit = unit_rows(rows[part].double()).to(self.means.dtype)
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
-        return rank(self.usual, torch.cat(found))
+        return rank(self.ordinary, torch.cat(found))
 
 
 def signs(distance: Tensor, own: Tensor, best: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
     found = known_classes(rows, labels, unit_rows(sums))
     m = min(len(able), MOST_ROWS)
     chosen = able[(2 * torch.arange(m, device=able.device) + 1) * len(able) // (2 * m)]
-    usual = torch.cat(
+    ordinary = torch.cat(
         [
             judged_as_known(found, unit[part], labels[part], sums, shots)
             for part in (chosen[one] for one in parts(m, 4 * rows.shape[1] + 2 * K))
@@ -221,11 +221,11 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
     )
     strange = judged_as_strange(found, rows, unit, labels, chosen)
     # If labels are mostly wrong, strangers may fit theirs better than known rows do.
-    own_is_largest = int((usual[:, 1] == usual[:, 2]).sum())
+    own_is_largest = int((ordinary[:, 1] == ordinary[:, 2]).sum())
     trusted = float(2 * (own_is_largest + PRIOR_ROWS) > m + PRIOR_ROWS)
-    combined = usual.new_tensor([[1.0, 0.0], [0.0, trusted], [0.0, 1.0]])  # the cosines together
-    weights = combined @ discriminant(usual @ combined, strange @ combined)
-    return Familiar(**vars(found), weights=weights, usual=(usual @ weights).sort().values)
+    combined = ordinary.new_tensor([[1.0, 0.0], [0.0, trusted], [0.0, 1.0]])  # the cosines together
+    weights = combined @ discriminant(ordinary @ combined, strange @ combined)
+    return Familiar(**vars(found), weights=weights, ordinary=(ordinary @ weights).sort().values)
 
 
 def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClasses:
@@ -302,8 +302,8 @@ def spread(x: Tensor) -> Tensor:
     return (squares / (len(x) + PRIOR_ROWS)).sqrt().clamp(min=NO_SPREAD)
 
 
-def rank(usual: Tensor, scores: Tensor) -> Tensor:
-    """The share of sorted `usual` scores [m] below each score, interpolated and extrapolated.
+def rank(ordinary: Tensor, scores: Tensor) -> Tensor:
+    """The share of sorted `ordinary` scores [m] below each score, interpolated and extrapolated.
 
     It increases strictly with the score, so that the order is preserved.
 
@@ -312,12 +312,12 @@ def rank(usual: Tensor, scores: Tensor) -> Tensor:
     >>> rank(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-9.0, 0.0, 0.5, 2.0, 99.0]))
     tensor([0.0250, 0.2500, 0.3750, 0.7500, 0.9974], dtype=torch.float64)
     """
-    usual, scores = usual.double(), scores.double()
-    m = len(usual)
-    place = torch.searchsorted(usual, scores, right=True)
-    low, high = usual[(place - 1).clamp(min=0)], usual[place.clamp(max=m - 1)]
-    inside = (scores - low) / (high - low).clamp(min=torch.finfo(usual.dtype).tiny)
-    above, below = ((scores - usual[i]).abs() for i in (-1, 0))
+    ordinary, scores = ordinary.double(), scores.double()
+    m = len(ordinary)
+    place = torch.searchsorted(ordinary, scores, right=True)
+    low, high = ordinary[(place - 1).clamp(min=0)], ordinary[place.clamp(max=m - 1)]
+    inside = (scores - low) / (high - low).clamp(min=torch.finfo(ordinary.dtype).tiny)
+    above, below = ((scores - ordinary[i]).abs() for i in (-1, 0))
     outside = torch.where(place == m, above / (1 + above), 1 / (1 + below))
     share = torch.where((place > 0) & (place < m), inside, outside)
     return (place + share) / (m + 1)

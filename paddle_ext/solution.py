@@ -164,8 +164,8 @@ class Solution(NamedTuple):
             return distinct(self.labels, K) >= MIXED_CLASSES
         nearest = self.logits_without(1.0).argmax(-1)
         many = distinct(self.labels, K) >= MIXED_LABELS
-        swallowed = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
-        return (distinct(nearest, K) >= MIXED_CLASSES) & (many | swallowed)
+        change = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
+        return (distinct(nearest, K) >= MIXED_CLASSES) & (many | change)
 
 
 def distinct(labels: Tensor, num_classes: int) -> Tensor:

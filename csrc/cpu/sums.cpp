@@ -31,7 +31,7 @@ struct Entries {
 
 // Counts the entries above the threshold; false if there are too many.
 template <typename T>
-bool few(const SumsParams& p) {
+bool is_sparse(const SumsParams& p) {
     const T* u = static_cast<const T*>(p.probabilities);
     const T threshold = T(p.threshold);
     *p.found = 0;
@@ -80,7 +80,7 @@ void run_cpu(const SumsParams& p, int threads) {
     require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
     const Entries all(p.workspace, p);
     require_workspace(p.workspace_bytes, all.used);
-    if (!(at == 0 ? few<float>(p) : few<double>(p))) return;
+    if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
     at == 0 ? collect<float>(p, all) : collect<double>(p, all);
     sort(p, all);
     const AssignKernels& level = cpu_kernels().assign;

@@ -232,8 +232,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._kept = None if isinstance(fit.fitted, FittedAdaptive) else FittedRows.of(given)
         named_or_two = names is not None or len(own) > len(self.classes_)
         self.calibrated_ = self.method == "adaptive" and named_or_two
-        self._tell_batch(fit)
-        self._tell_all_rows(fit.solution, labels, known, rows.dtype)
+        self._set_batch(fit)
+        self._set_rows(fit.solution, labels, known, rows.dtype)
         return self
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **names: Any) -> Array:
@@ -255,7 +255,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return named_classes(y, prototypes, classes, self.n_features_in_)
 
-    def _tell_batch(self, fit: Fit) -> None:
+    def _set_batch(self, fit: Fit) -> None:
         """Results for the batch or, without one, for the labelled rows."""
         self.prototypes_ = array(fit.prototypes)
         self.class_proportions_ = array(fit.proportions)
@@ -269,7 +269,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self.concentration_ = float(solution.concentration)
         self.present_classes_ = self.classes_[array(present)]
 
-    def _tell_all_rows(
+    def _set_rows(
         self,
         solution: Solution | None,
         labels: Tensor,

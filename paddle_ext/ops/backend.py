@@ -25,7 +25,7 @@ def takes_reference(backend: str, x: Tensor) -> bool:
     if x.dtype is torch.float64:
         if backend == "auto":
             if not torch.compiler.is_compiling():
-                tell_of_the_reference()
+                warn_of_the_reference()
             return True
         raise ValueError(
             "backend must be 'auto' or 'reference' for float64 features on CUDA (or make the "
@@ -43,7 +43,7 @@ def takes_reference(backend: str, x: Tensor) -> bool:
 
 
 @cache
-def tell_of_the_reference() -> None:
+def warn_of_the_reference() -> None:
     """Once per process."""
     warnings.warn(
         "float64 on CUDA has no native code and uses the slow torch reference: make the features "

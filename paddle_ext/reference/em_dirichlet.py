@@ -127,8 +127,8 @@ def em_dirichlet(
             cosines = unit_rows(task.support) @ unit_rows(task.prototypes).mT
             log_s = (torch.softmax(temperature * cosines, dim=-1) + EPSILON).log()
         weight = K // k_eff if lam is None else lam / Q
-        usual = 20 if assignment == "soft" else 10
-        steps = schedule or [(weight, 1.0)] * (max_iter or usual)
+        default = 20 if assignment == "soft" else 10
+        steps = schedule or [(weight, 1.0)] * (max_iter or default)
         alpha = torch.ones(K, K, dtype=torch.float64)
         u = soft = x
         for penalty, softness in steps:

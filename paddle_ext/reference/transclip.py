@@ -129,11 +129,11 @@ def transclip(
 
     def solve(task: NamedTask) -> Tensor:
         log_y = torch.log_softmax(task.zero_shot_logits(logit_scale), dim=-1)
-        few = len(task.support) > 0
-        weight = (0.5 if few else 1.0) if lam is None else lam
+        labelled = len(task.support) > 0
+        weight = (0.5 if labelled else 1.0) if lam is None else lam
         numbers = {"knn": knn, "confident": confident}
         numbers |= {"max_iter": max_iter, "inner_iter": inner_iter}
-        if not few or gamma is not None:
+        if not labelled or gamma is not None:
             return iterate(task, log_y, lam=weight, gamma=gamma or 0.0, **numbers)
         x, rows = unit_rows(task.query), unit_rows(task.support)
         nearest = (distances(rows, x) + 2.0**-20).float().sort(stable=True).indices[:, 0]

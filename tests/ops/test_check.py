@@ -486,7 +486,7 @@ def test_float64_on_cuda_is_said_once() -> None:
     class OnCuda:
         is_cuda, dtype, device = True, torch.float64, "cuda:0"
 
-    choice.tell_of_the_reference.cache_clear()
+    choice.warn_of_the_reference.cache_clear()
     with pytest.warns(UserWarning, match="float64 on CUDA has no native code"):
         assert choice.takes_reference("auto", OnCuda())
     with warnings.catch_warnings():
