@@ -165,7 +165,9 @@ def open_rows(
         return Source(known, stored, str(path), kind, len(stored), notes)
     table = open_table(path, *settings.csv_format)
     if features is None:
-        label = columns.label if columns.label in table.names else None
+        # The label column of another, labelled file may be missing here.
+        here = settings.model is not None or columns.label in table.names
+        label = columns.label if here else None
         own = replace(columns, label=table.label_column_if_any(label, columns.truth))
         features = table_features(table, own, settings, device, notes)
     samples = TableSamples(table, replace(columns, label=None), features, "all")
