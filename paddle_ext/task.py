@@ -171,6 +171,8 @@ def bounded(factor: float) -> float:
 
 def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
     """One solution from those of many tasks, optionally reordered."""
+    if len(parts) == 1 and order is None:
+        return parts[0]
     together: dict[str, Any] = {}
     for name, x in parts[0]._asdict().items():
         if isinstance(x, Tensor):

@@ -13,7 +13,7 @@ from . import native
 from .large.fixed import is_large
 from .large.logits import adapt_large
 from .operators import allocator, computable, register, target, workspace
-from .pointers import pointer
+from .pointers import pointer, pointers_to_new
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -60,7 +60,6 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
                 [x.view(B, *x.shape[len(batch) :])[number] for x in outputs],
             )
         return outputs
-    labels, probabilities, proportions, dual, iterations, criterion, concentration, bound = outputs
     logits = computable("logits", logits)
     call = native.module.adapt_call(
         target=target(logits),
@@ -73,18 +72,17 @@ def adapt_kernel(logits: Tensor, weight: float, max_iter: int, tol: float) -> Ou
         tol=tol,
     )
     memory = workspace(call.workspace(), logits)
-    real, on = probabilities.dtype, logits.get_device()
-    per_task, per_class, per_query = tuple(batch), (*batch, K), (*batch, Q)
+    on, results = logits.get_device(), pointers_to_new(outputs)
     call.solve(
-        logits=pointer(logits, logits.dtype, (*per_query, K), on),
-        labels=pointer(labels, torch.int64, per_query, on),
-        probabilities=pointer(probabilities, real, (*per_query, K), on),
-        proportions=pointer(proportions, real, per_class, on),
-        dual=pointer(dual, real, per_class, on),
-        iterations=pointer(iterations, torch.int32, per_task, on),
-        criterion=pointer(criterion, real, per_task, on),
-        concentration=pointer(concentration, real, per_task, on),
-        bound=pointer(bound, real, per_task, on),
+        logits=pointer(logits, logits.dtype, (*batch, Q, K), on),
+        labels=results[0],
+        probabilities=results[1],
+        proportions=results[2],
+        dual=results[3],
+        iterations=results[4],
+        criterion=results[5],
+        concentration=results[6],
+        bound=results[7],
         workspace=pointer(memory, torch.uint8, memory.shape, on),
         workspace_bytes=memory.numel(),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from ..solution import Solution
 from . import devices, native
 from .backend import takes_reference
 from .operators import allocator, integers, target, warn_of_the_cpu, workspace
-from .pointers import pointer
+from .pointers import pointer, pointers_to_new
 
 CENTRE, SPREAD = 16.0, math.log(2.0)  # the sharpness a priori, and the spread of its logarithm
 
@@ -100,18 +100,24 @@ def on(found: Any, device: torch.device) -> Any:
 
 def run(call: Any, like: Tensor, given: dict[str, int], wanted: dict[str, Any]) -> list[Tensor]:
     """Make a native call; `wanted` are the shapes of its results, or dtypes and shapes."""
-    new, device = allocator(like), like.get_device()
-    outputs, places = [], {}
-    for name, kind in wanted.items():
+    new, outputs = allocator(like), []
+    for kind in wanted.values():
         dtype, shape = kind if isinstance(kind[0], torch.dtype) else (like.dtype, kind)
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        x = new(shape, tuple(strides), dtype)
-        outputs.append(x)
-        places[name] = pointer(x, dtype, shape, device)
+        outputs.append(new(shape, strides(shape), dtype))
     memory = workspace(call.workspace(), like)
-    places["workspace"] = pointer(memory, torch.uint8, memory.shape, device)
-    call.solve(**given, **places, workspace_bytes=memory.numel())
+    call.solve(
+        **given,
+        **dict(zip(wanted, pointers_to_new(outputs), strict=True)),
+        workspace=pointer(memory, torch.uint8, memory.shape, like.get_device()),
+        workspace_bytes=memory.numel(),
+    )
     return outputs
+
+
+@lru_cache(maxsize=256)
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def options_of(like: Tensor) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The one place where a tensor becomes a pointer."""
+"""The one place where tensors become pointers."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -38,3 +40,11 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device
             f"{x.dtype}, {list(x.shape)}, {x.get_device()} with strides {x.stride()}"
         )
     return x.data_ptr()
+
+
+def pointers_to_new(tensors: Iterable[Tensor]) -> list[int]:
+    """The addresses of results that the caller has just allocated, which nobody can have changed.
+
+    A small call has ten of them, and `pointer` would take a sixth of its time.
+    """
+    return [x.data_ptr() for x in tensors]

@@ -35,7 +35,7 @@ def classify(
     likelihood : Likelihood
         Of each batch, or shared by all.
     query : Tensor [B, Q, D] or Rows
-        In the dtype of the likelihood; `Rows` are one batch, B = 1.
+        Of any floating-point dtype; `Rows` are one batch, B = 1.
     added : Tensor [B, Q, K], optional
         Further logits, such as those of names.
     max_iter, tol
@@ -58,6 +58,7 @@ def classify(
     if isinstance(query, Tensor):
         alone = all_classes and group.group is None
         if alone and not is_large(query.shape[1], K):
+            query = query.to(likelihood.weights.dtype)
             return solve_small(likelihood, query, added, max_iter=max_iter, tol=tol)
         if takes_reference("auto", query):
             likelihood, device = likelihood.to("cpu"), query.device

@@ -124,7 +124,7 @@ def adaptive(
     }
     with torch.no_grad(), without_autocast(support):
         if isinstance(query, Tensor):
-            task = Task(labelled, labels, batched(detached(query, dtype), 3), num_classes)
+            task = Task(labelled, labels, batched(query.detach(), 3), num_classes)
             found = solve_tasks(task, metric, **chosen)
             return found if query.dim() == 3 else without_batch(found)
         likelihood = likelihood_of(labelled, labels, num_classes, metric)
@@ -174,4 +174,4 @@ def bytes_per_task(task: Task, metric: str) -> int:
         numbers += R * (D + 2 * K) + 2 * K * D
         if full:
             numbers += 3 * max(S, D) * D + 4 * R * K
-    return numbers * task.query.itemsize
+    return numbers * task.support.itemsize
