@@ -77,7 +77,7 @@ def test_commands_elsewhere() -> None:
 
 def write_photos() -> None:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-    drawn = pattern_images(3, 8, size=32, channels=3)
+    drawn = pattern_images(3, 8, size=32, channels=3, own=0.15)
     images = drawn.read(torch.arange(len(drawn)))
     for row, (label, pixels) in enumerate(zip(drawn.labels, images, strict=True)):
         for folder in ("new", "july") if row % 8 > 2 else (f"labelled/kind {int(label)}",):
