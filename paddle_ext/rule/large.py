@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import check
 from ..ops.adaptive import coordinates
-from ..ops.large.class_sums import sums_by_class
+from ..ops.large.class_sums import Part, sums_by_class
 from ..ops.large.coordinates import check_summable
 from ..ops.large.fixed import RowResults, classify_rows, iterate_dual
 from ..ops.large.group import Group
@@ -98,9 +98,18 @@ class LikelihoodScores:
             if self.added is not None:
                 products.add_(self.added[part] / self.slope)
             yield part, products, x
+            del products, x  # makes room for the next ones
+
+    def parts(self) -> Iterator[Part]:
+        for part, products, x in self.factors():
+            yield part, products, None, x
+            del products, x
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        return ((part, products, None) for part, products, _ in self.factors())
+        for part, products, x in self.factors():
+            del x
+            yield part, products, None
+            del products
 
 
 class LateScores:
@@ -216,8 +225,7 @@ def solve_large(
     held = counter.held(state.dual, group)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
-    parts = ((at, products, None, x) for at, products, x in scores.factors())
-    sums, mass = sums_by_class(parts, scores.slope, bias, scores.form, group, squared=True)
+    sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, group, squared=True)
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, all_sums = late_step_of(likelihood, state, held, moved, trust * mass, total)

@@ -304,7 +304,7 @@ CHANGES = (
 # --- what comes out -----------------------------------------------------------------------------
 
 
-def soundly(call: Call) -> bool:
+def supported(call: Call) -> bool:
     """Whether all numbers have a size that the functions support."""
     for name, x in call.items():
         if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
@@ -313,7 +313,8 @@ def soundly(call: Call) -> bool:
             if name.endswith("mass") and not bool((x > 0).all()):
                 return False
     if "metric" in call:  # not validated: every class must have a row, and every row a class
-        own = call["support_labels"].unsqueeze(-1) == torch.arange(call["num_classes"])
+        labels = call["support_labels"].unsqueeze(-1)
+        own = labels == torch.arange(call["num_classes"], device=labels.device)
         return bool(own.any(-1).all()) and bool(own.any(-2).all())
     if "cost" in call:
         totals = call["row_mass"].double().sum(-1), call["col_mass"].double().sum(-1)
@@ -326,17 +327,17 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
     assert len(set(held)) == len(held), "results share memory"
     if any(x.is_meta for x in out) or not out[0].numel():
         return
-    sound = soundly(call)
+    valid = supported(call)
     if name == "sinkhorn":
         plan = out[0]
-        if sound:
+        if valid:
             assert bool(plan.isfinite().all()), "plan is not finite"
             assert bool((plan >= 0).all()), "plan is negative"
         return
     labels, probabilities = out[:2]
     classes = call["num_classes"] if "num_classes" in call else probabilities.shape[-1]
     assert bool(((labels >= 0) & (labels < classes)).all()), "labels out of range"
-    if sound:
+    if valid:
         if name == "tim" and max(call["weights"]) > 1e30:  # then a loss may be beyond all numbers
             out = out[:3]
         assert all(bool(x.isfinite().all()) for x in out), "not finite"
