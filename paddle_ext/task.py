@@ -60,8 +60,8 @@ class Task:
             return self.support[0], self.support_labels[0], self.query
         return self.support, self.support_labels, self.query
 
-    def part(self, tasks: slice) -> Task:
-        """A batch of only the tasks in the slice."""
+    def part(self, tasks: slice | Tensor) -> Task:
+        """Some of the tasks, by their numbers."""
         support, labels, prototypes = self.support, self.support_labels, self.prototypes
         if len(support) > 1:
             support, labels = support[tasks], labels[tasks]

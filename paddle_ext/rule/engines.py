@@ -54,20 +54,18 @@ def classify(
     Tensor [B] bool or None
         Whether the queries are plainly finite; None: not found out.
     """
-    K = likelihood.bias.shape[-1]
+    K, device = likelihood.bias.shape[-1], query.device
     if isinstance(query, Tensor):
         alone = all_classes and group.group is None
         if alone and not is_large(query.shape[1], K):
             query = query.to(likelihood.weights.dtype)
             return solve_small(likelihood, query, added, max_iter=max_iter, tol=tol)
-        if takes_reference("auto", query):
-            likelihood, device = likelihood.to("cpu"), query.device
-            query, added = query.cpu(), None if added is None else added.cpu()
-        else:
-            device = None
+        if takes_reference("auto", query):  # float64 on CUDA
+            likelihood, query = likelihood.to("cpu"), query.cpu()
+            added = None if added is None else added.cpu()
         sources: list[Rows] = [TensorRows(one) for one in query]
     else:
-        sources, device = [query], None
+        sources = [query]
     found = merged(
         [
             solve_large(
@@ -84,4 +82,4 @@ def classify(
             for number, rows in enumerate(sources)
         ]
     )
-    return found if device is None else on(found, device), None
+    return on(found, device), None

@@ -56,8 +56,8 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
     found = [
-        solve_by_rows(selected(task, first), metric, logit_scale, options),
-        solve_by_anchors(selected(task, second), logit_scale, options),
+        solve_by_rows(task.part(first), metric, logit_scale, options),
+        solve_by_anchors(task.part(second), logit_scale, options),
     ]
     return merged(found, torch.cat([first, second]).argsort())
 
@@ -389,21 +389,3 @@ def weighed(
         factor, best = torch.where(better, found, factor), torch.where(better, objective, best)
         share = torch.where(better, other, share)
     return share, factor.clamp(max=1)
-
-
-# --- batches --------------------------------------------------------------------------------------
-
-
-def selected(task: Task, tasks: Tensor) -> Task:
-    """Some of the tasks; neither support nor, if there are many, prototypes are shared."""
-    prototypes = task.prototypes
-    if prototypes is not None and len(prototypes) > 1:
-        prototypes = prototypes[tasks]
-    return replace(
-        task,
-        support=task.support[tasks],
-        support_labels=task.support_labels[tasks],
-        query=task.query[tasks],
-        prototypes=prototypes,
-        logits=None if task.logits is None else task.logits[tasks],
-    )
