@@ -146,10 +146,7 @@ def reweighted(
     mass = torch.zeros(K, dtype=x.dtype, device=x.device).index_add_(0, labels, w)
     squared_mass = torch.zeros_like(mass).index_add_(0, labels, w.square())
     means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
-    in_metric = means * likelihood.scale.unsqueeze(1)
-    if likelihood.projection is not None and likelihood.projected is not None:
-        inner = means @ likelihood.projection.mT
-        in_metric = in_metric + (inner * column(likelihood.projected)) @ likelihood.projection
+    in_metric = likelihood.in_metric(means)
     squares = (in_metric * means).sum(-1)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     return replace(

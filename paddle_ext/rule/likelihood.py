@@ -171,50 +171,48 @@ def likelihood_of(
     """
     K = num_classes
     _, S, D = support.shape
-    full_metric_too = takes_full_metric(metric, S, K, D)
-    R = 0 if S == K else how_many_calibrate(S, K, full_metric_too)
-    if R > 0 and not full_metric_too:
-        return scaled_likelihood(support, support_labels, K, R)
-    data = labelled(support, support_labels, K, R)
     if S == K:
-        return one_shot(data)
-    who, scale = judges(data), data.scale
-    weights = laid_out(data.means * scale.unsqueeze(1))
-    squares = products(data.means.square(), scale.unsqueeze(1)).squeeze(-1)
+        return one_shot(labelled(support, support_labels, K, 0))
+    full = takes_full_metric(metric, S, K, D)
+    R = how_many_calibrate(S, K, full)
+    return (full_likelihood if full else scaled_likelihood)(support, support_labels, K, R)
+
+
+def full_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likelihood:
+    """In the mixture of both metrics that makes the labels of the calibration rows most likely."""
+    data = labelled(support, labels, K, R)
+    who, scale = judges(data), data.scale.unsqueeze(1)
+    weights = laid_out(data.means * scale)
+    squares = products(data.means.square(), scale).squeeze(-1)
     cross = products(who.x, weights)
     base = scaled_distances(who, squares, cross)
+    full = full_metric(data, support, labels)
+    other, shrink = full_distances(who, data, full, base, weights, cross)
     sharpness, objective, drawn = calibrate(base.to, who.own, who.count)
-    projection = projected = mixture = None
-    if full_metric_too:
-        mixture = torch.zeros_like(sharpness)
-        full = full_metric(data, support, support_labels)
-        other, shrink = full_distances(who, data, full, base, weights, cross)
-        for share in MIXTURES:
-            found = calibrate(torch.lerp(base.to, other.to, share), who.own, who.count)
-            better = found.objective < objective
-            sharpness = torch.where(better, found.sharpness, sharpness)
-            objective = torch.where(better, found.objective, objective)
-            drawn = torch.where(better.unsqueeze(-1), found.drawn, drawn)
-            mixture = torch.where(better, share, mixture)
-        projection = full.projection
-        projected = full.sign * mixture * shrink
-        plain = 1 - mixture + full.plain * mixture * shrink
-        scale = scale * plain.unsqueeze(-1)
-        inner = data.means @ projection.mT
-        weights = weights * column(plain) + (inner * column(projected)) @ projection
-        squares = (weights * data.means).sum(-1)
-    bias = hubs(drawn, who.count) - squares * (sharpness / 2).unsqueeze(-1)
+    mixture = torch.zeros_like(sharpness)
+    for share in MIXTURES:
+        found = calibrate(torch.lerp(base.to, other.to, share), who.own, who.count)
+        better = found.objective < objective
+        sharpness = torch.where(better, found.sharpness, sharpness)
+        objective = torch.where(better, found.objective, objective)
+        drawn = torch.where(better.unsqueeze(-1), found.drawn, drawn)
+        mixture = torch.where(better, share, mixture)
+    projection, projected = full.projection, full.sign * mixture * shrink
+    plain = 1 - mixture + full.plain * mixture * shrink
+    inner = data.means @ projection.mT
+    weights = weights * column(plain) + (inner * column(projected)) @ projection
+    squares = (weights * data.means).sum(-1)
     return Likelihood(
         centre=data.centre,
         prototypes=data.means,
         weights=weights,
         squares=squares,
-        bias=bias,
+        bias=hubs(drawn, who.count) - squares * (sharpness / 2).unsqueeze(-1),
         shots=data.shots,
         sharpness=sharpness,
         temper=1.0,
-        rows=S,
-        scale=scale,
+        rows=support.shape[1],
+        scale=data.scale * plain.unsqueeze(-1),
         projection=projection,
         projected=projected,
         mixture=mixture,
