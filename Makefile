@@ -4,6 +4,7 @@
 #   PADDLE_EXT_CUDA=AUTO|ON|OFF          the CUDA backend
 #   PADDLE_EXT_CUDA_ARCHITECTURES=80;90  its architectures; default: the GPU of this machine
 #   WERROR=ON                            compiler warnings are errors
+#   WORKERS=2                            processes of make test, each with one thread
 #   MINUTES=30                           duration of make fuzz
 #   TEST_ARGS="-k fork"                  more arguments for pytest; DEMO_ARGS, BENCH_ARGS likewise
 
@@ -12,6 +13,7 @@ PADDLE_EXT_CUDA ?= AUTO
 # 90-real: one architecture, so that the CUDA code is compiled even without a GPU.
 PADDLE_EXT_CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 WERROR ?= OFF
+WORKERS ?= 2
 MINUTES ?= 30
 BENCHMARKS ?= paddle pgd sinkhorn tim adapt methods tasks_sampling evaluate
 
@@ -37,7 +39,7 @@ demo: $(BUILD) ## build, then run the demo
 	$(BIN)/paddle-ext demo $(DEMO_ARGS)
 
 test: $(BUILD) ## build, then run the tests (with GPU tests if there is a GPU)
-	$(BIN)/python -m pytest -m "not slow" $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(TEST_ARGS)
 
 test-slow: $(BUILD) ## run the slow tests, which extend the others
 	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
