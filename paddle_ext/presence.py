@@ -15,7 +15,14 @@ from torch import Tensor
 from . import check
 from .methods import Prediction
 from .ops.adaptive import coordinates
-from .rows import class_sums, computing_dtype, parts, squared_distances, unit_rows
+from .rows import (
+    class_sums,
+    computing_dtype,
+    evenly_spread,
+    parts,
+    squared_distances,
+    unit_rows,
+)
 from .rule.correction import left_out
 from .rule.likelihood import likelihood_of
 from .solution import Solution
@@ -212,7 +219,7 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
     sums = class_sums(unit, labels, K)[0].to(rows.dtype)
     found = known_classes(rows, labels, unit_rows(sums))
     m = min(len(able), MOST_ROWS)
-    chosen = able[(2 * torch.arange(m, device=able.device) + 1) * len(able) // (2 * m)]
+    chosen = able[evenly_spread(m, len(able), able.device)]
     ordinary = torch.cat(
         [
             judged_as_known(found, unit[part], labels[part], sums, shots)

@@ -98,3 +98,8 @@ def parts(count: int, row: int) -> Iterator[slice]:
     """Slices of `count` rows of `row` numbers each, small enough for the memory."""
     size = max(1, PART // max(1, row))
     return (slice(start, start + size) for start in range(0, count, size))
+
+
+def evenly_spread(count: int, total: int, device: torch.device) -> Tensor:
+    """`count` of the numbers below `total`, in the middle of equal parts, [count] int64."""
+    return (2 * torch.arange(count, device=device) + 1) * total // max(1, 2 * count)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..ops.paddle_large import returns_all
 from ..solution import Solution
 from .fitted import (
     Array,
@@ -34,6 +35,7 @@ except ImportError as error:
 METHODS = ("adaptive", "paddle")
 # Options that only PADDLE has, and their defaults.
 OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
+LARGEST = 5  # probabilities of a row that are kept if all would be too many
 TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 
 
@@ -285,8 +287,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place[~known] = array(solution.labels)
             self.doubt_[~known] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
-        if solution is not None and solution.classes is not None:
-            self.label_distributions_ = largest_of_rows(place, known, K, solution)
+        if not returns_all(None, n, K):
+            self.label_distributions_ = largest_of_rows(place, known, K, solution, dtype)
             return
         empty = torch.zeros(0, K, dtype=dtype)
         found = array(empty if solution is None else solution.probabilities)
@@ -372,7 +374,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def largest_of_rows(
-    place: Array, known: npt.NDArray[np.bool_], num_classes: int, solution: Solution
+    place: Array,
+    known: npt.NDArray[np.bool_],
+    num_classes: int,
+    solution: Solution | None,
+    dtype: torch.dtype,
 ) -> Any:
     """A `scipy.sparse.csr_array` [n, K]: 1 for the class of a labelled row, the largest of others.
 
@@ -380,8 +386,13 @@ def largest_of_rows(
     """
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-    assert solution.classes is not None
-    values, classes = array(solution.probabilities), array(solution.classes)
+    if solution is None:
+        largest = torch.zeros(0, 1, dtype=dtype), torch.zeros(0, 1, dtype=torch.int64)
+    elif solution.classes is None:
+        largest = solution.probabilities.topk(min(LARGEST, num_classes))
+    else:
+        largest = solution.probabilities, solution.classes
+    values, classes = (array(x) for x in largest)
     kept = np.where(known, 1, values.shape[1])
     starts = np.concatenate([[0], kept.cumsum()])
     owner = np.repeat(known, kept)  # of each number

@@ -19,6 +19,7 @@ from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # of one shot, and the centre of its prior
 SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
+MOST_ENTRIES = 2**24  # of the matrix of judges and classes, with more than 128 judges
 MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric, in addition to 0
 SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
 ONE_SHOT_TEMPER = 0.7  # of probabilities that nothing calibrates
@@ -70,12 +71,17 @@ def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:
     return torch.stack([x[labels == k].mean(0) for k in range(K)])
 
 
+def chosen_to_judge(able: int, K: int, full: bool) -> list[int]:
+    """Of `able` rows, evenly spread: 128, 256 for the full metric, or K."""
+    R = min(able, max(256 if full else 128, min(K, MOST_ENTRIES // K)))
+    return [(2 * i + 1) * able // (2 * R) for i in range(R)]
+
+
 def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor, full: bool) -> Rows:
-    """Of classes with two rows or more, evenly spread: 128 rows, 256 for the full metric, or K."""
+    """The judges, of classes with two rows or more."""
     S, K = len(x), len(means)
     able = [i for i in range(S) if shots[labels[i]] >= 2]
-    R = min(len(able), max(256 if full else 128, min(K, 2**24 // K)))
-    chosen = torch.tensor([able[(2 * i + 1) * len(able) // (2 * R)] for i in range(R)])
+    chosen = torch.tensor([able[i] for i in chosen_to_judge(len(able), K, full)])
     chosen = chosen.to(labels.device)
     own = labels[chosen]
     return Rows(x[chosen], own, shots[own], x[chosen] - means[own])
@@ -146,21 +152,26 @@ def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:
 
 def hubs(distances: Tensor, rows: Rows, f: float) -> Tensor:
     """Lower bias for classes that attract rows of others, [K]."""
-    R, K = distances.shape
     p = torch.softmax(-f / 2 * distances, dim=-1)
-    drawn = p.scatter(1, rows.own.unsqueeze(1), 0.0).sum(0)
-    return -torch.log(1 + (drawn - drawn.mean()) / (R / K + 1))
+    return bias_of(p.scatter(1, rows.own.unsqueeze(1), 0.0))
 
 
 def one_shot_hubs(means: Tensor) -> Tensor:
-    """The same with the class means as rows, each without its own class."""
+    """The same with class means as judges, each without its own class."""
     K = len(means)
     if K == 1:
         return means.new_zeros(1)
-    distances = squared(means, means, torch.eye(means.shape[1]).to(means))
-    distances = distances.fill_diagonal_(math.inf)
-    drawn = torch.softmax(-SHARPNESS / 2 * distances, dim=-1).sum(0)
-    return -torch.log(1 + (drawn - 1) / 2)
+    chosen = torch.tensor(chosen_to_judge(K, K, False)).to(means.device)
+    distances = squared(means[chosen], means, torch.eye(means.shape[1]).to(means))
+    distances = distances.scatter(1, chosen.unsqueeze(1), math.inf)
+    return bias_of(torch.softmax(-SHARPNESS / 2 * distances, dim=-1))
+
+
+def bias_of(attracted: Tensor) -> Tensor:
+    """From what each class attracts of each judge, [R, K], to its bias, [K]."""
+    R, K = attracted.shape
+    drawn = attracted.sum(0)
+    return -torch.log(1 + (drawn - drawn.mean()) / (R / K + 1))
 
 
 def moved_distances(

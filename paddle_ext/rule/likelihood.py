@@ -9,7 +9,6 @@ Distances are only needed up to a constant per row: ||x||^2 is never computed, a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ..ops.adaptive import CENTRE, Labelled, calibrate, coordinates, labelled, likelihood
 from ..rows import laid_out, products
+from .hubs import hubs, one_shot_hubs
 from .metric import (
     full_distances,
     full_metric,
@@ -172,7 +172,7 @@ def likelihood_of(
     K = num_classes
     _, S, D = support.shape
     if S == K:
-        return one_shot(labelled(support, support_labels, K, 0))
+        return one_shot(labelled(support, support_labels, K, 0), how_many_calibrate(S, K, False))
     full = takes_full_metric(metric, S, K, D)
     R = how_many_calibrate(S, K, full)
     return (full_likelihood if full else scaled_likelihood)(support, support_labels, K, R)
@@ -207,7 +207,7 @@ def full_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeliho
         prototypes=data.means,
         weights=weights,
         squares=squares,
-        bias=hubs(drawn, who.count) - squares * (sharpness / 2).unsqueeze(-1),
+        bias=hubs(drawn, who.count.unsqueeze(-1)) - squares * (sharpness / 2).unsqueeze(-1),
         shots=data.shots,
         sharpness=sharpness,
         temper=1.0,
@@ -237,32 +237,13 @@ def scaled_likelihood(support: Tensor, labels: Tensor, K: int, R: int) -> Likeli
     )
 
 
-def hubs(drawn: Tensor, count: Tensor) -> Tensor:
-    """Bias, lower for classes that attract many (`drawn` [B, K]) of `count` [B] rows; [B, K]."""
-    rows = (count / drawn.shape[-1]).unsqueeze(-1)
-    return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
-
-
-def drawn_by_one_shot(means: Tensor, bias: Tensor) -> Tensor:
-    """The attraction of each class to rows of others, [B, K]; computed in parts."""
-    K = means.shape[-2]
-    drawn = torch.zeros_like(bias)
-    for start in range(0, K, max(1, MOST_ENTRIES // K)):
-        part = means[:, start : start + max(1, MOST_ENTRIES // K)]
-        logits = CENTRE * (part @ means.mT) + bias.unsqueeze(1)
-        logits.diagonal(offset=start, dim1=-2, dim2=-1).fill_(-math.inf)
-        drawn += logits.softmax(-1).sum(1)
-    return drawn
-
-
-def one_shot(data: Labelled) -> Likelihood:
-    """Without calibration: the sharpness is the prior's, and hubs are those of the means."""
+def one_shot(data: Labelled, R: int) -> Likelihood:
+    """Without calibration: the sharpness is the prior's, and R of the rows judge which are hubs."""
     means = data.means
     B, K, D = means.shape
     squares = means.square().sum(-1)
     bias = -CENTRE / 2 * squares
-    if K > 1:
-        bias = bias - torch.log1p((drawn_by_one_shot(means, bias) - 1) / 2)
+    bias = bias + one_shot_hubs(means, bias, R)
     return Likelihood(
         centre=data.centre,
         prototypes=means,

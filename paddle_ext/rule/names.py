@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..ops.adapt import adapt
 from ..ops.adaptive import CENTRE, calibrate
-from ..rows import class_sums, products, unit_rows
+from ..rows import class_sums, evenly_spread, products, unit_rows
 from ..solution import Solution
 from ..task import Task, how_many, merged
 from .engines import classify
@@ -129,14 +129,12 @@ class UnitRows:
 
 def rows_of(task: Task) -> UnitRows:
     S = task.support.shape[1]
-    R = min(S, MOST_ROWS)
-    place = torch.arange(R, device=task.query.device)
     return UnitRows(
         query=unit_rows(task.query),
         support=unit_rows(task.support),
         labels=task.support_labels,
         shots=shots_of(task),
-        index=(2 * place + 1) * S // max(1, 2 * R),
+        index=evenly_spread(min(S, MOST_ROWS), S, task.query.device),
     )
 
 

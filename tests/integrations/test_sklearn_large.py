@@ -78,3 +78,18 @@ def test_a_logistic_correction() -> None:
     clear = largest[:, -1] - largest[:, -2] > 2e-4
     assert clear.mean() > 0.9
     assert np.array_equal(large.transduction_[clear], small.transduction_[clear])
+
+
+@pytest.mark.parametrize("unlabelled", [0, 20])
+def test_many_labelled_rows(unlabelled: int) -> None:
+    """They count towards the limit too, as with thousands of classes of one row each."""
+    support, labels, query = task(30)
+    X = np.concatenate([support, query[:unlabelled]])
+    y = np.concatenate([labels, np.full(unlabelled, -1)])
+    found = paddle_ext.PaddleClassifier(device="cpu").fit(X, y).label_distributions_
+    assert isinstance(found, sparse.csr_array)
+    assert found.nnz == len(labels) + 5 * unlabelled
+    whole = within_the_limits(X, y).label_distributions_
+    assert isinstance(whole, np.ndarray)
+    whole[whole < np.sort(whole, 1)[:, -5:-4]] = 0
+    assert np.abs(found.toarray() - whole).max() < 1e-5

@@ -1,14 +1,19 @@
 """The method `adaptive` on batches of one class, of few, of all; large ones, and many classes."""
 
+from importlib import import_module
+from typing import Any
+
 import pytest
 import torch
 from method_tasks import nearest_mean
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import paddle_ext
 from paddle_ext.methods import Adaptive, Prediction
 from paddle_ext.rule import likelihood as learning
 from paddle_ext.rule.engines import classify
+from paddle_ext.rule.hubs import one_shot_hubs
 from paddle_ext.rule.likelihood import Likelihood, how_many_calibrate, likelihood_of
 
 CLASSES, DIMENSION = 40, 32
@@ -124,11 +129,50 @@ def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.Monk
         torch.testing.assert_close(one, other)
 
 
-def test_many_classes_of_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, with the same result."""
-    whole = likelihood(1).bias
-    monkeypatch.setattr(learning, "MOST_ENTRIES", 7 * CLASSES)
-    torch.testing.assert_close(likelihood(1).bias, whole)
+@pytest.mark.parametrize("judges", [128, 150, 200])
+def test_many_classes_of_one_shot(judges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer judges than classes, as specified."""
+    K = 200
+    specification = import_module("paddle_ext.reference.adaptive")
+    for module in (learning, specification):
+        monkeypatch.setattr(module, "MOST_ENTRIES", judges * K if judges > 128 else 0)
+    assert how_many_calibrate(K, K, False) == judges
+    rows = torch.randn(2, K, 5, generator=torch.Generator().manual_seed(0)).double()
+    found = likelihood_of(rows, torch.randperm(K).expand(2, -1), K)
+    for means, squares, bias in zip(found.prototypes, found.squares, found.bias, strict=True):
+        torch.testing.assert_close(bias + 8 * squares, specification.one_shot_hubs(means))
+
+
+def test_one_judge_by_hand() -> None:
+    """The middle one of three classes on a line judges both others, but not itself."""
+    means = torch.tensor([[[-1.0], [0.0], [1.0]]]).double()
+    drawn = torch.tensor([[0.5, 0.0, 0.5]]).double()
+    want = -torch.log(1 + (drawn - 1 / 3) / (1 / 3 + 1))
+    torch.testing.assert_close(one_shot_hubs(means, -8 * means[..., 0].square(), 1), want)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The largest number of entries of a tensor that an operation returns."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor):
+            self.entries = max(self.entries, found.numel())
+        return found
+
+
+def test_memory_of_one_shot() -> None:
+    """Linear in the number of classes, and so is the work."""
+    K, D = 20_000, 4
+    assert how_many_calibrate(K, K, False) * K <= learning.MOST_ENTRIES
+    assert how_many_calibrate(10**6, 10**6, False) == learning.MOST_ROWS
+    rows = torch.randn(1, K, D, generator=torch.Generator().manual_seed(0))
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        found = likelihood_of(rows, torch.arange(K).unsqueeze(0), K)
+    assert largest.entries <= learning.MOST_ENTRIES
+    assert bool(found.bias.isfinite().all())
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "full"])
