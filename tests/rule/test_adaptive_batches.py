@@ -151,7 +151,7 @@ def test_one_judge_by_hand() -> None:
     torch.testing.assert_close(one_shot_hubs(means, -8 * means[..., 0].square(), 1), want)
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Largest(TorchDispatchMode):
     """The largest number of entries of a tensor that an operation returns."""
 
     entries = 0
@@ -169,7 +169,7 @@ def test_memory_of_one_shot() -> None:
     assert how_many_calibrate(K, K, False) * K <= learning.MOST_ENTRIES
     assert how_many_calibrate(10**6, 10**6, False) == learning.MOST_ROWS
     rows = torch.randn(1, K, D, generator=torch.Generator().manual_seed(0))
-    with Largest() as largest:  # type: ignore[no-untyped-call]
+    with Largest() as largest:
         found = likelihood_of(rows, torch.arange(K).unsqueeze(0), K)
     assert largest.entries <= learning.MOST_ENTRIES
     assert bool(found.bias.isfinite().all())
