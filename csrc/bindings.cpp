@@ -67,6 +67,16 @@ void add_sinkhorn(py::module_& module) {
     add_call(module, "SinkhornCall", all);
 }
 
+void add_values(py::module_& module) {
+    using P = ValuesParams;
+    constexpr auto p = &Call<P>::params;
+    CallKeywords<Call<P>> all("values", "check");
+    all.make.add<p, &P::dtype>("dtype").add<p, &P::B>("B").add<p, &P::S>("S");
+    all.make.add<p, &P::most>("most").add<p, &P::counts>("counts");
+    all.run.add<p, &P::labels>("labels").add<p, &P::numbers>("numbers").add<p, &P::found>("found");
+    add_call(module, "ValuesCall", all);
+}
+
 void add_tim(py::module_& module) {
     using P = TimParams;
     using N = TimSizes;
@@ -249,6 +259,7 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_target(module);
     add_paddle(module);
     add_sinkhorn(module);
+    add_values(module);
     add_tim(module);
     add_adapt(module);
     add_labelled(module);

@@ -61,6 +61,15 @@ class SinkhornCall:
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
+def values_call(
+    *, target: Target, dtype: int, B: int, S: int, most: float, counts: Sequence[int],
+) -> ValuesCall: ...
+
+@final
+class ValuesCall:
+    def workspace(self) -> int: ...
+    def check(self, *, labels: int, numbers: Sequence[int], found: int) -> None: ...
+
 def tim_call(
     *, target: Target, dtype: int, B: int, Q: int, S: int, K: int, D: int, support_shared: bool,
     solver: int, normalize: bool, temperature: float, weights: Sequence[float],

@@ -1,7 +1,7 @@
 """Checks of the values of tensors: labels, indices, finite features.
 
 They need a pass over the tensors, and on CUDA one host synchronisation, or two without
-`num_classes`. `check` has the other checks, and re-exports these.
+`num_classes`. `check` has the other checks, and re-exports these; `ops.values` is faster.
 """
 
 from __future__ import annotations

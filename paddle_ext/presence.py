@@ -15,6 +15,7 @@ from torch import Tensor
 from . import check
 from .methods import Prediction
 from .ops.adaptive import coordinates
+from .ops.values import dense_values
 from .rows import (
     class_sums,
     computing_dtype,
@@ -84,7 +85,7 @@ def novelty(
             "solution must belong to the one given task, with probabilities of shape "
             f"[{len(query)}, K], got {list(u.shape)}"
         )
-    K = check.dense_values(support, support_labels, query, u.shape[-1])
+    K = dense_values(support, support_labels, query, u.shape[-1])
     known = familiar(support.detach(), support_labels.long(), K)
     if known is None:
         raise ValueError(ALONE)
@@ -136,7 +137,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """
     support, support_labels = check.tensors(support, support_labels)
     check.dense(support, support_labels, support)
-    K = check.dense_values(support, support_labels, support, None)
+    K = dense_values(support, support_labels, support, None)
     rows = support.detach().to(computing_dtype(support))
     return doubt_of_labels(rows, support_labels.long(), K)
 

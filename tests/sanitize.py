@@ -12,6 +12,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext.methods import create
 from paddle_ext.ops.adaptive import calibrate, labelled
+from paddle_ext.ops.values import classes_of_valid
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
 # more classes than a tile; as many as stay in registers; G beyond shared memory.
@@ -78,6 +79,7 @@ def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> Non
     for wrong in (-1, K, len(bank), 2**40, -(2**40)):
         bad, index = labels.clone(), rows.clone()
         bad[::2], index[::2] = wrong, wrong
+        classes_of_valid(bad, bank[1:], bank)
         paddle_ext.solve_indexed(
             bank, index[: len(labels)], bad, index[None], return_prototypes=True, **options
         )

@@ -268,6 +268,23 @@ struct PosteriorParams {
     int64_t workspace_bytes;
 };
 
+// Whether the labels and the numbers of a call are valid.
+constexpr int kValuesArrays = 3;
+struct ValuesParams {
+    int64_t B, S;
+    DType dtype;  // of the numbers
+    double most;  // a valid number is at most this in magnitude
+
+    // in
+    const int64_t* labels;               // [B, S]
+    const void* numbers[kValuesArrays];  // null if absent
+    int64_t counts[kValuesArrays];
+
+    // out: least K of a task, and minus the most. The labels of a task are those of K classes, each
+    // there, or else its K is 0; an invalid number makes the least 0.
+    int64_t* found;  // [2]
+};
+
 enum class TimSolver : int { kGradient = 0, kAlternating = 1 };
 
 struct TimSizes {
@@ -346,6 +363,8 @@ int64_t workspace_cpu(const PaddleParams& p, int threads);
 void run_cpu(const PaddleParams& p, int threads);
 int64_t workspace_cpu(const CoordinatesParams& p, int threads);
 void run_cpu(const CoordinatesParams& p, int threads);
+int64_t workspace_cpu(const ValuesParams& p, int threads);
+void run_cpu(const ValuesParams& p, int threads);
 int64_t workspace_cpu(const TaskParams& p, int threads);
 void run_cpu(const TaskParams& p, int threads);
 
@@ -354,6 +373,8 @@ int64_t workspace_cuda(const PaddleParams& p, int device);
 void run_cuda(const PaddleParams& p, int device, void* stream);
 int64_t workspace_cuda(const SinkhornParams& p, int device);
 void run_cuda(const SinkhornParams& p, int device, void* stream);
+int64_t workspace_cuda(const ValuesParams& p, int device);
+void run_cuda(const ValuesParams& p, int device, void* stream);
 int64_t workspace_cuda(const TimParams& p, int device);
 void run_cuda(const TimParams& p, int device, void* stream);
 int64_t workspace_cuda(const AdaptParams& p, int device);

@@ -19,6 +19,7 @@ from .paddle_large import (
     solve_large,
 )
 from .paddle_operators import Outputs, allocate, solve_indexed_op, solve_op
+from .values import dense_values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -200,7 +201,7 @@ def solve(
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:
-        num_classes = check.dense_values(support, support_labels, query, num_classes)
+        num_classes = dense_values(support, support_labels, query, num_classes)
     if not by_reference and not returns_all(return_assignments, query.shape[-2], num_classes or 0):
         large = check_large(precision, False, top, group)
         return solve_without_operator(
@@ -240,7 +241,7 @@ def solve_without_operator(
     rows = queries_of(query, support)
     if validate:
         seen = query if isinstance(query, Tensor) else support[:1]
-        num_classes = check.dense_values(support, support_labels, seen, num_classes)
+        num_classes = dense_values(support, support_labels, seen, num_classes)
     assert num_classes is not None
     return solve_large(
         support,

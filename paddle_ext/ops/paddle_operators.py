@@ -24,7 +24,7 @@ from .operators import (
     target,
     workspace,
 )
-from .pointers import pointer
+from .pointers import pointer, pointers_to_new
 
 # Labels, probabilities, proportions, dual, iterations, criterion, prototypes.
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -165,25 +165,25 @@ def launch(
         tensors = query, support, support_labels, support_index, query_index
         return launch_large(tensors, sizes, options)
     outputs = allocate(query, batch, Q, K, D, prototypes)
-    labels, probabilities, proportions, dual, iterations, criterion, means = outputs
     memory = workspace(bytes_needed, query)
-    given, real, on = query.dtype, probabilities.dtype, query.get_device()
-    per_task, per_class, per_query = tuple(batch), (*batch, K), (*batch, Q)
-    labelled = (S,) if shared else (*batch, S)
+    *results, means, scratch = pointers_to_new((*outputs, memory))
+    labels, probabilities, proportions, dual, iterations, criterion = results
+    given, on = query.dtype, query.get_device()
+    per_query, labelled = (*batch, Q), (S,) if shared else (*batch, S)
     call.solve(
         support=pointer(support, given, (N, D) if N else (*labelled, D), on),
         support_labels=pointer(support_labels, torch.int64, labelled, on),
         query=pointer(query, given, (N, D) if N else (*per_query, D), on),
         support_index=pointer(support_index, torch.int64, labelled, on),
         query_index=pointer(query_index, torch.int64, per_query, on),
-        labels=pointer(labels, torch.int64, per_query, on),
-        probabilities=pointer(probabilities, real, (*per_query, K), on),
-        proportions=pointer(proportions, real, per_class, on),
-        dual=pointer(dual, real, per_class, on),
-        iterations=pointer(iterations, torch.int32, per_task, on),
-        criterion=pointer(criterion, real, per_task, on),
-        prototypes=pointer(means, real, (*per_class, D), on) if prototypes else 0,
-        workspace=pointer(memory, torch.uint8, memory.shape, on),
+        labels=labels,
+        probabilities=probabilities,
+        proportions=proportions,
+        dual=dual,
+        iterations=iterations,
+        criterion=criterion,
+        prototypes=means if prototypes else 0,
+        workspace=scratch,
         workspace_bytes=memory.numel(),
     )
     return outputs

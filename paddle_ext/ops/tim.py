@@ -10,6 +10,7 @@ from .. import check
 from ..solution import TimSolution
 from .backend import takes_reference
 from .tim_operators import SOLVERS, allocate, tim_op, triple
+from .values import dense_values
 
 
 def tim(
@@ -133,7 +134,7 @@ def tim(
     check.dense(support, support_labels, query)
     by_reference = takes_reference(backend, query)
     if validate:
-        num_classes = check.dense_values(support, support_labels, query, num_classes)
+        num_classes = dense_values(support, support_labels, query, num_classes)
     *batch, Q, D = query.shape
     if not by_reference:
         labels, probabilities, prototypes, losses = tim_op(

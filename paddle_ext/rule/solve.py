@@ -11,6 +11,7 @@ from .. import check
 from ..ops.adapt import no_tasks
 from ..ops.large.sources import Rows
 from ..ops.paddle_large import Source, check_large, is_elsewhere, queries_of, returns_all
+from ..ops.values import dense_values
 from ..rows import computing_dtype
 from ..solution import Solution
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
@@ -105,7 +106,7 @@ def adaptive(
     rows = queries_of(query, support)
     if validate:
         seen = query if isinstance(query, Tensor) else support[:1]
-        num_classes = check.dense_values(support, support_labels, seen, num_classes)
+        num_classes = dense_values(support, support_labels, seen, num_classes)
     assert num_classes is not None
     Q = rows.shape[-2]
     all_classes = returns_all(return_assignments, Q, num_classes)
