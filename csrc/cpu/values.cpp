@@ -26,15 +26,22 @@ int64_t classes_of(const int64_t* labels, int64_t S, char* seen) {
 }
 
 bool all_within(const char* at, int64_t bytes, const Within& within) {
-    uint64_t word, beyond = 0;
-    const int64_t whole = bytes / 8 * 8;
-    for (int64_t i = 0; i < whole; i += 8) {
-        std::memcpy(&word, at + i, 8);
-        beyond |= within.beyond(word);
+    constexpr int kWords = 8;  // independent of each other, so that they overlap
+    constexpr int64_t kSize = 8 * kWords;
+    uint64_t beyond[kWords] = {}, word;
+    for (; bytes >= kSize; at += kSize, bytes -= kSize) {
+        for (int i = 0; i < kWords; ++i) {
+            std::memcpy(&word, at + 8 * i, 8);
+            beyond[i] |= within.beyond(word);
+        }
     }
-    word = 0;
-    std::memcpy(&word, at + whole, size_t(bytes - whole));
-    return ((beyond | within.beyond(word)) & within.sign) == 0;
+    for (; bytes > 0; at += 8, bytes -= 8) {
+        word = 0;
+        std::memcpy(&word, at, size_t(std::min(bytes, int64_t(8))));
+        beyond[0] |= within.beyond(word);
+    }
+    for (const uint64_t each : beyond) beyond[0] |= each;
+    return (beyond[0] & within.sign) == 0;
 }
 
 }  // namespace

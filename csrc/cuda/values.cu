@@ -1,8 +1,6 @@
 // `values` on CUDA: one launch, in which the first blocks read the labels of one task each, and the
 // others the numbers.
 
-#include <initializer_list>
-
 #include "common/device.cuh"
 #include "common/reduce.cuh"
 #include "common/values.h"
@@ -15,7 +13,7 @@ constexpr int kThreads = 512;
 constexpr int kAtOnce = 4;          // loads of a thread
 constexpr int kMostRows = 1 << 16;  // of a task: marks in shared memory, read by one block
 
-// Combines answers in any order, because a minimum does not depend on it.
+// The order of the blocks does not matter, because they are combined by a minimum.
 __device__ void report(const ValuesParams& p, int K) {
     auto* const found = reinterpret_cast<long long*>(p.found);
     atomicMin(found, static_cast<long long>(K));
