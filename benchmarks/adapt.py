@@ -1,39 +1,91 @@
 """`adapt` to convergence against the same loop in torch, and `adaptive` from features to labels
-against `solve` on the same tasks. Results are checked against the float64 reference first.
+against `solve` and the same rule in torch. Results are checked against the float64 reference first.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import adaptive_torch
 import harness
 import torch
-from tasks import Shape, fitting_tasks, sample_tasks
+from peers import agreement, bytes_moved
+from tasks import (
+    DenseTasks,
+    Shape,
+    bank_shape,
+    bank_tasks,
+    fitting_tasks,
+    sample_tasks,
+)
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import methods, reference
-from paddle_ext.reference.adapt import next_concentration
+from paddle_ext import FeatureBank, methods, reference
 
 EXAMPLES = """\
   python benchmarks/adapt.py                      # one thread
   python benchmarks/adapt.py --device cuda        # batches of 1000 tasks
+  python benchmarks/adapt.py --device cuda --bank mini_test_resnet18.npz --bank clinc150.npz
 """
-SHAPES = (Shape("K20-5shot", 20, 5), Shape("K160-1shot", 160, 1), Shape("K160-5shot", 160, 5))
-QUERIES, MAX_ITER, TOL = 75, 100, 1e-3
-TOLERANCE = 1e-4
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("K20-5shot", 20, 5),
+        Shape("K20-20shot", 20, 20),
+        Shape("K77-5shot", 77, 5),
+        Shape("K160-1shot", 160, 1),
+        Shape("K160-5shot", 160, 5),
+        Shape("K160-20shot", 160, 20),
+    )
+}
+BATCHES = {
+    "K20-5shot": ("full",),
+    "K20-20shot": ("full",),
+    "K77-5shot": ("full",),
+    "K160-1shot": ("diagonal",),
+    "K160-5shot": ("diagonal", "full"),
+}
+SINGLE = ("K20-5shot", "K160-5shot", "K160-20shot")  # also one task, in the full metric
+ON_CPU = ("K20-5shot", "K160-1shot", "K160-5shot")
+QUERIES, TOL = 75, 1e-3
+FIXED: dict[str, Any] = {"tol": 0.0, "max_iter": 20}  # near a tie tasks stop some iterations apart
+TOLERANCE, TORCH_TOLERANCE = 1e-4, 1e-3
+NEWTON_STEPS = 5  # of a calibration, about
 
 
 def options() -> argparse.Namespace:
     parser = harness.parser(__doc__, EXAMPLES)
-    parser.add_argument("--n-tasks", type=int, help="per call (default: 8, on CUDA 1000)")
-    parser.add_argument("--check-tasks", type=int, default=3, help="compared with the reference")
+    parser.set_defaults(budget=1.0)
+    add = parser.add_argument
+    add("--n-tasks", type=int, help="per call (default: 8, on CUDA 1000)")
+    add(
+        "--check-tasks",
+        type=int,
+        default=3,
+        help="compared with the reference; fewer if K is large",
+    )
+    add(
+        "--shapes",
+        help=f"of adaptive, comma separated (default: all, on the CPU {','.join(ON_CPU)})",
+    )
+    add("--bank", type=Path, action="append", default=[], help="also real features; repeatable")
+    add("--shots", default="5,20", help="of the banks, comma separated (default: 5,20)")
     chosen = parser.parse_args()
-    chosen.n_tasks = chosen.n_tasks or (1000 if chosen.device == "cuda" else 8)
+    on_gpu = chosen.device == "cuda"
+    chosen.n_tasks = chosen.n_tasks or (1000 if on_gpu else 8)
+    chosen.shapes = chosen.shapes.split(",") if chosen.shapes else [*(SHAPES if on_gpu else ON_CPU)]
+    if unknown := set(chosen.shapes) - set(SHAPES):
+        parser.error(f"unknown shape {unknown.pop()!r}, expected some of {', '.join(SHAPES)}")
     return chosen
+
+
+# --- the loop of the proportions ------------------------------------------------------------------
 
 
 def make_logits(B: int, K: int, present: int, device: torch.device, seed: int) -> Tensor:
@@ -45,38 +97,23 @@ def make_logits(B: int, K: int, present: int, device: torch.device, seed: int) -
     return 1.5 * logits.scatter_add_(2, truth, lead)
 
 
-def in_torch(logits: Tensor) -> Tensor:
-    """The same iteration, batched, until all tasks have converged."""
-    Q, K = logits.shape[-2:]
-    e, a = logits.new_zeros(len(logits), K), torch.ones_like(logits[:, 0, :1]).double()
-    before = e
-    for i in range(MAX_ITER):
-        counts = torch.softmax(logits + e.unsqueeze(-2), -1).sum(-2).double()
-        a = next_concentration(a, counts, float(Q))
-        e = torch.special.digamma(counts + a) - torch.special.digamma(Q + K * a)
-        e = e.to(logits.dtype)
-        if i % 4 == 3 and float((counts - before).abs().max()) <= TOL:
-            break
-        before = counts
-    return torch.softmax(logits + e.unsqueeze(-2), -1)
-
-
 def run_adapt(chosen: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for K, present in ((20, 5), (160, 5), (160, 160)):
         logits = make_logits(chosen.n_tasks, K, present, device, chosen.seed)
         few = logits[: chosen.check_tasks]
-        fixed: dict[str, Any] = {"tol": 0.0, "max_iter": 20}
-        got, want = paddle_ext.adapt(few, **fixed), reference.adapt(few.double(), **fixed)
-        worst = float((got.probabilities - want.probabilities).abs().max())
+        want = reference.adapt(few.double(), **FIXED).probabilities
+        got = paddle_ext.adapt(few, **FIXED).probabilities, adaptive_torch.adapt(few, **FIXED)[0]
+        worst, torch_worst = (float((u - want).abs().max()) for u in got)
         iterations = paddle_ext.adapt(logits).iterations.double()
         row: dict[str, Any] = {"K": K, "present": present, "max|du|": worst}
         row |= {"iterations": float(iterations.mean()), "most": int(iterations.max())}
-        row["check"] = "ok" if worst < TOLERANCE else "DIFFERS"
-        if row["check"] == "ok":
+        right = worst < TOLERANCE and torch_worst < TORCH_TOLERANCE
+        row["check"] = "ok" if right else "DIFFERS"
+        if right:
             calls = {
-                "ours": lambda logits=logits: paddle_ext.adapt(logits, validate=False),
-                "torch": lambda logits=logits: in_torch(logits),
+                "ours": partial(paddle_ext.adapt, logits, validate=False),
+                "torch": partial(adaptive_torch.adapt, logits),
             }
             timings = harness.time_side_by_side(
                 calls, device, rounds=chosen.rounds, budget=chosen.budget
@@ -86,6 +123,71 @@ def run_adapt(chosen: argparse.Namespace, device: torch.device) -> list[dict[str
             row |= {"torch ms": torch_loop, "ratio": torch_loop / ours}
         rows.append(row)
     return rows
+
+
+# --- the whole rule -------------------------------------------------------------------------------
+
+
+class Rates(NamedTuple):
+    """The peak rates of the device, per second."""
+
+    bytes: float  # of a plain copy, read and written
+    flops: float  # of products as exact as in float32
+
+
+def rates_of(device: torch.device) -> Rates:
+    flops = harness.product_rate(device)
+    if device.type == "cuda":  # floats may be split into two halves, with three products of halves
+        flops = max(flops, harness.product_rate(device, torch.float16) / 3)
+    return Rates(harness.copy_bandwidth(device), flops)
+
+
+def flops(shape: Shape, metric: str, iterations: float) -> float:
+    """Additions and multiplications of one task; an exponential counts as one.
+
+    In the full metric with fewer labelled rows than features every product is one of rows, so their
+    Gram matrix is enough; else the covariance is needed. A symmetric matrix counts half.
+    """
+    S, Q, K, D = shape.support, shape.queries, shape.classes, shape.dim
+    full = metric == "full"
+    R = min(S, max(256 if full else 128, K))  # calibration rows
+    M = min(S, D)
+    work = 8 * (S + Q) * D + 2 * Q * Q * K + 12 * Q * K * (1 + iterations)
+    if shape.shots > 1:
+        work += NEWTON_STEPS * 12 * R * K * (5 if full else 1)
+    if full and S < D:
+        work += (S + Q) ** 2 * D
+    else:
+        work += 2 * (R + Q) * K * D + Q * Q * D + (S * D * D if full else 0)
+    if full:
+        rows = R + K + Q
+        work += M**3 / 3 + rows * M * M + (2 * (R + Q) * K + K * K + Q * Q) * M
+    return work
+
+
+class Case(NamedTuple):
+    tasks: DenseTasks
+    metric: str
+
+
+def cases(chosen: argparse.Namespace, device: torch.device) -> Iterator[Case]:
+    """Synthetic tasks, in batches and one by one, then those of the banks."""
+    for name in chosen.shapes:
+        shape, metrics = SHAPES[name], BATCHES.get(name, ())
+        count = fitting_tasks(shape, chosen.n_tasks, device) if metrics else 1
+        tasks = sample_tasks(shape, count, device, seed=chosen.seed).dense()
+        for metric in metrics:
+            yield Case(tasks, metric)
+        if name in SINGLE and not (metrics and count == 1):
+            yield Case(tasks.take(slice(1)), "full")
+    for path in chosen.bank:
+        bank = FeatureBank.load(path).to(dtype=torch.float32)
+        for shots in map(int, chosen.shots.split(",")):
+            shape = bank_shape(bank, path, shots, None)
+            count = fitting_tasks(shape, chosen.n_tasks, device)
+            tasks = bank_tasks(bank, shape, count, device, chosen.seed).dense()
+            for metric in ("diagonal", "full") if shots > 1 else ("diagonal",):
+                yield Case(tasks, metric)
 
 
 def busy(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -102,40 +204,83 @@ def busy(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float
     return least
 
 
+def check(case: Case, count: int) -> dict[str, Any]:
+    """Compare the first tasks with the reference, after the same number of iterations."""
+    tasks, metric = case
+    K = tasks.shape.classes
+    inputs = tasks.support, tasks.support_labels, tasks.query
+    few = tasks.take(slice(min(count, max(1, 200 // K))))  # the reference is slow with many classes
+    truth = reference.adaptive(
+        few.support.double(),
+        few.support_labels,
+        few.query.double(),
+        num_classes=K,
+        metric=metric,
+        **FIXED,
+    ).probabilities
+    ours = methods.create("adaptive", metric=metric, **FIXED).predict(*inputs, num_classes=K)
+    _, theirs = adaptive_torch.adaptive(*inputs, K, full=metric == "full", **FIXED)
+    got, other = (agreement(u[: len(truth)], truth) for u in (ours.probabilities, theirs))
+    right = got.wrong == other.wrong == 0
+    right &= got.worst <= TOLERANCE and other.worst <= TORCH_TOLERANCE
+    return {
+        "check": "ok" if right else "DIFFERS",
+        "max|du|": got.worst,
+        "wrong": got.wrong,
+        "torch |du|": other.worst,
+    }
+
+
+def run_case(
+    case: Case, chosen: argparse.Namespace, device: torch.device, rates: Rates
+) -> dict[str, Any]:
+    tasks, metric = case
+    shape, K = tasks.shape, tasks.shape.classes
+    inputs = tasks.support, tasks.support_labels, tasks.query
+    name = metric if shape.shots > 1 else "-"
+    row: dict[str, Any] = {"shape": shape.name, "metric": name, "tasks": len(tasks)}
+    row |= check(case, chosen.check_tasks)
+    found = paddle_ext.adaptive(*inputs, num_classes=K, metric=metric)
+    row["accuracy %"] = 100 * float((found.labels == tasks.query_labels).double().mean())
+    iterations = float(found.iterations.double().mean())
+    del found
+    if row["check"] != "ok":
+        return row
+    method = methods.create("adaptive", metric=metric)
+    calls: dict[str, Callable[[], object]] = {
+        "adaptive": partial(method.predict, *inputs, num_classes=K),
+        "solve": partial(paddle_ext.solve, *inputs, num_classes=K),
+        "torch": partial(adaptive_torch.adaptive, *inputs, K, full=metric == "full"),
+    }
+    calls["solve"]()
+    timings = harness.time_side_by_side(
+        calls, device, rounds=chosen.rounds, budget=chosen.budget, flush=chosen.flush
+    )
+    ms, solve_ms, torch_ms = (timings[name].best(device) for name in calls)
+    row |= {"ms": ms, "spread %": 100 * timings["adaptive"].spread}
+    row |= {"solve ms": solve_ms, "ratio": ms / solve_ms}
+    row |= {"torch ms": torch_ms, "torch spread %": 100 * timings["torch"].spread}
+    row["x torch"] = torch_ms / ms
+    seconds = bytes_moved(shape) / rates.bytes, flops(shape, metric, iterations) / rates.flops
+    floor = 1e3 * len(tasks) * max(seconds)
+    row |= {"floor ms": floor, "x floor": ms / floor}
+    if device.type == "cpu":
+        del calls["torch"]
+        least = busy(calls, chosen.rounds)
+        row |= {"busy ms": least["adaptive"], "solve busy ms": least["solve"]}
+        row["busy ratio"] = least["adaptive"] / least["solve"]
+    return row
+
+
 def run_adaptive(chosen: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    method = methods.create("adaptive")
+    rates = rates_of(device)
+    print(f"copy {rates.bytes / 1e9:.1f} GB/s, products {rates.flops / 1e9:.0f} GFLOP/s")
     rows = []
-    for shape in SHAPES:
-        count = fitting_tasks(shape, chosen.n_tasks, device)
-        dense = sample_tasks(shape, count, device, seed=chosen.seed).dense()
-        inputs = dense.support, dense.support_labels, dense.query
-        K = shape.classes
-
-        def adaptive(inputs: tuple[Tensor, ...] = inputs, K: int = K) -> methods.Prediction:
-            return method.predict(*inputs, num_classes=K)
-
-        def solve(inputs: tuple[Tensor, ...] = inputs, K: int = K) -> paddle_ext.Solution:
-            return paddle_ext.solve(*inputs, num_classes=K)
-
-        few = [x[: chosen.check_tasks] for x in inputs]
-        exact = method.predict(few[0].double(), few[1], few[2].double(), num_classes=K)
-        got = adaptive()
-        worst = float((got.probabilities[: len(few[0])] - exact.probabilities).abs().max())
-        solve()
-        calls: dict[str, Callable[[], object]] = {"adaptive": adaptive, "solve": solve}
-        timings = harness.time_side_by_side(
-            calls, device, rounds=chosen.rounds, budget=chosen.budget
-        )
-        ms, solve_ms = (timings[name].best(device) for name in ("adaptive", "solve"))
-        row: dict[str, Any] = {"shape": shape.name, "tasks": count, "max|du|": worst}
-        row["accuracy %"] = 100 * float((got.labels == dense.query_labels).double().mean())
-        row |= {"ms": ms, "spread %": 100 * timings["adaptive"].spread}
-        row |= {"solve ms": solve_ms, "ratio": ms / solve_ms}
-        if device.type == "cpu":
-            least = busy(calls, chosen.rounds)
-            row |= {"busy ms": least["adaptive"], "solve busy ms": least["solve"]}
-            row["busy ratio"] = least["adaptive"] / least["solve"]
-        rows.append(row)
+    for case in cases(chosen, device):
+        harness.progress(f"{case.tasks.shape.name}, {case.metric}")
+        rows.append(run_case(case, chosen, device, rates))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps would count as used
     return rows
 
 
@@ -149,7 +294,7 @@ def main() -> int:
     print(harness.load_line())
     harness.write_csv(chosen.output / f"adapt-{device.type}.csv", loop)
     harness.write_csv(chosen.output / f"adaptive-time-{device.type}.csv", whole)
-    return 0 if all(row["check"] == "ok" for row in loop) else 1
+    return 0 if all(row["check"] == "ok" for row in loop + whole) else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Any batch: accuracy and calibration against the number of classes present, on real features.
 
-A cell is a bank, a number of shots, of classes present (K_eff) and of queries. The nearest class
-mean of unit-norm rows is always included, and the others are compared with it on the same tasks.
+A cell is a bank, a number of shots, of classes present (K_eff) and of queries. The methods are
+compared, on the same tasks, with a base: the nearest class mean of unit-norm rows, or `--base`.
 Classes with fewer than ten rows in addition to their shots are left out; if the classes present
 have fewer rows than the requested queries, a cell has fewer queries.
 """
@@ -29,12 +29,14 @@ EXAMPLES = """\
   python benchmarks/adaptive.py mini.npz clinc150.npz --n-tasks 20
   python benchmarks/adaptive.py *.npz --device cuda --n-tasks 200 --methods adaptive,vb,alpha_tim
   python benchmarks/adaptive.py mini.npz --methods adaptive:metric=diagonal,adaptive,paddle
+  python benchmarks/adaptive.py mini.npz --base adaptive:metric=diagonal \\
+      --methods adaptive:metric=full
 """
 
 NEAREST = "nearest mean"
 SPARE = 10  # rows that a class needs in addition to its shots
 BINS = 15
-LOSS = 1.0  # points below the nearest mean from which a task counts as lost
+LOSS = 1.0  # points below the base from which a task counts as lost
 CHUNK = {"cpu": 10, "cuda": 100}  # tasks per call
 Predict = Callable[[FeatureBank, TaskBatch], Prediction]
 
@@ -48,6 +50,7 @@ def options() -> argparse.Namespace:
     add("--n-query", default="75,300", help="limits; default: 75,300")
     add("--n-tasks", type=int, default=200, help="per cell (default: 200)")
     add("--methods", default="adaptive,vb,paddle", help="names, or NAME:OPTION=VALUE; vb: below")
+    add("--base", default=NEAREST, help=f"what they are compared with (default: {NEAREST})")
     return parser.parse_args()
 
 
@@ -150,7 +153,7 @@ def cells(name: str, bank: FeatureBank, shots: int, chosen: argparse.Namespace) 
 def measure(
     cell: Cell, bank: FeatureBank, predictors: dict[str, Predict], count: int, device: torch.device
 ) -> dict[str, Any]:
-    """Accuracies, differences from the nearest mean with their standard errors, lost tasks, ECE."""
+    """Accuracies, differences from the first with their standard errors, lost tasks, ECE."""
     right: dict[str, list[Tensor]] = {name: [] for name in predictors}
     sure: dict[str, list[Tensor]] = {name: [] for name in predictors}
     step = CHUNK[device.type]
@@ -168,7 +171,7 @@ def measure(
         "Q": cell.queries,
         "queries": cell.tasks.n_query,
     }
-    base = torch.cat(right[NEAREST]).double().mean(1)
+    base = torch.cat(right[next(iter(predictors))]).double().mean(1)
     for name in predictors:
         correct, confidence = torch.cat(right[name]), torch.cat(sure[name])
         gain = 100 * (correct.double().mean(1) - base)
@@ -192,7 +195,7 @@ def calibration_error(confidence: Tensor, right: Tensor) -> float:
 
 
 def summary(rows: list[dict[str, Any]], names: list[str], *keys: str) -> list[dict[str, Any]]:
-    """Mean accuracy, the worst cell and task against the nearest mean, tasks lost, and ECE."""
+    """Mean accuracy, the worst cell and task against the base, tasks lost, and ECE."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -213,8 +216,10 @@ def mean(rows: list[dict[str, Any]], name: str) -> float:
     return float(sum(row[name] for row in rows) / len(rows))
 
 
-def worst_cells(rows: list[dict[str, Any]], name: str, count: int = 8) -> list[dict[str, Any]]:
-    keys = ("bank", "shots", "K_eff", "Q", NEAREST, name, f"{name} gain", f"{name} error")
+def worst_cells(
+    rows: list[dict[str, Any]], base: str, name: str, count: int = 8
+) -> list[dict[str, Any]]:
+    keys = ("bank", "shots", "K_eff", "Q", base, name, f"{name} gain", f"{name} error")
     ordered = sorted(rows, key=lambda row: float(row[f"{name} gain"]))
     return [{key: row[key] for key in keys} for row in ordered[:count]]
 
@@ -222,7 +227,7 @@ def worst_cells(rows: list[dict[str, Any]], name: str, count: int = 8) -> list[d
 def main() -> None:
     chosen = options()
     device = harness.start(chosen)
-    names = [NEAREST, *chosen.methods.split(",")]
+    names = [chosen.base, *chosen.methods.split(",")]
     predictors = {name: predictor(name) for name in names}
     rows = []
     for argument in chosen.banks:
@@ -240,7 +245,7 @@ def main() -> None:
     harness.print_table("by bank and shots", summary(rows, names, "bank", "shots"))
     harness.print_table("by shots and classes present", summary(rows, names, "shots", "K_eff"))
     for name in names[1:]:
-        harness.print_table(f"{name}: worst cells", worst_cells(rows, name))
+        harness.print_table(f"{name}: worst cells", worst_cells(rows, chosen.base, name))
     harness.write_csv(chosen.output / "adaptive.csv", rows)
 
 

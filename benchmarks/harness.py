@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: timing, the machine's bandwidth, tables, CSV, PNG and options."""
+"""Shared by all benchmarks: timing, the machine's peak rates, tables, CSV, PNG and options."""
 
 from __future__ import annotations
 
@@ -127,6 +127,14 @@ def copy_bandwidth(device: torch.device, bytes_moved: int | None = None) -> floa
     clock = Clock(device)
     best = min(clock(lambda: target.copy_(source)) for _ in range(8))
     return 2 * source.numel() * 4 / (best * 1e-3)
+
+
+def product_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """Operations per second of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.randn(size, size, device=device).to(dtype)
+    clock = Clock(device)
+    return 2 * size**3 / (1e-3 * min(clock(lambda: a @ a) for _ in range(4)))
 
 
 # --- reporting ----------------------------------------------------------------------------------

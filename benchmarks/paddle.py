@@ -86,13 +86,6 @@ class Rates(NamedTuple):
     flops: float  # of a large product in float32
 
 
-def product_rate(device: torch.device) -> float:
-    size = 8192 if device.type == "cuda" else 1024
-    a = torch.randn(size, size, device=device)
-    clock = harness.Clock(device)
-    return 2 * size**3 / (1e-3 * min(clock(lambda: a @ a) for _ in range(4)))
-
-
 def check(call: Call, truth: torch.Tensor, dense: DenseTasks, tolerance: float) -> dict[str, Any]:
     """Compare the first tasks with the float64 reference; accuracy is over all tasks."""
     result = call()
@@ -133,7 +126,7 @@ def workloads(options: argparse.Namespace, device: torch.device) -> Iterator[Tas
 def table(options: argparse.Namespace, device: torch.device) -> bool:
     """The main comparison; False if a competitor disagreed with the reference."""
     settings = Settings(options.max_iter, options.tol, options.scaling)
-    rates = Rates(harness.copy_bandwidth(device), product_rate(device))
+    rates = Rates(harness.copy_bandwidth(device), harness.product_rate(device))
     print(
         f"copy {rates.bytes / 1e9:.1f} GB/s, products {rates.flops / 1e9:.0f} GFLOP/s; {settings}"
     )
