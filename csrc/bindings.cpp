@@ -139,8 +139,7 @@ void add_labelled(py::module_& module) {
     all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
     all.run.add<p, &P::first>("first").add<p, &P::second>("second");
     all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::shots>("shots");
-    all.run.add<p, &P::own>("own").add<p, &P::judging>("judging").add<p, &P::x>("x");
-    all.run.add<p, &P::off>("off").add<p, &P::scale>("scale");
+    all.run.add<p, &P::own>("own").add<p, &P::judging>("judging").add<p, &P::scale>("scale");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     add_call(module, "LabelledCall", all);
 }
@@ -156,37 +155,21 @@ void add_coordinates(py::module_& module) {
     add_call(module, "CoordinatesCall", all);
 }
 
-void add_step(py::module_& module) {
-    using P = StepParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("step", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
-    all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
-    all.make.add<p, &P::temper>("temper");
-    all.run.add<p, &P::given>("given").add<p, &P::cross>("cross").add<p, &P::inner>("inner");
-    all.run.add<p, &P::own>("own").add<p, &P::extra>("extra").add<p, &P::shots>("shots");
-    all.run.add<p, &P::squares>("squares").add<p, &P::sharpness>("sharpness");
-    all.run.add<p, &P::constant>("constant").add<p, &P::total>("total");
-    all.run.add<p, &P::prior>("prior").add<p, &P::probabilities>("probabilities");
-    all.run.add<p, &P::labels>("labels");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
-    add_call(module, "StepCall", all);
-}
-
 void add_likelihood(py::module_& module) {
     using P = LikelihoodParams;
     constexpr auto p = &Call<P>::params;
     CallKeywords<Call<P>> all("likelihood", "solve");
     all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::R>("R").add<p, &P::prior_sharpness>("prior_sharpness");
-    all.make.add<p, &P::spread>("spread");
-    all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
-    all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::weights>("weights");
+    all.make.add<p, &P::R>("R").add<p, &P::full>("full").add<p, &P::every>("every");
+    all.make.add<p, &P::prior_sharpness>("prior_sharpness").add<p, &P::spread>("spread");
+    all.make.add<p, &P::support>("support").add<p, &P::labels>("labels");
+    all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::rows>("rows");
     all.run.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
     all.run.add<p, &P::sharpness>("sharpness").add<p, &P::finite>("finite");
-    all.run.add<p, &P::scale>("scale");
+    all.run.add<p, &P::scale>("scale").add<p, &P::factor>("factor");
+    all.run.add<p, &P::solved>("solved").add<p, &P::shares>("shares");
+    all.run.add<p, &P::left_out>("left_out");
     all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
     add_call(module, "LikelihoodCall", all);
 }
@@ -195,13 +178,14 @@ void add_posterior(py::module_& module) {
     using P = PosteriorParams;
     constexpr auto p = &Call<P>::params;
     CallKeywords<Call<P>> all("posterior", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::shared>("shared").add<p, &P::weight>("weight");
-    all.make.add<p, &P::temper>("temper").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
-    all.make.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
+    all.make.add<p, &P::dtype>("dtype").add<p, &P::size>("sizes");
+    all.make.add<p, &P::weight>("weight").add<p, &P::temper>("temper");
+    all.make.add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
+    all.make.add<p, &P::added>("added").add<p, &P::factor>("factor").add<p, &P::solved>("solved");
+    all.make.add<p, &P::shares>("shares").add<p, &P::squares>("squares");
+    all.make.add<p, &P::bias>("bias").add<p, &P::shots>("shots");
     all.make.add<p, &P::sharpness>("sharpness");
-    all.run.add<p, &P::query>("query").add<p, &P::centre>("centre").add<p, &P::weights>("weights");
+    all.run.add<p, &P::query>("query").add<p, &P::centre>("centre").add<p, &P::rows>("rows");
     all.run.add<p, &P::scale>("scale").add<p, &P::labels>("labels");
     all.run.add<p, &P::probabilities>("probabilities");
     all.run.add<p, &P::proportions>("proportions").add<p, &P::dual>("dual");
@@ -265,7 +249,6 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     add_labelled(module);
     add_coordinates(module);
     add_calibrate(module);
-    add_step(module);
     add_likelihood(module);
     add_posterior(module);
     add_large(module);

@@ -68,12 +68,18 @@ void read(PyObject* value, Item (&items)[Count]) {
     }
 }
 
-// The six sizes of a task, as one tuple.
+// The sizes of a task, as one tuple.
 inline void read(PyObject* value, PaddleSizes& sizes) {
     int64_t numbers[6];
     read(value, numbers);
     sizes.B = numbers[0], sizes.Q = numbers[1], sizes.S = numbers[2];
     sizes.K = numbers[3], sizes.D = numbers[4], sizes.N = numbers[5];
+}
+
+inline void read(PyObject* value, PosteriorSizes& sizes) {
+    int64_t numbers[7];
+    read(value, numbers);
+    sizes = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6]};
 }
 
 // The type of a field in Python.
@@ -83,6 +89,8 @@ std::string type_of() {
         return "Target";
     } else if constexpr (std::is_same_v<Field, PaddleSizes>) {
         return "tuple[int, int, int, int, int, int]";
+    } else if constexpr (std::is_same_v<Field, PosteriorSizes>) {
+        return "tuple[int, int, int, int, int, int, int]";
     } else if constexpr (std::is_array_v<Field>) {
         return "Sequence[" + type_of<std::remove_extent_t<Field>>() + "]";
     } else {

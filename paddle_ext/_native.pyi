@@ -106,8 +106,7 @@ class LabelledCall:
     def workspace(self) -> int: ...
     def solve(
         self, *, support: int, labels: int, first: int, second: int, centre: int, means: int,
-        shots: int, own: int, judging: int, x: int, off: int, scale: int, workspace: int,
-        workspace_bytes: int,
+        shots: int, own: int, judging: int, scale: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def coordinates_call(
@@ -131,44 +130,31 @@ class CalibrateCall:
         drawn: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
-def step_call(
-    *, target: Target, dtype: int, B: int, Q: int, K: int, shared: bool, weight: float,
-    temper: float,
-) -> StepCall: ...
-
-@final
-class StepCall:
-    def workspace(self) -> int: ...
-    def solve(
-        self, *, given: int, cross: int, inner: int, own: int, extra: int, shots: int, squares: int,
-        sharpness: int, constant: int, total: int, prior: int, probabilities: int, labels: int,
-        workspace: int, workspace_bytes: int,
-    ) -> None: ...
-
 def likelihood_call(
-    *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int, prior_sharpness: float,
-    spread: float,
+    *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int, full: bool, every: bool,
+    prior_sharpness: float, spread: float, support: int, labels: int,
 ) -> LikelihoodCall: ...
 
 @final
 class LikelihoodCall:
     def workspace(self) -> int: ...
     def solve(
-        self, *, support: int, labels: int, centre: int, means: int, weights: int, squares: int,
-        bias: int, shots: int, sharpness: int, finite: int, scale: int, workspace: int,
-        workspace_bytes: int,
+        self, *, centre: int, means: int, rows: int, squares: int, bias: int, shots: int,
+        sharpness: int, finite: int, scale: int, factor: int, solved: int, shares: int,
+        left_out: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def posterior_call(
-    *, target: Target, dtype: int, B: int, Q: int, K: int, D: int, shared: bool, weight: float,
-    temper: float, max_iter: int, tol: float, squares: int, bias: int, shots: int, sharpness: int,
+    *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int, int], weight: float,
+    temper: float, max_iter: int, tol: float, added: int, factor: int, solved: int, shares: int,
+    squares: int, bias: int, shots: int, sharpness: int,
 ) -> PosteriorCall: ...
 
 @final
 class PosteriorCall:
     def workspace(self) -> int: ...
     def solve(
-        self, *, query: int, centre: int, weights: int, scale: int, labels: int, probabilities: int,
+        self, *, query: int, centre: int, rows: int, scale: int, labels: int, probabilities: int,
         proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
         bound: int, finite: int, workspace: int, workspace_bytes: int,
     ) -> None: ...

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import check
 from .methods import Prediction
-from .ops.adaptive import coordinates
+from .ops.adaptive import coordinates, labelled
 from .ops.values import dense_values
 from .rows import (
     class_sums,
@@ -25,7 +25,7 @@ from .rows import (
     unit_rows,
 )
 from .rule.correction import left_out
-from .rule.likelihood import likelihood_of
+from .rule.likelihood import how_many_calibrate
 from .solution import Solution
 
 __all__ = ["LabelDoubt", "label_doubt", "novelty"]
@@ -146,8 +146,7 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
     """The same for checked rows."""
     if len(labels) == num_classes:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
-    likelihood = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), num_classes)
-    found = left_out(likelihood, rows, labels)
+    _, found = left_out(rows, labels, num_classes)
     alone = found.counts == 0
     u = found.logits.softmax(-1)
     own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -237,13 +236,10 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
 
 
 def known_classes(rows: Tensor, labels: Tensor, directions: Tensor) -> KnownClasses:
-    likelihood = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), len(directions), "diagonal")
-    return KnownClasses(
-        centre=likelihood.centre[0],
-        means=likelihood.prototypes[0],
-        scale=likelihood.scale[0],
-        directions=directions,
-    )
+    S, K = len(rows), len(directions)
+    judging = 0 if S == K else how_many_calibrate(S, K, False)
+    found = labelled(rows.unsqueeze(0), labels.unsqueeze(0), K, judging)
+    return KnownClasses(found.centre[0], found.means[0], found.scale[0], directions)
 
 
 def judged_as_known(

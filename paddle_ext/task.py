@@ -18,7 +18,7 @@ from .rows import class_means, computing_dtype, unit_rows
 from .solution import Solution
 
 # Limit on the temporary memory of a chunk of tasks, in bytes. A GPU needs many tasks to be busy.
-BUDGET = {"cpu": 2**28, "cuda": 2**31}
+BUDGET = {"cpu": 2**28, "cuda": 2**32}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext.methods import create
-from paddle_ext.ops.adaptive import calibrate, labelled
+from paddle_ext.ops.adaptive import calibrate, labelled, likelihood
 from paddle_ext.ops.values import classes_of_valid
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
@@ -48,12 +48,15 @@ def run_sinkhorn(device: str) -> None:
 
 
 def run_adaptive(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
-    create("adaptive", metric="diagonal").predict(support, labels, query, num_classes=K)
+    for metric in ("diagonal", "full") if support.shape[1] > K else ("auto",):
+        create("adaptive", metric=metric).predict(support, labels, query, num_classes=K)
     one = torch.stack([support[0], support[0] * 2])  # shared by no task
     bad = labels[:2].clone()
     bad[:, ::3] = -(2**40)
     bad[:, 1::3] = K
     labelled(one, bad, K, 7)
+    for full in (False, True):
+        likelihood(one, bad, K, 7, full, every=True)
 
 
 def run_adapt(device: str) -> None:

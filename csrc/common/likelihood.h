@@ -14,6 +14,52 @@ PADDLE_EXT_HD Real left_out_rate(Real shots) {
     return (n + 1) / (n - 1);
 }
 
+// The full metric is A = (V^T V / scatter + 1)^-1, with V the offsets [S, D] of labelled rows from
+// the means of their classes, and `scatter` the sum of squares of a feature on average. It is found
+// in the space of the rows if there are fewer of them than features, else in that of the features:
+// with L L^T = 1 + V V^T / scatter, or 1 + V^T V / scatter, of M x M numbers,
+//   by rows      x A y = x.y - (Z x).(Z y) / scatter,  Z = L^-1 V,
+//   by features  x A y = (Z x).(Z y),                  Z = L^-1.
+// Since A V^T = V^T (1 + V V^T / scatter)^-1, the product v A w of an offset v and any row w is
+// z.(Z w), with z = L^-1 e for the unit vector e of the offset, or z = Z v by features, and v A v is
+// scatter (1 - z.z), or z.z.
+//
+// L is padded to M' columns, whole blocks, by those of the unit matrix. Its diagonal blocks are
+// stored as their inverses.
+constexpr int64_t kFactorBlock = 64;
+
+PADDLE_EXT_HD int64_t factor_columns(int64_t M) {
+    return (M + kFactorBlock - 1) / kFactorBlock * kFactorBlock;
+}
+
+// Weights of the full metric that calibration rows choose from: 0, 1/4, .. 1.
+constexpr int kMixtureSteps = 4;
+
+// A labelled row and the full metric A without it: removing the row removes n/(n-1) v v^T from the
+// scatter within the classes, where v is its offset from the mean of its class, so distances follow
+// from those in A. `scatter` is that of a feature on average, the unit of A = (V^T V / scatter + 1)^-1.
+template <typename Real>
+struct LeftOutRow {
+    Real own;    // squared distance to the mean of the other rows of its class
+    Real along;  // v A x
+    Real share;  // of a squared product with v in a squared distance
+
+    // From the rows of the class, v A v and v A w, w the mean of its class.
+    PADDLE_EXT_HD LeftOutRow(Real shots, Real square, Real along_mean, Real scatter) {
+        const Real n = shots > 2 ? shots : Real(2), cut = n / ((n - 1) * scatter);
+        const Real kept = 1 - cut * square, part = kept > Real(1e-3) ? kept : Real(1e-3);
+        own = left_out_rate(shots) * square / part;
+        along = square + along_mean;
+        share = cut / part;
+    }
+
+    // Squared distance to another class mean w minus x A x, from w A w, x A w and v A w.
+    PADDLE_EXT_HD Real distance(Real square, Real cross, Real along_other) const {
+        const Real away = along - along_other;
+        return square - 2 * cross + share * away * away;
+    }
+};
+
 // A class that attracts more rows of other classes than average gets a lower bias; `rows` per
 // class.
 template <typename Real>

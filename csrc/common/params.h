@@ -154,10 +154,8 @@ struct LabelledParams {
     void* shots;       // [B, K]
     int64_t* own;      // [B, R]    class of a calibration row
     int64_t* judging;  // [B]       number of calibration rows; the rest is padding
-    void* x;           // [B, R, D] these rows, in the coordinates
-    void* off;     // [B, R]    their squared distances to their class means, in the feature scale
-    void* scale;   // [B, D]    the feature scale
-    bool* finite;  // [B]       every class has a row, and every row is plainly finite; or null
+    void* scale;       // [B, D]    the feature scale
+    bool* finite;      // [B]       every class has a row, each plainly finite; or null
 
     void* workspace;
     int64_t workspace_bytes;
@@ -171,13 +169,14 @@ struct CoordinatesParams {
 
     const void* rows;    // [B, N, D]
     const void* centre;  // [B, D], or [D] when shared
+    const void* scale;   // likewise: x is multiplied by its root; or null
 
     // out
     void* x;       // [B, N, D]
     bool* finite;  // [B]       set to false where a row is not plainly finite; or null
 };
 
-// The late step of `adaptive`: prototypes absorb the queries, each query classified without itself.
+// The late step of `posterior`: prototypes absorb the queries, each query classified without itself.
 struct StepParams {
     int64_t B, Q, K;
     bool shared;    // the statistics of the labelled rows are shared by all tasks
@@ -190,7 +189,7 @@ struct StepParams {
     const void* cross;      // [B, Q, K] products of queries and prototypes, ...
     const void* inner;      // [B, Q, K] ... of queries and weighted sums of queries, ...
     const void* own;        // [B, Q]    ... and of queries with themselves
-    const void* extra;      // [B, Q, K] added to the logits, or null
+    const void* added;      // [B, Q, K] further logits, reduced like the others; or null
     const void* shots;      // [B, K], or [K] when shared
     const void* squares;    // [B, K], or [K] when shared: products of prototypes with themselves
     const void* sharpness;  // [B]
@@ -206,11 +205,14 @@ struct StepParams {
     int64_t workspace_bytes;
 };
 
-// Likelihoods estimated from labelled rows, in the metric of the feature scale: `labelled`, then
-// the sharpness and the bias of hubs.
+// Likelihoods estimated from labelled rows: `labelled`, then the metric, the sharpness and the bias
+// of hubs. Rows are multiplied by the root of the feature scale first; their product in the metric
+// is then plain x.y + projected (Z x).(Z y), see common/likelihood.h.
 struct LikelihoodParams {
     int64_t B, S, K, D;
     int64_t R;                       // calibration rows
+    bool full;                       // the full metric too, as far as these rows choose it
+    bool every;                      // write `left_out`
     DType dtype;                     // of all arrays: float32 or float64
     double prior_sharpness, spread;  // as in CalibrateParams
 
@@ -221,22 +223,33 @@ struct LikelihoodParams {
     // out
     void* centre;     // [B, D]
     void* means;      // [B, K, D]
-    void* weights;    // [B, K, D] the means times the feature scale
-    void* squares;    // [B, K]    mean . weights
+    void* rows;       // [B, N, D]    scaled means, after the scaled offsets if N = K + S: by rows
+    void* squares;    // [B, K]       of the means, in the metric
     void* bias;       // [B, K]
     void* shots;      // [B, K]
     void* sharpness;  // [B]
-    bool* finite;     // [B]       see plainly_finite
+    bool* finite;     // [B]          see plainly_finite
     void* scale;      // [B, D]
+    void* factor;     // [B, M', M']  null unless full, like the next two
+    void* solved;     // [B, K, M']   Z of the scaled means
+    void* shares;     // [B, 3]       weight of the full metric in the mixture, plain, projected
+    void* left_out;   // [B, S, K]    squared distances of every row, left out of its class, up to a
+                      //              constant per row; or null
 
     void* workspace;
     int64_t workspace_bytes;
 };
 
+struct PosteriorSizes {
+    int64_t B, Q, K, D;
+    int64_t M;  // columns of the factor, 0 without
+    int64_t N;  // rows of a likelihood, as above
+    int64_t L;  // likelihoods: one for each task, or one for all
+};
+
 // Probabilities of queries under these likelihoods: coordinates, proportions, late step.
 struct PosteriorParams {
-    int64_t B, Q, K, D;
-    bool shared;    // one likelihood for all tasks; else [B, ..] below
+    PosteriorSizes size;
     DType dtype;    // of all arrays: float32 or float64
     double weight;  // of a query in the counts
     double temper;  // factor on the logits of the late step
@@ -245,13 +258,17 @@ struct PosteriorParams {
 
     // in
     const void* query;      // [B, Q, D]
-    const void* centre;     // [D]
-    const void* weights;    // [K, D]
-    const void* scale;      // [D]
-    const void* squares;    // [K]
-    const void* bias;       // [K]
-    const void* shots;      // [K]
-    const void* sharpness;  // one
+    const void* added;      // [B, Q, K] further logits, or null
+    const void* centre;     // [L, D]
+    const void* scale;      // [L, D]
+    const void* rows;       // [L, N, D]
+    const void* factor;     // [L, M', M'] or null, like the next two
+    const void* solved;     // [L, K, M']
+    const void* shares;     // [L, 3]
+    const void* squares;    // [L, K]
+    const void* shots;      // [L, K]
+    const void* bias;       // [B, K]
+    const void* sharpness;  // [B]
 
     // out, as in AdaptParams; labels and probabilities are after the late step
     int64_t* labels;
@@ -357,7 +374,7 @@ struct TaskParams {
 template <typename... Params>
 struct ParamsList;
 using OneByOne = ParamsList<SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
-                            StepParams, LikelihoodParams, PosteriorParams>;
+                            LikelihoodParams, PosteriorParams>;
 // ... and others have their own.
 int64_t workspace_cpu(const PaddleParams& p, int threads);
 void run_cpu(const PaddleParams& p, int threads);

@@ -99,6 +99,13 @@ __device__ inline float exp2_approx(float x) {
     return result;
 }
 
+// The root to about one unit in the last place.
+__device__ inline float root_approx(float x) {
+    float result;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__half value) { return __half2float(value); }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }

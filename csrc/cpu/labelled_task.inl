@@ -50,10 +50,15 @@ static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int6
     T* const out = static_cast<T*>(p.x);
     for (int64_t row = first_row; row < end; ++row) {
         const T* const x = rows + row * p.D;
-        const T* const centre = centres + (p.shared ? 0 : row / p.N * p.D);
+        const int64_t task = p.shared ? 0 : row / p.N;
+        const T* const centre = centres + task * p.D;
         const T first = inverse_norm(x, p.D), second = second_norm(x, first, centre, p.D, x);
         T* __restrict__ to = out + row * p.D;
         for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * first - centre[d]) * second;
+        if (p.scale != nullptr) {
+            const T* const scale = static_cast<const T*>(p.scale) + task * p.D;
+            for (int64_t d = 0; d < p.D; ++d) to[d] *= std::sqrt(scale[d]);
+        }
         if (p.finite != nullptr && !plainly_finite(first)) p.finite[row / p.N] = false;
     }
 }
@@ -66,7 +71,7 @@ struct LabelledTask {
     const int64_t* labels;
     T *first, *second, *centre, *means, *shots;
     int64_t* own;
-    T *x, *off, *scale;
+    T* scale;
     T* row;           // [D]
     double* scatter;  // [D]
     int64_t* order;   // [S] rows by class
@@ -79,7 +84,6 @@ struct LabelledTask {
           centre(static_cast<T*>(p.centre) + task * D),
           means(static_cast<T*>(p.means) + task * K * D),
           shots(static_cast<T*>(p.shots) + task * K), own(p.own + task * R),
-          x(static_cast<T*>(p.x) + task * R * D), off(static_cast<T*>(p.off) + task * R),
           scale(static_cast<T*>(p.scale) + task * D), row(arena.take<T>(D)),
           scatter(arena.take<double>(D)), order(arena.take<int64_t>(S)),
           start(arena.take<int64_t>(K + 1)) {}
@@ -155,68 +159,52 @@ static void find_means(const LabelledTask<T>& t) {
     }
 }
 
-// Selects the calibration rows: from classes with two rows or more, evenly spread. Returns their
-// number.
-template <typename T>
-static int64_t choose_rows(const LabelledTask<T>& t) {
-    const auto eligible = [&](int64_t s) { return t.label(s) >= 0 && t.shots[t.label(s)] > 1; };
+// Calls use(place, row) for the calibration rows: from classes with two rows or more, evenly
+// spread. Returns their number.
+template <typename T, typename Use>
+static int64_t choose_rows(const LabelledParams& p, const int64_t* labels, const T* shots,
+                           const Use& use) {
+    const auto eligible = [&](int64_t s) {
+        return labels[s] >= 0 && labels[s] < p.K && shots[labels[s]] > 1;
+    };
     int64_t total = 0;
-    for (int64_t s = 0; s < t.S; ++s) total += eligible(s);
-    const int64_t count = std::min(total, t.R);
-    for (int64_t s = 0, rank = 0; s < t.S; ++s) {
+    for (int64_t s = 0; s < p.S; ++s) total += eligible(s);
+    const int64_t count = std::min(total, p.R);
+    for (int64_t s = 0, rank = 0; s < p.S; ++s) {
         if (!eligible(s)) continue;
         const int64_t place = place_of(rank++, total, count);
-        if (place < 0) continue;
-        t.own[place] = t.label(s);
-        const T* __restrict__ row = t.support + s * t.D;
-        T* __restrict__ to = t.x + place * t.D;
-        const T first = t.first[s], second = t.second[s];
-        for (int64_t d = 0; d < t.D; ++d) to[d] = (row[d] * first - t.centre[d]) * second;
-    }
-    for (int64_t i = count; i < t.R; ++i) {
-        t.own[i] = 0;
-        __builtin_memset(t.x + i * t.D, 0, sizeof(T) * t.D);
+        if (place >= 0) use(place, s);
     }
     return count;
 }
 
-// sum_d scale_d (x_d - y_d)^2
+// Chooses the calibration rows, and weighs features by their scatter there. Returns the number of
+// these rows.
 template <typename T>
-static T weighted_distance(const T* x, const T* y, const T* scale, int64_t D) {
-    constexpr int64_t kLanes = Simd<T>::kLanes;
-    Vec<T> sums[2] = {};
-    int64_t d = 0;
-    for (; d + 2 * kLanes <= D; d += 2 * kLanes) {
-        for (int64_t v = 0; v < 2; ++v) {
-            const Vec<T> away = load(x + d + v * kLanes) - load(y + d + v * kLanes);
-            sums[v] += away * away * load(scale + d + v * kLanes);
-        }
-    }
-    T total = horizontal_sum<T>(sums[0] + sums[1]);
-    for (; d < D; ++d) total += (x[d] - y[d]) * (x[d] - y[d]) * scale[d];
-    return total;
-}
-
-template <typename T>
-static void scale_features(const LabelledTask<T>& t, int64_t count) {
+static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t) {
+    constexpr int64_t kTerms = 64;  // limit on the rows of a float sum: rounding accumulates
     const int64_t D = t.D;
     double degrees = 0, mean = 0, sum = 0;
-    for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0;
-    constexpr int64_t kTerms = 64;  // limit on the rows of a float sum: rounding accumulates
-    for (int64_t start = 0; start < count; start += kTerms) {
-        for (int64_t d = 0; d < D; ++d) t.row[d] = 0;
-        for (int64_t i = start; i < std::min(count, start + kTerms); ++i) {
-            const T* __restrict__ x = t.x + i * D;
-            const T* __restrict__ mean_row = t.means + t.own[i] * D;
-            T* __restrict__ to = t.row;
-            for (int64_t d = 0; d < D; ++d) {
-                const T away = x[d] - mean_row[d];
-                to[d] += away * away;
-            }
-            degrees += 1 - 1 / double(t.shots[t.own[i]]);
+    for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, t.row[d] = 0;
+    const auto collect = [&] {
+        for (int64_t d = 0; d < D; ++d) t.scatter[d] += double(t.row[d]), t.row[d] = 0;
+    };
+    const int64_t count = choose_rows(p, t.labels, t.shots, [&](int64_t place, int64_t s) {
+        const int64_t k = t.own[place] = t.labels[s];
+        const T* __restrict__ x = t.support + s * D;
+        const T* __restrict__ middle = t.means + k * D;
+        const T* __restrict__ centre = t.centre;
+        T* __restrict__ to = t.row;
+        const T first = t.first[s], second = t.second[s];
+        for (int64_t d = 0; d < D; ++d) {
+            const T away = (x[d] * first - centre[d]) * second - middle[d];
+            to[d] += away * away;
         }
-        for (int64_t d = 0; d < D; ++d) t.scatter[d] += double(t.row[d]);
-    }
+        degrees += 1 - 1 / double(t.shots[k]);
+        if (place % kTerms == kTerms - 1) collect();
+    });
+    collect();
+    for (int64_t i = count; i < t.R; ++i) t.own[i] = 0;
     for (int64_t d = 0; d < D; ++d) mean += t.scatter[d];
     mean /= double(D);
     for (int64_t d = 0; d < D; ++d) {
@@ -224,10 +212,7 @@ static void scale_features(const LabelledTask<T>& t, int64_t count) {
         sum += t.scatter[d];
     }
     for (int64_t d = 0; d < D; ++d) t.scale[d] = T(t.scatter[d] * double(D) / sum);
-    for (int64_t i = 0; i < t.R; ++i) {
-        t.off[i] =
-            i < count ? weighted_distance(t.x + i * D, t.means + t.own[i] * D, t.scale, D) : T(0);
-    }
+    return count;
 }
 
 template <typename T>
@@ -237,8 +222,7 @@ static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, 
     order_rows(t);
     find_centre(t);
     find_means(t);
-    p.judging[task] = t.R > 0 ? choose_rows(t) : 0;
-    scale_features(t, p.judging[task]);
+    p.judging[task] = scale_features(p, t);
 }
 
 template <typename T>

@@ -37,9 +37,11 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 #include "cpu/tim_task.inl"
 #include "cpu/adapt_task.inl"
 #include "cpu/labelled_task.inl"
+#include "cpu/matrix.inl"
 #include "cpu/calibrate_task.inl"
 #include "cpu/step_task.inl"
-#include "cpu/matrix.inl"
+#include "cpu/factor.inl"
+#include "cpu/full_metric.inl"
 #include "cpu/likelihood_task.inl"
 #include "cpu/posterior_task.inl"
 #include "cpu/assign_task.inl"
@@ -50,7 +52,7 @@ constexpr CpuKernels kKernels = {
     kAssignKernels,
     {coordinates_rows<float>, coordinates_rows<double>},
     {kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels, kCalibrateKernels,
-     kStepKernels, kLikelihoodKernels, kPosteriorKernels},
+     kLikelihoodKernels, kPosteriorKernels},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -3,14 +3,12 @@
 
 template <typename T>
 struct LikelihoodScratch {
-    LabelledParams labelled;    // for this task only
-    CalibrateParams calibrate;  // likewise
-    T *means, *scale, *squares, *shots;
-    T* panels;     // [K in panels, D] the weights
-    T* cross;      // [R, K]           products of calibration rows with them
+    LabelledParams labelled{};    // for this task only
+    CalibrateParams calibrate{};  // likewise
+    T* shots;
     T* distances;  // [R, K]
-    T* off;        // [R]
-    T* drawn;      // [K]
+    T* drawn;      // [2, K] of the best mixture so far, and of another
+    T* trial;      // [2]    sharpness and objective of the other
     int64_t* judging;
     void *labelled_scratch, *calibrate_scratch;
 
@@ -18,21 +16,15 @@ struct LikelihoodScratch {
 };
 
 template <typename T>
-LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task)
-    : labelled{}, calibrate{} {
-    const int64_t S = p.S, K = p.K, D = p.D, R = p.R, Kp = round_up(K, Simd<T>::kPanel);
+LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task) {
+    const int64_t S = p.S, K = p.K, D = p.D, R = p.R;
     const auto of_task = [&](void* base, int64_t size) {
         return static_cast<T*>(base) + task * size;
     };
-    means = of_task(p.means, K * D);
-    scale = of_task(p.scale, D);
-    squares = of_task(p.squares, K);
     shots = of_task(p.shots, K);
-    panels = arena.take<T>(Kp * D);
-    cross = arena.take<T>(R * Kp);
     distances = arena.take<T>(R * K);
-    off = arena.take<T>(R);
-    drawn = arena.take<T>(K);
+    drawn = arena.take<T>(2 * K);
+    trial = arena.take<T>(2);
     judging = arena.take<int64_t>(1);
     labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
     labelled.support = static_cast<const T*>(p.support) + task * S * D;
@@ -40,11 +32,10 @@ LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p,
     labelled.first = arena.take<T>(S);
     labelled.second = arena.take<T>(S);
     labelled.centre = of_task(p.centre, D);
-    labelled.means = means, labelled.shots = shots, labelled.scale = scale;
+    labelled.means = of_task(p.means, K * D), labelled.shots = shots;
+    labelled.scale = of_task(p.scale, D);
     labelled.own = arena.take<int64_t>(R);
     labelled.judging = judging;
-    labelled.x = arena.take<T>(R * D);
-    labelled.off = off;
     calibrate.B = 1, calibrate.R = R, calibrate.K = K;
     calibrate.distances = distances;
     calibrate.labels = labelled.own;
@@ -71,45 +62,57 @@ static bool has_finite_rows(const LikelihoodScratch<T>& s) {
     return finite && rows == T(s.labelled.S);
 }
 
-// Weights, and their products with the means.
+// Calibrates distances in mixtures of metrics, with more of the full one while that makes the labels
+// of the calibration rows more likely. Returns its share.
 template <typename T>
-static void weigh_means(const LikelihoodScratch<T>& s, T* weights) {
-    const int64_t K = s.labelled.K, D = s.labelled.D;
-    for (int64_t k = 0; k < K; ++k) {
-        const T* const mean = s.means + k * D;
-        T* __restrict__ to = weights + k * D;
-        for (int64_t d = 0; d < D; ++d) to[d] = mean[d] * s.scale[d];
-        s.squares[k] = dot(mean, weights + k * D, D);
+static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& judged) {
+    const int64_t K = judged.K;
+    CalibrateParams trial = s.calibrate;
+    T* const objective = static_cast<T*>(s.calibrate.objective);
+    T best = 0;
+    for (int step = 0; step <= (judged.C > 0 ? kMixtureSteps : 0) && !interrupted(); ++step) {
+        const T mixture = T(step) / T(kMixtureSteps);
+        for (int64_t i = 0; i < *s.judging; ++i) {
+            mix(judged, judged.judge[i], mixture, s.distances + i * K);
+        }
+        calibrate_task<T>(trial, 0, s.calibrate_scratch);
+        trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
+        if (step == 0) continue;
+        if (!(s.trial[1] < *objective)) break;
+        best = mixture;
+        *objective = s.trial[1];
+        *static_cast<T*>(s.calibrate.sharpness) = s.trial[0];
+        std::copy_n(s.drawn + K, K, s.drawn);
     }
-}
-
-// Distances of the calibration rows, each left out of its class mean.
-template <typename T>
-static void left_out_distances(const LikelihoodScratch<T>& s) {
-    const int64_t K = s.labelled.K;
-    const int64_t* const own = s.labelled.own;
-    const T* __restrict__ squares = s.squares;
-    for (int64_t i = 0; i < s.labelled.R; ++i) {
-        const T* __restrict__ cross = s.cross + i * K;
-        T* __restrict__ to = s.distances + i * K;
-        for (int64_t k = 0; k < K; ++k) to[k] = squares[k] - 2 * cross[k];
-        to[own[i]] += (left_out_rate(s.shots[own[i]]) - 1) * s.off[i];
-    }
+    return best;
 }
 
 template <typename T>
 static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
     const LikelihoodScratch<T> s(arena, p, task);
-    const int64_t K = p.K, D = p.D, R = p.R;
-    T* const weights = static_cast<T*>(p.weights) + task * K * D;
+    const JudgedScratch<T> judged{arena, p, task};
+    const int64_t K = p.K;
+    T* const squares = static_cast<T*>(p.squares) + task * K;
     labelled_task<T>(s.labelled, 0, s.labelled_scratch);
     p.finite[task] = has_finite_rows(s);
-    weigh_means(s, weights);
-    pack_rows(weights, K, D, static_cast<const T*>(nullptr), s.panels);
-    multiply_closed(static_cast<const T*>(s.labelled.x), D, R, s.panels, D, K, s.cross, threads);
-    left_out_distances(s);
-    calibrate_task<T>(s.calibrate, 0, s.calibrate_scratch);
+    judge_by_scale(judged, s.labelled, threads);
+    std::copy_n(judged.squares, K, squares);
+    FullMetric<T> full = {};
+    if (p.full) full = judge_by_full(judged, s.labelled, threads);
+    const T mixture = best_mixture(s, judged);
+    if (p.full) {
+        const T plain = 1 - mixture + full.plain * mixture * full.shrink;
+        const T projected = full.unit * mixture * full.shrink;
+        for (int64_t k = 0; k < K; ++k) {
+            squares[k] = plain * squares[k] + projected * judged.second[k];
+        }
+        T* const shares = static_cast<T*>(p.shares) + task * 3;
+        shares[0] = mixture, shares[1] = plain, shares[2] = projected;
+    }
+    for (int64_t i = 0; p.every && i < p.S; ++i) {
+        mix(judged, i, mixture, static_cast<T*>(p.left_out) + (task * p.S + i) * K);
+    }
     double mean = 0;
     for (int64_t k = 0; k < K; ++k) mean += double(s.drawn[k]);
     mean /= double(K);
@@ -117,7 +120,7 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     const T half = static_cast<T*>(p.sharpness)[task] / 2;
     T* const bias = static_cast<T*>(p.bias) + task * K;
     for (int64_t k = 0; k < K; ++k) {
-        bias[k] = T(hub_bias(double(s.drawn[k]), mean, rows)) - half * s.squares[k];
+        bias[k] = T(hub_bias(double(s.drawn[k]), mean, rows)) - half * squares[k];
     }
 }
 
@@ -125,13 +128,22 @@ template <typename T>
 static int64_t likelihood_scratch_bytes(const LikelihoodParams& p) {
     Arena arena(nullptr);
     LikelihoodScratch<T>(arena, p, 0);
+    JudgedScratch<T>{arena, p, 0};
     return arena.used();
 }
 
 static Work likelihood_work(const LikelihoodParams& p) {
-    const double K = double(p.K), D = double(p.D), R = double(p.R), products = R * K * D;
-    // The calibration takes about 8 steps of 20 per distance.
-    return {p.B, products + 6.0 * double(p.S) * D + 160.0 * R * K, products};
+    const double S = double(p.S), K = double(p.K), D = double(p.D), R = double(p.R);
+    const double M = std::min(S, D), N = p.every || (p.full && S < D) ? S : R;
+    double products = N * K * D, calibrations = 1, parts = 1;
+    if (p.full) {
+        products += N * K * M + K * std::min(K, N) * (D + M) + M * S * D / 2;
+        products += M * M * (M / 3 + K + N) / 2;
+        calibrations += kMixtureSteps;
+        parts = 6;  // of similar size, each on all threads
+    }
+    // A calibration takes about 8 steps of 20 per distance.
+    return {p.B, products + 6.0 * S * D + 160.0 * calibrations * R * K, products / parts};
 }
 
 constexpr TaskKernels<LikelihoodParams> kLikelihoodKernels = {

@@ -5,29 +5,52 @@ static int64_t panels_of(int64_t columns) {
     return (columns + Simd<T>::kPanel - 1) / Simd<T>::kPanel;
 }
 
-// Packs rows [N, D] as columns, each feature times `scale` unless that is null.
+// Packs rows [N, D], `step` apart, times a factor, as columns. A panel has room for `inner` numbers
+// of each.
 template <typename T>
-static void pack_rows(const T* rows, int64_t N, int64_t D, const T* __restrict__ scale,
-                      T* __restrict__ panels) {
+static void pack_rows(const T* rows, int64_t step, int64_t N, int64_t D, T factor, T* panels,
+                      int64_t inner) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
-    for (int64_t n = 0; n < round_up(N, kPanel); ++n) {
-        T* __restrict__ to = panels + n / kPanel * D * kPanel + n % kPanel;
-        const T* __restrict__ row = rows + n * D;
-        if (n >= N) {
-            for (int64_t d = 0; d < D; ++d) to[d * kPanel] = 0;
-        } else if (scale == nullptr) {
-            for (int64_t d = 0; d < D; ++d) to[d * kPanel] = row[d];
-        } else {
-            for (int64_t d = 0; d < D; ++d) to[d * kPanel] = row[d] * scale[d];
+    for (int64_t first = 0; first < N; first += kPanel) {
+        const int64_t width = std::min(N - first, kPanel);
+        const T* from[kPanel];
+        for (int64_t i = 0; i < kPanel; ++i)
+            from[i] = rows + (first + std::min(i, width - 1)) * step;
+        T* __restrict__ to = panels + first * inner;
+        for (int64_t d = 0; d < D; ++d, to += kPanel) {
+            for (int64_t i = 0; i < kPanel; ++i) to[i] = from[i][d] * factor;
+            for (int64_t i = width; i < kPanel; ++i) to[i] = 0;
         }
     }
 }
 
-// Rows of a matrix: row n begins at base + n step, its entries are `stride` apart.
+// Packs rows [N, D] as they are.
+template <typename T>
+static void pack_columns(const T* rows, int64_t N, int64_t D, T* panels) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    for (int64_t first = 0; first < D; first += kPanel) {
+        const int64_t width = std::min(D - first, kPanel);
+        for (int64_t n = 0; n < N; ++n, panels += kPanel) {
+            const T* const from = rows + n * D + first;
+            for (int64_t i = 0; i < kPanel; ++i) panels[i] = i < width ? from[i] : T(0);
+        }
+    }
+}
+
+// Rows of a matrix: row n begins at base + n step, its entries are `stride` apart. Or the columns
+// of a matrix in panels of `inner` rows.
 template <typename T>
 struct MatrixRows {
     const T* base;
     int64_t step, stride;
+    const int64_t* index = nullptr;  // take these rows
+    int64_t inner = 0;
+
+    const T* row(int64_t n) const {
+        constexpr int64_t kPanel = Simd<T>::kPanel;
+        if (inner > 0) return base + n / kPanel * kPanel * inner + n % kPanel;
+        return base + (index == nullptr ? n : index[n]) * step;
+    }
 };
 
 // Where products are written: row n, panel p at base + n step + p panel.
@@ -37,22 +60,50 @@ struct MatrixOut {
     int64_t step, panel;
 };
 
-// out = a B for N rows of a, on several threads.
+constexpr int64_t kRowsAtOnce = 60;  // a multiple of every row tile
+
+// out (+)= a B for the rows [first, end) of a.
 template <typename T>
-static void multiply(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t inner,
-                     int64_t columns, const MatrixOut<T>& out, int threads) {
-    constexpr int64_t kRows = 60;  // at once: a multiple of every row tile
-    const auto some = [&](int64_t part, int) {
-        const T* from[kRows];
-        T* to[kRows];
-        const int64_t first = part * kRows, count = std::min(N - first, kRows);
-        for (int64_t i = 0; i < count; ++i) {
-            from[i] = a.base + (first + i) * a.step;
+static void multiply_rows(const MatrixRows<T>& a, int64_t first, int64_t end, const T* panels,
+                          int64_t inner, int64_t count, const MatrixOut<T>& out, bool add) {
+    const T* from[kRowsAtOnce];
+    T* to[kRowsAtOnce];
+    for (; first < end; first += kRowsAtOnce) {
+        const int64_t rows = std::min(end - first, kRowsAtOnce);
+        for (int64_t i = 0; i < rows; ++i) {
+            from[i] = a.row(first + i);
             to[i] = out.base + (first + i) * out.step;
         }
-        product(from, a.stride, count, panels, inner, panels_of<T>(columns), to, out.panel);
-    };
-    parallel_for((N + kRows - 1) / kRows, threads, some);
+        product(from, a.stride, rows, panels, inner, count, to, out.panel, add);
+    }
+}
+
+// Calls some(first, end) for parts of N rows, on several threads if so many multiplications pay.
+template <typename Some>
+static void in_parts(int64_t N, double work, int threads, const Some& some) {
+    constexpr double kPays = 1e6;
+    const int64_t parts = (N + kRowsAtOnce - 1) / kRowsAtOnce;
+    parallel_for(parts, work > kPays ? threads : 1, [&](int64_t part, int) {
+        some(part * kRowsAtOnce, std::min(N, (part + 1) * kRowsAtOnce));
+    });
+}
+
+// out (+)= a B for N rows of a.
+template <typename T>
+static void multiply(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t inner,
+                     int64_t columns, const MatrixOut<T>& out, int threads, bool add = false) {
+    in_parts(N, double(N) * double(inner * columns), threads, [&](int64_t first, int64_t end) {
+        multiply_rows(a, first, end, panels, inner, panels_of<T>(columns), out, add);
+    });
+}
+
+// The lower triangle of the same, N by N; entries above the diagonal may be written too.
+template <typename T>
+static void multiply_lower(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t inner,
+                           const MatrixOut<T>& out, int threads, bool add) {
+    in_parts(N, double(N) * double(N * inner), threads, [&](int64_t first, int64_t end) {
+        multiply_rows(a, first, end, panels, inner, panels_of<T>(end), out, add);
+    });
 }
 
 // Removes the gaps between rows of `columns` numbers that are `step` apart.

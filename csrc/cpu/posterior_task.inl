@@ -3,52 +3,48 @@
 
 template <typename T>
 struct PosteriorScratch {
-    int64_t Q, K, D;
-    CoordinatesParams coordinates;  // for this task only, like those below
-    AdaptParams adapt;
-    StepParams step;
-    T* x;         // [Q, D]           queries in the coordinates
-    T* scaled;    // [Q, D]           times the feature scale
-    T* panels;    // [K or Q in panels, D]
-    T* cross;     // [Q, K]           padded to whole panels, like the next ones
-    T* inner;     // [Q, K]
-    T* logits;    // [Q, K]           then the weights of the queries, as [K in panels, Q]
-    T* gram;      // [Q, Q]           if used
-    T* given;     // [Q, K]           probabilities before the step
-    T* own;       // [Q]
-    T* constant;  // [K]
-    T* total;     // [K]
-    T* factors;   // [2]              sharpness and prior of the step
+    Arena& arena;
+    const PosteriorParams& p;
+    int64_t Q = p.size.Q, K = p.size.K, D = p.size.D;
+    int64_t C = factor_columns(p.size.M);  // columns of the factor
+    int64_t E = D + C;                     // numbers of a row: its features, then Z x
+    int64_t Kp = round_up(K, Simd<T>::kPanel), Qp = round_up(Q, Simd<T>::kPanel);
+    int64_t task, at;             // and its likelihood
+    bool by_rows = p.size.N > K;  // see common/likelihood.h
+    bool has_products = has_gram(double(Q), double(D), double(K));
+    T plain = 1, projected = 0;       // a product in the metric: plain x.y + projected (Z x).(Z y)
+    CoordinatesParams coordinates{};  // for this task only, like the next ones
+    AdaptParams adapt{};
+    StepParams step{};
+    T* x = arena.take<T>(Q * E);                    // scaled queries, and Z x
+    T* weighed = arena.take<T>(C > 0 ? Q * E : 0);  // products with x are those in the metric
+    T* panels = arena.take<T>(std::max((has_products ? std::max(Kp, Qp) : Kp) * E,
+                                       C* std::max(by_rows ? D : 0, kFactorBlock)));
+    T* cross = arena.take<T>(Q * Kp);
+    T* inner = arena.take<T>(Q * Kp);
+    T* logits = arena.take<T>(Q * Kp);  // then the weights of the queries, as [K in panels, Q]
+    T* gram = arena.take<T>(has_products ? Q * Qp : 0);
+    T* given = arena.take<T>(Q * K);  // probabilities before the step
+    T* own = arena.take<T>(Q);
+    T* constant = arena.take<T>(K);
+    T* total = arena.take<T>(K);
+    T* factors = arena.take<T>(2);  // sharpness and prior of the step
     void *adapt_scratch, *step_scratch;
 
     PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task);
-    bool has_products() const { return has_gram(double(Q), double(D), double(K)); }
 };
 
 template <typename T>
 PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task)
-    : Q(p.Q), K(p.K), D(p.D), coordinates{}, adapt{}, step{} {
-    constexpr int64_t kPanel = Simd<T>::kPanel;
-    const int64_t Kp = round_up(K, kPanel), Qp = round_up(Q, kPanel);
+    : arena(arena), p(p), task(task), at(p.size.L == 1 ? 0 : task) {
     const auto of_task = [&](void* base, int64_t size) {
         return static_cast<T*>(base) + task * size;
     };
-    x = arena.take<T>(Q * D);
-    scaled = arena.take<T>(Q * D);
-    panels = arena.take<T>((has_products() ? std::max(Kp, Qp) : Kp) * D);
-    cross = arena.take<T>(Q * Kp);
-    inner = arena.take<T>(Q * Kp);
-    logits = arena.take<T>(Q * Kp);
-    gram = arena.take<T>(has_products() ? Q * Qp : 0);
-    given = arena.take<T>(Q * K);
-    own = arena.take<T>(Q);
-    constant = arena.take<T>(K);
-    total = arena.take<T>(K);
-    factors = arena.take<T>(2);
-    coordinates.B = 1, coordinates.N = Q, coordinates.D = D, coordinates.shared = true;
+    coordinates.B = 1, coordinates.N = 1, coordinates.D = D, coordinates.shared = true;
     coordinates.rows = static_cast<const T*>(p.query) + task * Q * D;
-    coordinates.centre = static_cast<const T*>(p.centre) + (p.shared ? 0 : task * D);
-    coordinates.x = x, coordinates.finite = p.finite + task;
+    coordinates.centre = static_cast<const T*>(p.centre) + at * D;
+    coordinates.scale = static_cast<const T*>(p.scale) + at * D;
+    coordinates.finite = p.finite + task;
     adapt.B = 1, adapt.Q = Q, adapt.K = K;
     adapt.logits = logits;
     adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
@@ -65,12 +61,52 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     step.given = given, step.cross = cross, step.inner = inner, step.own = own;
     step.constant = constant, step.total = total;
     step.sharpness = factors, step.prior = factors + 1;
-    step.shots = static_cast<const T*>(p.shots) + (p.shared ? 0 : task * K);
-    step.squares = static_cast<const T*>(p.squares) + (p.shared ? 0 : task * K);
+    step.shots = static_cast<const T*>(p.shots) + at * K;
+    step.squares = static_cast<const T*>(p.squares) + at * K;
+    if (p.added != nullptr) step.added = static_cast<const T*>(p.added) + task * Q * K;
     step.probabilities = of_task(p.probabilities, Q * K);
     step.labels = p.labels + task * Q;
     adapt_scratch = arena.take<char>(adapt_scratch_bytes<T>(adapt));
     step_scratch = arena.take<char>(step_scratch_bytes<T>(step));
+}
+
+// The scaled queries, and Z times them.
+template <typename T>
+static void find_rows(const PosteriorScratch<T>& s, int threads) {
+    const int64_t Q = s.Q, D = s.D, E = s.E, M = s.p.size.M, C = s.C;
+    CoordinatesParams row = s.coordinates;
+    *row.finite = true;
+    for (int64_t q = 0; q < Q; ++q) {
+        row.rows = static_cast<const T*>(s.coordinates.rows) + q * D;
+        row.x = s.x + q * E;
+        coordinates_rows<T>(row, 0, 1);
+    }
+    if (E == D) return;
+    if (s.by_rows) {
+        const T* const offsets = static_cast<const T*>(s.p.rows) + s.at * s.p.size.N * D;
+        pack_rows(offsets, D, M, D, T(1), s.panels, D);
+        multiply<T>({s.x, E, 1}, Q, s.panels, D, M, {s.x + D, E, Simd<T>::kPanel}, threads);
+    }
+    for (int64_t q = 0; q < Q; ++q) {
+        T* const x = s.x + q * E;
+        if (!s.by_rows) std::copy_n(x, D, x + D);
+        std::fill_n(x + D + M, C - M, T(0));
+    }
+    const T* const factor = static_cast<const T*>(s.p.factor) + s.at * C * C;
+    substitute<T>(s.x + D, E, Q, {factor, C, s.panels, threads});
+}
+
+// Products of the queries with the class means.
+template <typename T>
+static void mean_products(const PosteriorScratch<T>& s, int threads) {
+    const int64_t K = s.K, D = s.D, E = s.E, C = s.C;
+    const T* const means = static_cast<const T*>(s.p.rows) + ((s.at + 1) * s.p.size.N - K) * D;
+    pack_rows(means, D, K, D, s.plain, s.panels, E);
+    if (E > D) {
+        const T* const solved = static_cast<const T*>(s.p.solved) + s.at * K * C;
+        pack_rows(solved, C, K, C, s.projected, s.panels + D * Simd<T>::kPanel, E);
+    }
+    multiply_closed(s.x, E, s.Q, s.panels, E, K, s.cross, threads);
 }
 
 // The weights of the queries in the classes, in panels.
@@ -90,37 +126,41 @@ static void weigh_queries(const PosteriorScratch<T>& s, T trust) {
 
 // Products of the queries with their weighted sums, and with themselves.
 template <typename T>
-static void query_products(const PosteriorScratch<T>& s, const T* __restrict__ scale, int threads) {
+static void query_products(const PosteriorScratch<T>& s, int threads) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
-    const int64_t Q = s.Q, K = s.K, D = s.D, Qp = round_up(Q, kPanel);
+    const int64_t Q = s.Q, K = s.K, E = s.E;
+    const T* const weighed = E > s.D ? s.weighed : s.x;
     for (int64_t q = 0; q < Q; ++q) {
-        const T* const row = s.x + q * D;
-        T* __restrict__ to = s.scaled + q * D;
-        for (int64_t d = 0; d < D; ++d) to[d] = row[d] * scale[d];
-        s.own[q] = dot(row, s.scaled + q * D, D);
+        const T* const row = s.x + q * E;
+        if (E > s.D) {
+            T* __restrict__ to = s.weighed + q * E;
+            for (int64_t d = 0; d < s.D; ++d) to[d] = row[d] * s.plain;
+            for (int64_t d = s.D; d < E; ++d) to[d] = row[d] * s.projected;
+        }
+        s.own[q] = dot(row, weighed + q * E, E);
     }
-    if (s.has_products()) {
-        pack_rows(s.x, Q, D, static_cast<const T*>(nullptr), s.panels);
-        multiply<T>({s.scaled, D, 1}, Q, s.panels, D, Q, {s.gram, Qp, kPanel}, threads);
-        multiply_closed(s.gram, Qp, Q, s.logits, Q, K, s.inner, threads);
+    if (s.has_products) {
+        pack_rows(s.x, E, Q, E, T(1), s.panels, E);
+        multiply<T>({weighed, E, 1}, Q, s.panels, E, Q, {s.gram, s.Qp, kPanel}, threads);
+        multiply_closed(s.gram, s.Qp, Q, s.logits, Q, K, s.inner, threads);
         return;
     }
-    multiply<T>({s.x, 1, D}, D, s.logits, Q, K, {s.panels, kPanel, D * kPanel}, threads);
-    multiply_closed(s.scaled, D, Q, s.panels, D, K, s.inner, threads);
+    multiply<T>({s.x, 1, E}, E, s.logits, Q, K, {s.panels, kPanel, E * kPanel}, threads);
+    multiply_closed(weighed, E, Q, s.panels, E, K, s.inner, threads);
 }
 
 template <typename T>
-static void late_step(PosteriorScratch<T>& s, const PosteriorParams& p, int64_t at, int threads) {
+static void late_step(PosteriorScratch<T>& s, int threads) {
     const int64_t Q = s.Q, K = s.K;
-    const T sharpness = static_cast<const T*>(p.sharpness)[at];
-    const T* const bias = static_cast<const T*>(p.bias) + at * K;
-    const T* const squares = static_cast<const T*>(p.squares) + at * K;
+    const T sharpness = static_cast<const T*>(s.p.sharpness)[s.task];
+    const T* const bias = static_cast<const T*>(s.p.bias) + s.task * K;
+    const T* const squares = static_cast<const T*>(s.p.squares) + s.at * K;
     const T* const proportions = static_cast<const T*>(s.adapt.proportions);
     const T a = *static_cast<const T*>(s.adapt.concentration);
-    const T mass = T(p.weight * double(Q) + double(K) * double(a));
+    const T mass = T(s.p.weight * double(Q) + double(K) * double(a));
     for (int64_t k = 0; k < K; ++k) s.total[k] = proportions[k] * mass;
     weigh_queries(s, T(trust_of(Q, K)));
-    query_products(s, static_cast<const T*>(p.scale) + at * s.D, threads);
+    query_products(s, threads);
     const T share = late_share(a);
     for (int64_t k = 0; k < K; ++k) {
         s.constant[k] = (bias[k] + sharpness / 2 * squares[k]) * share;
@@ -134,21 +174,25 @@ template <typename T>
 static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
     PosteriorScratch<T> s(arena, p, task);
-    const int64_t Q = s.Q, K = s.K, D = s.D, at = p.shared ? 0 : task;
-    const T sharpness = static_cast<const T*>(p.sharpness)[at];
-    const T* __restrict__ bias = static_cast<const T*>(p.bias) + at * K;
-    *s.coordinates.finite = true;
-    coordinates_rows<T>(s.coordinates, 0, Q);
-    pack_rows(static_cast<const T*>(p.weights) + at * K * D, K, D, static_cast<const T*>(nullptr),
-              s.panels);
-    multiply_closed(s.x, D, Q, s.panels, D, K, s.cross, threads);
-    for (int64_t q = 0; q < Q; ++q) {
+    const int64_t K = s.K;
+    const T sharpness = static_cast<const T*>(p.sharpness)[task];
+    const T* __restrict__ bias = static_cast<const T*>(p.bias) + task * K;
+    const T* const added = static_cast<const T*>(s.step.added);
+    if (p.size.M > 0) {
+        const T* const shares = static_cast<const T*>(p.shares) + s.at * 3;
+        s.plain = shares[1], s.projected = shares[2];
+        if (s.projected == 0) s.E = s.D;  // a mixture without the full metric
+    }
+    find_rows(s, threads);
+    mean_products(s, threads);
+    for (int64_t q = 0; q < s.Q; ++q) {
         const T* __restrict__ cross = s.cross + q * K;
         T* __restrict__ to = s.logits + q * K;
         for (int64_t k = 0; k < K; ++k) to[k] = bias[k] + sharpness * cross[k];
+        for (int64_t k = 0; added != nullptr && k < K; ++k) to[k] += added[q * K + k];
     }
     adapt_task<T>(s.adapt, 0, s.adapt_scratch);
-    late_step(s, p, at, threads);
+    late_step(s, threads);
 }
 
 template <typename T>
@@ -159,11 +203,12 @@ static int64_t posterior_scratch_bytes(const PosteriorParams& p) {
 }
 
 static Work posterior_work(const PosteriorParams& p) {
-    const double Q = double(p.Q), K = double(p.K), D = double(p.D);
-    const double inner = has_gram(Q, D, K) ? Q * Q * (D + K) : 2 * Q * K * D;
-    const double products = Q * K * D + inner;
+    const double Q = double(p.size.Q), K = double(p.size.K), D = double(p.size.D);
+    const double M = double(p.size.M), E = D + M, offsets = p.size.N > p.size.K ? M * D : 0;
+    const double inner = has_gram(Q, D, K) ? Q * Q * (E + K) : 2 * Q * K * E;
+    const double products = Q * (K * E + offsets + M * M / 2) + inner;
     // The proportions and the step cost about 100 per query and class.
-    return {p.B, products + 100.0 * Q * K, products};
+    return {p.size.B, products + 100.0 * Q * K, products};
 }
 
 constexpr TaskKernels<PosteriorParams> kPosteriorKernels = {

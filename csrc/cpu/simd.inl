@@ -225,11 +225,11 @@ static inline bool given_up(int64_t round, double work) {
     return (work > 1e5 || round % 16 == 0) && interrupted();
 }
 
-// out[r] = a[r] B for all rows and all panels of B, stored as [panel][inner][kPanel]. A slice of a
-// panel stays in the L1 cache while all rows pass over it.
+// out[r] (+)= a[r] B for all rows and all panels of B, stored as [panel][inner][kPanel]. A slice of
+// a panel stays in the L1 cache while all rows pass over it.
 template <typename T>
 static void product(const T* const* a, int64_t stride, int64_t rows, const T* b, int64_t inner,
-                    int64_t panels, T* const* out, int64_t out_panel_stride) {
+                    int64_t panels, T* const* out, int64_t out_panel_stride, bool add = false) {
     constexpr int kPanel = Simd<T>::kPanel;
     constexpr int kRows = PADDLE_EXT_ROW_TILE;
     constexpr int64_t kSlice = 512;
@@ -240,7 +240,7 @@ static void product(const T* const* a, int64_t stride, int64_t rows, const T* b,
         for (int64_t start = 0; start < inner; start += kSlice) {
             const int64_t depth = inner - start < kSlice ? inner - start : kSlice;
             const T* slice = b + (panel * inner + start) * kPanel;
-            const bool accumulate = start > 0;
+            const bool accumulate = add || start > 0;
             const T* rows_at[kRows];
             int64_t r = 0;
             for (; r + kRows <= rows; r += kRows) {

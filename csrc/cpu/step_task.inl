@@ -2,19 +2,19 @@
 // common/step.h.
 
 template <typename T>
-static void step_task(const StepParams& p, int64_t task, void* scratch, int = 1) {
+static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const int64_t Q = p.Q, K = p.K, at = task * Q * K, shared = p.shared ? 0 : task;
     const T* const given = static_cast<const T*>(p.given) + at;
     const T* const cross = static_cast<const T*>(p.cross) + at;
     const T* const inner = static_cast<const T*>(p.inner) + at;
-    const T* const extra = p.extra == nullptr ? nullptr : static_cast<const T*>(p.extra) + at;
+    const T* const added = p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + at;
     const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
     const T* const squares = static_cast<const T*>(p.squares) + shared * K;
     const T* __restrict__ constant = static_cast<const T*>(p.constant) + task * K;
     const T* __restrict__ total = static_cast<const T*>(p.total) + task * K;
     const T sharpness = static_cast<const T*>(p.sharpness)[task], temper = T(p.temper);
     const T prior = static_cast<const T*>(p.prior)[task];
-    const T weight = T(p.weight), trust = T(trust_of(Q, K));
+    const T reduced = temper * late_share(prior), weight = T(p.weight), trust = T(trust_of(Q, K));
     T* const out = static_cast<T*>(p.probabilities) + at;
     Arena arena(scratch);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
@@ -47,7 +47,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch, int = 1)
             const T w = query_weight(u[k], trust);
             const T half = half_distance(w, shots[k] * x[k], y[k], self, square[k], mass[k]);
             row[k] = temper * (sharpness * half + constant[k]);
-            if (extra != nullptr) row[k] += temper * extra[q * K + k];
+            if (added != nullptr) row[k] += reduced * added[q * K + k];
         }
         for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior);
         for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
@@ -73,14 +73,3 @@ static int64_t step_scratch_bytes(const StepParams& p) {
     for (int i = 0; i < 4; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
     return arena.used();
 }
-
-static Work step_work(const StepParams& p) {
-    return {p.B, 60.0 * double(p.Q) * double(p.K), 0};  // one exponential and one logarithm each
-}
-
-constexpr TaskKernels<StepParams> kStepKernels = {
-    "given",
-    step_work,
-    {step_scratch_bytes<float>, step_scratch_bytes<double>},
-    {step_task<float>, step_task<double>},
-};

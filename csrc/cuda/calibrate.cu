@@ -12,9 +12,11 @@ struct GivenDistances {
 
     __device__ void start(int64_t) const {}
 
-    __device__ float operator()(int64_t task, int64_t i, int64_t k) const {
+    __device__ float operator()(int64_t task, int64_t i, int64_t k, float) const {
         return distances[(task * R + i) * K + k];
     }
+
+    __device__ void finish(int64_t, float, float) const {}
 };
 
 }  // namespace
@@ -26,7 +28,7 @@ void run_cuda(const CalibrateParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, calibrate_workspace_bytes(p));
     const DeviceGuard guard(device);
     const GivenDistances source{static_cast<const float*>(p.distances), p.R, p.K};
-    launch_calibrate(p, source, device, static_cast<cudaStream_t>(stream));
+    launch_calibrate(p, source, 0, device, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace paddle_ext

@@ -1,8 +1,11 @@
 // `calibrate` on CUDA: one kernel for all steps, one block per task. The algebra is in
 // common/calibrate.h. Eight lanes share a row; the rows stay in shared memory if they fit.
 //
-// Distances provides start(task), which all threads call once and which ends with a
-// barrier, and (task, i, k), the distance of row i to class k.
+// Distances provides (task, i, k, share), the distance of row i to class k in a mixture of two
+// metrics, with this share of the second; start(task), which all threads call once and which ends
+// with a barrier; and finish(task, sharpness, share), called by all threads after the share and the
+// sharpness that fit best have been found and `drawn` is complete. The share grows from 0 to 1 in
+// this many `mixtures` while that improves the fit; with 0 mixtures there is one metric.
 #pragma once
 
 #include "common/calibrate.h"
@@ -36,6 +39,7 @@ __device__ inline float row_min(float value) {
 struct CalibrateShared {
     double lag[kCalibrateWarps], variance[kCalibrateWarps];
     double sums[kCalibrateWarps];
+    double prior;
     float sharpness;
     bool goes_on;
     float drawn[kCalibrateThreads];  // by parts of the rows
@@ -50,6 +54,7 @@ struct CalibrateTask {
     int64_t stride, task, count;
     const int64_t* labels;
     float* normaliser;  // [R]
+    float share;
 
     __device__ int own(int64_t i) const { return int(min(max(labels[i], int64_t(0)), p.K - 1)); }
 
@@ -58,13 +63,13 @@ struct CalibrateTask {
         if (stride > 0) return 0.0f;
         float least = Range<float>::kInfinity;
         for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
-            least = fminf(least, source(task, i, k));
+            least = fminf(least, source(task, i, k, share));
         }
         return row_min(least);
     }
 
     __device__ float behind(int64_t i, int64_t k, float low) const {
-        return stride > 0 ? rows[i * stride + k] : source(task, i, k) - low;
+        return stride > 0 ? rows[i * stride + k] : source(task, i, k, share) - low;
     }
 
     // One warp per row, so that memory is read in order.
@@ -73,7 +78,7 @@ struct CalibrateTask {
         for (int64_t i = threadIdx.x / 32; i < count; i += kCalibrateWarps) {
             float least = Range<float>::kInfinity;
             for (int64_t k = lane; k < p.K; k += 32) {
-                const float value = source(task, i, k);
+                const float value = source(task, i, k, share);
                 to[i * stride + k] = value;
                 least = fminf(least, value);
             }
@@ -161,23 +166,11 @@ struct CalibrateTask {
     }
 };
 
+// The sharpness for the distances of a task, starting from bracket.at; all threads get it. Only the
+// first thread's bracket counts.
 template <typename Distances>
-__global__ void __launch_bounds__(kCalibrateThreads, 2)
-    calibrate_kernel(CalibrateParams p, Distances source, int64_t stride) {
-    extern __shared__ float rows[];
-    __shared__ CalibrateShared shared;
-    const int64_t task = blockIdx.x;
-    source.start(task);
-    const CalibrateTask<Distances> t{p,
-                                     source,
-                                     rows,
-                                     stride,
-                                     task,
-                                     min(max(p.count[task], int64_t(0)), p.R),
-                                     p.labels + task * p.R,
-                                     static_cast<float*>(p.workspace) + task * p.R};
-    if (stride > 0) t.stage(rows);
-    Bracket bracket(p.centre, p.spread);  // only the first thread's counts
+__device__ float find_sharpness(const CalibrateTask<Distances>& t, CalibrateShared& shared,
+                                Bracket& bracket) {
     if (threadIdx.x == 0) shared.sharpness = float(bracket.sharpness());
     __syncthreads();
     for (int step = 0; step < kMaxCalibrationSteps; ++step) {
@@ -190,16 +183,58 @@ __global__ void __launch_bounds__(kCalibrateThreads, 2)
             if (threadIdx.x == 0) {
                 shared.goes_on = bracket.step(lag, variance);
                 shared.sharpness = float(bracket.sharpness());
+                shared.prior = bracket.prior();
             }
         }
         __syncthreads();
         if (!shared.goes_on) break;
     }
-    const double entropy = block_sum(t.normalise(shared.sharpness), shared.sums);
-    t.write_drawn(shared.sharpness, shared);
-    if (threadIdx.x != 0) return;
-    static_cast<float*>(p.sharpness)[task] = shared.sharpness;
-    static_cast<float*>(p.objective)[task] = float(entropy + bracket.prior());
+    return shared.sharpness;
+}
+
+template <typename Distances>
+__global__ void __launch_bounds__(kCalibrateThreads, 2)
+    calibrate_kernel(CalibrateParams p, Distances source, int64_t stride, int mixtures) {
+    extern __shared__ float rows[];
+    __shared__ CalibrateShared shared;
+    const int64_t task = blockIdx.x;
+    source.start(task);
+    CalibrateTask<Distances> t{p,
+                               source,
+                               rows,
+                               stride,
+                               task,
+                               min(max(p.count[task], int64_t(0)), p.R),
+                               p.labels + task * p.R,
+                               static_cast<float*>(p.workspace) + task * p.R,
+                               0.0f};
+    double least = 0;
+    float best = 0, sharpness = 0;
+    for (int mixture = 0; mixture <= mixtures; ++mixture) {
+        t.share = mixtures > 0 ? float(mixture) / float(mixtures) : 0.0f;
+        if (stride > 0) t.stage(rows);
+        Bracket bracket(p.centre, p.spread);
+        if (mixture > 0) bracket.at = log(double(sharpness));
+        const float found = find_sharpness(t, shared, bracket);
+        const double objective = block_sum(t.normalise(found), shared.sums) + shared.prior;
+        if (mixture > 0 && !(objective < least)) break;
+        least = objective, best = t.share, sharpness = found;
+    }
+    if (t.share != best) {  // back to the best mixture
+        __syncthreads();
+        t.share = best;
+        if (stride > 0) t.stage(rows);
+        __syncthreads();
+        t.normalise(sharpness);
+        __syncthreads();
+    }
+    t.write_drawn(sharpness, shared);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        static_cast<float*>(p.sharpness)[task] = sharpness;
+        static_cast<float*>(p.objective)[task] = float(least);
+    }
+    source.finish(task, sharpness, best);
 }
 
 inline int64_t calibrate_workspace_bytes(const CalibrateParams& p) {
@@ -207,7 +242,7 @@ inline int64_t calibrate_workspace_bytes(const CalibrateParams& p) {
 }
 
 template <typename Distances>
-void launch_calibrate(const CalibrateParams& p, const Distances& source, int device,
+void launch_calibrate(const CalibrateParams& p, const Distances& source, int mixtures, int device,
                       cudaStream_t stream) {
     constexpr int64_t kOther = 8192;  // bytes, more than the kernel's other shared memory
     // Neighbouring rows begin in different banks.
@@ -218,7 +253,7 @@ void launch_calibrate(const CalibrateParams& p, const Distances& source, int dev
     const auto kernel = calibrate_kernel<Distances>;
     allow_all_shared(kernel);
     kernel<<<grid_size(p.B), kCalibrateThreads, staged ? size_t(bytes) : 0, stream>>>(
-        p, source, staged ? stride : 0);
+        p, source, staged ? stride : 0, mixtures);
     check_launch("calibrate_kernel");
 }
 

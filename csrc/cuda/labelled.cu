@@ -154,9 +154,7 @@ struct Source {
     float first, second;
 };
 
-// One block per task: the feature scale. With kRows also its rows in the coordinates, and their
-// squared distances to their means in that scale. Threads first own features, then warps own rows.
-template <bool kRows>
+// One block per task: the feature scale.
 __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, LabelledPlan plan) {
     __shared__ double scratch[kScaleThreads / 32];
     __shared__ Source sources[kRowsAtATime];
@@ -165,7 +163,6 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
     const float* const firsts = static_cast<const float*>(p.first) + task * p.S;
     const float* const seconds = static_cast<const float*>(p.second) + task * p.S;
     const float* const centre = static_cast<const float*>(p.centre) + task * D;
-    float* const x = static_cast<float*>(p.x) + task * p.R * D;
     const float* const means = static_cast<const float*>(p.means) + task * p.K * D;
     const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
     const int64_t* const own = p.own + task * p.R;
@@ -192,14 +189,10 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
                 const Source from = sources[i];
                 const float value = (support[from.row * D + d] * from.first - c) * from.second;
                 const float away = value - means[from.own * D + d];
-                if constexpr (kRows) x[(start + i) * D + d] = value;
                 scatter += away * away;
             }
             scale[d] += scatter;
         }
-    }
-    if constexpr (kRows) {
-        for (int64_t at = count * D + threadIdx.x; at < p.R * D; at += kScaleThreads) x[at] = 0;
     }
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) mean += double(scale[d]);
     mean = block_sum(mean, scratch) / double(D);
@@ -211,22 +204,6 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
     sum = block_sum(sum, scratch);
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
         scale[d] = float(double(scale[d]) * double(D) / sum);
-    }
-    if constexpr (!kRows) return;
-    __syncthreads();
-    const int lane = threadIdx.x % 32;
-    for (int64_t i = threadIdx.x / 32; i < p.R; i += kScaleThreads / 32) {
-        float off = 0;
-        for (int64_t d = 4 * lane; i < count && d < D; d += 128) {
-            const float4 a = load_row4(x + i * D, d, D, plan.aligned);
-            const float4 b = load_row4(means + own[i] * D, d, D, plan.aligned);
-            for (int j = 0; j < 4 && d + j < D; ++j) {
-                const float away = (&a.x)[j] - (&b.x)[j];
-                off += away * away * scale[d + j];
-            }
-        }
-        off = warp_sum(off);
-        if (lane == 0) static_cast<float*>(p.off)[task * p.R + i] = off;
     }
 }
 
@@ -245,11 +222,15 @@ __device__ float second_norm(const float* row, float first, const float* centre,
 }
 
 __device__ void write_coordinates(const float* row, float first, float second, const float* centre,
-                                  int64_t D, bool aligned, float* to) {
+                                  const float* scale, int64_t D, bool aligned, float* to) {
     for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
         const float4 c = load_row4(centre, d, D, aligned);
         const float4 x = centred(load_row4(row, d, D, aligned), first, c);
-        const float4 out = make_float4(x.x * second, x.y * second, x.z * second, x.w * second);
+        const float4 s =
+            scale == nullptr ? make_float4(1, 1, 1, 1) : load_row4(scale, d, D, aligned);
+        const float4 out =
+            make_float4(x.x * second * root_approx(s.x), x.y * second * root_approx(s.y),
+                        x.z * second * root_approx(s.z), x.w * second * root_approx(s.w));
         store_row4(to, d, D, aligned, out);
     }
 }
@@ -260,9 +241,12 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
     const int64_t D = p.D, task = p.shared ? 0 : item / p.N;
     const float* const row = static_cast<const float*>(p.rows) + item * D;
     const float* const centre = static_cast<const float*>(p.centre) + task * D;
+    const float* const scale =
+        p.scale == nullptr ? nullptr : static_cast<const float*>(p.scale) + task * D;
     const float first = warp_inverse_norm(row, D, aligned);
     const float second = second_norm(row, first, centre, D, aligned);
-    write_coordinates(row, first, second, centre, D, aligned, static_cast<float*>(p.x) + item * D);
+    float* const to = static_cast<float*>(p.x) + item * D;
+    write_coordinates(row, first, second, centre, scale, D, aligned, to);
     if (threadIdx.x % 32 == 0 && p.finite != nullptr && !plainly_finite(first)) {
         p.finite[item / p.N] = false;
     }
@@ -277,7 +261,7 @@ int64_t workspace_cuda(const LabelledParams& p, int) {
 }
 
 LabelledPlan labelled_plan(const LabelledParams& p) {
-    return {p, rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means, p.x})};
+    return {p, rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means})};
 }
 
 void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
@@ -296,8 +280,7 @@ void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStre
     }
     check_launch("centre_kernel");
     launch_means<true>(p, plan, stream);
-    const auto kernel = p.x == nullptr ? scale_kernel<false> : scale_kernel<true>;
-    kernel<<<grid_size(p.B), kScaleThreads, 0, stream>>>(p, plan);
+    scale_kernel<<<grid_size(p.B), kScaleThreads, 0, stream>>>(p, plan);
     check_launch("scale_kernel");
 }
 
@@ -312,7 +295,7 @@ int64_t workspace_cuda(const CoordinatesParams&, int) { return 0; }
 void run_cuda(const CoordinatesParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
-    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.x});
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.scale, p.x});
     const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
     coordinates_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, aligned);
     check_launch("coordinates_kernel");

@@ -255,7 +255,7 @@ void launch_means(const LabelledParams& p, const LabelledPlan& plan, cudaStream_
     check_launch("means_kernel");
 }
 
-// All outputs of `labelled`; x and off are skipped if null.
+// All outputs of `labelled`.
 LabelledPlan labelled_plan(const LabelledParams& p);
 void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream);
 

@@ -1,49 +1,66 @@
 // `likelihood` on CUDA; the algebra is in common/likelihood.h.
 //
-// After `labelled`, which writes no rows here, one product multiplies the calibration rows with the
-// class means. The rows are built from the support as they are loaded, and the weights and the
-// squares of both factors are computed on the way. Then distances, calibration and bias.
-
-#include <type_traits>
+// After `labelled`, which writes no rows here, the rows that products need are written in the
+// feature scale: by rows all offsets and the means, which are multiplied with one another, else the
+// judged rows and the means. Then the factor of the full metric, distances in both metrics, and
+// calibration.
 
 #include "common/check.h"
 #include "common/likelihood.h"
 #include "common/params.h"
 #include "cuda/calibrate.cuh"
+#include "cuda/factor.cuh"
 #include "cuda/labelled_rows.cuh"
-#include "cuda/split_product.cuh"
+#include "cuda/tile_product.cuh"
 
 namespace paddle_ext {
 
 namespace {
 
-__device__ inline float4 times(float4 a, float4 b) {
-    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
-}
-
-__device__ inline float4 times(float4 a, float b) {
-    return make_float4(a.x * b, a.y * b, a.z * b, a.w * b);
-}
-
-__device__ inline float inner(float4 a, float4 b) {
-    return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
-}
-
 // Arrays of all tasks in the workspace, and the calls that use them.
 struct LikelihoodPlan {
     LabelledParams labelled{};
     CalibrateParams calibrate{};
-    float* own;    // [B, R] products of the rows with themselves
-    float* cross;  // [B, R, K]
-    float* added;  // [B, R] see LeftOutDistances
+    Factor factor{};
+    int64_t J;       // rows judged: all, or the calibration rows
+    bool by_rows;    // see Factor; false without a full metric
+    float* judged;   // [B, J, D] judged rows in the feature scale; unless by rows
+    float* of_rows;  // [B, J]    judged rows with themselves; by rows [B, S] offsets
+    float* cross;    // [B, J, K] judged rows with means; by rows [B, S, K] offsets with means
+    float* base;     // [B, J, K] distances in the feature scale, each row left out of its class
+    float* means;    // [B, K, K] by rows: means with means, the lower triangle
+    float* away;     // [B, J, D]  by features: scaled offsets of the judges
+    float* turned;   // [B, D, S'] by features: all scaled offsets, transposed, S' divisible by four
+    float* judges;   // [B, J, M'] z of the judges
+    float* solved;   // [B, J + N, K] products of z of judges and of N classes with z of classes
+    float* full;     // [B, J, K] distances in the full metric
+    float* own;      // [B, 2, J] distances to the own class in both metrics
+    float* lengths;  // [B, K]    z of classes with themselves
+    float* shrink;   // [B]       1 / kappa
     int64_t bytes;
 
     explicit LikelihoodPlan(const LikelihoodParams& p) {
         SharedArena arena(p.workspace);
         const int64_t B = p.B, S = p.S, K = p.K, D = p.D, R = p.R;
-        own = arena.take<float>(B * R);
-        cross = arena.take<float>(B * R * K);
-        added = arena.take<float>(B * R);
+        const auto floats = [&](bool used, int64_t count) {
+            return used ? arena.take<float>(count) : nullptr;
+        };
+        J = p.every ? S : R;
+        by_rows = p.full && S < D;
+        const int64_t M = S < D ? S : D;
+        judged = floats(!by_rows, B * J * D);
+        of_rows = arena.take<float>(B * (by_rows ? S : J));
+        cross = arena.take<float>(B * (by_rows ? S : J) * K);
+        base = by_rows ? arena.take<float>(B * J * K) : cross;
+        means = floats(by_rows, B * K * K);
+        away = floats(p.full && !by_rows, B * J * D);
+        turned = floats(p.full && !by_rows, B * D * turned_pitch(S));
+        judges = floats(p.full, B * J * factor_columns(M));
+        solved = floats(p.full, B * (J + class_rows(K)) * K);
+        full = floats(p.full, B * J * K);
+        own = floats(p.full, B * 2 * J);
+        lengths = floats(p.full, B * K);
+        shrink = floats(p.full, B);
         labelled.B = B, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
         labelled.dtype = p.dtype;
         labelled.support = p.support, labelled.labels = p.labels;
@@ -61,6 +78,15 @@ struct LikelihoodPlan {
         calibrate.drawn = arena.take<float>(B * K);
         calibrate.workspace_bytes = calibrate_workspace_bytes(calibrate);
         calibrate.workspace = arena.take<char>(calibrate.workspace_bytes);
+        factor.B = B, factor.S = S, factor.K = K, factor.D = D, factor.M = M;
+        factor.factor = static_cast<float*>(p.factor);
+        factor.scatter = floats(p.full, B);
+        factor.teams = p.full ? arena.take<TeamMemory>(B) : nullptr;
+        const auto rows = static_cast<const float*>(p.rows),
+                   z = static_cast<const float*>(p.solved);
+        factor.classes = {K, by_rows ? z : rows, nullptr, by_rows ? factor_columns(M) : D,
+                          static_cast<float*>(p.solved)};
+        factor.judges = {J, away, nullptr, D, judges};
         labelled.workspace_bytes = LabelledPlan(without_workspace(labelled), false).bytes;
         labelled.workspace = arena.take<char>(labelled.workspace_bytes);
         bytes = arena.used();
@@ -70,142 +96,328 @@ struct LikelihoodPlan {
         p.workspace = nullptr;
         return p;
     }
+
+    __host__ __device__ static int64_t turned_pitch(int64_t S) { return round_up(S, int64_t(4)); }
+
+    // Classes that are multiplied with all others: all, or with more classes than judges, those of
+    // the judges.
+    __host__ __device__ int64_t class_rows(int64_t K) const { return K <= J ? K : J; }
 };
 
-// Calibration rows, and class means in the feature scale.
-template <bool aligned>
-struct JudgesProduct {
-    static constexpr bool kAligned = aligned;
-    LabelledParams p;
-    LabelledPlan plan;
-    float *weights, *squares, *own, *cross;
-    int64_t rows, columns, depth;
+// Which labelled rows are judged, and their classes.
+struct Judged {
+    const int* rows;  // [B, J], or null for all
+    const int64_t* labels;
+    int64_t S, K, J;
 
-    struct Reader {
-        static constexpr int kSlots = kProductSlots, kLoads = 2 * kSlots + 2;
-        const JudgesProduct& of;
-        int task, row0, column0;
-        const float *support, *centre, *means, *scale;
-        int row_of[kSlots];
-        // A row beyond the last is scaled to zero; columns beyond the last are not stored.
-        float first[kSlots], second[kSlots], own[kSlots] = {}, squares[kSlots] = {};
-
-        __device__ Reader(const JudgesProduct& of, int64_t task, int64_t row0, int64_t column0)
-            : of(of), task(int(task)), row0(int(row0)), column0(int(column0)),
-              support(static_cast<const float*>(of.p.support) + task * of.p.S * of.p.D),
-              centre(static_cast<const float*>(of.p.centre) + task * of.p.D),
-              means(static_cast<const float*>(of.p.means) + task * of.p.K * of.p.D),
-              scale(static_cast<const float*>(of.p.scale) + task * of.p.D) {
-            const int64_t count = of.p.judging[task], at = task * of.p.R;
-#pragma unroll
-            for (int i = 0; i < kSlots; ++i) {
-                const int r = place(this->row0, i);
-                const bool there = r < count;
-                row_of[i] = there ? of.plan.chosen[at + r] : 0;
-                const int64_t s = task * of.p.S + row_of[i];
-                first[i] = static_cast<const float*>(of.p.first)[s];
-                second[i] = there ? static_cast<const float*>(of.p.second)[s] : 0.0f;
-            }
-        }
-
-        __device__ static int place(int start, int slot) {
-            return start + int(threadIdx.x) / 8 + slot * kRowsOfSlot;
-        }
-
-        // Rows of the support, class means, the centre and the feature scale.
-        __device__ const float* source(int i) const {
-            if (i < kSlots) return support + row_of[i] * of.p.D;
-            if (i >= 2 * kSlots) return i == 2 * kSlots ? centre : scale;
-            return means + min(place(column0, i - kSlots), int(of.columns) - 1) * of.p.D;
-        }
-
-        template <typename In>
-        __device__ float4 row(int i, int64_t, const In& in) {
-            const float4 value = times(centred(in(i), first[i], in(2 * kSlots)), second[i]);
-            own[i] += inner(times(value, value), in(2 * kSlots + 1));
-            return value;
-        }
-
-        template <typename In>
-        __device__ float4 column(int i, int64_t d, const In& in) {
-            const float4 mean = in(kSlots + i), weight = times(mean, in(2 * kSlots + 1));
-            const int k = place(column0, i);
-            if (row0 == 0 && k < of.columns && d < of.p.D) {
-                float* const to = of.weights + (task * of.columns + k) * of.p.D;
-                store_row4(to, d, of.p.D, kAligned, weight);
-                squares[i] += inner(mean, weight);
-            }
-            return weight;
-        }
-
-        __device__ void finish() const {
-#pragma unroll
-            for (int i = 0; i < kSlots; ++i) {
-                float own_square = own[i], square = squares[i];
-                for (int step = 4; step > 0; step /= 2) {
-                    own_square += __shfl_xor_sync(kAllLanes, own_square, step);
-                    square += __shfl_xor_sync(kAllLanes, square, step);
-                }
-                if (threadIdx.x % 8 != 0) continue;
-                const int r = place(row0, i), k = place(column0, i);
-                if (column0 == 0 && r < of.rows) of.own[task * of.rows + r] = own_square;
-                if (row0 == 0 && k < of.columns) of.squares[task * of.columns + k] = square;
-            }
-        }
-    };
-
-    __device__ void store(int64_t task, int64_t r, int64_t k, float value) const {
-        cross[(task * rows + r) * columns + k] = value;
+    __device__ int row(int64_t task, int64_t j) const {
+        return rows == nullptr ? int(j) : rows[task * J + j];
+    }
+    // The class of judge j; 0 for none.
+    __device__ int own(int64_t task, int64_t j) const {
+        const int s = row(task, j);
+        return s < 0 ? 0 : max(load_label(labels + task * S, s, K), 0);
     }
 };
 
-// Squared distances of the calibration rows, from the products, each row left out of its class.
+// --- rows in the feature scale -------------------------------------------------------------------
+
+// Rows times the root of the feature scale, four numbers from d on.
+struct ScaledRows {
+    LabelledParams p;
+    bool aligned;
+
+    __device__ float4 load(const void* rows, int64_t row, int64_t d) const {
+        return load_row4(static_cast<const float*>(rows) + row * p.D, d, p.D, aligned);
+    }
+    __device__ float4 scaled(int64_t task, int64_t d, float4 x) const {
+        const float4 s = load(p.scale, task, d);
+        return make_float4(x.x * root_approx(s.x), x.y * root_approx(s.y), x.z * root_approx(s.z),
+                           x.w * root_approx(s.w));
+    }
+    __device__ float4 mean(int64_t task, int64_t k, int64_t d) const {
+        return scaled(task, d, load(p.means, task * p.K + k, d));
+    }
+
+    // A labelled row; minus the mean of its class if `offset`. Zero for no row, or without a class.
+    __device__ float4 row(int64_t task, int64_t s, int64_t d, bool offset) const {
+        const int k = s < 0 ? -1 : load_label(p.labels + task * p.S, s, p.K);
+        if (k < 0) return make_float4(0, 0, 0, 0);
+        const int64_t at = task * p.S + s;
+        const float first = static_cast<const float*>(p.first)[at];
+        const float second = static_cast<const float*>(p.second)[at];
+        const float4 x = centred(load(p.support, at, d), first, load(p.centre, task, d));
+        const float4 w = offset ? load(p.means, task * p.K + k, d) : make_float4(0, 0, 0, 0);
+        return scaled(task, d,
+                      make_float4(x.x * second - w.x, x.y * second - w.y, x.z * second - w.z,
+                                  x.w * second - w.w));
+    }
+};
+
+// One warp per row: by rows all offsets, else the judged rows and, for a full metric, their
+// offsets; and the means. Also the squares of rows, or of offsets by rows, and of means.
+__global__ void __launch_bounds__(kThreads)
+    scaled_kernel(ScaledRows from, LikelihoodParams p, LikelihoodPlan plan, Judged judged) {
+    const int64_t D = p.D, count = plan.by_rows ? p.S : plan.J, all = count + p.K;
+    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (item >= p.B * all) return;
+    const int64_t task = item / all, i = item % all, k = i - count, at = task * count + i;
+    const int64_t s = k >= 0 || plan.by_rows ? i : judged.row(task, i);
+    float* const rows = static_cast<float*>(p.rows);
+    float* const to = plan.by_rows ? rows + item * D
+                      : k < 0      ? plan.judged + at * D
+                                   : rows + (task * p.K + k) * D;
+    float square = 0;
+    for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
+        const float4 x = k < 0 ? from.row(task, s, d, plan.by_rows) : from.mean(task, k, d);
+        square += squared_norm(x);
+        store_row4(to, d, D, from.aligned, x);
+        if (plan.away == nullptr || k >= 0) continue;
+        store_row4(plan.away + at * D, d, D, from.aligned, from.row(task, s, d, true));
+    }
+    square = warp_sum(square);
+    if (threadIdx.x % 32 != 0) return;
+    if (k < 0) plan.of_rows[at] = square;
+    if (k >= 0) static_cast<float*>(p.squares)[task * p.K + k] = square;
+}
+
+// All offsets, transposed: a block turns 32 x 32 numbers.
+__global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, float* turned) {
+    __shared__ float tile[32][33];
+    const int64_t S = from.p.S, D = from.p.D, pitch = LikelihoodPlan::turned_pitch(S);
+    const int64_t row_tiles = ceil_div(pitch, int64_t(32)), tiles = ceil_div(D, int64_t(32));
+    const int64_t task = blockIdx.x / (row_tiles * tiles);
+    const int64_t row0 = blockIdx.x / tiles % row_tiles * 32, d0 = blockIdx.x % tiles * 32;
+    const int quad = threadIdx.x % 8, place = threadIdx.x / 8;
+    const int64_t s = row0 + place < S ? row0 + place : -1, d = d0 + 4 * quad;
+    const float4 value = d < D ? from.row(task, s, d, true) : make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tile[4 * quad + i][place] = (&value.x)[i];
+    __syncthreads();
+    const int64_t column = row0 + threadIdx.x % 32;
+    for (int i = threadIdx.x / 32; i < 32 && d0 + i < D && column < pitch; i += kWarps) {
+        turned[(task * D + d0 + i) * pitch + column] = tile[i][threadIdx.x % 32];
+    }
+}
+
+// --- products ------------------------------------------------------------------------------------
+
+// By rows: offsets and means with one another.
+struct AllProducts {
+    LikelihoodParams p;
+    LikelihoodPlan plan;
+    int64_t rows, columns, depth;
+    bool lower = true;
+
+    __device__ const float* row(int64_t task, int64_t r) const {
+        return static_cast<const float*>(p.rows) + (task * rows + r) * depth;
+    }
+    __device__ const float* column(int64_t task, int64_t c) const { return row(task, c); }
+
+    __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
+        const int64_t S = p.S, K = p.K, k = r - S, pitch = factor_columns(S);
+        if (k < 0) {
+            static_cast<float*>(p.factor)[(task * pitch + r) * pitch + c] = value;
+        } else if (c < S) {
+            static_cast<float*>(p.solved)[(task * K + k) * pitch + c] = value;
+            plan.cross[(task * S + c) * K + k] = value;
+        } else {
+            plan.means[(task * K + k) * K + c - S] = value;
+        }
+    }
+};
+
+// Else: judged rows with means.
+struct JudgedProducts {
+    LikelihoodParams p;
+    LikelihoodPlan plan;
+    int64_t rows, columns, depth;
+    bool lower = false;
+
+    __device__ const float* row(int64_t task, int64_t r) const {
+        return plan.judged + (task * rows + r) * depth;
+    }
+    __device__ const float* column(int64_t task, int64_t c) const {
+        return static_cast<const float*>(p.rows) + (task * columns + c) * depth;
+    }
+    __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
+        plan.cross[(task * rows + r) * columns + c] = value;
+    }
+};
+
+// V^T V.
+struct FeatureProducts {
+    float *turned, *factor;
+    int64_t rows, columns, depth;
+    bool lower = true;
+
+    __device__ const float* row(int64_t task, int64_t r) const {
+        return turned + (task * rows + r) * depth;
+    }
+    __device__ const float* column(int64_t task, int64_t c) const { return row(task, c); }
+    __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
+        const int64_t pitch = factor_columns(rows);
+        factor[(task * pitch + r) * pitch + c] = value;
+    }
+};
+
+// z of the judges and of some classes, with z of all classes.
+struct SolvedProducts {
+    LikelihoodPlan plan;
+    Judged judged;
+    int64_t rows, columns, depth;
+    bool lower = false;
+
+    __device__ const float* row(int64_t task, int64_t r) const {
+        const int64_t J = plan.J;
+        if (r < J) return plan.judges + (task * J + r) * depth;
+        return column(task, columns <= J ? r - J : judged.own(task, r - J));
+    }
+    __device__ const float* column(int64_t task, int64_t c) const {
+        return plan.factor.classes.to + (task * columns + c) * depth;
+    }
+    __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
+        plan.solved[(task * rows + r) * columns + c] = value;
+    }
+};
+
+// --- distances -----------------------------------------------------------------------------------
+
+// Squared distances of the judged rows, up to a constant per row, each left out of its class.
 struct LeftOutDistances {
     LikelihoodParams p;
-    const float *cross, *squares_of_rows;  // [B, R, K], [B, R]
-    const int64_t* own;                    // [B, R]
-    float* added;                          // [B, R] added to the distance to the own class
+    LikelihoodPlan plan;
+    Judged judged;
+    const int* chosen;  // [B, R] the labelled row of a calibration row
 
-    // Squared distance of a row to its class mean; rounding may make it negative.
-    __device__ float off(int64_t task, int64_t i) const {
-        const int64_t at = task * p.R + i, k = own[at];
-        const float square = static_cast<const float*>(p.squares)[task * p.K + k];
-        return fmaxf(squares_of_rows[at] - 2.0f * cross[at * p.K + k] + square, 0.0f);
+    // The judge that is calibration row i.
+    __device__ int64_t judge(int64_t task, int64_t i) const {
+        return p.every ? chosen[task * p.R + i] : i;
     }
 
+    // The product of two means.
+    __device__ float of_means(int64_t task, int64_t a, int64_t b) const {
+        return plan.means[(task * p.K + max(a, b)) * p.K + min(a, b)];
+    }
+
+    // One warp per class and row.
     __device__ void start(int64_t task) const {
-        const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
-        for (int64_t i = threadIdx.x; i < p.R; i += blockDim.x) {
-            const float rate = left_out_rate(shots[own[task * p.R + i]]);
-            added[task * p.R + i] = (rate - 1.0f) * off(task, i);
+        __shared__ double scratch[kCalibrateWarps];
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        for (int64_t k = warp; p.full && k < p.K; k += kCalibrateWarps) {
+            const float length = squared_length(plan.factor.classes.to, task * p.K + k);
+            if (lane == 0) plan.lengths[task * p.K + k] = length;
         }
+        __syncthreads();
+        for (int64_t j = warp; j < plan.J; j += kCalibrateWarps) find_distances(task, j);
+        __syncthreads();
+        if (!p.full) return;
+        double base = 0, other = 0;
+        const int64_t count = plan.labelled.judging[task];
+        const float* const own = plan.own + task * 2 * plan.J;
+        for (int64_t i = threadIdx.x; i < count; i += kCalibrateThreads) {
+            base += double(own[judge(task, i)]);
+            other += double(own[plan.J + judge(task, i)]);
+        }
+        const double rows = fmax(double(count), 1.0);
+        base = block_sum(base, scratch) / rows + kNoScatter;
+        other = block_sum(other, scratch) / rows + kNoScatter;
+        if (threadIdx.x == 0) plan.shrink[task] = float(base / other);
         __syncthreads();
     }
 
-    __device__ float operator()(int64_t task, int64_t i, int64_t k) const {
-        const int64_t at = task * p.R + i;
-        const float square = static_cast<const float*>(p.squares)[task * p.K + k];
-        const float plain = square - 2.0f * cross[at * p.K + k];
-        return k == own[at] ? plain + added[at] : plain;
+    __device__ float squared_length(const float* z, int64_t row) const {
+        const int64_t pitch = factor_columns(plan.factor.M);
+        float sum = 0;
+        for (int64_t m = 4 * (threadIdx.x % 32); m < pitch; m += 128) {
+            sum += squared_norm(load4(z + row * pitch + m));
+        }
+        return warp_sum(sum);
+    }
+
+    // By one warp.
+    __device__ void find_distances(int64_t task, int64_t j) const {
+        const int lane = threadIdx.x % 32, own = judged.own(task, j);
+        const int64_t K = p.K, J = plan.J, at = (task * J + j) * K, s = max(judged.row(task, j), 0);
+        const float* const squares = static_cast<const float*>(p.squares) + task * K;
+        const float shots = static_cast<const float*>(p.shots)[task * K + own];
+        const float* const of_row = plan.cross + (plan.by_rows ? (task * p.S + s) * K : at);
+        const auto cross = [&](int64_t k) {
+            return plan.by_rows ? of_means(task, own, k) + of_row[k] : of_row[k];
+        };
+        const float cross_own = cross(own);
+        const float off = plan.by_rows
+                              ? plan.of_rows[task * p.S + s]
+                              : fmaxf(plan.of_rows[task * J + j] - 2 * cross_own + squares[own], 0);
+        __syncwarp();  // the base distances may replace the products
+        for (int64_t k = lane; k < K; k += 32) {
+            const float plain = squares[k] - 2.0f * cross(k);
+            plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
+        }
+        if (!p.full) return;
+        const float scatter = plan.factor.scatter[task];
+        const float unit = plan.by_rows ? -1.0f / scatter : 1.0f;
+        const float* const along = plan.solved + (task * (J + plan.class_rows(K)) + j) * K;
+        const float* const solved = along + (J - j + (K <= J ? own : j)) * K;  // of the own class
+        const float* const lengths = plan.lengths + task * K;
+        const float length = squared_length(plan.judges, task * J + j);
+        const float square = plan.by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;
+        const LeftOutRow<float> row(shots, square, along[own], scatter);
+        const auto between = [&](int64_t k) {  // the means of the own class and of another
+            return unit * solved[k] + (plan.by_rows ? of_means(task, own, k) : 0.0f);
+        };
+        for (int64_t k = lane; k < K; k += 32) {
+            const float of_class = unit * lengths[k] + (plan.by_rows ? squares[k] : 0.0f);
+            const float to_own = row.own - (square + 2.0f * along[own] + of_class);
+            plan.full[at + k] =
+                k == own ? to_own : row.distance(of_class, between(k) + along[k], along[k]);
+        }
+        if (lane != 0) return;
+        plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
+        plan.own[(task * 2 + 1) * J + j] = row.own;
+    }
+
+    __device__ float mixed(int64_t task, int64_t j, int64_t k, float share) const {
+        const int64_t at = (task * plan.J + j) * p.K + k;
+        const float base = plan.base[at];
+        if (!p.full) return base;
+        return base + share * (plan.full[at] * plan.shrink[task] - base);
+    }
+
+    __device__ float operator()(int64_t task, int64_t i, int64_t k, float share) const {
+        return mixed(task, judge(task, i), k, share);
+    }
+
+    // What depends on the mixture.
+    __device__ void finish(int64_t task, float sharpness, float share) const {
+        __shared__ double scratch[kCalibrateWarps];
+        const int64_t K = p.K;
+        float plain = 1.0f, projected = 0.0f;
+        if (p.full) {
+            const float part = share * plan.shrink[task];
+            plain = 1.0f - share + (plan.by_rows ? part : 0.0f);
+            projected = plan.by_rows ? -part / plan.factor.scatter[task] : part;
+        }
+        const float* const drawn = static_cast<const float*>(plan.calibrate.drawn) + task * K;
+        double mean = 0;
+        for (int64_t k = threadIdx.x; k < K; k += kCalibrateThreads) mean += double(drawn[k]);
+        mean = block_sum(mean, scratch) / double(K);
+        const float rows = float(plan.labelled.judging[task]) / float(K);
+        for (int64_t k = threadIdx.x; k < K; k += kCalibrateThreads) {
+            float& square = static_cast<float*>(p.squares)[task * K + k];
+            if (p.full) square = plain * square + projected * plan.lengths[task * K + k];
+            static_cast<float*>(p.bias)[task * K + k] =
+                hub_bias(drawn[k], float(mean), rows) - 0.5f * sharpness * square;
+        }
+        for (int64_t at = threadIdx.x; p.every && at < p.S * K; at += kCalibrateThreads) {
+            static_cast<float*>(p.left_out)[task * p.S * K + at] =
+                mixed(task, at / K, at % K, share);
+        }
+        if (!p.full || threadIdx.x != 0) return;
+        float* const shares = static_cast<float*>(p.shares) + 3 * task;
+        shares[0] = share, shares[1] = plain, shares[2] = projected;
     }
 };
-
-// One block per task.
-__global__ void __launch_bounds__(kThreads) bias_kernel(LikelihoodParams p, LikelihoodPlan plan) {
-    __shared__ double scratch[kWarps];
-    const int64_t task = blockIdx.x, K = p.K;
-    const float* const drawn = static_cast<const float*>(plan.calibrate.drawn) + task * K;
-    double mean = 0;
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) mean += double(drawn[k]);
-    mean = block_sum(mean, scratch) / double(K);
-    const float rows = float(plan.labelled.judging[task]) / float(K);
-    const float half = 0.5f * static_cast<const float*>(p.sharpness)[task];
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        static_cast<float*>(p.bias)[task * K + k] =
-            hub_bias(drawn[k], float(mean), rows) -
-            half * static_cast<const float*>(p.squares)[task * K + k];
-    }
-}
 
 }  // namespace
 
@@ -217,31 +429,43 @@ int64_t workspace_cuda(const LikelihoodParams& p, int) {
 
 void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, workspace_cuda(p, device));
-    require(p.D <= INT32_MAX / 2 && p.R <= INT32_MAX / 2,
-            "support must have fewer than 2^30 features");
+    require(p.D <= INT32_MAX / 2 && p.S + p.K <= INT32_MAX / 2,
+            "support must have fewer than 2^30 rows and features");
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
-    const LikelihoodPlan plan(p);
+    LikelihoodPlan plan(p);
     const LabelledPlan rows = labelled_plan(plan.labelled);
     launch_labelled(plan.labelled, rows, on);
-    const auto multiply = [&](auto aligned) {
-        const JudgesProduct<aligned.value> product{plan.labelled,
-                                                   rows,
-                                                   static_cast<float*>(p.weights),
-                                                   static_cast<float*>(p.squares),
-                                                   plan.own,
-                                                   plan.cross,
-                                                   p.R,
-                                                   p.K,
-                                                   p.D};
-        launch_split_product(product, p.B, "split_product_kernel of likelihood", on);
-    };
-    const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale, p.weights});
-    aligned ? multiply(std::true_type{}) : multiply(std::false_type{});
-    const LeftOutDistances source{p, plan.cross, plan.own, plan.labelled.own, plan.added};
-    launch_calibrate(plan.calibrate, source, device, on);
-    bias_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
-    check_launch("bias_kernel");
+    const int* const chosen = p.every ? nullptr : rows.chosen;
+    const Judged judged{chosen, p.labels, p.S, p.K, plan.J};
+    plan.factor.judges.units = chosen;
+    const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale, p.rows});
+    const ScaledRows scaled{plan.labelled, aligned};
+    const int64_t items = p.B * (p.K + (plan.by_rows ? p.S : plan.J));
+    const unsigned blocks = grid_size(ceil_div(items, int64_t(kWarps)));
+    scaled_kernel<<<blocks, kThreads, 0, on>>>(scaled, p, plan, judged);
+    check_launch("scaled_kernel");
+    if (plan.by_rows) {
+        const int64_t all = p.S + p.K;
+        launch_product(AllProducts{p, plan, all, all, p.D}, aligned, p.B, on);
+    } else {
+        launch_product(JudgedProducts{p, plan, plan.J, p.K, p.D}, aligned, p.B, on);
+    }
+    if (p.full && !plan.by_rows) {
+        const int64_t pitch = LikelihoodPlan::turned_pitch(p.S);
+        const int64_t tiles = ceil_div(pitch, int64_t(32)) * ceil_div(p.D, int64_t(32));
+        turn_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(scaled, plan.turned);
+        check_launch("turn_kernel");
+        const FeatureProducts all{plan.turned, plan.factor.factor, p.D, p.D, pitch};
+        launch_product(all, true, p.B, on);
+    }
+    if (p.full) {
+        launch_factor(plan.factor, device, on);
+        const int64_t pairs = plan.J + plan.class_rows(p.K), depth = factor_columns(plan.factor.M);
+        launch_product(SolvedProducts{plan, judged, pairs, p.K, depth}, true, p.B, on);
+    }
+    const LeftOutDistances source{p, plan, judged, rows.chosen};
+    launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, device, on);
 }
 
 }  // namespace paddle_ext

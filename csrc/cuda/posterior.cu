@@ -1,9 +1,8 @@
 // `posterior` on CUDA; the algebra is in common/likelihood.h.
 //
-// Queries into the coordinates; one product with the weights and with one another; `adapt`;
-// products with weighted sums of queries, from the query-query products; the late step.
-
-#include <type_traits>
+// Queries into the coordinates; one product with the rows of the likelihood and with one another;
+// with a full metric, z of the queries and their products; `adapt`; products with weighted sums of
+// queries, from the query-query products; the late step.
 
 #include "common/check.h"
 #include "common/labelled.h"
@@ -11,7 +10,8 @@
 #include "common/params.h"
 #include "common/rows.cuh"
 #include "common/step.h"
-#include "cuda/split_product.cuh"
+#include "cuda/factor.cuh"
+#include "cuda/tile_product.cuh"
 
 namespace paddle_ext {
 
@@ -24,8 +24,9 @@ struct PosteriorPlan {
     CoordinatesParams coordinates{};
     AdaptParams adapt{};
     StepParams step{};
-    float* x;                              // [B, Q, D]
+    float* x;                              // [B, Q, D] times the root of the scale
     float *cross, *logits, *gram, *given;  // [B, Q, K], gram [B, Q, Q]
+    float* z;                              // [B, Q, M']
     float *inner, *own;                    // [B, Q, K], [B, Q]
     float *constant, *total, *factor;      // [B, K], [B, K], [B]
     bool aligned;
@@ -33,20 +34,21 @@ struct PosteriorPlan {
 
     explicit PosteriorPlan(const PosteriorParams& p) {
         SharedArena arena(p.workspace);
-        const int64_t B = p.B, Q = p.Q, K = p.K, D = p.D;
+        const int64_t B = p.size.B, Q = p.size.Q, K = p.size.K, D = p.size.D;
         x = arena.take<float>(B * Q * D);
         cross = arena.take<float>(B * Q * K);
         logits = arena.take<float>(B * Q * K);
         inner = logits;  // the logits are not needed after the proportions
         gram = arena.take<float>(B * Q * Q);
         given = arena.take<float>(B * Q * K);
+        z = arena.take<float>(B * Q * factor_columns(p.size.M));
         own = arena.take<float>(B * Q);
         constant = arena.take<float>(B * K);
         total = arena.take<float>(B * K);
         factor = arena.take<float>(B);
         coordinates.B = B, coordinates.N = Q, coordinates.D = D;
-        coordinates.shared = p.shared, coordinates.dtype = p.dtype;
-        coordinates.rows = p.query, coordinates.centre = p.centre;
+        coordinates.shared = p.size.L == 1, coordinates.dtype = p.dtype;
+        coordinates.rows = p.query, coordinates.centre = p.centre, coordinates.scale = p.scale;
         coordinates.x = x, coordinates.finite = p.finite;
         adapt.B = B, adapt.Q = Q, adapt.K = K, adapt.dtype = p.dtype;
         adapt.logits = logits;
@@ -58,97 +60,93 @@ struct PosteriorPlan {
         adapt.workspace_bytes = workspace_cuda(adapt, 0);
         adapt.workspace = arena.take<char>(adapt.workspace_bytes);
         step.B = B, step.Q = Q, step.K = K, step.dtype = p.dtype;
-        step.shared = p.shared, step.weight = p.weight, step.temper = p.temper;
+        step.shared = p.size.L == 1, step.weight = p.weight, step.temper = p.temper;
         step.given = given, step.cross = cross, step.inner = inner, step.own = own;
+        step.added = p.added;
         step.shots = p.shots, step.squares = p.squares;
         step.sharpness = factor, step.constant = constant, step.total = total;
         step.prior = p.concentration;
         step.probabilities = p.probabilities, step.labels = p.labels;
         step.workspace_bytes = workspace_cuda(step, 0);
         step.workspace = arena.take<char>(step.workspace_bytes);
-        aligned = rows_aligned(p.dtype, D, {x, p.weights, p.scale});
+        aligned = rows_aligned(p.dtype, D, {x, p.rows});
         bytes = arena.used();
     }
 };
 
-__global__ void finite_kernel(bool* finite, int64_t B) {
-    const int64_t task = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    if (task < B) finite[task] = true;
+// The likelihood of a task.
+__device__ int64_t likelihood_of(const PosteriorParams& p, int64_t task) {
+    return p.size.L == 1 ? 0 : task;
 }
 
-// Queries times the weights, then times the queries in the feature scale.
-template <bool aligned>
-struct QueriesProduct {
-    static constexpr bool kAligned = aligned;
+// Queries with the rows of the likelihood and with one another, in the feature scale.
+struct ScaledProducts {
     PosteriorParams p;
-    const float* x;
-    float *cross, *logits, *gram;
+    PosteriorPlan plan;
     int64_t rows, columns, depth;
+    bool lower = false;
 
-    struct Reader {
-        static constexpr int kSlots = kProductSlots, kLoads = 2 * kSlots + 1;
-        const QueriesProduct& of;
-        int row0, column0;
-        const float *queries, *weights, *scale;
-
-        __device__ Reader(const QueriesProduct& of, int64_t task, int64_t row0, int64_t column0)
-            : of(of), row0(int(row0)), column0(int(column0)),
-              queries(of.x + task * of.rows * of.depth) {
-            const int64_t likelihood = of.p.shared ? 0 : task;
-            weights = static_cast<const float*>(of.p.weights) + likelihood * of.p.K * of.depth;
-            scale = static_cast<const float*>(of.p.scale) + likelihood * of.depth;
+    __device__ const float* row(int64_t task, int64_t q) const {
+        return plan.x + (task * rows + q) * depth;
+    }
+    __device__ const float* column(int64_t task, int64_t c) const {
+        const int64_t N = p.size.N;
+        if (c >= N) return row(task, c - N);
+        return static_cast<const float*>(p.rows) + (likelihood_of(p, task) * N + c) * depth;
+    }
+    __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
+        const int64_t K = p.size.K, M = p.size.M, N = p.size.N, k = c - (N - K);
+        const int64_t at = task * rows + q, likelihood = likelihood_of(p, task);
+        const float plain = M > 0 ? static_cast<const float*>(p.shares)[3 * likelihood + 1] : 1.0f;
+        if (c >= N) {
+            plan.gram[at * rows + c - N] = plain * value;
+        } else if (k < 0) {
+            plan.z[at * factor_columns(M) + c] = value;
+        } else {
+            plan.cross[at * K + k] = plain * value;
+            if (M == 0) plan.logits[at * K + k] = logit(task, at, k, value);
         }
+    }
 
-        __device__ static int place(int start, int slot) {
-            return start + int(threadIdx.x) / 8 + slot * kRowsOfSlot;
-        }
+    __device__ float logit(int64_t task, int64_t at, int64_t k, float cross) const {
+        const float f = static_cast<const float*>(p.sharpness)[task];
+        const float bias = static_cast<const float*>(p.bias)[task * p.size.K + k];
+        const auto added = static_cast<const float*>(p.added);
+        return fmaf(f, cross, bias) + (added == nullptr ? 0.0f : added[at * p.size.K + k]);
+    }
+};
 
-        // Queries, weights or queries, the feature scale. Values read for rows and columns beyond
-        // the last are not stored.
-        __device__ const float* source(int i) const {
-            if (i == 2 * kSlots) return scale;
-            if (i < kSlots) return queries + min(place(row0, i), int(of.rows) - 1) * of.depth;
-            const int64_t c = min(place(column0, i - kSlots), int(of.columns) - 1);
-            return c < of.p.K ? weights + c * of.depth : queries + (c - of.p.K) * of.depth;
-        }
-
-        template <typename In>
-        __device__ float4 row(int i, int64_t, const In& in) const {
-            return in(i);
-        }
-
-        template <typename In>
-        __device__ float4 column(int i, int64_t, const In& in) const {
-            const float4 a = in(kSlots + i), b = in(2 * kSlots);
-            return place(column0, i) < of.p.K
-                       ? a
-                       : make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
-        }
-
-        __device__ void finish() const {}
-    };
+// Adds the part of the full metric: z of the queries with z of the classes and with one another.
+struct SolvedProducts : ScaledProducts {
+    __device__ const float* row(int64_t task, int64_t q) const {
+        return plan.z + (task * rows + q) * depth;
+    }
+    __device__ const float* column(int64_t task, int64_t c) const {
+        const int64_t K = p.size.K;
+        if (c >= K) return row(task, c - K);
+        return static_cast<const float*>(p.solved) + (likelihood_of(p, task) * K + c) * depth;
+    }
 
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
-        const int64_t K = p.K, likelihood = p.shared ? 0 : task;
+        const int64_t K = p.size.K, at = task * rows + q;
+        const float projected = static_cast<const float*>(p.shares)[3 * likelihood_of(p, task) + 2];
         if (c >= K) {
-            gram[(task * rows + q) * rows + c - K] = value;
+            plan.gram[at * rows + c - K] += projected * value;
             return;
         }
-        const float f = static_cast<const float*>(p.sharpness)[likelihood];
-        const float bias = static_cast<const float*>(p.bias)[likelihood * K + c];
-        cross[(task * rows + q) * K + c] = value;
-        logits[(task * rows + q) * K + c] = fmaf(f, value, bias);
+        const float cross = plan.cross[at * K + c] += projected * value;
+        plan.logits[at * K + c] = logit(task, at, c, cross);
     }
 };
 
 // Inputs of the late step of a task, from its proportions; one block per task.
 __global__ void __launch_bounds__(kThreads) late_kernel(PosteriorParams p, PosteriorPlan plan) {
-    const int64_t task = blockIdx.x, K = p.K, Q = p.Q, at = p.shared ? 0 : task;
+    const int64_t task = blockIdx.x, K = p.size.K, Q = p.size.Q, at = likelihood_of(p, task);
     const float a = static_cast<const float*>(p.concentration)[task], share = late_share(a);
-    const float f = static_cast<const float*>(p.sharpness)[at];
+    const float f = static_cast<const float*>(p.sharpness)[task];
     const float mass = float(p.weight) * float(Q) + float(K) * a;
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        const float bias = static_cast<const float*>(p.bias)[at * K + k];
+        const float bias = static_cast<const float*>(p.bias)[task * K + k];
         const float square = static_cast<const float*>(p.squares)[at * K + k];
         plan.total[task * K + k] = static_cast<const float*>(p.proportions)[task * K + k] * mass;
         plan.constant[task * K + k] = (bias + 0.5f * f * square) * share;
@@ -168,7 +166,7 @@ constexpr int kInnerHeld = kInnerRows / kWarps;
 __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, PosteriorPlan plan) {
     __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
     __shared__ float weights[kInnerDepth][kInnerClasses];
-    const int64_t Q = p.Q, K = p.K;
+    const int64_t Q = p.size.Q, K = p.size.K;
     const int64_t row_tiles = ceil_div(Q, int64_t(kInnerRows));
     const int64_t tiles = ceil_div(K, int64_t(kInnerClasses));
     const int64_t task = blockIdx.x / (row_tiles * tiles);
@@ -231,27 +229,28 @@ int64_t workspace_cuda(const PosteriorParams& p, int) {
 }
 
 void run_cuda(const PosteriorParams& p, int device, void* stream) {
+    const auto [B, Q, K, D, M, N, L] = p.size;
     require(p.dtype == DType::kFloat32, "query on CUDA must be float32 for the native code");
-    require(p.Q + p.K <= INT32_MAX / 2, "query must have fewer than 2^30 rows");
+    require(Q + N <= INT32_MAX / 2, "query must have fewer than 2^30 rows");
     require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
     const PosteriorPlan plan(p);
-    finite_kernel<<<grid_size(ceil_div(p.B, int64_t(kThreads))), kThreads, 0, on>>>(p.finite, p.B);
-    check_launch("finite_kernel");
+    check_cuda(cudaMemsetAsync(p.finite, 1, size_t(B), on), "cudaMemset");
     run_cuda(plan.coordinates, device, stream);
-    const auto multiply = [&](auto aligned) {
-        const QueriesProduct<aligned.value> product{p,         plan.x, plan.cross, plan.logits,
-                                                    plan.gram, p.Q,    p.K + p.Q,  p.D};
-        launch_split_product(product, p.B, "split_product_kernel of posterior", on);
-    };
-    plan.aligned ? multiply(std::true_type{}) : multiply(std::false_type{});
+    launch_product(ScaledProducts{p, plan, Q, N + Q, D}, plan.aligned, B, on);
+    if (M > 0) {
+        const int64_t pitch = factor_columns(M);
+        const bool by_rows = N > K;
+        const SolvedRows rows{Q, by_rows ? plan.z : plan.x, nullptr, by_rows ? pitch : D, plan.z};
+        launch_solve(rows, static_cast<const float*>(p.factor), M, B, L, on);
+        launch_product(SolvedProducts{{p, plan, Q, K + Q, pitch}}, true, B, on);
+    }
     run_cuda(plan.adapt, device, stream);
-    late_kernel<<<grid_size(p.B), kThreads, 0, on>>>(p, plan);
+    late_kernel<<<grid_size(B), kThreads, 0, on>>>(p, plan);
     check_launch("late_kernel");
-    const int64_t tiles =
-        ceil_div(p.Q, int64_t(kInnerRows)) * ceil_div(p.K, int64_t(kInnerClasses));
-    inner_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(p, plan);
+    const int64_t tiles = ceil_div(Q, int64_t(kInnerRows)) * ceil_div(K, int64_t(kInnerClasses));
+    inner_kernel<<<grid_size(B * tiles), kThreads, 0, on>>>(p, plan);
     check_launch("inner_kernel");
     run_cuda(plan.step, device, stream);
 }

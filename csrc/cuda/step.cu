@@ -3,6 +3,7 @@
 
 #include "common/check.h"
 #include "common/device.cuh"
+#include "common/likelihood.h"
 #include "common/math.h"
 #include "common/params.h"
 #include "common/reduce.cuh"
@@ -15,9 +16,9 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 struct Step {
-    const float *given, *cross, *inner, *own, *extra;  // [Q, K], own [Q], extra may be null
+    const float *given, *cross, *inner, *own, *added;  // [Q, K], own [Q], added may be null
     const float *shots, *squares, *constant, *total;   // [K]
-    float sharpness, prior, weight, trust, temper;
+    float sharpness, prior, share, weight, trust, temper;
     float *square, *mass;  // [K] in the workspace
 
     __device__ Step(const StepParams& p, int64_t task) {
@@ -26,13 +27,14 @@ struct Step {
         cross = static_cast<const float*>(p.cross) + at;
         inner = static_cast<const float*>(p.inner) + at;
         own = static_cast<const float*>(p.own) + task * p.Q;
-        extra = p.extra == nullptr ? nullptr : static_cast<const float*>(p.extra) + at;
+        added = p.added == nullptr ? nullptr : static_cast<const float*>(p.added) + at;
         shots = static_cast<const float*>(p.shots) + shared * p.K;
         squares = static_cast<const float*>(p.squares) + shared * p.K;
         constant = static_cast<const float*>(p.constant) + task * p.K;
         total = static_cast<const float*>(p.total) + task * p.K;
         sharpness = static_cast<const float*>(p.sharpness)[task];
         prior = static_cast<const float*>(p.prior)[task];
+        share = late_share(prior);
         weight = float(p.weight);
         trust = float(trust_of(p.Q, p.K));
         temper = float(p.temper);
@@ -54,7 +56,7 @@ struct StepClass {
         const float u = s.given[at], w = query_weight(u, s.trust);
         float z =
             s.sharpness * half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
-        if (s.extra != nullptr) z += s.extra[at];
+        if (s.added != nullptr) z += s.share * s.added[at];
         return s.temper * (z + constant + logf(fmaxf(total - s.weight * u, s.prior)));
     }
 };

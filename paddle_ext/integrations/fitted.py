@@ -80,14 +80,17 @@ class FittedAdaptive:
     """The likelihoods of the labelled rows, and the mean log proportions of the others."""
 
     likelihood: dict[str, Any]  # its fields
+    weights: Array  # and its weights, which a single row should not wait for
     dual: Array  # [K]
 
     @classmethod
     def of(cls, known: Likelihood, dual: Tensor) -> FittedAdaptive:
-        return cls(arrays(known), array(dual.double()))
+        return cls(arrays(known), array(known.weights), array(dual.double()))
 
     def on(self, device: torch.device) -> Likelihood:
-        return Likelihood(**tensors(self.likelihood, device))
+        known = Likelihood(**tensors(self.likelihood, device))
+        vars(known)["weights"] = on(self.weights, device)
+        return known
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
         known, dual = self.on(rows.device), on(self.dual, rows.device)

@@ -10,8 +10,7 @@ from torch import Tensor
 from .. import check
 from ..ops.backend import takes_reference
 from ..rows import computing_dtype
-from ..rule.likelihood import Likelihood, has_gram
-from ..rule.metric import takes_full_metric
+from ..rule.likelihood import Likelihood
 from ..rule.solve import METRICS, likelihood_of_task, solve_tasks
 from ..solution import Solution
 from ..task import Task
@@ -30,7 +29,7 @@ class Adaptive(Method):
     metric : {"auto", "diagonal", "full"}
         "diagonal" weights every feature by its variance within the classes; "full" also uses their
         covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
-        labelled rows per class, or from eight if it is expensive.
+        labelled rows per class.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -79,15 +78,12 @@ class Adaptive(Method):
         num_classes: int | None,
         base_mean: Tensor | None,
     ) -> bool:
-        """Whether a native pass checks all rows: with several shots, in the feature scale."""
-        S, D = support.shape[-2:]
+        """Whether a native pass checks all rows: with several shots."""
         return (
             num_classes is not None
             and base_mean is None
             and query.shape[0] > 0
-            and num_classes < S
+            and num_classes < support.shape[-2]
             and support.dtype is query.dtype is computing_dtype(query)
-            and not takes_full_metric(self.metric, S, num_classes, D)
-            and (query.is_cpu or has_gram(query.shape[-2], D, num_classes))
             and not takes_reference("auto", query)
         )

@@ -22,6 +22,7 @@ from .backend import takes_reference
 from .operators import allocator, integers, target, warn_of_the_cpu, workspace
 from .pointers import pointer, pointers_to_new
 
+FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
 CENTRE, SPREAD = 16.0, math.log(2.0)  # the sharpness a priori, and the spread of its logarithm
 
 P = ParamSpec("P")
@@ -41,8 +42,6 @@ class Labelled(NamedTuple):
     shots: Tensor  # [B, K]
     own: Tensor  # [B, R] int64: the class of a calibration row
     judging: Tensor  # [B] int64: number of calibration rows; the rest is padding
-    x: Tensor  # [B, R, D] these rows, in the coordinates
-    off: Tensor  # [B, R] their squared distances to the means of their classes, in the scale
     scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
 
 
@@ -55,17 +54,28 @@ class Calibration(NamedTuple):
 
 
 class Likelihoods(NamedTuple):
-    """With x a row in the coordinates, log-likelihoods are ``sharpness x.weights_k + bias_k``."""
+    """What labelled rows say, for `posterior`.
+
+    Rows in the coordinates are multiplied by the root of the feature scale first. With a full
+    metric, their product is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky
+    factor, see csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64.
+    """
 
     centre: Tensor  # [B, D]
     means: Tensor  # [B, K, D] of the rows of each class, in the coordinates
-    weights: Tensor  # [B, K, D] the means times the feature scale
-    squares: Tensor  # [B, K] mean . weights
-    bias: Tensor  # [B, K]
+    scaled: Tensor  # [B, N, D] the scaled means, with S < D after the scaled offsets: N = S + K
+    squares: Tensor  # [B, K] products of the means with themselves, in the metric
+    bias: Tensor  # [B, K] of log-likelihoods
     shots: Tensor  # [B, K]
-    sharpness: Tensor  # [B]
+    sharpness: Tensor  # [B] factor on products with the means in log-likelihoods
     finite: Tensor  # [B] bool: every class has a row, all plainly finite; False is inconclusive
     scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
+    factor: Tensor | None = None  # [B, M, M] its diagonal blocks of 64 are inverted
+    solved: Tensor | None = None  # [B, K, M] Z of the scaled means
+    shares: Tensor | None = None  # [B, 3] weight of the full metric, in [0, 1]; plain; projected
+    left_out: Tensor | None = (
+        None  # [B, S, K] squared distances of every row, left out of its class
+    )
 
 
 def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -88,9 +98,9 @@ def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def on(found: Any, device: torch.device) -> Any:
-    """A tensor, or a tuple of them, on a device."""
-    if isinstance(found, Tensor):
-        return found.to(device)
+    """A tensor, None, or a tuple of them, on a device."""
+    if found is None or isinstance(found, Tensor):
+        return found if found is None else found.to(device)
     if isinstance(found, Solution):
         moved: Any = {k: x.to(device) for k, x in found._asdict().items() if isinstance(x, Tensor)}
         return found._replace(**moved)
@@ -149,8 +159,6 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "shots": (B, K),
         "own": (torch.int64, (B, R)),
         "judging": (torch.int64, (B,)),
-        "x": (B, R, D),
-        "off": (B, R),
         "scale": (B, D),
     }
     return Labelled(*run(call, support, given, wanted))
@@ -227,22 +235,45 @@ def calibrate(
 
 
 @where_code_is
-def likelihood(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Likelihoods:
-    """From labelled rows to likelihoods in the metric of the feature scale, in one call.
+def likelihood(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    rows: int,
+    full: bool = False,
+    every: bool = False,
+) -> Likelihoods:
+    """From labelled rows to likelihoods, in one call.
 
-    Arguments as in `labelled`, with at least one calibration row.
+    Parameters
+    ----------
+    support, labels, num_classes, rows
+        As in `labelled`, with at least one calibration row.
+    full : bool
+        Whether to mix the feature scale with the full metric, as far as the calibration rows say.
+    every : bool
+        Whether to return `left_out`: distances up to a constant per row.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
     support, labels = support.contiguous(), integers(labels)
     call = native.module.likelihood_call(
-        **options_of(support), B=B, S=S, K=K, D=D, R=R, prior_sharpness=CENTRE, spread=SPREAD
+        **options_of(support),
+        B=B,
+        S=S,
+        K=K,
+        D=D,
+        R=R,
+        full=full,
+        every=every,
+        prior_sharpness=CENTRE,
+        spread=SPREAD,
+        labels=pointer(labels, torch.int64, (B, S), support.get_device()),
+        **pointers(support, support=(support, (B, S, D))),
     )
-    given = pointers(support, support=(support, (B, S, D)))
-    given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
-    wanted = {
+    wanted: dict[str, Any] = {
         "centre": (B, D),
         "means": (B, K, D),
-        "weights": (B, K, D),
+        "rows": (B, K + S if full and S < D else K, D),
         "squares": (B, K),
         "bias": (B, K),
         "shots": (B, K),
@@ -250,19 +281,31 @@ def likelihood(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> 
         "finite": (torch.bool, (B,)),
         "scale": (B, D),
     }
-    return Likelihoods(*run(call, support, given, wanted))
+    M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
+    optional: dict[str, Any] = (
+        {"factor": (B, M, M), "solved": (B, K, M), "shares": (B, 3)} if full else {}
+    )
+    optional |= {"left_out": (B, S, K)} if every else {}
+    missing = dict.fromkeys({"factor", "solved", "shares", "left_out"} - optional.keys(), 0)
+    outputs = run(call, support, missing, wanted | optional)
+    found: dict[str, Any] = dict(zip([*wanted, *optional], outputs, strict=True))
+    return Likelihoods(scaled=found.pop("rows"), **found)
 
 
 @where_code_is
 def posterior(
     query: Tensor,
     centre: Tensor,
-    weights: Tensor,
+    scaled: Tensor,
     scale: Tensor,
     squares: Tensor,
     bias: Tensor,
     shots: Tensor,
     sharpness: Tensor,
+    factor: Tensor | None = None,
+    solved: Tensor | None = None,
+    shares: Tensor | None = None,
+    added: Tensor | None = None,
     *,
     weight: float,
     temper: float,
@@ -271,39 +314,65 @@ def posterior(
 ) -> tuple[Solution, Tensor]:
     """From queries [B, Q, D] to probabilities: proportions and the late step, in one call.
 
-    The other tensors are fields of `Likelihoods`, for each task or shared by all; `weight`,
-    `max_iter` and `tol` are those of `adapt`, and `temper` is a factor on the final logits. Also
-    returns whether the queries are plainly finite, [B]; False is inconclusive.
+    A query of class k with probability u has the weight ``W = u^2 Q / (Q + K)`` in the late step.
+    With s the sum of the labelled rows and the weighted queries of the class, and m their total
+    weight, both without the query itself, its logit is ``temper (share (sharpness (x.s / m - s.s /
+    (2 m^2)) + added + hub_k) + ln(total_k - weight u))``, products in the metric.
+
+    Parameters
+    ----------
+    query : Tensor [B, Q, D]
+    centre, scaled, scale, squares, bias, shots, sharpness, factor, solved, shares
+        Fields of `Likelihoods`, for each task or shared by all; bias and sharpness may be for each
+        task if the others are shared.
+    added : Tensor [B, Q, K], optional
+        Further logits.
+    weight, max_iter, tol
+        Those of `adapt`.
+    temper : float
+        A factor on the final logits.
+
+    Returns
+    -------
+    Solution
+    Tensor [B] bool
+        Whether the queries are plainly finite; False is inconclusive.
     """
-    (B, Q, D), (L, K) = query.shape, bias.shape
-    tensors = query, centre, weights, scale, squares, bias, shots, sharpness
-    query, centre, weights, scale, squares, bias, shots, sharpness = (
-        x.contiguous() for x in tensors
+    (B, Q, D), (L, K), N = query.shape, shots.shape, scaled.shape[1]
+    bias, sharpness = bias.expand(B, K), sharpness.expand(B)
+    full = factor is not None
+    M = 0 if factor is None else min(N - K, D) if N > K else D
+    wide = 0 if factor is None else factor.shape[-1]
+    # Copies, if any, live as long as the call.
+    each = query, centre, scaled, scale, squares, bias, shots, sharpness
+    query, centre, scaled, scale, squares, bias, shots, sharpness = (x.contiguous() for x in each)
+    factor, solved, shares, added = (
+        None if x is None else x.contiguous() for x in (factor, solved, shares, added)
     )
     call = native.module.posterior_call(
         **options_of(query),
-        B=B,
-        Q=Q,
-        K=K,
-        D=D,
-        shared=L == 1,
+        sizes=(B, Q, K, D, M, N, L),
         weight=weight,
         temper=temper,
         max_iter=max_iter,
         tol=tol,
         **pointers(
             query,
+            added=(added, (B, Q, K)),
+            factor=(factor, (L, wide, wide)),
+            solved=(solved if full else None, (L, K, wide)),
+            shares=(shares if full else None, (L, 3)),
             squares=(squares, (L, K)),
-            bias=(bias, (L, K)),
+            bias=(bias, (B, K)),
             shots=(shots, (L, K)),
-            sharpness=(sharpness, (L,)),
+            sharpness=(sharpness, (B,)),
         ),
     )
     given = pointers(
         query,
         query=(query, (B, Q, D)),
         centre=(centre, (L, D)),
-        weights=(weights, (L, K, D)),
+        rows=(scaled, (L, N, D)),
         scale=(scale, (L, D)),
     )
     wanted = {
@@ -324,76 +393,3 @@ def posterior(
         labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
     )
     return found, finite
-
-
-@where_code_is
-def late_step(
-    given: Tensor,
-    cross: Tensor,
-    inner: Tensor,
-    own: Tensor,
-    added: Tensor | None,
-    shots: Tensor,
-    squares: Tensor,
-    sharpness: Tensor,
-    constant: Tensor,
-    total: Tensor,
-    prior: Tensor,
-    *,
-    weight: float,
-    temper: float,
-) -> tuple[Tensor, Tensor]:
-    """Probabilities [B, Q, K] and labels [B, Q] after prototypes have absorbed the queries.
-
-    A query of class k with probability u weighs ``W = u^2 Q / (Q + K)``. With s the sum of the
-    labelled rows and the weighted queries of the class, and m their total weight, the logit of
-    query x is ``temper (sharpness (x.s / m - s.s / (2 m^2)) + added + constant +
-    ln(total_k - weight u))``, s and m without x itself. All products are in the metric.
-
-    Parameters
-    ----------
-    given : Tensor [B, Q, K]
-        Probabilities before the step.
-    cross, inner : Tensor [B, Q, K]
-        Products of the queries with the means of the labelled rows, and with the weighted sums of
-        the queries.
-    own : Tensor [B, Q]
-        Products of the queries with themselves.
-    added : Tensor [B, Q, K] or None
-        Further logits.
-    shots, squares : Tensor [B or 1, K]
-        Labelled rows of a class, and the product of their mean with itself.
-    sharpness : Tensor [B]
-    constant, total : Tensor [B, K]
-        ``total`` is the count of a class among the queries plus its prior.
-    prior : Tensor [B]
-    weight, temper : float
-        Of a query in ``total``; and on all logits.
-    """
-    (B, Q, K), L = given.shape, len(shots)
-    call = native.module.step_call(
-        **options_of(given), B=B, Q=Q, K=K, shared=L == 1, weight=weight, temper=temper
-    )
-    each, per_class = (B, Q, K), (B, K)
-    # Copies, if any, live as long as the call.
-    tensors: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
-        name: (None if x is None else x.contiguous(), shape)
-        for name, x, shape in (
-            ("given", given, each),
-            ("cross", cross, each),
-            ("inner", inner, each),
-            ("own", own, (B, Q)),
-            ("extra", added, each),
-            ("shots", shots, (L, K)),
-            ("squares", squares, (L, K)),
-            ("sharpness", sharpness, (B,)),
-            ("constant", constant, per_class),
-            ("total", total, per_class),
-            ("prior", prior, (B,)),
-        )
-    }
-    places = pointers(given, **tensors)
-    probabilities, labels = run(
-        call, given, places, {"probabilities": (B, Q, K), "labels": (torch.int64, (B, Q))}
-    )
-    return probabilities, labels

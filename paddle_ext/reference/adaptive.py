@@ -188,11 +188,8 @@ def moved_distances(
     return torch.cat(found)
 
 
-def takes_full_metric(metric: str, S: int, K: int, D: int) -> bool:
-    if metric != "auto":
-        return metric == "full"
-    shots = 4 if S * D * min(S, D) <= 2**27 else 8
-    return shots * K <= S
+def takes_full_metric(metric: str, S: int, K: int) -> bool:
+    return S >= 4 * K if metric == "auto" else metric == "full"
 
 
 def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likelihood:
@@ -205,7 +202,7 @@ def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likeliho
     if S == K:
         eye, bias = torch.eye(D).to(x), one_shot_hubs(means)
         return Likelihood(centre, means, shots, eye, SHARPNESS, bias, ONE_SHOT_TEMPER)
-    full_metric = takes_full_metric(metric, S, K, D)
+    full_metric = takes_full_metric(metric, S, K)
     rows = calibrating(x, labels, means, shots, full_metric)
     plain = best = by_scale(rows, means)
     f, objective = sharpness_of(plain.rows, rows.own)
@@ -214,8 +211,9 @@ def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likeliho
         for t in MIXTURES:
             mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
             f_mixed, objective_mixed = sharpness_of(mixed.rows, rows.own)
-            if objective_mixed < objective:
-                f, objective, best = f_mixed, objective_mixed, mixed
+            if objective_mixed >= objective:
+                break
+            f, objective, best = f_mixed, objective_mixed, mixed
     return Likelihood(centre, means, shots, best.metric, f, hubs(best.rows, rows, f), 1.0)
 
 

@@ -19,18 +19,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.adaptive import labelled
-from ..rows import class_sums, laid_out, products
-from .likelihood import Likelihood, column, how_many_calibrate, likelihood_of
-from .logistic import Fit, fit
-from .metric import (
-    Judges,
-    full_distances,
-    full_metric,
-    scaled_distances,
-    take,
+from ..ops.adaptive import likelihood
+from ..rows import class_sums, products
+from .likelihood import (
+    Likelihood,
+    calibrated,
+    how_many_calibrate,
+    likelihood_of,
     takes_full_metric,
 )
+from .logistic import Fit, fit
 
 SHOTS = 16  # labelled rows per class from which a correction pays
 WORK = 2**29  # limit on multiplications of a pass over the rows
@@ -60,11 +58,12 @@ def corrected_likelihood(
     >>> known.logits(torch.tensor([[0.2, 1.0]])).argmax(-1)
     tensor([1])
     """
-    found = likelihood_of(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
     if takes_correction(len(labels), support.shape[1], num_classes):
         counts = None if weights is None else weights * (len(weights) / weights.sum())
-        correction = correction_of(left_out(found, support, labels), counts)
-        found = replace(found, correction=correction)
+        found, rows = left_out(support, labels, num_classes)
+        found = replace(found, correction=correction_of(rows, counts))
+    else:
+        found = likelihood_of(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
     return found if weights is None else reweighted(found, support, labels, weights)
 
 
@@ -88,35 +87,22 @@ class LeftOut(NamedTuple):
     logits: Tensor  # [S, K]
 
 
-def left_out(likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut:
-    """The labelled rows that a likelihood of one task was made from, with two or more per class.
+def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, LeftOut]:
+    """The likelihood of labelled rows [S, D] of one task, and the rows left out of their classes.
 
     They are classified in its metric, with the covariance without the row, in closed form.
     """
+    S, K = len(support), num_classes
+    full = takes_full_metric("auto", S, K)
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
-    S, D = support.shape
-    K = likelihood.shots.shape[-1]
-    full_too = takes_full_metric("auto", S, K, D)
-    data = labelled(rows, own, K, how_many_calibrate(S, K, full_too))
-    scale = data.scale.unsqueeze(1)
-    x = likelihood.coordinates(rows)
-    shots = data.shots.gather(1, own)
-    counts = (shots > 1).to(x.dtype)
-    off = ((x - take(data.means, own)).square() * scale).sum(-1)
-    who = Judges(x, own, counts, counts.sum(-1), shots.clamp(min=2), off)
-    weights = laid_out(data.means * scale)
-    squares = products(data.means.square(), scale).squeeze(-1)
-    cross = products(x, weights)
-    found = scaled_distances(who, squares, cross)
-    to = found.to
-    if full_too and likelihood.mixture is not None:
-        metric = full_metric(data, rows, own)
-        other, _ = full_distances(who, data, metric, found, weights, cross)
-        to = torch.lerp(to, other.to, column(likelihood.mixture))
-    half = (likelihood.sharpness / 2).unsqueeze(-1)
-    hubs = likelihood.bias + likelihood.squares * half
-    logits = hubs.unsqueeze(1) - to * half.unsqueeze(-1)
-    return LeftOut(x[0], labels, counts[0], logits[0])
+    native = likelihood(rows, own, K, how_many_calibrate(S, K, full), full, every=True)
+    assert native.left_out is not None
+    found = calibrated(native, S)
+    half = found.sharpness / 2
+    hubs = torch.addcmul(found.bias, found.squares, half.unsqueeze(-1))
+    logits = torch.addcmul(hubs, native.left_out[0], half, value=-1)
+    counts = (found.shots[0] > 1).to(logits.dtype)[labels]
+    return found, LeftOut(found.coordinates(rows)[0], labels, counts, logits)
 
 
 def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
@@ -146,13 +132,18 @@ def reweighted(
     mass = torch.zeros(K, dtype=x.dtype, device=x.device).index_add_(0, labels, w)
     squared_mass = torch.zeros_like(mass).index_add_(0, labels, w.square())
     means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
-    in_metric = likelihood.in_metric(means)
-    squares = (in_metric * means).sum(-1)
+    squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
+    scaled = torch.cat([likelihood.scaled[:, :-K], means * likelihood.scale.sqrt().unsqueeze(1)], 1)
+    solved = likelihood.solved
+    if solved is not None and likelihood.projection is not None:
+        found = products(means, likelihood.projection[0])
+        solved = torch.nn.functional.pad(found, (0, solved.shape[-1] - found.shape[-1]))
     return replace(
         likelihood,
         prototypes=means,
-        weights=laid_out(in_metric),
+        scaled=scaled,
+        solved=solved,
         squares=squares,
         bias=likelihood.bias + (likelihood.squares - squares) * half,
         shots=(mass.square() / squared_mass).unsqueeze(0).to(likelihood.shots.dtype),

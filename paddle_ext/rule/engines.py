@@ -58,7 +58,7 @@ def classify(
     if isinstance(query, Tensor):
         alone = all_classes and group.group is None
         if alone and not is_large(query.shape[1], K):
-            query = query.to(likelihood.weights.dtype)
+            query = query.to(likelihood.bias.dtype)
             return solve_small(likelihood, query, added, max_iter=max_iter, tol=tol)
         if takes_reference("auto", query):  # float64 on CUDA
             likelihood, query = likelihood.to("cpu"), query.cpu()

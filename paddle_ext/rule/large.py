@@ -62,7 +62,7 @@ class LikelihoodScores:
     ) -> None:
         self.queries, self.likelihood, self.added = queries, likelihood, added
         K = likelihood.weights.shape[1]
-        centre, metric = likelihood.centre.contiguous(), likelihood.scale.contiguous()
+        centre, metric = likelihood.centre.contiguous(), likelihood.diagonal.contiguous()
         self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
         self.form: Plain | OneHalf | TwoHalves = Plain(self.coordinates)
         if queries.device.type == "cuda":
@@ -123,7 +123,7 @@ class LateScores:
         self.operand = self.form.prototypes(moved)
         self.projection = self.correction = None
         if sums.is_cuda and likelihood.projection is not None:
-            self.projection = self.form.prototypes(likelihood.projection)
+            self.projection = self.form.prototypes(likelihood.projection[0])
         if likelihood.correction is not None:
             self.correction = self.form.prototypes(likelihood.correction[:-1].mT.unsqueeze(0))
         self.shape = before.shape
@@ -136,9 +136,9 @@ class LateScores:
             x = self.likelihood.coordinates(rows.to(self.slope.dtype))
             return x, self.likelihood.squared(x)
         x, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
-        if self.projection is not None and self.likelihood.projected is not None:
+        if self.projection is not None and self.likelihood.projection is not None:
             inner = torch.linalg.vector_norm(self.form.products(x, self.projection), dim=-1)
-            own.addcmul_(inner.square_(), self.likelihood.projected.unsqueeze(-1))
+            own.addcmul_(inner.square_(), self.likelihood.projection[1].unsqueeze(-1))
         return x, own
 
     def added(self, part: slice, x: Tensor) -> Tensor | None:

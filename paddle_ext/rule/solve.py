@@ -17,8 +17,7 @@ from ..solution import Solution
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from . import names
 from .engines import classify
-from .likelihood import Likelihood, has_gram, how_many_calibrate, likelihood_of
-from .metric import takes_full_metric
+from .likelihood import Likelihood, how_many_calibrate, likelihood_of, takes_full_metric
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -62,7 +61,7 @@ def adaptive(
     metric : {"auto", "diagonal", "full"}
         "diagonal" weights every feature by its variance within the classes; "full" also uses their
         covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
-        labelled rows per class, or from eight if it is expensive.
+        labelled rows per class.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -168,11 +167,12 @@ def likelihood_of_task(task: Task, metric: str = "auto") -> Likelihood:
 def bytes_per_task(task: Task, metric: str) -> int:
     """Memory of the temporary tensors of one task."""
     (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
-    numbers = Q * (2 * D + 6 * K + (Q if has_gram(Q, D, K) else D))
+    full = takes_full_metric(metric, S, K)
+    M = min(S, D) if full else 0
+    numbers = Q * (D + 5 * K + Q + M)
     if supports > 1:
-        full = takes_full_metric(metric, S, K, D)
         R = how_many_calibrate(S, K, full)
-        numbers += R * (D + 2 * K) + 2 * K * D
+        numbers += 2 * K * D + R * K
         if full:
-            numbers += 3 * max(S, D) * D + 4 * R * K
+            numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K
     return numbers * task.support.itemsize

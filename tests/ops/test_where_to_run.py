@@ -59,7 +59,7 @@ def test_same_results_without_undocumented_functions(
 
     def results() -> list[torch.Tensor]:
         found = likelihood(support, labels, 4, 8)
-        known = found.centre, found.weights, found.scale, found.squares, found.bias, found.shots
+        known = found.centre, found.scaled, found.scale, found.squares, found.bias, found.shots
         options = {"weight": 1.0, "temper": 1.0, "max_iter": 20, "tol": 1e-3}
         after, finite = posterior(query, *known, found.sharpness, **options)
         kept = [x for x in (*found, *after, finite) if isinstance(x, torch.Tensor)]

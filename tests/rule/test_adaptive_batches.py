@@ -115,20 +115,6 @@ def likelihood(shots: int, metric: str = "auto") -> Likelihood:
     return likelihood_of(support.double()[None], labels[None], CLASSES, metric)
 
 
-@pytest.mark.parametrize("metric", ["diagonal", "full"])
-def test_sums_of_rows_are_products_of_rows(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both code paths give the same numbers; which one runs depends on the shapes."""
-    known = likelihood(5, metric)
-    x = known.coordinates(task(3)[2].double()[None, :50])
-    weights = torch.rand(1, 50, CLASSES, dtype=torch.float64)
-    found = []
-    for gram in (True, False):
-        monkeypatch.setattr(learning, "has_gram", lambda *_, gram=gram: gram)
-        found.append(known.weighted_products(x, weights))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("judges", [128, 150, 200])
 def test_many_classes_of_one_shot(judges: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer judges than classes, as specified."""

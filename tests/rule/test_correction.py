@@ -29,10 +29,10 @@ def rows(K: int, D: int, shots: int, noise: float = 1.0, seed: int = 0) -> tuple
 
 def metric_of(likelihood: Likelihood) -> Tensor:
     """The metric [D, D] of a likelihood of one task."""
-    found = likelihood.scale[0].diag()
+    found = likelihood.diagonal[0].diag()
     if likelihood.projection is not None:
-        P = likelihood.projection[0]
-        found = found + likelihood.projected * P.mT @ P
+        P, projected = likelihood.projection
+        found = found + projected * P[0].mT @ P[0]
     return found
 
 
@@ -40,12 +40,11 @@ def metric_of(likelihood: Likelihood) -> Tensor:
 def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None:
     """Compared with other classes like any row; with their own like a new row, farther away."""
     support, labels = rows(4, D, shots)
-    likelihood = likelihood_of(support[None], labels[None], 4)
-    found = left_out(likelihood, support, labels)
+    likelihood, found = left_out(support, labels, 4)
     plain = likelihood.logits(support)
     own = torch.nn.functional.one_hot(labels, 4).bool()
     assert (found.logits[own] < plain[own]).all()
-    if likelihood.mixture is None or likelihood.mixture == 0:
+    if likelihood.shares is None or likelihood.shares[0, 0] == 0:
         torch.testing.assert_close(found.logits[~own], plain[~own])
         x = likelihood.coordinates(support[None])[0]
         away = x - likelihood.prototypes[0][labels]
@@ -60,7 +59,7 @@ def test_rows_alone_in_their_class_do_not_count() -> None:
     support, labels = support[labels != 2], labels[labels != 2].clamp(max=2)  # three are left
     alone = torch.cat([support, support[:1] + 5])
     own = torch.cat([labels, torch.tensor([3])])
-    found = left_out(likelihood_of(alone[None], own[None], 4), alone, own)
+    _, found = left_out(alone, own, 4)
     assert found.counts.tolist() == [1.0] * len(labels) + [0.0]
     assert found.logits.isfinite().all()
 
@@ -72,8 +71,7 @@ def test_the_correction_is_a_minimum(dtype: torch.dtype, monkeypatch: pytest.Mon
     support, labels = rows(5, 8, 20)
     support = support.to(dtype)
     weights = torch.linspace(0.5, 1.5, len(labels))
-    likelihood = likelihood_of(support[None], labels[None], 5)
-    judged = left_out(likelihood, support, labels)
+    _, judged = left_out(support, labels, 5)
     W = correction_of(judged, weights).double().requires_grad_()
     logits = judged.logits.double() + judged.x.double() @ W[:-1] + W[-1]
     wrong = torch.nn.functional.cross_entropy(logits, labels, reduction="none")

@@ -149,7 +149,7 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
 
 @dataclass(frozen=True)
 class LateStep:
-    """Parameters of the late step of one large task; see `paddle_ext.ops.adaptive.late_step`."""
+    """Parameters of the late step of one large task; see `paddle_ext.ops.adaptive.posterior`."""
 
     weight: float
     trust: float  # the weight of a sure query in a prototype

@@ -1,0 +1,34 @@
+// The factor of the full metric on CUDA, and rows solved for with it; see common/likelihood.h.
+#pragma once
+
+#include "common/device.cuh"
+#include "common/likelihood.h"
+#include "cuda/team.cuh"
+
+namespace paddle_ext {
+
+// Rows b of a task, and L^-1 b.
+struct SolvedRows {
+    int64_t count;
+    const float* from;  // [tasks, count, pitch]; or null:
+    const int* units;   // [tasks, count] unit vectors, by the increasing numbers of their columns,
+                        // -1 for zero; or null for all
+    int64_t pitch;
+    float* to;  // [tasks, count, M']
+};
+
+struct Factor {
+    int64_t B, S, K, D, M;
+    float* factor;   // [B, M', M'], at first V V^T or V^T V, the lower triangle
+    float* scatter;  // [B]
+    SolvedRows classes, judges;
+    TeamMemory* teams;  // [B]
+};
+
+void launch_factor(const Factor& f, int device, cudaStream_t stream);
+
+// Solves for rows of B tasks, given the factors of L = B tasks, or L = 1.
+void launch_solve(const SolvedRows& rows, const float* factor, int64_t M, int64_t B, int64_t L,
+                  cudaStream_t stream);
+
+}  // namespace paddle_ext
