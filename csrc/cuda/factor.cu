@@ -234,12 +234,15 @@ __global__ void __launch_bounds__(SquareTile::kThreads, 2) factor_kernel(Factor 
 
 // One block of threads per tile of rows.
 __global__ void __launch_bounds__(QueryTile::kThreads, 2)
-    solve_kernel(SolvedRows rows, const float* factor, int64_t M, bool shared) {
+    solve_kernel(SolvedRows rows, const float* factor, const float* shares, int64_t M,
+                 bool shared) {
     extern __shared__ __align__(16) char memory[];
     auto& s = *reinterpret_cast<FactorShared<QueryTile>*>(memory);
     const int64_t tiles = ceil_div(rows.count, QueryTile::kRows), pitch = factor_columns(M);
     const int64_t task = blockIdx.x / tiles;
-    const FactorTask<QueryTile> t{s, factor + (shared ? 0 : task * pitch * pitch), pitch};
+    const int64_t likelihood = shared ? 0 : task;
+    if (shares[3 * likelihood + 2] == 0) return;
+    const FactorTask<QueryTile> t{s, factor + likelihood * pitch * pitch, pitch};
     const TileRows mine = tile_rows<QueryTile>(rows, task, blockIdx.x % tiles, M, pitch);
     for (int64_t column0 = 0; column0 < pitch; column0 += kSide) {
         for (int piece = threadIdx.x; piece < kSide * kSide / 4; piece += QueryTile::kThreads) {
@@ -280,13 +283,13 @@ void launch_factor(const Factor& f, int device, cudaStream_t stream) {
     check_launch("factor_kernel");
 }
 
-void launch_solve(const SolvedRows& rows, const float* factor, int64_t M, int64_t B, int64_t L,
-                  cudaStream_t stream) {
+void launch_solve(const SolvedRows& rows, const float* factor, const float* shares, int64_t M,
+                  int64_t B, int64_t L, cudaStream_t stream) {
     const auto kernel = solve_kernel;
     allow_all_shared(kernel);
     const unsigned blocks = grid_size(B * ceil_div(rows.count, QueryTile::kRows));
-    kernel<<<blocks, QueryTile::kThreads, sizeof(FactorShared<QueryTile>), stream>>>(rows, factor,
-                                                                                     M, L == 1);
+    kernel<<<blocks, QueryTile::kThreads, sizeof(FactorShared<QueryTile>), stream>>>(
+        rows, factor, shares, M, L == 1);
     check_launch("solve_kernel");
 }
 

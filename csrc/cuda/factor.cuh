@@ -27,8 +27,9 @@ struct Factor {
 
 void launch_factor(const Factor& f, int device, cudaStream_t stream);
 
-// Solves for rows of B tasks, given the factors of L = B tasks, or L = 1.
-void launch_solve(const SolvedRows& rows, const float* factor, int64_t M, int64_t B, int64_t L,
-                  cudaStream_t stream);
+// Solves for rows of B tasks, given the factors and the shares of L = B tasks, or L = 1; not for
+// those where the full metric has no share.
+void launch_solve(const SolvedRows& rows, const float* factor, const float* shares, int64_t M,
+                  int64_t B, int64_t L, cudaStream_t stream);
 
 }  // namespace paddle_ext

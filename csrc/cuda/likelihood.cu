@@ -203,11 +203,9 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, float* 
 // --- products ------------------------------------------------------------------------------------
 
 // By rows: offsets and means with one another.
-struct AllProducts {
+struct AllProducts : ProductSizes {
     LikelihoodParams p;
     LikelihoodPlan plan;
-    int64_t rows, columns, depth;
-    bool lower = true;
 
     __device__ const float* row(int64_t task, int64_t r) const {
         return static_cast<const float*>(p.rows) + (task * rows + r) * depth;
@@ -228,11 +226,9 @@ struct AllProducts {
 };
 
 // Else: judged rows with means.
-struct JudgedProducts {
+struct JudgedProducts : ProductSizes {
     LikelihoodParams p;
     LikelihoodPlan plan;
-    int64_t rows, columns, depth;
-    bool lower = false;
 
     __device__ const float* row(int64_t task, int64_t r) const {
         return plan.judged + (task * rows + r) * depth;
@@ -246,10 +242,8 @@ struct JudgedProducts {
 };
 
 // V^T V.
-struct FeatureProducts {
+struct FeatureProducts : ProductSizes {
     float *turned, *factor;
-    int64_t rows, columns, depth;
-    bool lower = true;
 
     __device__ const float* row(int64_t task, int64_t r) const {
         return turned + (task * rows + r) * depth;
@@ -262,11 +256,9 @@ struct FeatureProducts {
 };
 
 // z of the judges and of some classes, with z of all classes.
-struct SolvedProducts {
+struct SolvedProducts : ProductSizes {
     LikelihoodPlan plan;
     Judged judged;
-    int64_t rows, columns, depth;
-    bool lower = false;
 
     __device__ const float* row(int64_t task, int64_t r) const {
         const int64_t J = plan.J;
@@ -447,22 +439,22 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     check_launch("scaled_kernel");
     if (plan.by_rows) {
         const int64_t all = p.S + p.K;
-        launch_product(AllProducts{p, plan, all, all, p.D}, aligned, p.B, on);
+        launch_product(AllProducts{{all, all, p.D, true}, p, plan}, aligned, p.B, on);
     } else {
-        launch_product(JudgedProducts{p, plan, plan.J, p.K, p.D}, aligned, p.B, on);
+        launch_product(JudgedProducts{{plan.J, p.K, p.D}, p, plan}, aligned, p.B, on);
     }
     if (p.full && !plan.by_rows) {
         const int64_t pitch = LikelihoodPlan::turned_pitch(p.S);
         const int64_t tiles = ceil_div(pitch, int64_t(32)) * ceil_div(p.D, int64_t(32));
         turn_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(scaled, plan.turned);
         check_launch("turn_kernel");
-        const FeatureProducts all{plan.turned, plan.factor.factor, p.D, p.D, pitch};
+        const FeatureProducts all{{p.D, p.D, pitch, true}, plan.turned, plan.factor.factor};
         launch_product(all, true, p.B, on);
     }
     if (p.full) {
         launch_factor(plan.factor, device, on);
         const int64_t pairs = plan.J + plan.class_rows(p.K), depth = factor_columns(plan.factor.M);
-        launch_product(SolvedProducts{plan, judged, pairs, p.K, depth}, true, p.B, on);
+        launch_product(SolvedProducts{{pairs, p.K, depth}, plan, judged}, true, p.B, on);
     }
     const LeftOutDistances source{p, plan, judged, rows.chosen};
     launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, device, on);

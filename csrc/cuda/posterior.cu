@@ -80,11 +80,17 @@ __device__ int64_t likelihood_of(const PosteriorParams& p, int64_t task) {
 }
 
 // Queries with the rows of the likelihood and with one another, in the feature scale.
-struct ScaledProducts {
+struct ScaledProducts : ProductSizes {
     PosteriorParams p;
     PosteriorPlan plan;
-    int64_t rows, columns, depth;
-    bool lower = false;
+
+    __device__ float projected(int64_t task) const {
+        return p.size.M == 0 ? 0.0f
+                             : static_cast<const float*>(p.shares)[3 * likelihood_of(p, task) + 2];
+    }
+    __device__ bool needs(int64_t task, int64_t, int64_t, int64_t last_column) const {
+        return last_column >= p.size.N - p.size.K || projected(task) != 0;
+    }
 
     __device__ const float* row(int64_t task, int64_t q) const {
         return plan.x + (task * rows + q) * depth;
@@ -104,7 +110,7 @@ struct ScaledProducts {
             plan.z[at * factor_columns(M) + c] = value;
         } else {
             plan.cross[at * K + k] = plain * value;
-            if (M == 0) plan.logits[at * K + k] = logit(task, at, k, value);
+            if (projected(task) == 0) plan.logits[at * K + k] = logit(task, at, k, plain * value);
         }
     }
 
@@ -118,6 +124,10 @@ struct ScaledProducts {
 
 // Adds the part of the full metric: z of the queries with z of the classes and with one another.
 struct SolvedProducts : ScaledProducts {
+    __device__ bool needs(int64_t task, int64_t, int64_t, int64_t) const {
+        return projected(task) != 0;
+    }
+
     __device__ const float* row(int64_t task, int64_t q) const {
         return plan.z + (task * rows + q) * depth;
     }
@@ -129,12 +139,12 @@ struct SolvedProducts : ScaledProducts {
 
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
         const int64_t K = p.size.K, at = task * rows + q;
-        const float projected = static_cast<const float*>(p.shares)[3 * likelihood_of(p, task) + 2];
+        const float more = projected(task) * value;
         if (c >= K) {
-            plan.gram[at * rows + c - K] += projected * value;
+            plan.gram[at * rows + c - K] += more;
             return;
         }
-        const float cross = plan.cross[at * K + c] += projected * value;
+        const float cross = plan.cross[at * K + c] += more;
         plan.logits[at * K + c] = logit(task, at, c, cross);
     }
 };
@@ -238,13 +248,14 @@ void run_cuda(const PosteriorParams& p, int device, void* stream) {
     const PosteriorPlan plan(p);
     check_cuda(cudaMemsetAsync(p.finite, 1, size_t(B), on), "cudaMemset");
     run_cuda(plan.coordinates, device, stream);
-    launch_product(ScaledProducts{p, plan, Q, N + Q, D}, plan.aligned, B, on);
+    launch_product(ScaledProducts{{Q, N + Q, D}, p, plan}, plan.aligned, B, on);
     if (M > 0) {
         const int64_t pitch = factor_columns(M);
         const bool by_rows = N > K;
         const SolvedRows rows{Q, by_rows ? plan.z : plan.x, nullptr, by_rows ? pitch : D, plan.z};
-        launch_solve(rows, static_cast<const float*>(p.factor), M, B, L, on);
-        launch_product(SolvedProducts{{p, plan, Q, K + Q, pitch}}, true, B, on);
+        const auto factor = static_cast<const float*>(p.factor);
+        launch_solve(rows, factor, static_cast<const float*>(p.shares), M, B, L, on);
+        launch_product(SolvedProducts{{{Q, K + Q, pitch}, p, plan}}, true, B, on);
     }
     run_cuda(plan.adapt, device, stream);
     late_kernel<<<grid_size(B), kThreads, 0, on>>>(p, plan);

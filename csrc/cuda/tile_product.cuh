@@ -177,8 +177,17 @@ struct Tile {
 using WideTile = Tile<2, 4, 4, 2>;   // 128 x 64
 using QueryTile = Tile<5, 2, 1, 4>;  // 80 x 64: 75 queries, common in the field, fit in one tile
 
-// A Problem has the sizes `rows`, `columns` and `depth` of a task, row(task, r) and column(task, c),
-// store(task, r, c, value), and `lower`: whether only results with c <= r are needed.
+// A Problem is these sizes of a task, row(task, r), column(task, c) and store(task, r, c, value).
+struct ProductSizes {
+    int64_t rows, columns, depth;
+    bool lower = false;  // only results with c <= r are needed
+
+    // Whether results of a tile are needed, from its last row, first and last column on.
+    __device__ bool needs(int64_t, int64_t last_row, int64_t column0, int64_t) const {
+        return !lower || column0 <= last_row;
+    }
+};
+
 template <typename T, bool kAligned, typename Problem>
 __global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
     extern __shared__ __align__(16) char memory[];
@@ -187,7 +196,7 @@ __global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
     const int64_t task = blockIdx.x / (row_tiles * column_tiles);
     const int64_t row0 = blockIdx.x / column_tiles % row_tiles * T::kRows;
     const int64_t column0 = blockIdx.x % column_tiles * T::kColumns;
-    if (p.lower && column0 >= row0 + T::kRows) return;
+    if (!p.needs(task, row0 + T::kRows - 1, column0, column0 + T::kColumns - 1)) return;
     const auto row = [&](int r) { return p.row(task, min(row0 + r, p.rows - 1)); };
     const auto column = [&](int c) { return p.column(task, min(column0 + c, p.columns - 1)); };
     T tile;
