@@ -257,12 +257,12 @@ def hubs(d: Tensor, who: Judges, f: Tensor) -> Tensor:
 
 
 def one_shot_hubs(means: Rows) -> Tensor:
-    """The same with the class means as rows, each without its own class."""
-    plain = Metric(1.0)
+    """The same with the class means as rows, each without its own class; less if they are few."""
+    K, plain = means.x.shape[1], Metric(1.0)
     logits = SHARPNESS * plain.products(means, means)
     logits -= SHARPNESS / 2 * plain.squares(means).unsqueeze(1)
     logits.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
-    return -torch.log1p((logits.softmax(-1).sum(1) - 1) / 2)
+    return -K / (K + 10) * torch.log1p((logits.softmax(-1).sum(1) - 1) / 2)
 
 
 # --- the labelled rows ----------------------------------------------------------------------------

@@ -157,14 +157,15 @@ def hubs(distances: Tensor, rows: Rows, f: float) -> Tensor:
 
 
 def one_shot_hubs(means: Tensor) -> Tensor:
-    """The same with class means as judges, each without its own class."""
+    """The same with class means as judges, each without its own class; less if they are few."""
     K = len(means)
     if K == 1:
         return means.new_zeros(1)
     chosen = torch.tensor(chosen_to_judge(K, K, False)).to(means.device)
     distances = squared(means[chosen], means, torch.eye(means.shape[1]).to(means))
     distances = distances.scatter(1, chosen.unsqueeze(1), math.inf)
-    return bias_of(torch.softmax(-SHARPNESS / 2 * distances, dim=-1))
+    R = len(chosen)
+    return R / (R + 10) * bias_of(torch.softmax(-SHARPNESS / 2 * distances, dim=-1))
 
 
 def bias_of(attracted: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hubs: classes that attract labelled rows of others.
+"""Hubs of one shot: classes that attract labelled rows of others.
 
 Letters: B tasks, or 1 for labelled rows shared by all tasks; K classes, D features. The equations
 are in docs/adaptive.md.
@@ -14,20 +14,21 @@ from torch import Tensor
 from ..ops.adaptive import CENTRE
 from ..rows import evenly_spread, products
 
-
-def hubs(drawn: Tensor, count: Tensor | int) -> Tensor:
-    """Bias, lower for classes that attract many (`drawn` [B, K]) of `count` rows; [B, K].
-
-    `count` is one number, or one for each task [B, 1].
-    """
-    rows = count / drawn.shape[-1]
-    return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
+PRIOR_ROWS = 10  # as in the feature scale: few rows tell little
 
 
 def one_shot_hubs(means: Tensor, bias: Tensor, count: int) -> Tensor:
-    """The same for classes of one row each, [B, K, D], of which `count` judge; [B, K].
+    """Bias, lower for classes that attract rows of others; [B, K].
 
-    `bias` [B, K] is that of the squared distances. No row judges its own class.
+    Parameters
+    ----------
+    means : Tensor [B, K, D]
+        The only row of each class.
+    bias : Tensor [B, K]
+        That of the squared distances.
+    count : int
+        The rows that judge, evenly spread, each without its own class. If they are few, they count
+        less.
     """
     B, K, _ = means.shape
     if K == 1:
@@ -39,4 +40,6 @@ def one_shot_hubs(means: Tensor, bias: Tensor, count: int) -> Tensor:
         logits.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
     else:
         logits.scatter_(-1, own.view(1, -1, 1).expand(B, -1, -1), -math.inf)
-    return hubs(logits.softmax(-1).sum(1), count)
+    drawn = logits.softmax(-1).sum(1)
+    found = -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (count / K + 1))
+    return found * (count / (count + PRIOR_ROWS))

@@ -129,7 +129,7 @@ def test_hubs_of_one_shot_by_hand() -> None:
     means = torch.tensor([[-1.0], [0.0], [1.0]]).double()
     between = 1 / (1 + math.exp(-8 * (4 - 1)))  # what it has of the outer ones
     drawn = torch.tensor([1.5 - between, 2 * between, 1.5 - between]).double()
-    assert torch.allclose(one_shot_hubs(means), -torch.log(1 + (drawn - 1) / 2))
+    assert torch.allclose(one_shot_hubs(means), -3 / 13 * torch.log(1 + (drawn - 1) / 2))
 
 
 def test_moved_distances_by_hand() -> None:

@@ -133,7 +133,7 @@ def test_one_judge_by_hand() -> None:
     """The middle one of three classes on a line judges both others, but not itself."""
     means = torch.tensor([[[-1.0], [0.0], [1.0]]]).double()
     drawn = torch.tensor([[0.5, 0.0, 0.5]]).double()
-    want = -torch.log(1 + (drawn - 1 / 3) / (1 / 3 + 1))
+    want = -1 / 11 * torch.log(1 + (drawn - 1 / 3) / (1 / 3 + 1))
     torch.testing.assert_close(one_shot_hubs(means, -8 * means[..., 0].square(), 1), want)
 
 
