@@ -19,15 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.adaptive import likelihood
 from ..rows import class_sums, products
-from .likelihood import (
-    Likelihood,
-    calibrated,
-    how_many_calibrate,
-    likelihood_of,
-    takes_full_metric,
-)
+from .likelihood import Likelihood, calibrated, learned, likelihood_of
 from .logistic import Fit, fit
 
 SHOTS = 16  # labelled rows per class from which a correction pays
@@ -92,12 +85,10 @@ def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelih
 
     They are classified in its metric, with the covariance without the row, in closed form.
     """
-    S, K = len(support), num_classes
-    full = takes_full_metric("auto", S, K)
-    rows, own = support.unsqueeze(0), labels.unsqueeze(0)
-    native = likelihood(rows, own, K, how_many_calibrate(S, K, full), full, every=True)
+    rows = support.unsqueeze(0)
+    native = learned(rows, labels.unsqueeze(0), num_classes, every=True)
     assert native.left_out is not None
-    found = calibrated(native, S)
+    found = calibrated(native, len(support))
     half = found.sharpness / 2
     hubs = torch.addcmul(found.bias, found.squares, half.unsqueeze(-1))
     logits = torch.addcmul(hubs, native.left_out[0], half, value=-1)

@@ -190,13 +190,20 @@ def likelihood_of(
 
     Float32 or float64; every class must have a row. `metric` as in `paddle_ext.adaptive`.
     """
-    K = num_classes
-    S = support.shape[1]
+    K, S = num_classes, support.shape[1]
     if S == K:
         return one_shot(labelled(support, support_labels, K, 0), how_many_calibrate(S, K, False))
-    full = takes_full_metric(metric, S, K)
-    rows = how_many_calibrate(S, K, full)
-    return calibrated(likelihood(support, support_labels, K, rows, full), S)
+    return calibrated(learned(support, support_labels, K, metric), S)
+
+
+def learned(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto", *, every: bool = False
+) -> Likelihoods:
+    """The native likelihoods of more labelled rows than classes; `every` as in `likelihood`."""
+    S = support.shape[1]
+    full = takes_full_metric(metric, S, num_classes)
+    rows = how_many_calibrate(S, num_classes, full)
+    return likelihood(support, labels, num_classes, rows, full, every)
 
 
 def calibrated(found: Likelihoods, rows: int) -> Likelihood:
