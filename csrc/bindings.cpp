@@ -150,7 +150,7 @@ void add_coordinates(py::module_& module) {
     CallKeywords<Call<P>> all("coordinates", "solve");
     all.make.add<p, &P::dtype>("dtype");
     all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
-    all.make.add<p, &P::shared>("shared");
+    all.make.add<p, &P::shared>("shared").add<p, &P::split>("split");
     all.run.add<p, &P::rows>("rows").add<p, &P::centre>("centre").add<p, &P::x>("x");
     add_call(module, "CoordinatesCall", all);
 }

@@ -110,7 +110,7 @@ class LabelledCall:
     ) -> None: ...
 
 def coordinates_call(
-    *, target: Target, dtype: int, B: int, N: int, D: int, shared: bool,
+    *, target: Target, dtype: int, B: int, N: int, D: int, shared: bool, split: bool,
 ) -> CoordinatesCall: ...
 
 @final

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from . import check
 from .methods import Prediction
-from .ops.adaptive import coordinates, labelled
+from .ops.adaptive import labelled
+from .ops.coordinates import coordinates
 from .ops.values import dense_values
 from .rows import (
     class_sums,

@@ -166,9 +166,10 @@ struct CoordinatesParams {
     int64_t B, N, D;
     bool shared;  // one centre for all tasks
     DType dtype;  // of all arrays: float32 or float64
+    bool split;   // on CUDA: x split, see cuda/split_rows.cuh
 
     const void* rows;    // [B, N, D]
-    const void* centre;  // [B, D], or [D] when shared
+    const void* centre;  // [B, D], or [D] when shared; or null: rows as they are
     const void* scale;   // likewise: x is multiplied by its root; or null
 
     // out
@@ -185,17 +186,17 @@ struct StepParams {
     double temper;  // factor on the logits
 
     // in
-    const void* given;      // [B, Q, K] probabilities before the step
-    const void* cross;      // [B, Q, K] products of queries and prototypes, ...
-    const void* inner;      // [B, Q, K] ... of queries and weighted sums of queries, ...
-    const void* own;        // [B, Q]    ... and of queries with themselves
-    const void* added;      // [B, Q, K] further logits, reduced like the others; or null
-    const void* shots;      // [B, K], or [K] when shared
-    const void* squares;    // [B, K], or [K] when shared: products of prototypes with themselves
-    const void* sharpness;  // [B]
-    const void* constant;   // [B, K]    added to the logits
-    const void* total;      // [B, K]    counts of the classes and their prior
-    const void* prior;      // [B]
+    const void* given;        // [B, Q, K] probabilities before the step
+    const void* cross;        // [B, Q, K] products of queries and prototypes, ...
+    const void* inner;        // [B, Q, K] ... of queries and weighted sums of queries, ...
+    const void* own;          // [B, Q]    ... and of queries with themselves
+    const void* added;        // [B, Q, K] further logits, reduced like the others; or null
+    const void* shots;        // [B, K], or [K] when shared
+    const void* squares;      // [B, K], or [K] when shared: products of prototypes with themselves
+    const void* sharpness;    // [B]
+    const void* bias;         // [B, K]    of the logits before the step
+    const void* proportions;  // [B, K]
+    const void* concentration;  // [B]
 
     // out
     void* probabilities;  // [B, Q, K]

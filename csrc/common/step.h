@@ -1,15 +1,25 @@
 // The late step of `adaptive`: the algebra shared by CPU and CUDA.
 //
-// Query q of class k with probability u has weight W = trust u^2, trust = Q / (Q + K). With n labelled rows in the class,
-// s the weighted sum of all rows and m = n + sum_q W their mass, the logit of a query is
-//   f (x.s / m - s.s / (2 m^2)) + constant_k + ln(t_k - w u),
-// s and m without the query itself, t_k = N_k + a the count of the class in the batch plus its prior,
-// w the weight of a query in the counts.
+// Query q of class k with probability u has weight W = trust u^2, trust = Q / (Q + K). With n
+// labelled rows in the class, s the weighted sum of all rows and m = n + sum_q W their mass, the
+// logit of a query is
+//   share (f (x.s / m - s.s / (2 m^2)) + hub_k) + ln(t_k - w u),
+// s and m without the query itself, hub_k the bias without -f/2 times the square of the prototype,
+// share = late_share(a), t_k = N_k + a the count of the class in the batch plus its prior, and w
+// the weight of a query in the counts.
 #pragma once
+
+#include <cstdint>
 
 #include "common/math.h"
 
 namespace paddle_ext {
+
+// The sum of t_k over the classes.
+template <typename Real>
+PADDLE_EXT_HD Real total_count(double weight, int64_t Q, int64_t K, Real a) {
+    return Real(weight) * Real(Q) + Real(K) * a;
+}
 
 // How far queries may move a prototype: less where there is hardly a query per class.
 PADDLE_EXT_HD double trust_of(int64_t Q, int64_t K) { return double(Q) / double(Q + K); }

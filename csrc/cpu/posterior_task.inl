@@ -26,9 +26,6 @@ struct PosteriorScratch {
     T* gram = arena.take<T>(has_products ? Q * Qp : 0);
     T* given = arena.take<T>(Q * K);  // probabilities before the step
     T* own = arena.take<T>(Q);
-    T* constant = arena.take<T>(K);
-    T* total = arena.take<T>(K);
-    T* factors = arena.take<T>(2);  // sharpness and prior of the step
     void *adapt_scratch, *step_scratch;
 
     PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task);
@@ -59,8 +56,9 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     step.B = 1, step.Q = Q, step.K = K, step.shared = true;
     step.weight = p.weight, step.temper = p.temper;
     step.given = given, step.cross = cross, step.inner = inner, step.own = own;
-    step.constant = constant, step.total = total;
-    step.sharpness = factors, step.prior = factors + 1;
+    step.sharpness = static_cast<const T*>(p.sharpness) + task;
+    step.bias = static_cast<const T*>(p.bias) + task * K;
+    step.proportions = adapt.proportions, step.concentration = adapt.concentration;
     step.shots = static_cast<const T*>(p.shots) + at * K;
     step.squares = static_cast<const T*>(p.squares) + at * K;
     if (p.added != nullptr) step.added = static_cast<const T*>(p.added) + task * Q * K;
@@ -150,27 +148,6 @@ static void query_products(const PosteriorScratch<T>& s, int threads) {
 }
 
 template <typename T>
-static void late_step(PosteriorScratch<T>& s, int threads) {
-    const int64_t Q = s.Q, K = s.K;
-    const T sharpness = static_cast<const T*>(s.p.sharpness)[s.task];
-    const T* const bias = static_cast<const T*>(s.p.bias) + s.task * K;
-    const T* const squares = static_cast<const T*>(s.p.squares) + s.at * K;
-    const T* const proportions = static_cast<const T*>(s.adapt.proportions);
-    const T a = *static_cast<const T*>(s.adapt.concentration);
-    const T mass = T(s.p.weight * double(Q) + double(K) * double(a));
-    for (int64_t k = 0; k < K; ++k) s.total[k] = proportions[k] * mass;
-    weigh_queries(s, T(trust_of(Q, K)));
-    query_products(s, threads);
-    const T share = late_share(a);
-    for (int64_t k = 0; k < K; ++k) {
-        s.constant[k] = (bias[k] + sharpness / 2 * squares[k]) * share;
-    }
-    s.factors[0] = sharpness * share;
-    s.factors[1] = a;
-    step_task<T>(s.step, 0, s.step_scratch);
-}
-
-template <typename T>
 static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
     PosteriorScratch<T> s(arena, p, task);
@@ -192,7 +169,9 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
         for (int64_t k = 0; added != nullptr && k < K; ++k) to[k] += added[q * K + k];
     }
     adapt_task<T>(s.adapt, 0, s.adapt_scratch);
-    late_step(s, threads);
+    weigh_queries(s, T(trust_of(s.Q, K)));
+    query_products(s, threads);
+    step_task<T>(s.step, 0, s.step_scratch);
 }
 
 template <typename T>

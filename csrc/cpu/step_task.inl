@@ -10,11 +10,12 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const T* const added = p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + at;
     const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
     const T* const squares = static_cast<const T*>(p.squares) + shared * K;
-    const T* __restrict__ constant = static_cast<const T*>(p.constant) + task * K;
-    const T* __restrict__ total = static_cast<const T*>(p.total) + task * K;
-    const T sharpness = static_cast<const T*>(p.sharpness)[task], temper = T(p.temper);
-    const T prior = static_cast<const T*>(p.prior)[task];
-    const T reduced = temper * late_share(prior), weight = T(p.weight), trust = T(trust_of(Q, K));
+    const T* const bias = static_cast<const T*>(p.bias) + task * K;
+    const T* const proportions = static_cast<const T*>(p.proportions) + task * K;
+    const T a = static_cast<const T*>(p.concentration)[task], share = late_share(a);
+    const T f = static_cast<const T*>(p.sharpness)[task], sharpness = f * share;
+    const T temper = T(p.temper), reduced = temper * share;
+    const T weight = T(p.weight), trust = T(trust_of(Q, K)), count = total_count(p.weight, Q, K, a);
     T* const out = static_cast<T*>(p.probabilities) + at;
     Arena arena(scratch);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
@@ -22,11 +23,15 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     T* __restrict__ mass = arena.take<T>(Kp);
     T* __restrict__ row = arena.take<T>(Kp);
     T* __restrict__ left = arena.take<T>(Kp);
+    T* __restrict__ constant = arena.take<T>(Kp);
+    T* __restrict__ total = arena.take<T>(Kp);
 
     for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
     for (int64_t k = 0; k < K; ++k) {
         square[k] = shots[k] * shots[k] * squares[k];
         mass[k] = shots[k];
+        constant[k] = (bias[k] + f / 2 * squares[k]) * share;
+        total[k] = proportions[k] * count;
     }
     for (int64_t q = 0; q < Q; ++q) {
         const T* __restrict__ u = given + q * K;
@@ -49,7 +54,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
             row[k] = temper * (sharpness * half + constant[k]);
             if (added != nullptr) row[k] += reduced * added[q * K + k];
         }
-        for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior);
+        for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], a);
         for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
         Vec<T> mosts = splat(Range<T>::kMinusInfinity), sums = splat(T(0));
         for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
@@ -61,8 +66,8 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
             store(row + k, vexp<T>(load(row + k) - most));
             sums += load(row + k);
         }
-        const T share = 1 / horizontal_sum<T>(sums);
-        for (int64_t k = 0; k < K; ++k) out[q * K + k] = row[k] * share;
+        const T unit = 1 / horizontal_sum<T>(sums);
+        for (int64_t k = 0; k < K; ++k) out[q * K + k] = row[k] * unit;
         p.labels[task * Q + q] = largest(out + q * K, K);
     }
 }
@@ -70,6 +75,6 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
 template <typename T>
 static int64_t step_scratch_bytes(const StepParams& p) {
     Arena arena(nullptr);
-    for (int i = 0; i < 4; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    for (int i = 0; i < 6; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
     return arena.used();
 }

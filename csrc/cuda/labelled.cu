@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "common/params.h"
 #include "cuda/labelled_rows.cuh"
+#include "cuda/split_rows.cuh"
 
 namespace paddle_ext {
 
@@ -145,7 +146,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- calibration rows ---------------------------------------------------------------------------
 
-constexpr int kScaleThreads = 512;
+constexpr int kScaleLanes = 128, kScaleParts = 4;  // of four features each; of the rows
+constexpr int kScaleThreads = kScaleLanes * kScaleParts;
 constexpr int kRowsAtATime = 256;
 
 // The source of a calibration row.
@@ -158,6 +160,8 @@ struct Source {
 __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, LabelledPlan plan) {
     __shared__ double scratch[kScaleThreads / 32];
     __shared__ Source sources[kRowsAtATime];
+    __shared__ __align__(16) float parts[kScaleParts][4 * kScaleLanes];
+    const int lane = threadIdx.x % kScaleLanes, part = threadIdx.x / kScaleLanes;
     const int64_t task = blockIdx.x, D = p.D, count = p.judging[task];
     const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
     const float* const firsts = static_cast<const float*>(p.first) + task * p.S;
@@ -181,17 +185,28 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
             sources[i] = {row, int(own[start + i]), firsts[row], seconds[row]};
         }
         __syncthreads();
-        for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
-            float scatter = 0;
-            const float c = centre[d];
-#pragma unroll 8
-            for (int i = 0; i < size; ++i) {
+        for (int64_t first = 0; first < D; first += 4 * kScaleLanes) {
+            const int64_t d = first + 4 * lane;
+            const float4 c = load_row4(centre, d, D, plan.aligned);
+            float4 scatter = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+            for (int i = part; i < size; i += kScaleParts) {
                 const Source from = sources[i];
-                const float value = (support[from.row * D + d] * from.first - c) * from.second;
-                const float away = value - means[from.own * D + d];
-                scatter += away * away;
+                const float4 row = load_row4(support + from.row * D, d, D, plan.aligned);
+                const float4 x = centred(row, from.first, c);
+                const float4 w = load_row4(means + from.own * D, d, D, plan.aligned);
+                const float4 away = make_float4(x.x * from.second - w.x, x.y * from.second - w.y,
+                                                x.z * from.second - w.z, x.w * from.second - w.w);
+                scatter.x += away.x * away.x;
+                scatter.y += away.y * away.y;
+                scatter.z += away.z * away.z;
+                scatter.w += away.w * away.w;
             }
-            scale[d] += scatter;
+            *reinterpret_cast<float4*>(parts[part] + 4 * lane) = scatter;
+            __syncthreads();
+            const int64_t mine = first + threadIdx.x;  // as many features as threads
+            for (int i = 0; i < kScaleParts && mine < D; ++i) scale[mine] += parts[i][threadIdx.x];
+            __syncthreads();
         }
     }
     for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) mean += double(scale[d]);
@@ -221,32 +236,36 @@ __device__ float second_norm(const float* row, float first, const float* centre,
     return inverse_of_centred(warp_sum(sum));
 }
 
-__device__ void write_coordinates(const float* row, float first, float second, const float* centre,
-                                  const float* scale, int64_t D, bool aligned, float* to) {
-    for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
-        const float4 c = load_row4(centre, d, D, aligned);
-        const float4 x = centred(load_row4(row, d, D, aligned), first, c);
-        const float4 s =
-            scale == nullptr ? make_float4(1, 1, 1, 1) : load_row4(scale, d, D, aligned);
-        const float4 out =
-            make_float4(x.x * second * root_approx(s.x), x.y * second * root_approx(s.y),
-                        x.z * second * root_approx(s.z), x.w * second * root_approx(s.w));
-        store_row4(to, d, D, aligned, out);
-    }
-}
-
+// One warp per row.
 __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams p, bool aligned) {
     const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
     if (item >= p.B * p.N) return;
     const int64_t D = p.D, task = p.shared ? 0 : item / p.N;
+    const auto of_task = [&](const void* all) {
+        return all == nullptr ? nullptr : static_cast<const float*>(all) + task * D;
+    };
+    const float *const centre = of_task(p.centre), *const scale = of_task(p.scale);
     const float* const row = static_cast<const float*>(p.rows) + item * D;
-    const float* const centre = static_cast<const float*>(p.centre) + task * D;
-    const float* const scale =
-        p.scale == nullptr ? nullptr : static_cast<const float*>(p.scale) + task * D;
-    const float first = warp_inverse_norm(row, D, aligned);
-    const float second = second_norm(row, first, centre, D, aligned);
-    float* const to = static_cast<float*>(p.x) + item * D;
-    write_coordinates(row, first, second, centre, scale, D, aligned, to);
+    float first = 1, second = 1;
+    if (centre != nullptr) {
+        first = warp_inverse_norm(row, D, aligned);
+        second = second_norm(row, first, centre, D, aligned);
+    }
+    const int64_t end = p.split ? row_numbers(D) : D;
+    for (int64_t d = 4 * (threadIdx.x % 32); d < end; d += 128) {
+        float4 x = load_row4(row, d, D, aligned);
+        if (centre != nullptr) x = centred(x, first, load_row4(centre, d, D, aligned));
+        float4 s = make_float4(1, 1, 1, 1);
+        if (scale != nullptr) s = load_row4(scale, d, D, aligned);
+        const float4 out =
+            make_float4(x.x * second * root_approx(s.x), x.y * second * root_approx(s.y),
+                        x.z * second * root_approx(s.z), x.w * second * root_approx(s.w));
+        if (p.split) {
+            store_row4(static_cast<__half*>(p.x) + item * row_halves(D), d, out);
+        } else {
+            store_row4(static_cast<float*>(p.x) + item * D, d, D, aligned, out);
+        }
+    }
     if (threadIdx.x % 32 == 0 && p.finite != nullptr && !plainly_finite(first)) {
         p.finite[item / p.N] = false;
     }

@@ -24,14 +24,14 @@ struct LikelihoodPlan {
     Factor factor{};
     int64_t J;       // rows judged: all, or the calibration rows
     bool by_rows;    // see Factor; false without a full metric
-    float* judged;   // [B, J, D] judged rows in the feature scale; unless by rows
+    __half* judged;  // [B, J, D'] judged rows in the feature scale; unless by rows
     float* of_rows;  // [B, J]    judged rows with themselves; by rows [B, S] offsets
     float* cross;    // [B, J, K] judged rows with means; by rows [B, S, K] offsets with means
     float* base;     // [B, J, K] distances in the feature scale, each row left out of its class
     float* means;    // [B, K, K] by rows: means with means, the lower triangle
-    float* away;     // [B, J, D]  by features: scaled offsets of the judges
-    float* turned;   // [B, D, S'] by features: all scaled offsets, transposed, S' divisible by four
-    float* judges;   // [B, J, M'] z of the judges
+    __half* away;    // [B, J, D'] by features: scaled offsets of the judges
+    __half* turned;  // [B, D, S'] by features: all scaled offsets, transposed
+    __half* judges;  // [B, J, M'] z of the judges
     float* solved;   // [B, J + N, K] products of z of judges and of N classes with z of classes
     float* full;     // [B, J, K] distances in the full metric
     float* own;      // [B, 2, J] distances to the own class in both metrics
@@ -45,17 +45,20 @@ struct LikelihoodPlan {
         const auto floats = [&](bool used, int64_t count) {
             return used ? arena.take<float>(count) : nullptr;
         };
+        const auto halves = [&](bool used, int64_t rows, int64_t numbers) {
+            return used ? arena.take<__half>(rows * row_halves(numbers)) : nullptr;
+        };
         J = p.every ? S : R;
         by_rows = p.full && S < D;
         const int64_t M = S < D ? S : D;
-        judged = floats(!by_rows, B * J * D);
+        judged = halves(!by_rows, B * J, D);
         of_rows = arena.take<float>(B * (by_rows ? S : J));
         cross = arena.take<float>(B * (by_rows ? S : J) * K);
         base = by_rows ? arena.take<float>(B * J * K) : cross;
         means = floats(by_rows, B * K * K);
-        away = floats(p.full && !by_rows, B * J * D);
-        turned = floats(p.full && !by_rows, B * D * turned_pitch(S));
-        judges = floats(p.full, B * J * factor_columns(M));
+        away = halves(p.full && !by_rows, B * J, D);
+        turned = halves(p.full && !by_rows, B * D, S);
+        judges = halves(p.full, B * J, factor_columns(M));
         solved = floats(p.full, B * (J + class_rows(K)) * K);
         full = floats(p.full, B * J * K);
         own = floats(p.full, B * 2 * J);
@@ -82,11 +85,10 @@ struct LikelihoodPlan {
         factor.factor = static_cast<float*>(p.factor);
         factor.scatter = floats(p.full, B);
         factor.teams = p.full ? arena.take<TeamMemory>(B) : nullptr;
-        const auto rows = static_cast<const float*>(p.rows),
-                   z = static_cast<const float*>(p.solved);
-        factor.classes = {K, by_rows ? z : rows, nullptr, by_rows ? factor_columns(M) : D,
-                          static_cast<float*>(p.solved)};
-        factor.judges = {J, away, nullptr, D, judges};
+        const int64_t pitch = by_rows ? factor_columns(M) : row_numbers(D);
+        const auto z = static_cast<__half*>(p.solved);
+        factor.classes = {K, by_rows ? p.solved : p.rows, !by_rows, nullptr, pitch, z};
+        factor.judges = {J, away, true, nullptr, pitch, judges};
         labelled.workspace_bytes = LabelledPlan(without_workspace(labelled), false).bytes;
         labelled.workspace = arena.take<char>(labelled.workspace_bytes);
         bytes = arena.used();
@@ -96,8 +98,6 @@ struct LikelihoodPlan {
         p.workspace = nullptr;
         return p;
     }
-
-    __host__ __device__ static int64_t turned_pitch(int64_t S) { return round_up(S, int64_t(4)); }
 
     // Classes that are multiplied with all others: all, or with more classes than judges, those of
     // the judges.
@@ -163,17 +163,18 @@ __global__ void __launch_bounds__(kThreads)
     if (item >= p.B * all) return;
     const int64_t task = item / all, i = item % all, k = i - count, at = task * count + i;
     const int64_t s = k >= 0 || plan.by_rows ? i : judged.row(task, i);
-    float* const rows = static_cast<float*>(p.rows);
-    float* const to = plan.by_rows ? rows + item * D
-                      : k < 0      ? plan.judged + at * D
-                                   : rows + (task * p.K + k) * D;
+    const int64_t pitch = row_halves(D);
+    __half* const rows = static_cast<__half*>(p.rows);
+    __half* const to = plan.by_rows ? rows + item * pitch
+                       : k < 0      ? plan.judged + at * pitch
+                                    : rows + (task * p.K + k) * pitch;
     float square = 0;
-    for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
+    for (int64_t d = 4 * (threadIdx.x % 32); d < row_numbers(D); d += 128) {
         const float4 x = k < 0 ? from.row(task, s, d, plan.by_rows) : from.mean(task, k, d);
         square += squared_norm(x);
-        store_row4(to, d, D, from.aligned, x);
+        store_row4(to, d, x);
         if (plan.away == nullptr || k >= 0) continue;
-        store_row4(plan.away + at * D, d, D, from.aligned, from.row(task, s, d, true));
+        store_row4(plan.away + at * pitch, d, from.row(task, s, d, true));
     }
     square = warp_sum(square);
     if (threadIdx.x % 32 != 0) return;
@@ -182,10 +183,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // All offsets, transposed: a block turns 32 x 32 numbers.
-__global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, float* turned) {
+__global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half* turned) {
     __shared__ float tile[32][33];
-    const int64_t S = from.p.S, D = from.p.D, pitch = LikelihoodPlan::turned_pitch(S);
-    const int64_t row_tiles = ceil_div(pitch, int64_t(32)), tiles = ceil_div(D, int64_t(32));
+    const int64_t S = from.p.S, D = from.p.D, pitch = row_halves(S);
+    const int64_t row_tiles = ceil_div(S, int64_t(32)), tiles = ceil_div(D, int64_t(32));
     const int64_t task = blockIdx.x / (row_tiles * tiles);
     const int64_t row0 = blockIdx.x / tiles % row_tiles * 32, d0 = blockIdx.x % tiles * 32;
     const int quad = threadIdx.x % 8, place = threadIdx.x / 8;
@@ -194,9 +195,10 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, float* 
 #pragma unroll
     for (int i = 0; i < 4; ++i) tile[4 * quad + i][place] = (&value.x)[i];
     __syncthreads();
-    const int64_t column = row0 + threadIdx.x % 32;
-    for (int i = threadIdx.x / 32; i < 32 && d0 + i < D && column < pitch; i += kWarps) {
-        turned[(task * D + d0 + i) * pitch + column] = tile[i][threadIdx.x % 32];
+    const int first = threadIdx.x % 16 * 2;
+    for (int i = threadIdx.x / 16; i < 32 && d0 + i < D; i += kThreads / 16) {
+        __half* const row = turned + (task * D + d0 + i) * pitch;
+        store_row2(row, row0 + first, tile[i][first], tile[i][first + 1]);
     }
 }
 
@@ -207,10 +209,10 @@ struct AllProducts : ProductSizes {
     LikelihoodParams p;
     LikelihoodPlan plan;
 
-    __device__ const float* row(int64_t task, int64_t r) const {
-        return static_cast<const float*>(p.rows) + (task * rows + r) * depth;
+    __device__ const __half* row(int64_t task, int64_t r) const {
+        return static_cast<const __half*>(p.rows) + (task * rows + r) * 2 * depth;
     }
-    __device__ const float* column(int64_t task, int64_t c) const { return row(task, c); }
+    __device__ const __half* column(int64_t task, int64_t c) const { return row(task, c); }
 
     __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
         const int64_t S = p.S, K = p.K, k = r - S, pitch = factor_columns(S);
@@ -230,11 +232,11 @@ struct JudgedProducts : ProductSizes {
     LikelihoodParams p;
     LikelihoodPlan plan;
 
-    __device__ const float* row(int64_t task, int64_t r) const {
-        return plan.judged + (task * rows + r) * depth;
+    __device__ const __half* row(int64_t task, int64_t r) const {
+        return plan.judged + (task * rows + r) * 2 * depth;
     }
-    __device__ const float* column(int64_t task, int64_t c) const {
-        return static_cast<const float*>(p.rows) + (task * columns + c) * depth;
+    __device__ const __half* column(int64_t task, int64_t c) const {
+        return static_cast<const __half*>(p.rows) + (task * columns + c) * 2 * depth;
     }
     __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
         plan.cross[(task * rows + r) * columns + c] = value;
@@ -243,12 +245,13 @@ struct JudgedProducts : ProductSizes {
 
 // V^T V.
 struct FeatureProducts : ProductSizes {
-    float *turned, *factor;
+    __half* turned;
+    float* factor;
 
-    __device__ const float* row(int64_t task, int64_t r) const {
-        return turned + (task * rows + r) * depth;
+    __device__ const __half* row(int64_t task, int64_t r) const {
+        return turned + (task * rows + r) * 2 * depth;
     }
-    __device__ const float* column(int64_t task, int64_t c) const { return row(task, c); }
+    __device__ const __half* column(int64_t task, int64_t c) const { return row(task, c); }
     __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
         const int64_t pitch = factor_columns(rows);
         factor[(task * pitch + r) * pitch + c] = value;
@@ -260,13 +263,13 @@ struct SolvedProducts : ProductSizes {
     LikelihoodPlan plan;
     Judged judged;
 
-    __device__ const float* row(int64_t task, int64_t r) const {
+    __device__ const __half* row(int64_t task, int64_t r) const {
         const int64_t J = plan.J;
-        if (r < J) return plan.judges + (task * J + r) * depth;
+        if (r < J) return plan.judges + (task * J + r) * 2 * depth;
         return column(task, columns <= J ? r - J : judged.own(task, r - J));
     }
-    __device__ const float* column(int64_t task, int64_t c) const {
-        return plan.factor.classes.to + (task * columns + c) * depth;
+    __device__ const __half* column(int64_t task, int64_t c) const {
+        return plan.factor.classes.to + (task * columns + c) * 2 * depth;
     }
     __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
         plan.solved[(task * rows + r) * columns + c] = value;
@@ -318,11 +321,11 @@ struct LeftOutDistances {
         __syncthreads();
     }
 
-    __device__ float squared_length(const float* z, int64_t row) const {
-        const int64_t pitch = factor_columns(plan.factor.M);
+    __device__ float squared_length(const __half* z, int64_t row) const {
+        const int64_t M = factor_columns(plan.factor.M);
         float sum = 0;
-        for (int64_t m = 4 * (threadIdx.x % 32); m < pitch; m += 128) {
-            sum += squared_norm(load4(z + row * pitch + m));
+        for (int64_t m = 4 * (threadIdx.x % 32); m < M; m += 128) {
+            sum += squared_norm(load_row4(z + row * 2 * M, m));
         }
         return warp_sum(sum);
     }
@@ -431,30 +434,31 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     const int* const chosen = p.every ? nullptr : rows.chosen;
     const Judged judged{chosen, p.labels, p.S, p.K, plan.J};
     plan.factor.judges.units = chosen;
-    const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale, p.rows});
+    const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale});
     const ScaledRows scaled{plan.labelled, aligned};
     const int64_t items = p.B * (p.K + (plan.by_rows ? p.S : plan.J));
     const unsigned blocks = grid_size(ceil_div(items, int64_t(kWarps)));
     scaled_kernel<<<blocks, kThreads, 0, on>>>(scaled, p, plan, judged);
     check_launch("scaled_kernel");
+    const int64_t depth = row_numbers(p.D);
     if (plan.by_rows) {
         const int64_t all = p.S + p.K;
-        launch_product(AllProducts{{all, all, p.D, true}, p, plan}, aligned, p.B, on);
+        launch_product(AllProducts{{all, all, depth, true}, p, plan}, p.B, on);
     } else {
-        launch_product(JudgedProducts{{plan.J, p.K, p.D}, p, plan}, aligned, p.B, on);
+        launch_product(JudgedProducts{{plan.J, p.K, depth}, p, plan}, p.B, on);
     }
     if (p.full && !plan.by_rows) {
-        const int64_t pitch = LikelihoodPlan::turned_pitch(p.S);
-        const int64_t tiles = ceil_div(pitch, int64_t(32)) * ceil_div(p.D, int64_t(32));
+        const int64_t tiles = ceil_div(p.S, int64_t(32)) * ceil_div(p.D, int64_t(32));
         turn_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(scaled, plan.turned);
         check_launch("turn_kernel");
-        const FeatureProducts all{{p.D, p.D, pitch, true}, plan.turned, plan.factor.factor};
-        launch_product(all, true, p.B, on);
+        launch_product(
+            FeatureProducts{{p.D, p.D, row_numbers(p.S), true}, plan.turned, plan.factor.factor},
+            p.B, on);
     }
     if (p.full) {
         launch_factor(plan.factor, device, on);
-        const int64_t pairs = plan.J + plan.class_rows(p.K), depth = factor_columns(plan.factor.M);
-        launch_product(SolvedProducts{{pairs, p.K, depth}, plan, judged}, true, p.B, on);
+        const int64_t rows = plan.J + plan.class_rows(p.K), z = factor_columns(plan.factor.M);
+        launch_product(SolvedProducts{{rows, p.K, z}, plan, judged}, p.B, on);
     }
     const LeftOutDistances source{p, plan, judged, rows.chosen};
     launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, device, on);

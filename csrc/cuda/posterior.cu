@@ -24,18 +24,16 @@ struct PosteriorPlan {
     CoordinatesParams coordinates{};
     AdaptParams adapt{};
     StepParams step{};
-    float* x;                              // [B, Q, D] times the root of the scale
+    __half* x;                             // [B, Q, D'] times the root of the scale
     float *cross, *logits, *gram, *given;  // [B, Q, K], gram [B, Q, Q]
-    float* z;                              // [B, Q, M']
+    float* z;                              // [B, Q, M'] by rows products with offsets; then split
     float *inner, *own;                    // [B, Q, K], [B, Q]
-    float *constant, *total, *factor;      // [B, K], [B, K], [B]
-    bool aligned;
     int64_t bytes;
 
     explicit PosteriorPlan(const PosteriorParams& p) {
         SharedArena arena(p.workspace);
         const int64_t B = p.size.B, Q = p.size.Q, K = p.size.K, D = p.size.D;
-        x = arena.take<float>(B * Q * D);
+        x = arena.take<__half>(B * Q * row_halves(D));
         cross = arena.take<float>(B * Q * K);
         logits = arena.take<float>(B * Q * K);
         inner = logits;  // the logits are not needed after the proportions
@@ -43,13 +41,10 @@ struct PosteriorPlan {
         given = arena.take<float>(B * Q * K);
         z = arena.take<float>(B * Q * factor_columns(p.size.M));
         own = arena.take<float>(B * Q);
-        constant = arena.take<float>(B * K);
-        total = arena.take<float>(B * K);
-        factor = arena.take<float>(B);
         coordinates.B = B, coordinates.N = Q, coordinates.D = D;
         coordinates.shared = p.size.L == 1, coordinates.dtype = p.dtype;
         coordinates.rows = p.query, coordinates.centre = p.centre, coordinates.scale = p.scale;
-        coordinates.x = x, coordinates.finite = p.finite;
+        coordinates.x = x, coordinates.split = true, coordinates.finite = p.finite;
         adapt.B = B, adapt.Q = Q, adapt.K = K, adapt.dtype = p.dtype;
         adapt.logits = logits;
         adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
@@ -64,12 +59,11 @@ struct PosteriorPlan {
         step.given = given, step.cross = cross, step.inner = inner, step.own = own;
         step.added = p.added;
         step.shots = p.shots, step.squares = p.squares;
-        step.sharpness = factor, step.constant = constant, step.total = total;
-        step.prior = p.concentration;
+        step.sharpness = p.sharpness, step.bias = p.bias;
+        step.proportions = p.proportions, step.concentration = p.concentration;
         step.probabilities = p.probabilities, step.labels = p.labels;
         step.workspace_bytes = workspace_cuda(step, 0);
         step.workspace = arena.take<char>(step.workspace_bytes);
-        aligned = rows_aligned(p.dtype, D, {x, p.rows});
         bytes = arena.used();
     }
 };
@@ -92,13 +86,13 @@ struct ScaledProducts : ProductSizes {
         return last_column >= p.size.N - p.size.K || projected(task) != 0;
     }
 
-    __device__ const float* row(int64_t task, int64_t q) const {
-        return plan.x + (task * rows + q) * depth;
+    __device__ const __half* row(int64_t task, int64_t q) const {
+        return plan.x + (task * rows + q) * 2 * depth;
     }
-    __device__ const float* column(int64_t task, int64_t c) const {
+    __device__ const __half* column(int64_t task, int64_t c) const {
         const int64_t N = p.size.N;
         if (c >= N) return row(task, c - N);
-        return static_cast<const float*>(p.rows) + (likelihood_of(p, task) * N + c) * depth;
+        return static_cast<const __half*>(p.rows) + (likelihood_of(p, task) * N + c) * 2 * depth;
     }
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
         const int64_t K = p.size.K, M = p.size.M, N = p.size.N, k = c - (N - K);
@@ -128,13 +122,13 @@ struct SolvedProducts : ScaledProducts {
         return projected(task) != 0;
     }
 
-    __device__ const float* row(int64_t task, int64_t q) const {
-        return plan.z + (task * rows + q) * depth;
+    __device__ const __half* row(int64_t task, int64_t q) const {
+        return reinterpret_cast<const __half*>(plan.z) + (task * rows + q) * 2 * depth;
     }
-    __device__ const float* column(int64_t task, int64_t c) const {
+    __device__ const __half* column(int64_t task, int64_t c) const {
         const int64_t K = p.size.K;
         if (c >= K) return row(task, c - K);
-        return static_cast<const float*>(p.solved) + (likelihood_of(p, task) * K + c) * depth;
+        return static_cast<const __half*>(p.solved) + (likelihood_of(p, task) * K + c) * 2 * depth;
     }
 
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
@@ -149,30 +143,12 @@ struct SolvedProducts : ScaledProducts {
     }
 };
 
-// Inputs of the late step of a task, from its proportions; one block per task.
-__global__ void __launch_bounds__(kThreads) late_kernel(PosteriorParams p, PosteriorPlan plan) {
-    const int64_t task = blockIdx.x, K = p.size.K, Q = p.size.Q, at = likelihood_of(p, task);
-    const float a = static_cast<const float*>(p.concentration)[task], share = late_share(a);
-    const float f = static_cast<const float*>(p.sharpness)[task];
-    const float mass = float(p.weight) * float(Q) + float(K) * a;
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        const float bias = static_cast<const float*>(p.bias)[task * K + k];
-        const float square = static_cast<const float*>(p.squares)[at * K + k];
-        plan.total[task * K + k] = static_cast<const float*>(p.proportions)[task * K + k] * mass;
-        plan.constant[task * K + k] = (bias + 0.5f * f * square) * share;
-    }
-    if (threadIdx.x == 0) plan.factor[task] = f * share;
-    for (int64_t q = threadIdx.x; q < Q; q += kThreads) {
-        plan.own[task * Q + q] = plan.gram[(task * Q + q) * Q + q];
-    }
-}
-
 constexpr int kInnerRows = 80;     // queries per block, ...
 constexpr int kInnerDepth = 32;    // ... others at a time, ...
 constexpr int kInnerClasses = 64;  // ... and classes, two for each lane
 constexpr int kInnerHeld = kInnerRows / kWarps;
 
-// inner = gram W, where W holds the weights of the queries in the classes.
+// The diagonal of the Gram matrix, and inner = gram W, where W holds the weights of the queries in the classes.
 __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, PosteriorPlan plan) {
     __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
     __shared__ float weights[kInnerDepth][kInnerClasses];
@@ -191,8 +167,10 @@ __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, Post
 #pragma unroll
         for (int i = 0; i < kInnerHeld; ++i) {
             const int64_t q = row0 + warp + i * kWarps, other = first + lane;
-            gram[warp + i * kWarps][lane] =
-                q < Q && other < Q ? plan.gram[(task * Q + q) * Q + other] : 0.0f;
+            const bool there = q < Q && other < Q;
+            const float value = there ? plan.gram[(task * Q + q) * Q + other] : 0.0f;
+            gram[warp + i * kWarps][lane] = value;
+            if (there && q == other) plan.own[task * Q + q] = value;
         }
 #pragma unroll
         for (int i = threadIdx.x / kInnerClasses; i < kInnerDepth; i += kThreads / kInnerClasses) {
@@ -248,18 +226,17 @@ void run_cuda(const PosteriorParams& p, int device, void* stream) {
     const PosteriorPlan plan(p);
     check_cuda(cudaMemsetAsync(p.finite, 1, size_t(B), on), "cudaMemset");
     run_cuda(plan.coordinates, device, stream);
-    launch_product(ScaledProducts{{Q, N + Q, D}, p, plan}, plan.aligned, B, on);
+    launch_product(ScaledProducts{{Q, N + Q, row_numbers(D)}, p, plan}, B, on);
     if (M > 0) {
         const int64_t pitch = factor_columns(M);
         const bool by_rows = N > K;
-        const SolvedRows rows{Q, by_rows ? plan.z : plan.x, nullptr, by_rows ? pitch : D, plan.z};
-        const auto factor = static_cast<const float*>(p.factor);
-        launch_solve(rows, factor, static_cast<const float*>(p.shares), M, B, L, on);
-        launch_product(SolvedProducts{{{Q, K + Q, pitch}, p, plan}}, true, B, on);
+        const auto z = reinterpret_cast<__half*>(plan.z);
+        const SolvedRows rows = by_rows ? SolvedRows{Q, plan.z, false, nullptr, pitch, z}
+                                        : SolvedRows{Q, plan.x, true, nullptr, row_numbers(D), z};
+        launch_solve(rows, p.factor, static_cast<const float*>(p.shares), M, B, L, on);
+        launch_product(SolvedProducts{{{Q, K + Q, pitch}, p, plan}}, B, on);
     }
     run_cuda(plan.adapt, device, stream);
-    late_kernel<<<grid_size(B), kThreads, 0, on>>>(p, plan);
-    check_launch("late_kernel");
     const int64_t tiles = ceil_div(Q, int64_t(kInnerRows)) * ceil_div(K, int64_t(kInnerClasses));
     inner_kernel<<<grid_size(B * tiles), kThreads, 0, on>>>(p, plan);
     check_launch("inner_kernel");

@@ -16,9 +16,9 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 struct Step {
-    const float *given, *cross, *inner, *own, *added;  // [Q, K], own [Q], added may be null
-    const float *shots, *squares, *constant, *total;   // [K]
-    float sharpness, prior, share, weight, trust, temper;
+    const float *given, *cross, *inner, *own, *added;   // [Q, K], own [Q], added may be null
+    const float *shots, *squares, *bias, *proportions;  // [K]
+    float sharpness, prior, share, weight, trust, temper, count;
     float *square, *mass;  // [K] in the workspace
 
     __device__ Step(const StepParams& p, int64_t task) {
@@ -30,11 +30,12 @@ struct Step {
         added = p.added == nullptr ? nullptr : static_cast<const float*>(p.added) + at;
         shots = static_cast<const float*>(p.shots) + shared * p.K;
         squares = static_cast<const float*>(p.squares) + shared * p.K;
-        constant = static_cast<const float*>(p.constant) + task * p.K;
-        total = static_cast<const float*>(p.total) + task * p.K;
+        bias = static_cast<const float*>(p.bias) + task * p.K;
+        proportions = static_cast<const float*>(p.proportions) + task * p.K;
         sharpness = static_cast<const float*>(p.sharpness)[task];
-        prior = static_cast<const float*>(p.prior)[task];
+        prior = static_cast<const float*>(p.concentration)[task];
         share = late_share(prior);
+        count = total_count(p.weight, p.Q, p.K, prior);
         weight = float(p.weight);
         trust = float(trust_of(p.Q, p.K));
         temper = float(p.temper);
@@ -45,19 +46,19 @@ struct Step {
 
 // A class, as needed by the rows of all queries.
 struct StepClass {
-    float shots, square, mass, constant, total;
+    float shots, square, mass, hub, total;
 
     __device__ StepClass() {}
     __device__ StepClass(const Step& s, int64_t k)
-        : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]), constant(s.constant[k]),
-          total(s.total[k]) {}
+        : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]),
+          hub(s.bias[k] + 0.5f * s.sharpness * s.squares[k]), total(s.proportions[k] * s.count) {}
 
     __device__ float logit(const Step& s, int64_t at, float own) const {
         const float u = s.given[at], w = query_weight(u, s.trust);
-        float z =
-            s.sharpness * half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
-        if (s.added != nullptr) z += s.share * s.added[at];
-        return s.temper * (z + constant + logf(fmaxf(total - s.weight * u, s.prior)));
+        const float half = half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
+        float z = s.sharpness * half + hub;
+        if (s.added != nullptr) z += s.added[at];
+        return s.temper * (s.share * z + logf(fmaxf(total - s.weight * u, s.prior)));
     }
 };
 

@@ -1,42 +1,28 @@
-// Products of rows with rows on the tensor cores, with float precision; see common/mma.cuh.
-//
-// Numbers are split as they are read from shared memory. They are at most 1.5 in rows (a feature
-// weighs at most 2) and the root of D + 1 in factors; scaled up, their low halves keep their bits.
+// Products of split rows with one another on the tensor cores, with float precision.
 #pragma once
 
 #include "common/device.cuh"
-#include "common/mma.cuh"
-#include "common/reduce.cuh"
+#include "cuda/split_rows.cuh"
 
 namespace paddle_ext {
 
-constexpr int kDepth = 32, kStages = 3;  // rows are read kDepth numbers at a time, two stages ahead
-constexpr int kStagePitch = kDepth + 8;  // rows begin in different banks
-constexpr float kSplitFactor = 64.0f, kProductFactor = 1.0f / (kSplitFactor * kSplitFactor);
-
-// Two neighbours as halves.
-struct HighLowPair {
-    unsigned high, low;
-
-    __device__ explicit HighLowPair(const float* at) {
-        const float2 x = *reinterpret_cast<const float2*>(at);
-        const float first = x.x * kSplitFactor, second = x.y * kSplitFactor;
-        const __half2 top = __floats2half2_rn(first, second);
-        const float2 back = __half22float2(top);
-        const __half2 rest = __floats2half2_rn(first - back.x, second - back.y);
-        high = *reinterpret_cast<const unsigned*>(&top);
-        low = *reinterpret_cast<const unsigned*>(&rest);
-    }
-};
+// Where a piece of a row is in shared memory, in halves; rows of kWidth numbers.
+template <int kWidth>
+__device__ inline int piece_place(int row, int piece) {
+    const int group = piece / kGroupPieces;
+    return row * 2 * kWidth + group * kGroupHalves +
+           int(piece_offset(row, piece % kGroupPieces)) / int(sizeof(__half));
+}
 
 // A tile of kRows x kColumns results from the view of a thread. A warp has 16 kM x 8 kN of them.
-template <int kM, int kN, int kRowWarps, int kColumnWarps>
+// Rows are read a group of numbers at a time, and all stages but one ahead.
+template <int kM, int kN, int kRowWarps, int kColumnWarps, int kStages = 3>
 struct Tile {
     static constexpr int kRows = 16 * kM * kRowWarps, kColumns = 8 * kN * kColumnWarps;
     static constexpr int kThreads = 32 * kRowWarps * kColumnWarps;
 
-    struct Stages {
-        float rows[kStages][kRows * kStagePitch], columns[kStages][kColumns * kStagePitch];
+    struct alignas(128) Stages {
+        __half rows[kStages][kRows * kGroupHalves], columns[kStages][kColumns * kGroupHalves];
     };
 
     float sum[kM][kN][4] = {};  // in the layout of the tensor cores
@@ -44,7 +30,7 @@ struct Tile {
     __device__ static int row0() { return 16 * kM * (int(threadIdx.x) / 32 / kColumnWarps); }
     __device__ static int column0() { return 8 * kN * (int(threadIdx.x) / 32 % kColumnWarps); }
 
-    // Calls body(r, c, sum) for the results of this thread.
+    // Calls body(r, c, sum, next) for the results of this thread, where `next` is that of c + 1.
     template <typename Body>
     __device__ void for_each(const Body& body) {
         const int lane = threadIdx.x % 32;
@@ -53,45 +39,49 @@ struct Tile {
 #pragma unroll
             for (int n = 0; n < kN; ++n) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    body(row0() + 16 * m + lane / 4 + i / 2 * 8,
-                         column0() + 8 * n + lane % 4 * 2 + i % 2, sum[m][n][i]);
+                for (int i = 0; i < 4; i += 2) {
+                    body(row0() + 16 * m + lane / 4 + i * 4, column0() + 8 * n + lane % 4 * 2,
+                         sum[m][n][i], sum[m][n][i + 1]);
                 }
             }
         }
     }
 
-    // Adds left right^T over some columns, both with this pitch in shared memory.
-    template <int kPitch, int kWidth>
-    __device__ void multiply(const float* left, const float* right) {
+    // Adds left right^T, rows of kWidth numbers, aligned to groups.
+    template <int kWidth>
+    __device__ void multiply(const __half* left, const __half* right) {
+        constexpr unsigned kRowBytes = 4 * kWidth, kLow = 4 * 16;  // to the low parts of a piece
         const int lane = threadIdx.x % 32;
-        const float* const a_at = left + (row0() + lane / 4) * kPitch + lane % 4 * 2;
-        const float* const b_at = right + (column0() + lane / 4) * kPitch + lane % 4 * 2;
+        // What this lane reads for four matrices of 8 x 8: the upper and lower rows, twice; and twice
+        // a piece and the next one.
+        const unsigned rows =
+            shared_address(left) + (row0() + lane % 16) * kRowBytes + piece_offset(lane, lane / 16);
+        const unsigned columns = shared_address(right) +
+                                 (column0() + lane % 8 + lane / 16 * 8) * kRowBytes +
+                                 piece_offset(lane, lane / 8 % 2);
         float part[kM][kN][4] = {};  // see flush_sums
-#pragma unroll 2
+#pragma unroll
         for (int k = 0; k < kWidth; k += 16) {
-            unsigned b[kN][2][2];  // high, low
+            const unsigned group = unsigned(k / kGroup * 4 * kGroup),
+                           flip = unsigned(k % kGroup * 2);
+            unsigned b[2][kN / 2][4];  // high, low
 #pragma unroll
-            for (int n = 0; n < kN; ++n) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const HighLowPair x(b_at + k + n * 8 * kPitch + 8 * i);
-                    b[n][0][i] = x.high, b[n][1][i] = x.low;
-                }
+            for (int n = 0; n < kN / 2; ++n) {
+                const unsigned at = (columns ^ flip) + group + 16 * n * kRowBytes;
+                load_matrices(b[0][n], at);
+                load_matrices(b[1][n], at ^ kLow);
             }
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
+                const unsigned at = (rows ^ flip) + group + 16 * m * kRowBytes;
                 unsigned a[2][4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const HighLowPair x(a_at + k + (16 * m + i % 2 * 8) * kPitch + i / 2 * 8);
-                    a[0][i] = x.high, a[1][i] = x.low;
-                }
+                load_matrices(a[0], at);
+                load_matrices(a[1], at ^ kLow);
 #pragma unroll
                 for (int product = 0; product < 3; ++product) {  // kN sums are in flight
 #pragma unroll
                     for (int n = 0; n < kN; ++n) {
-                        const unsigned (&of_b)[2] = b[n][product == 1];
+                        const unsigned* const of_b = b[product == 1][n / 2] + n % 2 * 2;
                         multiply_add(part[m][n], a[product == 0], of_b[0], of_b[1]);
                     }
                 }
@@ -109,63 +99,56 @@ struct Tile {
         }
     }
 
-    // The pieces of four numbers that this thread copies of each stage of kCount rows, row(r).
-    template <int kCount, bool kAligned>
+    // The pieces that this thread copies of each stage of kCount rows, row(r).
+    template <int kCount>
     struct Copies {
-        static constexpr int kPieces = kCount * (kDepth / 4) / kThreads;
-        static_assert(kPieces * kThreads * 4 == kCount * kDepth && kThreads % (kDepth / 4) == 0);
-        const float* from[kPieces];
-
-        __device__ static int row(int i) {
-            return (int(threadIdx.x) + i * kThreads) / (kDepth / 4);
-        }
-        __device__ static int column() { return int(threadIdx.x) % (kDepth / 4) * 4; }
+        static constexpr int kPieces = kCount * kGroupPieces / kThreads;
+        static_assert(kPieces * kThreads == kCount * kGroupPieces && kThreads % 64 == 0);
+        const __half* from[kPieces];
 
         template <typename Row>
-        __device__ explicit Copies(const Row& row_at) {
-#pragma unroll
-            for (int i = 0; i < kPieces; ++i) from[i] = row_at(row(i));
-        }
-
-        // The stage at column d; zeros beyond `depth`.
-        __device__ void copy(float* to, int64_t d, int64_t depth) const {
-            const int64_t at = d + column();
-            float* const here = to + row(0) * kStagePitch + column();
+        __device__ explicit Copies(const Row& row) {
 #pragma unroll
             for (int i = 0; i < kPieces; ++i) {
-                float* const piece = here + i * (kThreads / (kDepth / 4)) * kStagePitch;
-                if (kAligned) {
-                    copy_async16(shared_address(piece), from[i] + (at < depth ? at : 0),
-                                 at < depth);
-                } else {
-                    for (int j = 0; j < 4; ++j) piece[j] = at + j < depth ? from[i][at + j] : 0.0f;
-                }
+                const int at = int(threadIdx.x) + i * kThreads;
+                from[i] =
+                    row(at / kGroupPieces) + at % kGroupPieces * (kGroupHalves / kGroupPieces);
+            }
+        }
+
+        __device__ void copy(__half* to, int group) const {
+            const int row = int(threadIdx.x) / kGroupPieces,
+                      piece = int(threadIdx.x) % kGroupPieces;
+            const unsigned here = shared_address(to + piece_place<kGroup>(row, piece));
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) {
+                copy_async16(here + i * kThreads * 16, from[i] + group * kGroupHalves, true);
             }
         }
     };
 
-    // Adds the products of rows and columns over their numbers from `begin` to `depth`. Ends with a
-    // barrier, after which the stages are free.
-    template <bool kAligned, typename Row, typename Column>
-    __device__ void add_products(Stages& s, const Row& row, const Column& column, int64_t begin,
-                                 int64_t depth) {
-        const int first = int(begin / kDepth), end = int(ceil_div(depth, int64_t(kDepth)));
-        const Copies<kRows, kAligned> rows(row);
-        const Copies<kColumns, kAligned> columns(column);
-        const auto fetch = [&](int at) {
-            if (at < end) {
-                rows.copy(s.rows[at % kStages], int64_t(at) * kDepth, depth);
-                columns.copy(s.columns[at % kStages], int64_t(at) * kDepth, depth);
+    // Adds the products of rows and columns over their numbers from `begin` to `end`, whole groups.
+    // Ends with a barrier, after which the stages are free.
+    template <typename Row, typename Column>
+    __device__ void add_products(Stages& s, const Row& row, const Column& column, int begin,
+                                 int end) {
+        const Copies<kRows> rows(row);
+        const Copies<kColumns> columns(column);
+        const auto fetch = [&](int group) {
+            if (group < end / kGroup) {
+                rows.copy(s.rows[group % kStages], group);
+                columns.copy(s.columns[group % kStages], group);
             }
             commit_copies();  // even if empty, so that the number in flight is known
         };
-        fetch(first);
-        fetch(first + 1);
-        for (int at = first; at < end; ++at) {
-            wait_copies<1>();
+        const int first = begin / kGroup;
+#pragma unroll
+        for (int ahead = 0; ahead < kStages - 1; ++ahead) fetch(first + ahead);
+        for (int group = first; group < end / kGroup; ++group) {
+            wait_copies<kStages - 2>();
             __syncthreads();  // this stage is full, the previous one free
-            fetch(at + 2);
-            multiply<kStagePitch, kDepth>(s.rows[at % kStages], s.columns[at % kStages]);
+            fetch(group + kStages - 1);
+            multiply<kGroup>(s.rows[group % kStages], s.columns[group % kStages]);
         }
         wait_copies<0>();
         __syncthreads();
@@ -179,8 +162,8 @@ using QueryTile = Tile<5, 2, 1, 4>;  // 80 x 64: 75 queries, common in the field
 
 // A Problem is these sizes of a task, row(task, r), column(task, c) and store(task, r, c, value).
 struct ProductSizes {
-    int64_t rows, columns, depth;
-    bool lower = false;  // only results with c <= r are needed
+    int64_t rows, columns, depth;  // numbers in a row, padded
+    bool lower = false;            // only results with c <= r are needed
 
     // Whether results of a tile are needed, from its last row, first and last column on.
     __device__ bool needs(int64_t, int64_t last_row, int64_t column0, int64_t) const {
@@ -188,9 +171,9 @@ struct ProductSizes {
     }
 };
 
-template <typename T, bool kAligned, typename Problem>
+template <typename T, typename Problem>
 __global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     const int64_t row_tiles = ceil_div(p.rows, int64_t(T::kRows));
     const int64_t column_tiles = ceil_div(p.columns, int64_t(T::kColumns));
     const int64_t task = blockIdx.x / (row_tiles * column_tiles);
@@ -201,17 +184,18 @@ __global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
     const auto column = [&](int c) { return p.column(task, min(column0 + c, p.columns - 1)); };
     T tile;
     auto& stages = *reinterpret_cast<typename T::Stages*>(memory);
-    tile.template add_products<kAligned>(stages, row, column, 0, p.depth);
-    tile.for_each([&](int r, int c, float value) {
+    tile.add_products(stages, row, column, 0, int(p.depth));
+    tile.for_each([&](int r, int c, float value, float next) {
         const int64_t i = row0 + r, j = column0 + c;
-        if (i < p.rows && j < p.columns && !(p.lower && j > i)) p.store(task, i, j, value);
+        const int64_t end = i >= p.rows ? 0 : p.lower ? min(i + 1, p.columns) : p.columns;
+        if (j < end) p.store(task, i, j, value);
+        if (j + 1 < end) p.store(task, i, j + 1, next);
     });
 }
 
 template <typename T, typename Problem>
-void launch_tiles(const Problem& p, bool aligned, int64_t tasks, cudaStream_t stream) {
-    const auto kernel =
-        aligned ? product_kernel<T, true, Problem> : product_kernel<T, false, Problem>;
+void launch_tiles(const Problem& p, int64_t tasks, cudaStream_t stream) {
+    const auto kernel = product_kernel<T, Problem>;
     allow_all_shared(kernel);
     const int64_t tiles =
         ceil_div(p.rows, int64_t(T::kRows)) * ceil_div(p.columns, int64_t(T::kColumns));
@@ -222,11 +206,10 @@ void launch_tiles(const Problem& p, bool aligned, int64_t tasks, cudaStream_t st
 
 // In tiles with less padding.
 template <typename Problem>
-void launch_product(const Problem& p, bool aligned, int64_t tasks, cudaStream_t stream) {
+void launch_product(const Problem& p, int64_t tasks, cudaStream_t stream) {
     const auto padded = [&](int rows) { return round_up(p.rows, int64_t(rows)); };
     const bool wide = padded(WideTile::kRows) <= padded(QueryTile::kRows);
-    wide ? launch_tiles<WideTile>(p, aligned, tasks, stream)
-         : launch_tiles<QueryTile>(p, aligned, tasks, stream);
+    wide ? launch_tiles<WideTile>(p, tasks, stream) : launch_tiles<QueryTile>(p, tasks, stream);
 }
 
 }  // namespace paddle_ext

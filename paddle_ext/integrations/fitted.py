@@ -85,10 +85,10 @@ class FittedAdaptive:
 
     @classmethod
     def of(cls, known: Likelihood, dual: Tensor) -> FittedAdaptive:
-        return cls(arrays(known), array(known.weights), array(dual.double()))
+        return cls(arrays(known.to("cpu")), array(known.weights), array(dual.double()))
 
     def on(self, device: torch.device) -> Likelihood:
-        known = Likelihood(**tensors(self.likelihood, device))
+        known = Likelihood(**tensors(self.likelihood, torch.device("cpu"))).to(device)
         vars(known)["weights"] = on(self.weights, device)
         return known
 

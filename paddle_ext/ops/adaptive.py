@@ -8,25 +8,20 @@ docs/adaptive.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import check
 from ..solution import Solution
-from . import devices, native
-from .backend import takes_reference
-from .operators import allocator, integers, target, warn_of_the_cpu, workspace
-from .pointers import pointer, pointers_to_new
+from . import native
+from .calls import options_of, pointers, run, where_code_is
+from .coordinates import split_kind
+from .operators import integers
+from .pointers import pointer
 
 FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
 CENTRE, SPREAD = 16.0, math.log(2.0)  # the sharpness a priori, and the spread of its logarithm
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 
 class Labelled(NamedTuple):
@@ -58,7 +53,8 @@ class Likelihoods(NamedTuple):
 
     Rows in the coordinates are multiplied by the root of the feature scale first. With a full
     metric, their product is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky
-    factor, see csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64.
+    factor, see csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64. Of
+    `scaled`, `factor` and `solved` these are the shapes as `numbers`; on CUDA they are split.
     """
 
     centre: Tensor  # [B, D]
@@ -73,71 +69,8 @@ class Likelihoods(NamedTuple):
     factor: Tensor | None = None  # [B, M, M] its diagonal blocks of 64 are inverted
     solved: Tensor | None = None  # [B, K, M] Z of the scaled means
     shares: Tensor | None = None  # [B, 3] weight of the full metric, in [0, 1]; plain; projected
-    left_out: Tensor | None = (
-        None  # [B, S, K] squared distances of every row, left out of its class
-    )
-
-
-def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Compute on the CPU for a GPU without code, which no GPU has for float64; results go back."""
-
-    @wraps(function)
-    def run(*arguments: P.args, **options: P.kwargs) -> Result:
-        like: Any = arguments[0]
-        if not like.is_cuda:
-            return function(*arguments, **options)
-        if not takes_reference("auto", like):
-            if devices.has_code_for(like.get_device()):
-                return function(*arguments, **options)
-            warn_of_the_cpu(str(devices.no_code(like.get_device())))
-        near: Any = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
-        found: Result = on(function(*near, **options), like.device)
-        return found
-
-    return run
-
-
-def on(found: Any, device: torch.device) -> Any:
-    """A tensor, None, or a tuple of them, on a device."""
-    if found is None or isinstance(found, Tensor):
-        return found if found is None else found.to(device)
-    if isinstance(found, Solution):
-        moved: Any = {k: x.to(device) for k, x in found._asdict().items() if isinstance(x, Tensor)}
-        return found._replace(**moved)
-    parts = [on(x, device) for x in found]
-    return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-
-
-def run(call: Any, like: Tensor, given: dict[str, int], wanted: dict[str, Any]) -> list[Tensor]:
-    """Make a native call; `wanted` are the shapes of its results, or dtypes and shapes."""
-    new, outputs = allocator(like), []
-    for kind in wanted.values():
-        dtype, shape = kind if isinstance(kind[0], torch.dtype) else (like.dtype, kind)
-        outputs.append(new(shape, strides(shape), dtype))
-    memory = workspace(call.workspace(), like)
-    call.solve(
-        **given,
-        **dict(zip(wanted, pointers_to_new(outputs), strict=True)),
-        workspace=pointer(memory, torch.uint8, memory.shape, like.get_device()),
-        workspace_bytes=memory.numel(),
-    )
-    return outputs
-
-
-@lru_cache(maxsize=256)
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous tensor."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def options_of(like: Tensor) -> dict[str, Any]:
-    return {"target": target(like), "dtype": check.DTYPES[like.dtype]}
-
-
-def pointers(like: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, Any]:
-    """Addresses of tensors of these shapes, in the dtype and on the device of `like`."""
-    dtype, device = like.dtype, like.get_device()
-    return {name: pointer(x, dtype, shape, device) for name, (x, shape) in tensors.items()}
+    # [B, S, K] squared distances of every row, left out of its class
+    left_out: Tensor | None = None
 
 
 @where_code_is
@@ -162,30 +95,6 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "scale": (B, D),
     }
     return Labelled(*run(call, support, given, wanted))
-
-
-@where_code_is
-def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
-    """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.
-
-    A row that equals the centre, up to rounding, becomes zero.
-
-    Examples
-    --------
-    >>> import torch
-    >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
-    tensor([[[1., 0.]]])
-    """
-    B, N, D = rows.shape
-    rows, centre = rows.contiguous(), centre.contiguous()
-    x = allocator(rows)((B, N, D), (N * D, D, 1), rows.dtype)
-    if x.numel():
-        shared = len(centre) == 1
-        call = native.module.coordinates_call(**options_of(rows), B=B, N=N, D=D, shared=shared)
-        shape = (B, N, D)
-        centres = (centre, (1 if shared else B, D))
-        call.solve(**pointers(rows, rows=(rows, shape), centre=centres, x=(x, shape)))
-    return x
 
 
 @where_code_is
@@ -273,7 +182,7 @@ def likelihood(
     wanted: dict[str, Any] = {
         "centre": (B, D),
         "means": (B, K, D),
-        "rows": (B, K + S if full and S < D else K, D),
+        "rows": split_kind(support, B, K + S if full and S < D else K, D),
         "squares": (B, K),
         "bias": (B, K),
         "shots": (B, K),
@@ -282,10 +191,12 @@ def likelihood(
         "scale": (B, D),
     }
     M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
-    optional: dict[str, Any] = (
-        {"factor": (B, M, M), "solved": (B, K, M), "shares": (B, 3)} if full else {}
-    )
-    optional |= {"left_out": (B, S, K)} if every else {}
+    optional: dict[str, Any] = {}
+    if full:
+        optional |= {"factor": split_kind(support, B, M, M), "solved": split_kind(support, B, K, M)}
+        optional |= {"shares": (B, 3)}
+    if every:
+        optional |= {"left_out": (B, S, K)}
     missing = dict.fromkeys({"factor", "solved", "shares", "left_out"} - optional.keys(), 0)
     outputs = run(call, support, missing, wanted | optional)
     found: dict[str, Any] = dict(zip([*wanted, *optional], outputs, strict=True))
@@ -339,10 +250,10 @@ def posterior(
         Whether the queries are plainly finite; False is inconclusive.
     """
     (B, Q, D), (L, K), N = query.shape, shots.shape, scaled.shape[1]
-    bias, sharpness = bias.expand(B, K), sharpness.expand(B)
+    bias, sharpness, device = bias.expand(B, K), sharpness.expand(B), query.get_device()
     full = factor is not None
     M = 0 if factor is None else min(N - K, D) if N > K else D
-    wide = 0 if factor is None else factor.shape[-1]
+    wide = 0 if factor is None else factor.shape[-2]
     # Copies, if any, live as long as the call.
     each = query, centre, scaled, scale, squares, bias, shots, sharpness
     query, centre, scaled, scale, squares, bias, shots, sharpness = (x.contiguous() for x in each)
@@ -359,22 +270,19 @@ def posterior(
         **pointers(
             query,
             added=(added, (B, Q, K)),
-            factor=(factor, (L, wide, wide)),
-            solved=(solved if full else None, (L, K, wide)),
             shares=(shares if full else None, (L, 3)),
             squares=(squares, (L, K)),
             bias=(bias, (B, K)),
             shots=(shots, (L, K)),
             sharpness=(sharpness, (B,)),
         ),
+        factor=pointer(factor, *split_kind(query, L, wide, wide), device),
+        solved=pointer(solved if full else None, *split_kind(query, L, K, wide), device),
     )
     given = pointers(
-        query,
-        query=(query, (B, Q, D)),
-        centre=(centre, (L, D)),
-        rows=(scaled, (L, N, D)),
-        scale=(scale, (L, D)),
+        query, query=(query, (B, Q, D)), centre=(centre, (L, D)), scale=(scale, (L, D))
     )
+    given["rows"] = pointer(scaled, *split_kind(query, L, N, D), device)
     wanted = {
         "labels": (torch.int64, (B, Q)),
         "probabilities": (B, Q, K),

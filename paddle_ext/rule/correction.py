@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.coordinates import as_split
 from ..rows import class_sums, products
 from .likelihood import Likelihood, calibrated, learned, likelihood_of
 from .logistic import Fit, fit
@@ -125,11 +126,13 @@ def reweighted(
     means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
     squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
-    scaled = torch.cat([likelihood.scaled[:, :-K], means * likelihood.scale.sqrt().unsqueeze(1)], 1)
+    moved = as_split(means * likelihood.scale.sqrt().unsqueeze(1))
+    scaled = torch.cat([likelihood.scaled[:, :-K], moved], 1)
     solved = likelihood.solved
-    if solved is not None and likelihood.projection is not None:
+    if likelihood.factor is not None and likelihood.projection is not None:
         found = products(means, likelihood.projection[0])
-        solved = torch.nn.functional.pad(found, (0, solved.shape[-1] - found.shape[-1]))
+        pad = (0, likelihood.factor.shape[1] - found.shape[-1])
+        solved = as_split(torch.nn.functional.pad(found, pad))
     return replace(
         likelihood,
         prototypes=means,

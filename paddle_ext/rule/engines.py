@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..ops.adaptive import on
 from ..ops.backend import takes_reference
+from ..ops.calls import on
 from ..ops.large.fixed import is_large
 from ..ops.large.group import ALONE, Group
 from ..ops.large.sources import Rows, TensorRows

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.adaptive import coordinates
+from ..ops.coordinates import coordinates
 from ..ops.large.class_sums import Part, sums_by_class
 from ..ops.large.coordinates import check_summable
 from ..ops.large.fixed import RowResults, classify_rows, iterate_dual

@@ -21,10 +21,10 @@ from ..ops.adaptive import (
     FACTOR_BLOCK,
     Labelled,
     Likelihoods,
-    coordinates,
     labelled,
     likelihood,
 )
+from ..ops.coordinates import as_split, coordinates, numbers
 from ..rows import laid_out, products
 from .hubs import one_shot_hubs
 
@@ -79,9 +79,9 @@ class Likelihood:
         if self.factor is None or self.shares is None:
             return None
         root = self.scale.sqrt()
-        offsets = self.scaled[:, : -self.bias.shape[1]]
+        offsets = numbers(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
         right = offsets * root.unsqueeze(1) if offsets.shape[1] else torch.diag_embed(root)
-        return solved_by(self.factor, right), self.shares[:, 2]
+        return solved_by(numbers(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
 
     def task(self, number: int) -> Likelihood:
         """The likelihood of one task, [1, ..]."""
@@ -93,7 +93,16 @@ class Likelihood:
 
     def to(self, device: torch.device | str) -> Likelihood:
         moved: Any = {name: x.to(device) for name, x in self.tensors().items()}
+        for name, width in self.widths().items():
+            moved[name] = as_split(numbers(getattr(self, name), width).to(device))
         return replace(self, **moved)
+
+    def widths(self) -> dict[str, int]:
+        """How many numbers the rows have that are split on CUDA."""
+        found = {"scaled": self.scale.shape[-1]}
+        if self.factor is not None:
+            found |= dict.fromkeys(("factor", "solved"), self.factor.shape[1])
+        return found
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of the fields that are tensors."""
@@ -236,7 +245,7 @@ def one_shot(data: Labelled, R: int) -> Likelihood:
     return Likelihood(
         centre=data.centre,
         prototypes=means,
-        scaled=means,
+        scaled=as_split(means),
         squares=squares,
         bias=bias,
         shots=data.shots,

@@ -13,10 +13,10 @@ from paddle_ext import _native, build_info, reference
 from paddle_ext.ops.adaptive import (
     Labelled,
     calibrate,
-    coordinates,
     labelled,
     likelihood,
 )
+from paddle_ext.ops.coordinates import coordinates
 from paddle_ext.reference.adaptive import (
     Judged,
     Rows,
@@ -31,7 +31,12 @@ from paddle_ext.reference.adaptive import Likelihood as SpecifiedLikelihood
 from paddle_ext.reference.adaptive import likelihood as specified_likelihood
 from paddle_ext.reference.adaptive import posterior as specified_posterior
 from paddle_ext.rows import unit_rows
-from paddle_ext.rule.likelihood import Likelihood, calibrated, how_many_calibrate
+from paddle_ext.rule.likelihood import (
+    Likelihood,
+    calibrated,
+    how_many_calibrate,
+    likelihood_of,
+)
 from paddle_ext.rule.small import solve_small
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -272,8 +277,8 @@ def learned(problem: Problem, full: bool) -> Likelihood:
 
 def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:
     """One of the native likelihoods in the form of the specification, in float64."""
-    one = known.task(b)
-    one = replace(one, **{name: x.cpu().double() for name, x in one.tensors().items()})
+    one = known.task(b).to("cpu")
+    one = replace(one, **{name: x.double() for name, x in one.tensors().items()})
     metric = one.diagonal[0].diag()
     if one.projection is not None:
         P, projected = one.projection[0][0], one.projection[1]
@@ -328,6 +333,19 @@ def test_likelihood_and_posterior(place: Place, shape: Shape, shared: bool, full
     Q, K, D, shots = shape
     problem = make_problem(B=3, Q=Q, K=K, D=D, shots=shots, lead=1.0, seed=K, shared=shared)
     assert_solved(problem, place, full)
+
+
+@pytest.mark.parametrize("shots", [(1, 1), (4, 4), (20, 20)])
+def test_likelihoods_move_between_devices(place: Place, shots: tuple[int, int]) -> None:
+    """Rows are split into halves on CUDA, and plain on the CPU."""
+    problem = place.put(make_problem(B=2, Q=20, K=5, D=33, shots=shots, lead=2.0, seed=0))
+    known = likelihood_of(problem.support, problem.support_labels, 5)
+    want, _ = solve_small(known, problem.query, None, max_iter=STEPS, tol=0.0)
+    away = known.to("cpu")
+    found, _ = solve_small(away, problem.query.cpu(), None, max_iter=STEPS, tol=0.0)
+    assert gap(found.probabilities, want.probabilities) < 1e-4
+    back, _ = solve_small(away.to(place.device), problem.query, None, max_iter=STEPS, tol=0.0)
+    assert gap(back.probabilities, want.probabilities) < 1e-5
 
 
 def test_a_task_does_not_depend_on_its_batch(place: Place) -> None:
