@@ -81,8 +81,6 @@ void run_cpu(const AssignParams& p, int threads) {
         });
 }
 
-int64_t workspace_cpu(const LateParams&, int) { return 0; }
-
 void run_cpu(const LateParams& p, int threads) {
     const int at = precision(p.dtype, "products");
     const AssignKernels& level = cpu_kernels().assign;

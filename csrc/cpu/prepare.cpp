@@ -228,8 +228,6 @@ void run_cpu(const PlaceParams& p, int threads) {
     });
 }
 
-int64_t workspace_cpu(const SlopeParams&, int) { return 0; }
-
 void run_cpu(const SlopeParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
 }
@@ -258,8 +256,6 @@ void move_class(const MoveParams& p, int64_t at) {
 }
 
 }  // namespace
-
-int64_t workspace_cpu(const MoveParams&, int) { return 0; }
 
 void run_cpu(const MoveParams& p, int threads) {
     require(p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64,

@@ -74,8 +74,6 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
 
 }  // namespace
 
-int64_t workspace_cuda(const DualParams&, int) { return 0; }
-
 void run_cuda(const DualParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     dual_kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
