@@ -15,7 +15,8 @@ struct AdaptTask {
         Range<T>::kMinusInfinity / 2;  // still finite after subtracting any offset
 
     Arena& arena;
-    int64_t Q, K, Kp = round_up(K, Simd<float>::kLanes);
+    const AdaptParams& p;
+    int64_t Q = p.Q, K = p.K, Kp = round_up(K, Simd<float>::kLanes);
     const T* logits = nullptr;     // [Q, K]
     T* likelihood = nullptr;       // [Q, K]  A, and at the end the probabilities
     T* offset = arena.take<T>(Q);  // largest logit of a row
@@ -178,7 +179,7 @@ static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
 template <typename T>
 static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
-    AdaptTask<T> t{arena, p.Q, p.K};
+    AdaptTask<T> t{arena, p};
     t.logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
     t.likelihood = static_cast<T*>(p.probabilities) + task * t.Q * t.K;
     const double K = double(t.K), total = p.weight * double(t.Q);
@@ -211,13 +212,6 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 
     p.iterations[task] = iteration;
 }
 
-template <typename T>
-static int64_t adapt_scratch_bytes(const AdaptParams& p) {
-    Arena arena;
-    AdaptTask<T>{arena, p.Q, p.K};
-    return arena.used();
-}
-
 static Work adapt_work(const AdaptParams& p) {
     const double iterations = p.max_iter < 20 ? p.max_iter : 20;  // typical for a task
     const double entries = double(p.Q) * double(p.K);
@@ -229,6 +223,6 @@ static Work adapt_work(const AdaptParams& p) {
 constexpr TaskKernels<AdaptParams> kAdaptKernels = {
     "logits",
     adapt_work,
-    {adapt_scratch_bytes<float>, adapt_scratch_bytes<double>},
+    {bytes_of<AdaptTask<float>>, bytes_of<AdaptTask<double>>},
     {adapt_task<float>, adapt_task<double>},
 };

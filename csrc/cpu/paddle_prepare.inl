@@ -77,7 +77,8 @@ static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSi
 template <typename T>
 struct SupportSummary {
     Arena& arena;
-    const PaddleSizes& n;
+    const PaddleParams& p;
+    const PaddleSizes& n = p.size;
     T* shift = arena.take<T>(n.D);
     T* sums = arena.take<T>(n.K * n.D);
     double* count = arena.take<double>(n.K);
@@ -101,7 +102,7 @@ static void summarise_support(const PaddleCall& call) {
     const PaddleParams& p = *call.params;
     const auto& n = p.size;
     Arena arena(call.support_summary);
-    SupportSummary<T> summary{arena, n};
+    SupportSummary<T> summary{arena, p};
     const auto row = support_rows<T>(p, 0);
     const bool unit_norm = p.scaling == Scaling::kAuto;
     const T norm = unit_norm ? inverse_norm(row(0), n.D) : T(1);
@@ -249,7 +250,7 @@ static void scale_sums(const PaddleCall& call, int64_t task, int64_t Qp, Prepare
     const auto& n = p.size;
     if (n.support_shared) {
         Arena arena(call.support_summary);
-        const SupportSummary<T> summary{arena, n};
+        const SupportSummary<T> summary{arena, p};
         for (int64_t k = 0; k < n.K; ++k) {
             const T shots = T(summary.count[k]);
             out.count[k] = summary.count[k];

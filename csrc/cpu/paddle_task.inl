@@ -97,13 +97,6 @@ static int64_t paddle_scratch_bytes(const PaddleParams& p) {
 }
 
 template <typename T>
-static int64_t paddle_summary_bytes(const PaddleParams& p) {
-    Arena arena;
-    SupportSummary<T>{arena, p.size};
-    return arena.used();
-}
-
-template <typename T>
 static void paddle_task(const PaddleCall& call, int64_t task_number, void* scratch) {
     const PaddleParams& p = *call.params;
     const int64_t Qp = padded_queries<T>(p.size);
@@ -130,7 +123,7 @@ static void paddle_task(const PaddleCall& call, int64_t task_number, void* scrat
 
 constexpr PaddleKernels kPaddleKernels = {
     {paddle_scratch_bytes<float>, paddle_scratch_bytes<double>},
-    {paddle_summary_bytes<float>, paddle_summary_bytes<double>},
+    {bytes_of<SupportSummary<float>>, bytes_of<SupportSummary<double>>},
     {summarise_support<float>, summarise_support<double>},
     {paddle_task<float>, paddle_task<double>},
 };

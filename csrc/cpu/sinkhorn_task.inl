@@ -13,7 +13,8 @@ struct SinkhornTask {
     static constexpr int64_t kTerms = 256;
 
     Arena& arena;
-    int64_t Q, K, Qp = round_up(Q, kRows), Kp = round_up(K, Simd<T>::kLanes);
+    const SinkhornParams& p;
+    int64_t Q = p.Q, K = p.K, Qp = round_up(Q, kRows), Kp = round_up(K, Simd<T>::kLanes);
     T* m = arena.take<T>(Qp * Kp);
     T* row_mass = arena.take<T>(Qp);  // normalised to a total of 1, like all masses here
     T* col_mass = arena.take<T>(Kp);
@@ -297,16 +298,9 @@ static void write_plan(const SinkhornTask<T>& s, double total, T* plan) {
 }
 
 template <typename T>
-static int64_t sinkhorn_scratch_bytes(const SinkhornParams& p) {
-    Arena arena;
-    SinkhornTask<T>{arena, p.Q, p.K};
-    return arena.used();
-}
-
-template <typename T>
 static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
-    SinkhornTask<T> s{arena, p.Q, p.K};
+    SinkhornTask<T> s{arena, p};
     const T* cost = static_cast<const T*>(p.cost) + task * p.Q * p.K;
     const T* row_mass = static_cast<const T*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
     const T* col_mass = static_cast<const T*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
@@ -367,6 +361,6 @@ static Work sinkhorn_work(const SinkhornParams& p) {
 constexpr TaskKernels<SinkhornParams> kSinkhornKernels = {
     "cost",
     sinkhorn_work,
-    {sinkhorn_scratch_bytes<float>, sinkhorn_scratch_bytes<double>},
+    {bytes_of<SinkhornTask<float>>, bytes_of<SinkhornTask<double>>},
     {sinkhorn_task<float>, sinkhorn_task<double>},
 };
