@@ -31,168 +31,111 @@ void add_target(py::module_& module) {
 
 void add_paddle(py::module_& module) {
     using P = PaddleParams;
-    constexpr auto p = &Call<P>::params;
     constexpr auto n = &P::size;
-    CallKeywords<Call<P>> all("paddle", "solve");
-    all.make.add<p, &P::dtype>("dtype").add<p, n>("sizes");
-    all.make.add<p, n, &PaddleSizes::support_shared>("support_shared").add<p, &P::lam>("lam");
-    all.make.add<p, &P::scaling>("scaling").add<p, &P::temperature>("temperature");
-    all.make.add<p, &P::epsilon>("epsilon").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
-    all.workspace.add<p, &P::prototypes>("prototypes");
-    all.run.add<p, &P::support>("support").add<p, &P::support_labels>("support_labels");
-    all.run.add<p, &P::query>("query").add<p, &P::support_index>("support_index");
-    all.run.add<p, &P::query_index>("query_index").add<p, &P::labels>("labels");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::proportions>("proportions");
-    all.run.add<p, &P::dual>("dual").add<p, &P::iterations>("iterations");
-    all.run.add<p, &P::criterion>("criterion").add<p, &P::prototypes>("prototypes");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("paddle", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype);
+    all.make.add_as<n>("sizes").add_as<n, &PaddleSizes::support_shared>("support_shared");
+    PADDLE_EXT_FIELDS(all.make, &P::lam, &P::scaling, &P::temperature, &P::epsilon, &P::max_iter,
+                      &P::tol);
+    PADDLE_EXT_FIELDS(all.workspace, &P::prototypes);
+    PADDLE_EXT_FIELDS(all.run, &P::support, &P::support_labels, &P::query, &P::support_index,
+                      &P::query_index, &P::labels, &P::probabilities, &P::proportions, &P::dual,
+                      &P::iterations, &P::criterion, &P::prototypes);
     add_call(module, "PaddleCall", all);
 }
 
 void add_sinkhorn(py::module_& module) {
     using P = SinkhornParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("sinkhorn", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
-    all.make.add<p, &P::row_mass_shared>("row_mass_shared");
-    all.make.add<p, &P::col_mass_shared>("col_mass_shared").add<p, &P::sharpness>("sharpness");
-    all.make.add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
-    all.run.add<p, &P::cost>("cost")
-        .add<p, &P::row_mass>("row_mass")
-        .add<p, &P::col_mass>("col_mass");
-    all.run.add<p, &P::plan>("plan").add<p, &P::iterations>("iterations");
-    all.run.add<p, &P::residual>("residual").add<p, &P::workspace>("workspace");
-    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("sinkhorn", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::Q, &P::K, &P::row_mass_shared,
+                      &P::col_mass_shared, &P::sharpness, &P::max_iter, &P::tol);
+    PADDLE_EXT_FIELDS(all.run, &P::cost, &P::row_mass, &P::col_mass, &P::plan, &P::iterations,
+                      &P::residual);
     add_call(module, "SinkhornCall", all);
 }
 
 void add_values(py::module_& module) {
     using P = ValuesParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("values", "check");
-    all.make.add<p, &P::dtype>("dtype").add<p, &P::B>("B").add<p, &P::S>("S");
-    all.make.add<p, &P::most>("most").add<p, &P::counts>("counts");
-    all.run.add<p, &P::labels>("labels").add<p, &P::numbers>("numbers").add<p, &P::found>("found");
+    CallKeywords<P> all("values", "check");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::most, &P::counts);
+    PADDLE_EXT_FIELDS(all.run, &P::labels, &P::numbers, &P::found);
     add_call(module, "ValuesCall", all);
 }
 
 void add_tim(py::module_& module) {
     using P = TimParams;
     using N = TimSizes;
-    constexpr auto p = &Call<P>::params;
     constexpr auto n = &P::size;
-    CallKeywords<Call<P>> all("tim", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, n, &N::B>("B").add<p, n, &N::Q>("Q").add<p, n, &N::S>("S");
-    all.make.add<p, n, &N::K>("K").add<p, n, &N::D>("D");
-    all.make.add<p, n, &N::support_shared>("support_shared");
-    all.make.add<p, &P::solver>("solver").add<p, &P::normalize>("normalize");
-    all.make.add<p, &P::temperature>("temperature").add<p, &P::weight>("weights");
-    all.make.add<p, &P::alpha>("alphas").add<p, &P::learning_rate>("learning_rate");
-    all.make.add<p, &P::max_iter>("max_iter");
-    all.run.add<p, &P::support>("support").add<p, &P::support_labels>("support_labels");
-    all.run.add<p, &P::query>("query").add<p, &P::labels>("labels");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::prototypes>("prototypes");
-    all.run.add<p, &P::losses>("losses").add<p, &P::workspace>("workspace");
-    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("tim", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype);
+    all.make.add_as<n, &N::B>("B").add_as<n, &N::Q>("Q").add_as<n, &N::S>("S");
+    all.make.add_as<n, &N::K>("K").add_as<n, &N::D>("D");
+    all.make.add_as<n, &N::support_shared>("support_shared");
+    PADDLE_EXT_FIELDS(all.make, &P::solver, &P::normalize, &P::temperature);
+    all.make.add_as<&P::weight>("weights").add_as<&P::alpha>("alphas");
+    PADDLE_EXT_FIELDS(all.make, &P::learning_rate, &P::max_iter);
+    PADDLE_EXT_FIELDS(all.run, &P::support, &P::support_labels, &P::query, &P::labels,
+                      &P::probabilities, &P::prototypes, &P::losses);
     add_call(module, "TimCall", all);
 }
 
 void add_adapt(py::module_& module) {
     using P = AdaptParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("adapt", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K");
-    all.make.add<p, &P::weight>("weight").add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
-    all.run.add<p, &P::logits>("logits").add<p, &P::labels>("labels");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::proportions>("proportions");
-    all.run.add<p, &P::dual>("dual").add<p, &P::iterations>("iterations");
-    all.run.add<p, &P::criterion>("criterion").add<p, &P::concentration>("concentration");
-    all.run.add<p, &P::bound>("bound").add<p, &P::workspace>("workspace");
-    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("adapt", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::Q, &P::K, &P::weight, &P::max_iter, &P::tol);
+    PADDLE_EXT_FIELDS(all.run, &P::logits, &P::labels, &P::probabilities, &P::proportions, &P::dual,
+                      &P::iterations, &P::criterion, &P::concentration, &P::bound);
     add_call(module, "AdaptCall", all);
 }
 
 void add_calibrate(py::module_& module) {
     using P = CalibrateParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("calibrate", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::R>("R").add<p, &P::K>("K");
-    all.make.add<p, &P::centre>("centre").add<p, &P::spread>("spread");
-    all.run.add<p, &P::distances>("distances").add<p, &P::labels>("labels");
-    all.run.add<p, &P::count>("count").add<p, &P::sharpness>("sharpness");
-    all.run.add<p, &P::objective>("objective").add<p, &P::drawn>("drawn");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("calibrate", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::R, &P::K, &P::centre, &P::spread);
+    PADDLE_EXT_FIELDS(all.run, &P::distances, &P::labels, &P::count, &P::sharpness, &P::objective,
+                      &P::drawn);
     add_call(module, "CalibrateCall", all);
 }
 
 void add_labelled(py::module_& module) {
     using P = LabelledParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("labelled", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::R>("R");
-    all.run.add<p, &P::support>("support").add<p, &P::labels>("labels");
-    all.run.add<p, &P::first>("first").add<p, &P::second>("second");
-    all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::shots>("shots");
-    all.run.add<p, &P::own>("own").add<p, &P::judging>("judging").add<p, &P::scale>("scale");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("labelled", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::K, &P::D, &P::R);
+    PADDLE_EXT_FIELDS(all.run, &P::support, &P::labels, &P::first, &P::second, &P::centre,
+                      &P::means, &P::shots, &P::own, &P::judging, &P::scale);
     add_call(module, "LabelledCall", all);
 }
 
 void add_coordinates(py::module_& module) {
     using P = CoordinatesParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("coordinates", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
-    all.make.add<p, &P::shared>("shared").add<p, &P::split>("split");
-    all.run.add<p, &P::rows>("rows").add<p, &P::centre>("centre").add<p, &P::x>("x");
+    CallKeywords<P> all("coordinates", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::D, &P::shared, &P::split);
+    PADDLE_EXT_FIELDS(all.run, &P::rows, &P::centre, &P::x);
     add_call(module, "CoordinatesCall", all);
 }
 
 void add_likelihood(py::module_& module) {
     using P = LikelihoodParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("likelihood", "solve");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::R>("R").add<p, &P::full>("full").add<p, &P::every>("every");
-    all.make.add<p, &P::prior_sharpness>("prior_sharpness").add<p, &P::spread>("spread");
-    all.make.add<p, &P::support>("support").add<p, &P::labels>("labels");
-    all.run.add<p, &P::centre>("centre").add<p, &P::means>("means").add<p, &P::rows>("rows");
-    all.run.add<p, &P::squares>("squares").add<p, &P::bias>("bias").add<p, &P::shots>("shots");
-    all.run.add<p, &P::sharpness>("sharpness").add<p, &P::finite>("finite");
-    all.run.add<p, &P::scale>("scale").add<p, &P::factor>("factor");
-    all.run.add<p, &P::solved>("solved").add<p, &P::shares>("shares");
-    all.run.add<p, &P::left_out>("left_out");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("likelihood", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::K, &P::D, &P::R, &P::full, &P::every,
+                      &P::prior_sharpness, &P::spread, &P::support, &P::labels);
+    PADDLE_EXT_FIELDS(all.run, &P::centre, &P::means, &P::rows, &P::squares, &P::bias, &P::shots,
+                      &P::sharpness, &P::finite, &P::scale, &P::factor, &P::solved, &P::shares,
+                      &P::left_out);
     add_call(module, "LikelihoodCall", all);
 }
 
 void add_posterior(py::module_& module) {
     using P = PosteriorParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("posterior", "solve");
-    all.make.add<p, &P::dtype>("dtype").add<p, &P::size>("sizes");
-    all.make.add<p, &P::weight>("weight").add<p, &P::temper>("temper");
-    all.make.add<p, &P::max_iter>("max_iter").add<p, &P::tol>("tol");
-    all.make.add<p, &P::added>("added").add<p, &P::factor>("factor").add<p, &P::solved>("solved");
-    all.make.add<p, &P::shares>("shares").add<p, &P::squares>("squares");
-    all.make.add<p, &P::bias>("bias").add<p, &P::shots>("shots");
-    all.make.add<p, &P::sharpness>("sharpness");
-    all.run.add<p, &P::query>("query").add<p, &P::centre>("centre").add<p, &P::rows>("rows");
-    all.run.add<p, &P::scale>("scale").add<p, &P::labels>("labels");
-    all.run.add<p, &P::probabilities>("probabilities");
-    all.run.add<p, &P::proportions>("proportions").add<p, &P::dual>("dual");
-    all.run.add<p, &P::iterations>("iterations").add<p, &P::criterion>("criterion");
-    all.run.add<p, &P::concentration>("concentration").add<p, &P::bound>("bound");
-    all.run.add<p, &P::finite>("finite").add<p, &P::workspace>("workspace");
-    all.run.add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("posterior", "solve");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype);
+    all.make.add_as<&P::size>("sizes");
+    PADDLE_EXT_FIELDS(all.make, &P::weight, &P::temper, &P::max_iter, &P::tol, &P::added,
+                      &P::factor, &P::solved, &P::shares, &P::squares, &P::bias, &P::shots,
+                      &P::sharpness);
+    PADDLE_EXT_FIELDS(all.run, &P::query, &P::centre, &P::rows, &P::scale, &P::labels,
+                      &P::probabilities, &P::proportions, &P::dual, &P::iterations, &P::criterion,
+                      &P::concentration, &P::bound, &P::finite);
     add_call(module, "PosteriorCall", all);
 }
 
@@ -204,20 +147,12 @@ py::tuple gamma_functions(double x) {
 
 void add_tasks(py::module_& module) {
     using P = TaskParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("tasks", "sample");
-    all.make.add<p, &P::B>("B").add<p, &P::Q>("Q").add<p, &P::K>("K").add<p, &P::M>("M");
-    all.make.add<p, &P::num_classes>("num_classes")
-        .add<p, &P::k_eff>("k_eff")
-        .add<p, &P::shots>("shots");
-    all.make.add<p, &P::sampling>("sampling").add<p, &P::alpha>("alpha").add<p, &P::seed>("seed");
-    all.make.add<p, &P::start>("start");
-    all.run.add<p, &P::labels>("labels").add<p, &P::rows>("rows");
-    all.run.add<p, &P::support_begin>("support_begin").add<p, &P::support_end>("support_end");
-    all.run.add<p, &P::query_begin>("query_begin").add<p, &P::query_end>("query_end");
-    all.run.add<p, &P::support_index>("support_index").add<p, &P::support_labels>("support_labels");
-    all.run.add<p, &P::query_index>("query_index").add<p, &P::query_labels>("query_labels");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("tasks", "sample");
+    PADDLE_EXT_FIELDS(all.make, &P::B, &P::Q, &P::K, &P::M, &P::num_classes, &P::k_eff, &P::shots,
+                      &P::sampling, &P::alpha, &P::seed, &P::start);
+    PADDLE_EXT_FIELDS(all.run, &P::labels, &P::rows, &P::support_begin, &P::support_end,
+                      &P::query_begin, &P::query_end, &P::support_index, &P::support_labels,
+                      &P::query_index, &P::query_labels);
     add_call(module, "TasksCall", all);
 }
 

@@ -9,155 +9,94 @@ namespace {
 
 void add_assign(py::module_& module) {
     using P = AssignParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("assign", "assign");
-    all.make.add<p, &P::dtype>("dtype").add<p, &P::written>("written");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
-    all.make.add<p, &P::stride>("stride").add<p, &P::top>("top");
-    all.make.add<p, &P::normalise>("normalise").add<p, &P::weigh>("weigh");
-    all.make.add<p, &P::squared>("squared");
-    all.run.add<p, &P::products>("products").add<p, &P::length>("length");
-    all.run.add<p, &P::slope>("slope").add<p, &P::bias>("bias");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rest>("rest");
-    all.run.add<p, &P::held>("held").add<p, &P::log_sums>("log_sums");
-    all.run.add<p, &P::top_probabilities>("top_probabilities");
-    all.run.add<p, &P::top_classes>("top_classes").add<p, &P::leads>("leads");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("assign", "assign");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::written, &P::B, &P::N, &P::K, &P::stride, &P::top,
+                      &P::normalise, &P::weigh, &P::squared);
+    PADDLE_EXT_FIELDS(all.run, &P::products, &P::length, &P::slope, &P::bias, &P::probabilities,
+                      &P::rest, &P::held, &P::log_sums, &P::top_probabilities, &P::top_classes,
+                      &P::leads);
     add_call(module, "AssignCall", all);
 }
 
 void add_count(py::module_& module) {
     using P = CountParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("count", "count");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K");
-    all.run.add<p, &P::likelihood>("likelihood").add<p, &P::weights>("weights");
-    all.run.add<p, &P::held>("held").add<p, &P::faint>("faint");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("count", "count");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::K);
+    PADDLE_EXT_FIELDS(all.run, &P::likelihood, &P::weights, &P::held, &P::faint);
     add_call(module, "CountCall", all);
 }
 
 void add_dual(py::module_& module) {
     using P = DualParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("dual", "update");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::K>("K").add<p, &P::prior>("prior");
-    all.make.add<p, &P::total>("total").add<p, &P::weight>("weight");
-    all.make.add<p, &P::epsilon>("epsilon").add<p, &P::tol>("tol");
-    all.make.add<p, &P::dual_weight>("dual_weight");
-    all.run.add<p, &P::held>("held").add<p, &P::away>("away").add<p, &P::unit>("unit");
-    all.run.add<p, &P::base>("base").add<p, &P::bias>("bias").add<p, &P::counts>("counts");
-    all.run.add<p, &P::dual>("dual").add<p, &P::before>("before");
-    all.run.add<p, &P::concentration>("concentration");
-    all.run.add<p, &P::criterion>("criterion").add<p, &P::iterations>("iterations");
-    all.run.add<p, &P::running>("running");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("dual", "update");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::K, &P::prior, &P::total, &P::weight,
+                      &P::epsilon, &P::tol, &P::dual_weight);
+    PADDLE_EXT_FIELDS(all.run, &P::held, &P::away, &P::unit, &P::base, &P::bias, &P::counts,
+                      &P::dual, &P::before, &P::concentration, &P::criterion, &P::iterations,
+                      &P::running);
     add_call(module, "DualCall", all);
 }
 
 void add_late(py::module_& module) {
     using P = LateParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("late", "step");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::N>("N").add<p, &P::K>("K");
-    all.make.add<p, &P::weight>("weight").add<p, &P::trust>("trust").add<p, &P::temper>("temper");
-    all.make.add<p, &P::slope>("slope").add<p, &P::sharper>("sharper").add<p, &P::share>("share");
-    all.make.add<p, &P::prior>("prior");
-    all.run.add<p, &P::products>("products").add<p, &P::added>("added").add<p, &P::own>("own");
-    all.run.add<p, &P::bias>("bias").add<p, &P::square>("square").add<p, &P::mass>("mass");
-    all.run.add<p, &P::constant>("constant").add<p, &P::total>("total");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("late", "step");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::N, &P::K, &P::weight, &P::trust, &P::temper,
+                      &P::slope, &P::sharper, &P::share, &P::prior);
+    PADDLE_EXT_FIELDS(all.run, &P::products, &P::added, &P::own, &P::bias, &P::square, &P::mass,
+                      &P::constant, &P::total);
     add_call(module, "LateCall", all);
 }
 
 void add_sums(py::module_& module) {
     using P = SumsParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("sums", "add");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::threshold>("threshold").add<p, &P::most>("most");
-    all.run.add<p, &P::probabilities>("probabilities").add<p, &P::rows>("rows");
-    all.run.add<p, &P::sums>("sums").add<p, &P::found>("found");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("sums", "add");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::K, &P::D, &P::threshold, &P::most);
+    PADDLE_EXT_FIELDS(all.run, &P::probabilities, &P::rows, &P::sums, &P::found);
     add_call(module, "SumsCall", all);
 }
 
 void add_split(py::module_& module) {
     using P = SplitParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("split", "split");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
-    all.make.add<p, &P::pieces>("pieces").add<p, &P::unit>("unit");
-    all.run.add<p, &P::rows>("rows").add<p, &P::length>("length").add<p, &P::scale>("scale");
-    all.run.add<p, &P::centre>("centre").add<p, &P::metric>("metric").add<p, &P::out>("out");
-    all.run.add<p, &P::own>("own");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("split", "split");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::D, &P::pieces, &P::unit);
+    PADDLE_EXT_FIELDS(all.run, &P::rows, &P::length, &P::scale, &P::centre, &P::metric, &P::out,
+                      &P::own);
     add_call(module, "SplitCall", all);
 }
 
 void add_survey(py::module_& module) {
     using P = SurveyParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("survey", "add");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::N>("N").add<p, &P::D>("D");
-    all.run.add<p, &P::rows>("rows").add<p, &P::length>("length").add<p, &P::sums>("sums");
-    all.run.add<p, &P::squares>("squares").add<p, &P::least>("least").add<p, &P::most>("most");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("survey", "add");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::D);
+    PADDLE_EXT_FIELDS(all.run, &P::rows, &P::length, &P::sums, &P::squares, &P::least, &P::most);
     add_call(module, "SurveyCall", all);
 }
 
 void add_place(py::module_& module) {
     using P = PlaceParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("place", "place");
-    all.make.add<p, &P::rows>("rows").add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::S>("S").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::shared>("shared").add<p, &P::scaling>("scaling");
-    all.make.add<p, &P::total>("total");
-    all.run.add<p, &P::support>("support").add<p, &P::order>("order").add<p, &P::start>("start");
-    all.run.add<p, &P::sums>("sums").add<p, &P::squares>("squares");
-    all.run.add<p, &P::least>("least").add<p, &P::most>("most").add<p, &P::means>("means");
-    all.run.add<p, &P::shots>("shots").add<p, &P::scale>("scale").add<p, &P::centre>("centre");
-    all.run.add<p, &P::unit>("unit").add<p, &P::spread>("spread");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("place", "place");
+    PADDLE_EXT_FIELDS(all.make, &P::rows, &P::dtype, &P::B, &P::S, &P::K, &P::D, &P::shared,
+                      &P::scaling, &P::total);
+    PADDLE_EXT_FIELDS(all.run, &P::support, &P::order, &P::start, &P::sums, &P::squares, &P::least,
+                      &P::most, &P::means, &P::shots, &P::scale, &P::centre, &P::unit, &P::spread);
     add_call(module, "PlaceCall", all);
 }
 
 void add_slope(py::module_& module) {
     using P = SlopeParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("slope", "find");
-    all.make.add<p, &P::B>("B").add<p, &P::scaling>("scaling");
-    all.make.add<p, &P::total>("total").add<p, &P::temperature>("temperature");
-    all.make.add<p, &P::steepest>("steepest");
-    all.run.add<p, &P::unit>("unit").add<p, &P::spread>("spread").add<p, &P::leads>("leads");
-    all.run.add<p, &P::slope>("slope");
-    all.run.add<p, &P::distance_unit>("distance_unit");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("slope", "find");
+    PADDLE_EXT_FIELDS(all.make, &P::B, &P::scaling, &P::total, &P::temperature, &P::steepest);
+    PADDLE_EXT_FIELDS(all.run, &P::unit, &P::spread, &P::leads, &P::slope, &P::distance_unit);
     add_call(module, "SlopeCall", all);
 }
 
 void add_move(py::module_& module) {
     using P = MoveParams;
-    constexpr auto p = &Call<P>::params;
-    CallKeywords<Call<P>> all("move", "move");
-    all.make.add<p, &P::dtype>("dtype");
-    all.make.add<p, &P::B>("B").add<p, &P::K>("K").add<p, &P::D>("D");
-    all.make.add<p, &P::parts>("parts").add<p, &P::width>("width").add<p, &P::pieces>("pieces");
-    all.make.add<p, &P::start>("start").add<p, &P::shots>("shots").add<p, &P::scale>("scale");
-    all.make.add<p, &P::centre>("centre").add<p, &P::factor>("factor");
-    all.make.add<p, &P::slope>("slope");
-    all.run.add<p, &P::sums>("sums").add<p, &P::rest>("rest").add<p, &P::held>("held");
-    all.run.add<p, &P::running>("running").add<p, &P::prototypes>("prototypes");
-    all.run.add<p, &P::before>("before").add<p, &P::away>("away").add<p, &P::base>("base");
-    all.run.add<p, &P::operand>("operand");
-    all.run.add<p, &P::workspace>("workspace").add<p, &P::workspace_bytes>("workspace_bytes");
+    CallKeywords<P> all("move", "move");
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::K, &P::D, &P::parts, &P::width, &P::pieces,
+                      &P::start, &P::shots, &P::scale, &P::centre, &P::factor, &P::slope);
+    PADDLE_EXT_FIELDS(all.run, &P::sums, &P::rest, &P::held, &P::running, &P::prototypes,
+                      &P::before, &P::away, &P::base, &P::operand);
     add_call(module, "MoveCall", all);
 }
 

@@ -8,9 +8,14 @@
 
 namespace paddle_ext {
 
+struct WithWorkspace {
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
 // A block of rows of large tasks: from their products with prototypes to probabilities.
 //   logit = slope length_q product + bias_k
-struct AssignParams {
+struct AssignParams : WithWorkspace {
     int64_t B, N, K;
     int64_t stride;  // numbers per row of the products, of which the first K count
     int64_t top;     // most probable classes reported per row; may be 0
@@ -35,13 +40,10 @@ struct AssignParams {
     int64_t* top_classes;     // [B, N, top]
     double* leads;  // [B, 2]    incremented by the lead of the nearest class over the median one,
                     //           and by the distance of the median one minus the row's squared norm
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Sums of rows by class, when most probabilities are too small to count. CPU only.
-struct SumsParams {
+struct SumsParams : WithWorkspace {
     int64_t B, N, K, D;
     DType dtype;       // of all arrays: float32 or float64
     double threshold;  // smaller probabilities are ignored
@@ -52,14 +54,11 @@ struct SumsParams {
 
     void* sums;      // [B, K, D] added to
     int64_t* found;  // [1]       entries above the threshold; if more than `most`, a lower bound
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // The end of an iteration of large tasks: the dual, the bias of the next logits, and whether a task
 // continues. A stopped task keeps its state.
-struct DualParams {
+struct DualParams : WithWorkspace {
     int64_t B, K;
     DType dtype;  // real
     Prior prior;
@@ -83,14 +82,11 @@ struct DualParams {
     int32_t* iterations;    // [B]
     int32_t* running;       // [B]    1 or 0
     void* bias;             // [B, K] real, with the base
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // One pass over a chunk of rows: what the coordinates of a task depend on. Rows are first made
 // unit-norm if lengths are wanted. NaN makes both extremes NaN.
-struct SurveyParams {
+struct SurveyParams : WithWorkspace {
     int64_t B, N, D;
     DType dtype;  // of the rows; real on the CPU
 
@@ -101,14 +97,11 @@ struct SurveyParams {
     double* squares;  // [B]    incremented by the sum of squares
     void* least;      // [B, D] real, lowered
     void* most;       // [B, D] real, raised
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // The coordinates of tasks, in which numbers are about 1, and their class means:
 //   x = (length_n row / width - mean of the queries) / unit
-struct PlaceParams {
+struct PlaceParams : WithWorkspace {
     int64_t B, S, K, D;
     bool shared;      // one support set for all tasks
     DType rows;       // of the support; float64 on the CPU
@@ -132,13 +125,10 @@ struct PlaceParams {
     void* centre;    // [B, D]    real
     double* unit;    // [B]       a power of two
     double* spread;  // [B]       sum of the squares of the queries, without the width
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // The factor of the logits on products in these coordinates.
-struct SlopeParams {
+struct SlopeParams : WithWorkspace {
     int64_t B;
     Scaling scaling;
     double total;  // number of queries
@@ -151,14 +141,11 @@ struct SlopeParams {
 
     double* slope;          // [B]
     double* distance_unit;  // [B] the size of 1, in units of the scaling
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Prototypes of large tasks: moved by the sums of an iteration, or as they are without sums; as
 // factors of products, and with their part of the logits' bias. A stopped task keeps its own.
-struct MoveParams {
+struct MoveParams : WithWorkspace {
     int64_t B, K, D;
     int64_t parts;   // of the sums of a task
     int64_t width;   // numbers per class in `sums`: D, or 2 D, which are added
@@ -187,9 +174,6 @@ struct MoveParams {
     double* away;   // [B, K]    how far they moved
     double* base;   // [B, K]    their part of the bias
     void* operand;  // [B, K, pieces, D] halves
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,
@@ -197,7 +181,7 @@ struct MoveParams {
 // as high halves, or as high, low and again high halves; or rows that are halves already, twice. In
 // the coordinates of `adaptive` the length is 1 / norm of the row, and x is made unit-norm again.
 // CUDA only.
-struct SplitParams {
+struct SplitParams : WithWorkspace {
     int64_t B, N, D;
     int64_t pieces;  // 1, 3 or 2
     DType dtype;     // of the rows: float16, bfloat16 or float32
@@ -211,15 +195,12 @@ struct SplitParams {
 
     void* out;   // [B, N, pieces, D] float16
     float* own;  // [B, N] of `unit`, or null: sum_d metric_d x_d^2
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // The late step of `adaptive` for a block of rows of one large task; the algebra is in
 // common/step.h. The contribution of other rows to the class sums s_k is known, so rows are
 // independent.
-struct LateParams {
+struct LateParams : WithWorkspace {
     int64_t N, K;
     DType dtype;  // of all arrays: float32 or float64
     double weight, trust, temper;
@@ -238,13 +219,10 @@ struct LateParams {
     const void* mass;      // [K]
     const void* constant;  // [K]
     const void* total;     // [K]
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Stored likelihoods, and the sums of probabilities under class weights.
-struct CountParams {
+struct CountParams : WithWorkspace {
     int64_t B, N, K;
     DType dtype;  // of the likelihoods; float16 or float32, float64 on the CPU
 
@@ -253,19 +231,14 @@ struct CountParams {
 
     double* held;   // [B, K] incremented by the sums of the probabilities
     double* faint;  // [B]    incremented by the number of rows that lost precision
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
-// On the CPU.
+// On the CPU. Calls that need no memory have no function for it: kNeedsMemory in calls.h.
 int64_t workspace_cpu(const AssignParams& p, int threads);
 void run_cpu(const AssignParams& p, int threads);
 int64_t workspace_cpu(const CountParams& p, int threads);
 void run_cpu(const CountParams& p, int threads);
-int64_t workspace_cpu(const DualParams& p, int threads);
 void run_cpu(const DualParams& p, int threads);
-int64_t workspace_cpu(const LateParams& p, int threads);
 void run_cpu(const LateParams& p, int threads);
 int64_t workspace_cpu(const SumsParams& p, int threads);
 void run_cpu(const SumsParams& p, int threads);
@@ -273,9 +246,7 @@ int64_t workspace_cpu(const SurveyParams& p, int threads);
 void run_cpu(const SurveyParams& p, int threads);
 int64_t workspace_cpu(const PlaceParams& p, int threads);
 void run_cpu(const PlaceParams& p, int threads);
-int64_t workspace_cpu(const SlopeParams& p, int threads);
 void run_cpu(const SlopeParams& p, int threads);
-int64_t workspace_cpu(const MoveParams& p, int threads);
 void run_cpu(const MoveParams& p, int threads);
 
 // On CUDA.
@@ -283,19 +254,14 @@ int64_t workspace_cuda(const AssignParams& p, int device);
 void run_cuda(const AssignParams& p, int device, void* stream);
 int64_t workspace_cuda(const CountParams& p, int device);
 void run_cuda(const CountParams& p, int device, void* stream);
-int64_t workspace_cuda(const DualParams& p, int device);
 void run_cuda(const DualParams& p, int device, void* stream);
-int64_t workspace_cuda(const LateParams& p, int device);
 void run_cuda(const LateParams& p, int device, void* stream);
-int64_t workspace_cuda(const SplitParams& p, int device);
 void run_cuda(const SplitParams& p, int device, void* stream);
 int64_t workspace_cuda(const SurveyParams& p, int device);
 void run_cuda(const SurveyParams& p, int device, void* stream);
 int64_t workspace_cuda(const PlaceParams& p, int device);
 void run_cuda(const PlaceParams& p, int device, void* stream);
-int64_t workspace_cuda(const SlopeParams& p, int device);
 void run_cuda(const SlopeParams& p, int device, void* stream);
-int64_t workspace_cuda(const MoveParams& p, int device);
 void run_cuda(const MoveParams& p, int device, void* stream);
 
 }  // namespace paddle_ext

@@ -63,6 +63,16 @@ struct Range<double> {
     static constexpr double kMinusInfinity = -kInfinity;
 };
 
+// The unit of a task in which no coordinate reaches further than this: the power of two above it, or
+// the smallest whose inverse does not overflow; 1 for 0.
+template <typename Real>
+PADDLE_EXT_HD double unit_for(double reach) {
+    int exponent;
+    ::frexp(reach, &exponent);
+    return ::ldexp(1.0,
+                   exponent < Range<Real>::kMinExponent ? Range<Real>::kMinExponent : exponent);
+}
+
 template <typename Real>
 PADDLE_EXT_HD double folded_temperature(double temperature, double factor_squared) {
     return fmin(temperature * factor_squared, Range<Real>::kMaxTemperature);

@@ -46,16 +46,6 @@ PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
     return {width, centre, fmax(most / width - centre, centre - least / width)};
 }
 
-// The unit of a task in which no coordinate reaches further than this: the power of two above it, or
-// the smallest whose inverse does not overflow; 1 for 0.
-template <typename Real>
-PADDLE_EXT_HD double unit_for(double reach) {
-    int exponent;
-    ::frexp(reach, &exponent);
-    return ::ldexp(1.0,
-                   exponent < Range<Real>::kMinExponent ? Range<Real>::kMinExponent : exponent);
-}
-
 // The slope of task `at`, and the unit of its distances.
 PADDLE_EXT_HD void find_slope(const SlopeParams& p, int64_t at) {
     double squared = p.unit[at] * p.unit[at];

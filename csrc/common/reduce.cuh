@@ -10,13 +10,8 @@ namespace paddle_ext {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-__device__ inline float warp_sum(float value) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-    return value;
-}
-
-__device__ inline double warp_sum(double value) {
+template <typename Real>
+__device__ Real warp_sum(Real value) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
     return value;
@@ -24,15 +19,8 @@ __device__ inline double warp_sum(double value) {
 
 __device__ inline int warp_sum(int value) { return __reduce_add_sync(kAllLanes, value); }
 
-__device__ inline float warp_max(float value) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
-    }
-    return value;
-}
-
-__device__ inline double warp_max(double value) {
+template <typename Real>
+__device__ Real warp_max(Real value) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         value = fmax(value, __shfl_xor_sync(kAllLanes, value, step));
@@ -51,7 +39,8 @@ __device__ inline double block_sum(double value, double* scratch) {
     return sum;
 }
 
-__device__ inline double block_max(double value, double* scratch) {
+template <typename Real>
+__device__ Real block_max(Real value, Real* scratch) {
     value = warp_max(value);
     __syncthreads();  // the previous results have been read
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;

@@ -132,11 +132,7 @@ PADDLE_EXT_HD V tim_support_factor(V p, const TimOrder<Real>& order) {
 template <typename Real>
 PADDLE_EXT_HD double tim_unit(double largest, double step) {
     const double reach = fmax(largest, step);
-    if (!(reach > 0) || !(reach < 1e300)) return 1.0;
-    int exponent;
-    ::frexp(reach, &exponent);
-    return ::ldexp(1.0,
-                   exponent < Range<Real>::kMinExponent ? Range<Real>::kMinExponent : exponent);
+    return reach > 0 && reach < 1e300 ? unit_for<Real>(reach) : 1.0;
 }
 
 // A task in units of its largest centred coordinate. Adam's steps do not change if all gradients

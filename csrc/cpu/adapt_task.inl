@@ -14,24 +14,20 @@ struct AdaptTask {
     static constexpr T kLowest =
         Range<T>::kMinusInfinity / 2;  // still finite after subtracting any offset
 
-    int64_t Q, K, Kp;
-    const T* logits;  // [Q, K]
-    T* likelihood;    // [Q, K]  A, and at the end the probabilities
-    T* offset;        // [Q]     largest logit of a row
-    T* e;             // [K]     mean log proportions, ...
-    T most;           //         ... its largest, ...
-    T* g;             // [Kp]    ... and exp(e - most)
-    T* row;           // [Kp]    probabilities of a row
-    T* part;          // [Kp]    sum of A / s over a block of rows
-    double* counts;   // [Kp]
-    double* before;   // [Kp]    counts of the previous iteration
-    double* x;        // [Kp]    argument of the digamma function, then its value
-
-    AdaptTask(Arena& arena, int64_t Q, int64_t K)
-        : Q(Q), K(K), Kp(round_up(K, Simd<float>::kLanes)), logits(nullptr), likelihood(nullptr),
-          offset(arena.take<T>(Q)), e(arena.take<T>(Kp)), most(0), g(arena.take<T>(Kp)),
-          row(arena.take<T>(Kp)), part(arena.take<T>(Kp)), counts(arena.take<double>(Kp)),
-          before(arena.take<double>(Kp)), x(arena.take<double>(Kp)) {}
+    Arena& arena;
+    const AdaptParams& p;
+    int64_t Q = p.Q, K = p.K, Kp = round_up(K, Simd<float>::kLanes);
+    const T* logits = nullptr;     // [Q, K]
+    T* likelihood = nullptr;       // [Q, K]  A, and at the end the probabilities
+    T* offset = arena.take<T>(Q);  // largest logit of a row
+    T* e = arena.take<T>(Kp);      // mean log proportions, ...
+    T most = 0;                    // ... its largest, ...
+    T* g = arena.take<T>(Kp);      // ... and exp(e - most)
+    T* row = arena.take<T>(Kp);    // probabilities of a row
+    T* part = arena.take<T>(Kp);   // sum of A / s over a block of rows
+    double* counts = arena.take<double>(Kp);
+    double* before = arena.take<double>(Kp);  // counts of the previous iteration
+    double* x = arena.take<double>(Kp);       // argument of the digamma function, then its value
 };
 
 template <typename T>
@@ -60,12 +56,6 @@ static void make_weights(AdaptTask<T>& t) {
     for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
         store(t.g + k, vexp<T>(load(t.row + k)));
     }
-}
-
-// s of a row.
-template <typename T>
-static T weighted_sum(const AdaptTask<T>& t, const T* __restrict__ a) {
-    return dot(a, t.g, t.K);
 }
 
 // The probabilities of a query, into t.row, from its logits; returns ln sum_k exp(l_k + e_k).
@@ -98,7 +88,7 @@ static void count_queries(AdaptTask<T>& t, double weight) {
         const int64_t end = std::min(t.Q, first + t.kTerms);
         for (int64_t q = first; q < end; ++q) {
             const T* __restrict__ a = t.likelihood + q * t.K;
-            const T sum = weighted_sum(t, a);
+            const T sum = dot(a, t.g, t.K);
             if (!(sum > t.kFaint)) {
                 exact_row(t, q);
                 for (int64_t k = 0; k < t.K; ++k) t.counts[k] += weight * double(t.row[k]);
@@ -171,7 +161,7 @@ static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
     for (int64_t k = 0; k < t.K; ++k) t.counts[k] = 0;
     for (int64_t q = 0; q < t.Q; ++q) {
         T* const u = t.likelihood + q * t.K;
-        const T sum = weighted_sum(t, u);
+        const T sum = dot(u, t.g, t.K);
         if (sum > t.kFaint) {
             const T share = 1 / sum;
             for (int64_t k = 0; k < t.K; ++k) u[k] *= t.g[k] * share;
@@ -189,7 +179,7 @@ static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
 template <typename T>
 static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
-    AdaptTask<T> t(arena, p.Q, p.K);
+    AdaptTask<T> t{arena, p};
     t.logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
     t.likelihood = static_cast<T*>(p.probabilities) + task * t.Q * t.K;
     const double K = double(t.K), total = p.weight * double(t.Q);
@@ -222,13 +212,6 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 
     p.iterations[task] = iteration;
 }
 
-template <typename T>
-static int64_t adapt_scratch_bytes(const AdaptParams& p) {
-    Arena arena(nullptr);
-    AdaptTask<T>(arena, p.Q, p.K);
-    return arena.used();
-}
-
 static Work adapt_work(const AdaptParams& p) {
     const double iterations = p.max_iter < 20 ? p.max_iter : 20;  // typical for a task
     const double entries = double(p.Q) * double(p.K);
@@ -240,6 +223,6 @@ static Work adapt_work(const AdaptParams& p) {
 constexpr TaskKernels<AdaptParams> kAdaptKernels = {
     "logits",
     adapt_work,
-    {adapt_scratch_bytes<float>, adapt_scratch_bytes<double>},
+    {bytes_of<AdaptTask<float>>, bytes_of<AdaptTask<double>>},
     {adapt_task<float>, adapt_task<double>},
 };

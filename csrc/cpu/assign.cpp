@@ -15,9 +15,8 @@ namespace {
 int64_t parts_of(int64_t N) { return (N + kRowsOfPart - 1) / kRowsOfPart; }
 
 int workers_of(int64_t B, int64_t N, int64_t K, int threads) {
-    const double pays = 16.0 * double(B) * double(N) * double(K) / kWorkOfThread;
-    const double most = std::min<double>(threads, double(B * parts_of(N)));
-    return std::max(1, int(std::min(most, pays)));
+    const double work = 16.0 * double(B) * double(N) * double(K);
+    return paddle_ext::workers_of(B * parts_of(N), work, threads);
 }
 
 // The memory of a call: the sums of all parts, then one row per worker.
@@ -80,8 +79,6 @@ void run_cpu(const AssignParams& p, int threads) {
                 p.leads[task * 2 + i] += sums.leads[i];
         });
 }
-
-int64_t workspace_cpu(const LateParams&, int) { return 0; }
 
 void run_cpu(const LateParams& p, int threads) {
     const int at = precision(p.dtype, "products");

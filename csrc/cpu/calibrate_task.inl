@@ -6,7 +6,7 @@ template <typename T>
 struct CalibrateScratch {
     Arena& arena;
     const CalibrateParams& p;
-    int64_t count;
+    int64_t count = 0;
     int64_t K = p.K, Rp = round_up(p.R, Simd<T>::kPanel);
     T* panels = arena.take<T>(Rp * K);
     T* own = arena.take<T>(Rp);  // distances to the own class
@@ -118,13 +118,6 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     static_cast<T*>(p.objective)[task] = T(entropy + bracket.prior());
 }
 
-template <typename T>
-static int64_t calibrate_scratch_bytes(const CalibrateParams& p) {
-    Arena arena(nullptr);
-    CalibrateScratch<T>{arena, p, 0};
-    return arena.used();
-}
-
 static Work calibrate_work(const CalibrateParams& p) {
     constexpr double kSteps = 8;  // typical; each costs about 20 per distance
     return {p.B, 20.0 * kSteps * double(p.R) * double(p.K), 0};
@@ -133,6 +126,6 @@ static Work calibrate_work(const CalibrateParams& p) {
 constexpr TaskKernels<CalibrateParams> kCalibrateKernels = {
     "distances",
     calibrate_work,
-    {calibrate_scratch_bytes<float>, calibrate_scratch_bytes<double>},
+    {bytes_of<CalibrateScratch<float>>, bytes_of<CalibrateScratch<double>>},
     {calibrate_task<float>, calibrate_task<double>},
 };

@@ -44,8 +44,6 @@ void end_iteration(const DualParams& p, int64_t task) {
 
 }  // namespace
 
-int64_t workspace_cpu(const DualParams&, int) { return 0; }
-
 void run_cpu(const DualParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) {
         if (p.running[task] != 0) end_iteration(p, task);

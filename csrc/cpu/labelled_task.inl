@@ -66,27 +66,23 @@ static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int6
 // One task; its arrays are those of LabelledParams.
 template <typename T>
 struct LabelledTask {
-    int64_t S, K, D, R;
-    const T* support;
-    const int64_t* labels;
-    T *first, *second, *centre, *means, *shots;
-    int64_t* own;
-    T* scale;
-    T* row;           // [D]
-    double* scatter;  // [D]
-    int64_t* order;   // [S] rows by class
-    int64_t* start;   // [K + 1] where each class begins in `order`
-
-    LabelledTask(Arena& arena, const LabelledParams& p, int64_t task)
-        : S(p.S), K(p.K), D(p.D), R(p.R), support(static_cast<const T*>(p.support) + task * S * D),
-          labels(p.labels + task * S), first(static_cast<T*>(p.first) + task * S),
-          second(static_cast<T*>(p.second) + task * S),
-          centre(static_cast<T*>(p.centre) + task * D),
-          means(static_cast<T*>(p.means) + task * K * D),
-          shots(static_cast<T*>(p.shots) + task * K), own(p.own + task * R),
-          scale(static_cast<T*>(p.scale) + task * D), row(arena.take<T>(D)),
-          scatter(arena.take<double>(D)), order(arena.take<int64_t>(S)),
-          start(arena.take<int64_t>(K + 1)) {}
+    Arena& arena;
+    const LabelledParams& p;
+    int64_t task = 0;
+    int64_t S = p.S, K = p.K, D = p.D, R = p.R;
+    const T* support = static_cast<const T*>(p.support) + task * S * D;
+    const int64_t* labels = p.labels + task * S;
+    T* first = static_cast<T*>(p.first) + task * S;
+    T* second = static_cast<T*>(p.second) + task * S;
+    T* centre = static_cast<T*>(p.centre) + task * D;
+    T* means = static_cast<T*>(p.means) + task * K * D;
+    T* shots = static_cast<T*>(p.shots) + task * K;
+    int64_t* own = p.own + task * R;
+    T* scale = static_cast<T*>(p.scale) + task * D;
+    T* row = arena.take<T>(D);
+    double* scatter = arena.take<double>(D);
+    int64_t* order = arena.take<int64_t>(S);      // rows by class
+    int64_t* start = arena.take<int64_t>(K + 1);  // where each class begins in `order`
 
     // The class of a row; -1 for an invalid label, which occurs only without validation.
     int64_t label(int64_t s) const { return labels[s] >= 0 && labels[s] < K ? labels[s] : -1; }
@@ -218,21 +214,11 @@ static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t)
 template <typename T>
 static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
-    const LabelledTask<T> t(arena, p, task);
+    const LabelledTask<T> t{arena, p, task};
     order_rows(t);
     find_centre(t);
     find_means(t);
     p.judging[task] = scale_features(p, t);
-}
-
-template <typename T>
-static int64_t labelled_scratch_bytes(const LabelledParams& p) {
-    Arena arena(nullptr);
-    arena.take<T>(p.D);
-    arena.take<double>(p.D);
-    arena.take<int64_t>(p.S);
-    arena.take<int64_t>(p.K + 1);
-    return arena.used();
 }
 
 static Work labelled_work(const LabelledParams& p) {
@@ -242,6 +228,6 @@ static Work labelled_work(const LabelledParams& p) {
 constexpr TaskKernels<LabelledParams> kLabelledKernels = {
     "support",
     labelled_work,
-    {labelled_scratch_bytes<float>, labelled_scratch_bytes<double>},
+    {bytes_of<LabelledTask<float>>, bytes_of<LabelledTask<double>>},
     {labelled_task<float>, labelled_task<double>},
 };

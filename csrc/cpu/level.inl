@@ -32,6 +32,14 @@ static inline int64_t round_up(int64_t value, int64_t step) {
     return (value + step - 1) / step * step;
 }
 
+// The bytes that a struct takes from its arena.
+template <typename Memory, typename Params>
+static int64_t bytes_of(const Params& p) {
+    Arena arena;
+    Memory{arena, p};
+    return arena.used();
+}
+
 #include "cpu/paddle_task.inl"
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"

@@ -44,8 +44,8 @@ LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p,
     calibrate.sharpness = of_task(p.sharpness, 1);
     calibrate.objective = arena.take<T>(1);
     calibrate.drawn = drawn;
-    labelled_scratch = arena.take<char>(labelled_scratch_bytes<T>(labelled));
-    calibrate_scratch = arena.take<char>(calibrate_scratch_bytes<T>(calibrate));
+    labelled_scratch = arena.take<char>(bytes_of<LabelledTask<T>>(labelled));
+    calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
 }
 
 // Whether every row is plainly finite and has a class, and every class has a row.

@@ -12,39 +12,30 @@
 
 template <typename T>
 struct GramState {
+    Arena& arena;
     int64_t Q, K, Qp;
-    T* gram;        // [Qp/P, Q, P]
-    T* m;           // [K, Qp]
-    T* u;           // [K, Qp]  probabilities as applied to m
-    T* du;          // [K, Qp]
-    T* dm;          // [K, Qp]
-    T* inside;      // [Qp]     1 for a query, 0 for padding
-    T* row_max;     // [Qp]     of the logits
-    T* inverse;     // [Qp]     1 / sum of the row's softmax, 0 for padding
-    T* asleep;      // [Qp]     sum of exp(logit - reference) over the sleeping classes
-    T* reference;   // [Qp]
-    T* asleep_top;  // [Qp]     largest logit of the sleeping classes
-    T* slope;       // [K]      logit = slope * m + bias
-    T* bias;        // [K]
-    double* mass;   // [K]      N_k
-    double* norm;   // [K]      P_k
-    double* held;   // [K]      sum of the applied probabilities
-    T* largest;     // [K]      of the latest probabilities
-    int64_t* live;  // [K]      classes in the softmax
-    int64_t live_count;
-    int64_t* moved;  // [K]
-    const T** from;  // [max(K, Q)]  row pointers of a product
-    T** to;          // [max(K, Q)]
-
-    GramState(Arena& arena, const PaddleSizes& n, int64_t padded)
-        : Q(n.Q), K(n.K), Qp(padded), gram(arena.take<T>(Qp * Q)), m(arena.take<T>(K * Qp)),
-          u(arena.take<T>(K * Qp)), du(arena.take<T>(K * Qp)), dm(arena.take<T>(K * Qp)),
-          inside(arena.take<T>(Qp)), row_max(arena.take<T>(Qp)), inverse(arena.take<T>(Qp)),
-          asleep(arena.take<T>(Qp)), reference(arena.take<T>(Qp)), asleep_top(arena.take<T>(Qp)),
-          slope(arena.take<T>(K)), bias(arena.take<T>(K)), mass(arena.take<double>(K)),
-          norm(arena.take<double>(K)), held(arena.take<double>(K)), largest(arena.take<T>(K)),
-          live(arena.take<int64_t>(K)), live_count(0), moved(arena.take<int64_t>(K)),
-          from(arena.take<const T*>(K > Q ? K : Q)), to(arena.take<T*>(K > Q ? K : Q)) {}
+    T* gram = arena.take<T>(Qp * Q);  // [Qp/P, Q, P]
+    T* m = arena.take<T>(K * Qp);
+    T* u = arena.take<T>(K * Qp);  // probabilities as applied to m
+    T* du = arena.take<T>(K * Qp);
+    T* dm = arena.take<T>(K * Qp);
+    T* inside = arena.take<T>(Qp);   // 1 for a query, 0 for padding
+    T* row_max = arena.take<T>(Qp);  // of the logits
+    T* inverse = arena.take<T>(Qp);  // 1 / sum of the row's softmax, 0 for padding
+    T* asleep = arena.take<T>(Qp);   // sum of exp(logit - reference) over sleeping classes
+    T* reference = arena.take<T>(Qp);
+    T* asleep_top = arena.take<T>(Qp);  // largest logit of the sleeping classes
+    T* slope = arena.take<T>(K);        // logit = slope * m + bias
+    T* bias = arena.take<T>(K);
+    double* mass = arena.take<double>(K);    // N_k
+    double* norm = arena.take<double>(K);    // P_k
+    double* held = arena.take<double>(K);    // sum of the applied probabilities
+    T* largest = arena.take<T>(K);           // of the latest probabilities
+    int64_t* live = arena.take<int64_t>(K);  // classes in the softmax
+    int64_t live_count = 0;
+    int64_t* moved = arena.take<int64_t>(K);
+    const T** from = arena.take<const T*>(std::max(K, Q));  // row pointers of a product
+    T** to = arena.take<T*>(std::max(K, Q));
 };
 
 // G, C = M at the start, and P: the only work that depends on D.

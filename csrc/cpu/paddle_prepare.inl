@@ -76,13 +76,12 @@ static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSi
 // does not cost precision; every task converts it to its own coordinates.
 template <typename T>
 struct SupportSummary {
-    T* shift;       // [D]
-    T* sums;        // [K, D]
-    double* count;  // [K]
-
-    SupportSummary(Arena& arena, const PaddleSizes& n)
-        : shift(arena.take<T>(n.D)), sums(arena.take<T>(n.K * n.D)),
-          count(arena.take<double>(n.K)) {}
+    Arena& arena;
+    const PaddleParams& p;
+    const PaddleSizes& n = p.size;
+    T* shift = arena.take<T>(n.D);
+    T* sums = arena.take<T>(n.K * n.D);
+    double* count = arena.take<double>(n.K);
 };
 
 template <typename T>
@@ -103,7 +102,7 @@ static void summarise_support(const PaddleCall& call) {
     const PaddleParams& p = *call.params;
     const auto& n = p.size;
     Arena arena(call.support_summary);
-    SupportSummary<T> summary(arena, n);
+    SupportSummary<T> summary{arena, p};
     const auto row = support_rows<T>(p, 0);
     const bool unit_norm = p.scaling == Scaling::kAuto;
     const T norm = unit_norm ? inverse_norm(row(0), n.D) : T(1);
@@ -133,18 +132,16 @@ struct Leads {
 // The task in scaled coordinates: queries in panels and class sums, both centred at the query mean.
 template <typename T>
 struct Prepared {
-    T* mean;        // [D]          in the coordinates of the rows (unit-norm ones for "auto")
-    T* scale;       // [D]          factor on a centred row
-    T* norms;       // [Q]          inverse norms of the queries ("auto" only)
-    T* z;           // [Qp/P, D, P] queries
-    T* sums;        // [K, D]
-    double* count;  // [K]          shots
-    double unit;    // one scaled unit, in the units of the reported criterion
-
-    Prepared(Arena& arena, const PaddleSizes& n, int64_t Qp)
-        : mean(arena.take<T>(n.D)), scale(arena.take<T>(n.D)), norms(arena.take<T>(n.Q)),
-          z(arena.take<T>(Qp * n.D)), sums(arena.take<T>(n.K * n.D)),
-          count(arena.take<double>(n.K)), unit(1.0) {}
+    Arena& arena;
+    const PaddleSizes& n;
+    int64_t Qp;
+    T* mean = arena.take<T>(n.D);    // in the coordinates of the rows (unit-norm ones for "auto")
+    T* scale = arena.take<T>(n.D);   // factor on a centred row
+    T* norms = arena.take<T>(n.Q);   // inverse norms of the queries ("auto" only)
+    T* z = arena.take<T>(Qp * n.D);  // queries, [Qp/P, D, P]
+    T* sums = arena.take<T>(n.K * n.D);
+    double* count = arena.take<double>(n.K);  // shots
+    double unit = 1.0;  // one scaled unit, in the units of the reported criterion
 };
 
 template <typename T>
@@ -253,7 +250,7 @@ static void scale_sums(const PaddleCall& call, int64_t task, int64_t Qp, Prepare
     const auto& n = p.size;
     if (n.support_shared) {
         Arena arena(call.support_summary);
-        const SupportSummary<T> summary(arena, n);
+        const SupportSummary<T> summary{arena, p};
         for (int64_t k = 0; k < n.K; ++k) {
             const T shots = T(summary.count[k]);
             out.count[k] = summary.count[k];

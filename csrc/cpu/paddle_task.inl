@@ -91,15 +91,8 @@ template <typename T>
 static int64_t paddle_scratch_bytes(const PaddleParams& p) {
     Arena arena;
     const int64_t Qp = padded_queries<T>(p.size);
-    Prepared<T> task(arena, p.size, Qp);
-    GramState<T> state(arena, p.size, Qp);
-    return arena.used();
-}
-
-template <typename T>
-static int64_t paddle_summary_bytes(const PaddleParams& p) {
-    Arena arena;
-    SupportSummary<T> summary(arena, p.size);
+    Prepared<T>{arena, p.size, Qp};
+    GramState<T>{arena, p.size.Q, p.size.K, Qp};
     return arena.used();
 }
 
@@ -108,10 +101,10 @@ static void paddle_task(const PaddleCall& call, int64_t task_number, void* scrat
     const PaddleParams& p = *call.params;
     const int64_t Qp = padded_queries<T>(p.size);
     Arena arena(scratch);
-    Prepared<T> task(arena, p.size, Qp);
+    Prepared<T> task{arena, p.size, Qp};
     scale_queries(p, task_number, Qp, task);
     scale_sums(call, task_number, Qp, task);
-    GramState<T> state(arena, p.size, Qp);
+    GramState<T> state{arena, p.size.Q, p.size.K, Qp};
     gram_products(task, p.size, state);
     double unit = task.unit;  // one scaled unit, in the coordinates of the scaling
     double temperature = folded_temperature<T>(p.temperature * task.unit, task.unit);
@@ -130,7 +123,7 @@ static void paddle_task(const PaddleCall& call, int64_t task_number, void* scrat
 
 constexpr PaddleKernels kPaddleKernels = {
     {paddle_scratch_bytes<float>, paddle_scratch_bytes<double>},
-    {paddle_summary_bytes<float>, paddle_summary_bytes<double>},
+    {bytes_of<SupportSummary<float>>, bytes_of<SupportSummary<double>>},
     {summarise_support<float>, summarise_support<double>},
     {paddle_task<float>, paddle_task<double>},
 };

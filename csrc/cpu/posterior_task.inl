@@ -28,7 +28,7 @@ struct PosteriorScratch {
     T* own = arena.take<T>(Q);
     void *adapt_scratch, *step_scratch;
 
-    PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task);
+    PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task = 0);
 };
 
 template <typename T>
@@ -64,7 +64,7 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     if (p.added != nullptr) step.added = static_cast<const T*>(p.added) + task * Q * K;
     step.probabilities = of_task(p.probabilities, Q * K);
     step.labels = p.labels + task * Q;
-    adapt_scratch = arena.take<char>(adapt_scratch_bytes<T>(adapt));
+    adapt_scratch = arena.take<char>(bytes_of<AdaptTask<T>>(adapt));
     step_scratch = arena.take<char>(step_scratch_bytes<T>(step));
 }
 
@@ -174,13 +174,6 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     step_task<T>(s.step, 0, s.step_scratch);
 }
 
-template <typename T>
-static int64_t posterior_scratch_bytes(const PosteriorParams& p) {
-    Arena arena(nullptr);
-    PosteriorScratch<T>(arena, p, 0);
-    return arena.used();
-}
-
 static Work posterior_work(const PosteriorParams& p) {
     const double Q = double(p.size.Q), K = double(p.size.K), D = double(p.size.D);
     const double M = double(p.size.M), E = D + M, offsets = p.size.N > p.size.K ? M * D : 0;
@@ -193,6 +186,6 @@ static Work posterior_work(const PosteriorParams& p) {
 constexpr TaskKernels<PosteriorParams> kPosteriorKernels = {
     "query",
     posterior_work,
-    {posterior_scratch_bytes<float>, posterior_scratch_bytes<double>},
+    {bytes_of<PosteriorScratch<float>>, bytes_of<PosteriorScratch<double>>},
     {posterior_task<float>, posterior_task<double>},
 };

@@ -15,11 +15,6 @@ namespace {
 
 constexpr int64_t kRowsOfSurvey = 512;  // summed together, whatever the threads
 
-int workers_of(int64_t items, double work, int threads) {
-    const double most = std::min<double>(threads, double(items));
-    return std::max(1, int(std::min(most, work / kWorkOfThread)));
-}
-
 double square(double x) { return x * x; }
 
 // term(0) + .. + term(count - 1), in vectors: a plain loop would keep the order of the terms.
@@ -70,19 +65,13 @@ double length_of(const Feature* row, int64_t D, DType dtype) {
 // The results of all parts of the rows.
 template <typename Real>
 struct SurveyParts {
-    int64_t of_task, count, used;
-    double *sums, *squares;  // [count, D]
-    Real *least, *most;      // [count, D]
-
-    explicit SurveyParts(const SurveyParams& p)
-        : of_task((p.N + kRowsOfSurvey - 1) / kRowsOfSurvey), count(p.B * of_task) {
-        Arena arena(p.workspace);
-        sums = arena.take<double>(count * p.D);
-        squares = arena.take<double>(count * p.D);
-        least = arena.take<Real>(count * p.D);
-        most = arena.take<Real>(count * p.D);
-        used = arena.used();
-    }
+    const SurveyParams& p;
+    Arena arena{p.workspace};
+    int64_t of_task = (p.N + kRowsOfSurvey - 1) / kRowsOfSurvey, count = p.B * of_task;
+    double* sums = arena.take<double>(count * p.D);
+    double* squares = arena.take<double>(count * p.D);
+    Real* least = arena.take<Real>(count * p.D);
+    Real* most = arena.take<Real>(count * p.D);
 };
 
 template <typename Real>
@@ -129,14 +118,15 @@ void add_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part)
 }  // namespace
 
 int64_t workspace_cpu(const SurveyParams& p, int) {
-    return p.dtype == DType::kFloat64 ? SurveyParts<double>(p).used : SurveyParts<float>(p).used;
+    return p.dtype == DType::kFloat64 ? SurveyParts<double>{p}.arena.used()
+                                      : SurveyParts<float>{p}.arena.used();
 }
 
 void run_cpu(const SurveyParams& p, int threads) {
     with_real(p.dtype, [&](auto* real) {
         using Real = std::remove_pointer_t<decltype(real)>;
-        const SurveyParts<Real> all(p);
-        require_workspace(p.workspace_bytes, all.used);
+        const SurveyParts<Real> all{p};
+        require_workspace(p.workspace_bytes, all.arena.used());
         const double work = 5.0 * double(p.B) * double(p.N) * double(p.D);
         parallel_for(all.count, workers_of(all.count, work, threads),
                      [&](int64_t part, int) { survey_part(p, all, part); });
@@ -150,18 +140,11 @@ namespace {
 
 // The memory of one task.
 struct PlaceWorkspace {
-    double* means;           // [K, D] without the unit
-    double* reaches;         // [K]
-    FeaturePlace* features;  // [D]
-    int64_t used;
-
-    explicit PlaceWorkspace(const PlaceParams& p) {
-        Arena arena(p.workspace);
-        means = arena.take<double>(p.K * p.D);
-        reaches = arena.take<double>(p.K);
-        features = arena.take<FeaturePlace>(p.D);
-        used = arena.used();
-    }
+    const PlaceParams& p;
+    Arena arena{p.workspace};
+    double* means = arena.take<double>(p.K * p.D);  // without the unit
+    double* reaches = arena.take<double>(p.K);
+    FeaturePlace* features = arena.take<FeaturePlace>(p.D);
 };
 
 // The mean of a class in the coordinates, except for their unit.
@@ -215,20 +198,18 @@ void place_task(const PlaceParams& p, int64_t task, const PlaceWorkspace& all, i
 
 }  // namespace
 
-int64_t workspace_cpu(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
+int64_t workspace_cpu(const PlaceParams& p, int) { return PlaceWorkspace{p}.arena.used(); }
 
 void run_cpu(const PlaceParams& p, int threads) {
     require(p.rows == DType::kFloat64, "support on the CPU must be float64");
-    const PlaceWorkspace all(p);
-    require_workspace(p.workspace_bytes, all.used);
+    const PlaceWorkspace all{p};
+    require_workspace(p.workspace_bytes, all.arena.used());
     with_real(p.dtype, [&](auto* real) {
         using Real = std::remove_pointer_t<decltype(real)>;
         for (int64_t task = 0; task < p.B && !interrupted(); ++task)
             place_task<Real>(p, task, all, threads);
     });
 }
-
-int64_t workspace_cpu(const SlopeParams&, int) { return 0; }
 
 void run_cpu(const SlopeParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
@@ -259,18 +240,15 @@ void move_class(const MoveParams& p, int64_t at) {
 
 }  // namespace
 
-int64_t workspace_cpu(const MoveParams&, int) { return 0; }
-
 void run_cpu(const MoveParams& p, int threads) {
-    require(p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64,
-            "prototypes must be float32 or float64");
     require(
         p.pieces == 0 && p.parts == 1 && p.width == p.D && p.rest == nullptr && p.scale == nullptr,
         "halves are for CUDA only");
     const double work = 4.0 * double(p.B) * double(p.K) * double(p.D);
-    const double most = std::min<double>(threads, work / kWorkOfThread);
-    parallel_for(p.B * p.K, std::max(1, int(most)), [&](int64_t at, int) {
-        p.dtype == DType::kFloat32 ? move_class<float>(p, at) : move_class<double>(p, at);
+    with_real(p.dtype, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        parallel_for(p.B * p.K, workers_of(p.B * p.K, work, threads),
+                     [&](int64_t at, int) { move_class<Real>(p, at); });
     });
 }
 

@@ -14,6 +14,12 @@ constexpr double kWorkOfThread = 5e5;
 // ... and an iteration, which wakes all threads twice, from this much.
 constexpr double kWorkOfIteration = 2e6;
 
+// The threads that pay for so much work, divided into this many items.
+inline int workers_of(int64_t items, double work, int threads) {
+    const double most = std::min(double(threads), double(items));
+    return std::max(1, int(std::min(most, work / kWorkOfThread)));
+}
+
 struct Sharing {
     int64_t singles;  // the first tasks: each on one thread, ...
     int workers;      // ... this many at a time
@@ -29,8 +35,7 @@ inline Sharing share_threads(int64_t B, int threads, double task, double iterati
     int64_t rest = iteration > kWorkOfIteration ? B % threads : 0;
     if (4 * rest > 3 * int64_t(threads)) rest = 0;
     const int64_t singles = B - rest;
-    const double pays = std::min(double(singles), double(singles) * task / kWorkOfThread);
-    return {singles, std::max(1, int(std::min(double(threads), pays))), threads};
+    return {singles, workers_of(singles, double(singles) * task, threads), threads};
 }
 
 // Calls solve(task, worker, threads) for every task.

@@ -12,26 +12,22 @@ struct SinkhornTask {
     // accumulate.
     static constexpr int64_t kTerms = 256;
 
-    int64_t Q, K, Qp, Kp;
-    T* m;             // [Qp, Kp]
-    T* row_mass;      // [Qp]  normalised to a total of 1, like all masses here
-    T* col_mass;      // [Kp]
-    T* a;             // [Qp]
-    T* a_next;        // [Qp]
-    T* b;             // [Kp]
-    T* col_sum;       // [Kp]  (M^T a_next)
-    T* col_part;      // [Kp]  the same over some of the rows
-    double* row_low;  // [Q]   minimum of the cost
-    double* col_low;  // [K]   minimum, over the rows with mass, of the cost minus row_low
-    double* f;        // [Q]
-    double* g;        // [K]
-
-    SinkhornTask(Arena& arena, int64_t Q, int64_t K)
-        : Q(Q), K(K), Qp(round_up(Q, kRows)), Kp(round_up(K, Simd<T>::kLanes)),
-          m(arena.take<T>(Qp * Kp)), row_mass(arena.take<T>(Qp)), col_mass(arena.take<T>(Kp)),
-          a(arena.take<T>(Qp)), a_next(arena.take<T>(Qp)), b(arena.take<T>(Kp)),
-          col_sum(arena.take<T>(Kp)), col_part(arena.take<T>(Kp)), row_low(arena.take<double>(Q)),
-          col_low(arena.take<double>(K)), f(arena.take<double>(Q)), g(arena.take<double>(K)) {}
+    Arena& arena;
+    const SinkhornParams& p;
+    int64_t Q = p.Q, K = p.K, Qp = round_up(Q, kRows), Kp = round_up(K, Simd<T>::kLanes);
+    T* m = arena.take<T>(Qp * Kp);
+    T* row_mass = arena.take<T>(Qp);  // normalised to a total of 1, like all masses here
+    T* col_mass = arena.take<T>(Kp);
+    T* a = arena.take<T>(Qp);
+    T* a_next = arena.take<T>(Qp);
+    T* b = arena.take<T>(Kp);
+    T* col_sum = arena.take<T>(Kp);           // (M^T a_next)
+    T* col_part = arena.take<T>(Kp);          // the same over some of the rows
+    double* row_low = arena.take<double>(Q);  // minimum of the cost
+    // The minimum, over the rows with mass, of the cost minus row_low.
+    double* col_low = arena.take<double>(K);
+    double* f = arena.take<double>(Q);
+    double* g = arena.take<double>(K);
 };
 
 template <typename T>
@@ -302,16 +298,9 @@ static void write_plan(const SinkhornTask<T>& s, double total, T* plan) {
 }
 
 template <typename T>
-static int64_t sinkhorn_scratch_bytes(const SinkhornParams& p) {
-    Arena arena;
-    SinkhornTask<T> task(arena, p.Q, p.K);
-    return arena.used();
-}
-
-template <typename T>
 static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
-    SinkhornTask<T> s(arena, p.Q, p.K);
+    SinkhornTask<T> s{arena, p};
     const T* cost = static_cast<const T*>(p.cost) + task * p.Q * p.K;
     const T* row_mass = static_cast<const T*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
     const T* col_mass = static_cast<const T*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
@@ -372,6 +361,6 @@ static Work sinkhorn_work(const SinkhornParams& p) {
 constexpr TaskKernels<SinkhornParams> kSinkhornKernels = {
     "cost",
     sinkhorn_work,
-    {sinkhorn_scratch_bytes<float>, sinkhorn_scratch_bytes<double>},
+    {bytes_of<SinkhornTask<float>>, bytes_of<SinkhornTask<double>>},
     {sinkhorn_task<float>, sinkhorn_task<double>},
 };

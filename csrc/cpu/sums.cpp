@@ -12,21 +12,13 @@ namespace {
 
 // The probabilities that count, one task after the other; first by row, then by class.
 struct Entries {
-    int32_t *row_class, *row;  // [most]
-    double* row_value;         // [most]
-    int64_t* start;            // [B, K + 1]
-    ClassEntry* by_class;      // [most]
-    int64_t used;
-
-    Entries(void* base, const SumsParams& p) {
-        Arena arena(base);
-        row_class = arena.take<int32_t>(p.most);
-        row = arena.take<int32_t>(p.most);
-        row_value = arena.take<double>(p.most);
-        start = arena.take<int64_t>(p.B * p.K + 1);
-        by_class = arena.take<ClassEntry>(p.most);
-        used = arena.used();
-    }
+    Arena arena;
+    const SumsParams& p;
+    int32_t* row_class = arena.take<int32_t>(p.most);
+    int32_t* row = arena.take<int32_t>(p.most);
+    double* row_value = arena.take<double>(p.most);
+    int64_t* start = arena.take<int64_t>(p.B * p.K + 1);
+    ClassEntry* by_class = arena.take<ClassEntry>(p.most);
 };
 
 // Counts the entries above the threshold; false if there are too many.
@@ -73,13 +65,13 @@ void sort(const SumsParams& p, const Entries& all) {
 
 }  // namespace
 
-int64_t workspace_cpu(const SumsParams& p, int) { return Entries(nullptr, p).used; }
+int64_t workspace_cpu(const SumsParams& p, int) { return Entries{Arena(), p}.arena.used(); }
 
 void run_cpu(const SumsParams& p, int threads) {
     const int at = precision(p.dtype, "probabilities");
     require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
-    const Entries all(p.workspace, p);
-    require_workspace(p.workspace_bytes, all.used);
+    const Entries all{Arena(p.workspace), p};
+    require_workspace(p.workspace_bytes, all.arena.used());
     if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
     at == 0 ? collect<float>(p, all) : collect<double>(p, all);
     sort(p, all);

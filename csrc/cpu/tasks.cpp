@@ -25,16 +25,18 @@ namespace {
 enum Stream : uint32_t { kClasses = 0, kQueries = 1, kProportions = 2, kSupport = 3 };  // + class
 
 struct Scratch {
-    int32_t* rows;      // [M], as in the parameters except while a task is drawn
-    int32_t* classes;   // [K], the effective ones first
-    int32_t* ways;      // [num_classes], increasing
-    int32_t* label_of;  // [K]
-    int32_t* moved;     // [2 (S + Q)] places in `rows`
-    int64_t moved_count;
-    int64_t* pool_end;  // [k_eff]
-    int32_t* count;     // [k_eff] queries of each effective class
-    double* log_share;  // [k_eff]
-    double* share;      // [k_eff]
+    Arena arena;
+    const TaskParams& p;
+    int32_t* rows = arena.take<int32_t>(p.M);  // as in the parameters except while a task is drawn
+    int32_t* classes = arena.take<int32_t>(p.K);         // the effective ones first
+    int32_t* ways = arena.take<int32_t>(p.num_classes);  // increasing
+    int32_t* label_of = arena.take<int32_t>(p.K);
+    int32_t* moved = arena.take<int32_t>(2 * (p.num_classes * p.shots + p.Q));  // places in `rows`
+    int64_t moved_count = 0;
+    int64_t* pool_end = arena.take<int64_t>(p.k_eff);
+    int32_t* count = arena.take<int32_t>(p.k_eff);  // queries of each effective class
+    double* log_share = arena.take<double>(p.k_eff);
+    double* share = arena.take<double>(p.k_eff);
 
     void swap(int32_t a, int32_t b) {
         std::swap(rows[a], rows[b]);
@@ -49,25 +51,7 @@ struct Scratch {
     }
 };
 
-Scratch take_scratch(Arena& arena, const TaskParams& p) {
-    Scratch s{};
-    s.rows = arena.take<int32_t>(p.M);
-    s.classes = arena.take<int32_t>(p.K);
-    s.ways = arena.take<int32_t>(p.num_classes);
-    s.label_of = arena.take<int32_t>(p.K);
-    s.moved = arena.take<int32_t>(2 * (p.num_classes * p.shots + p.Q));
-    s.pool_end = arena.take<int64_t>(p.k_eff);
-    s.count = arena.take<int32_t>(p.k_eff);
-    s.log_share = arena.take<double>(p.k_eff);
-    s.share = arena.take<double>(p.k_eff);
-    return s;
-}
-
-int64_t scratch_bytes(const TaskParams& p) {
-    Arena arena;
-    take_scratch(arena, p);
-    return arena.used();
-}
+int64_t scratch_bytes(const TaskParams& p) { return Scratch{Arena(), p}.arena.used(); }
 
 int useful_threads(const TaskParams& p, int threads) {
     // A draw costs about a hundred multiplications.
@@ -211,7 +195,6 @@ void draw_queries(const TaskParams& p, uint64_t task, Scratch& s, int64_t* index
 void sample_task(const TaskParams& p, int64_t at, Scratch& s) {
     const uint64_t task = p.start + uint64_t(at);
     const int64_t S = p.num_classes * p.shots;
-    s.moved_count = 0;
     draw_classes(p, task, s);
     draw_support(p, task, s, p.support_index + at * S, p.support_labels + at * S);
     draw_queries(p, task, s, p.query_index + at * p.Q, p.query_labels + at * p.Q);
@@ -229,10 +212,7 @@ void run_cpu(const TaskParams& p, int threads) {
     const int64_t bytes = scratch_bytes(p);
     require_workspace(p.workspace_bytes, workers * bytes);
     char* const base = static_cast<char*>(p.workspace);
-    const auto scratch = [&](int worker) {
-        Arena arena(base + worker * bytes);
-        return take_scratch(arena, p);
-    };
+    const auto scratch = [&](int worker) { return Scratch{Arena(base + worker * bytes), p}; };
     for (int worker = 0; worker < workers; ++worker) {
         std::copy(p.rows, p.rows + p.M, scratch(worker).rows);
     }

@@ -20,15 +20,15 @@ static inline const int64_t* tim_labels(const TimParams& p, int64_t task) {
 // The rows of a task, support first, then queries: N = S + Q in all, padded with zeros to Np.
 template <typename T>
 struct TimRows {
-    T* mean;      // [D]          of the queries, in the coordinates of the (normalised) features
-    T* norms;     // [N]          inverse norms, or ones
-    T* by_row;    // [Np/P, D, P]  panels of rows
-    T* by_dim;    // [Dp/P, Np, P] panels of features
-    double unit;  // a power of two: a coordinate of one, in the coordinates of the features
-
-    TimRows(Arena& arena, const TimSizes& n, int64_t Np, int64_t Dp)
-        : mean(arena.take<T>(n.D)), norms(arena.take<T>(n.S + n.Q)),
-          by_row(arena.take<T>(Np * n.D)), by_dim(arena.take<T>(Np * Dp)), unit(1.0) {}
+    Arena& arena;
+    const TimSizes& n;
+    int64_t Np, Dp;
+    // Of the queries, in the coordinates of the (normalised) features.
+    T* mean = arena.take<T>(n.D);
+    T* norms = arena.take<T>(n.S + n.Q);  // inverse norms, or ones
+    T* by_row = arena.take<T>(Np * n.D);  // [Np/P, D, P]  panels of rows
+    T* by_dim = arena.take<T>(Np * Dp);   // [Dp/P, Np, P] panels of features
+    double unit = 1.0;  // a power of two: a coordinate of one, in the coordinates of the features
 };
 
 template <typename T>

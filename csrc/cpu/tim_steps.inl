@@ -5,39 +5,32 @@ template <typename T>
 struct TimState {
     using Int = typename Lanes<T>::Int;
 
-    int64_t S, Q, N, K, D, Np, Dp;
-    int64_t stride;       // of p
-    int64_t first_query;  // panel with the first query; it may begin with support rows
-    T* w;                 // [K, Dp]
-    T* first;             // [K, Dp]      Adam's moments
-    T* second;            // [K, Dp]
-    T* pull;              // [K, Dp]      sum_n A_nk x_n
-    T* p;                 // [K, stride]  scores, then probabilities, then A
-    T* slopes;            // [K, Nq]      for panels with queries: dL/dp, or ln P of TIM-ADM
-    Int* own;             // [Np]         label of a support row; -1 for others
-    T* rest;              // [Np]         probability of all classes but the row's own
-    T* factor;            // [Np]         of a support row in A; 0 for others
-    T* share;             // [Np]         1/Q for a query; 0 for others
-    T* half_norm;         // [K]          ||w||^2 / 2
-    T* marginal;          // [K]          marginal part of a query's slope; TIM-ADM: power * c_k
-    T* mass;              // [K]          of TIM-ADM
-    double* shots;        // [K]
-    const T** w_row;      // [K]
-    const T** p_row;      // [K]
-    T** pull_row;         // [K]
-
-    TimState(Arena& arena, const TimSizes& n)
-        : S(n.S), Q(n.Q), N(n.S + n.Q), K(n.K), D(n.D), Np(round_up(N, Simd<T>::kPanel)),
-          Dp(round_up(n.D, Simd<T>::kPanel)),
-          // An odd number of cache lines: rows of a panel of p must not share a cache set.
-          stride(Np / Simd<T>::kPanel % 2 ? Np : Np + Simd<T>::kPanel),
-          first_query(S / Simd<T>::kPanel), w(arena.take<T>(K * Dp)), first(arena.take<T>(K * Dp)),
-          second(arena.take<T>(K * Dp)), pull(arena.take<T>(K * Dp)), p(arena.take<T>(K * stride)),
-          slopes(arena.take<T>(K * query_rows())), own(arena.take<Int>(Np)),
-          rest(arena.take<T>(Np)), factor(arena.take<T>(Np)), share(arena.take<T>(Np)),
-          half_norm(arena.take<T>(K)), marginal(arena.take<T>(K)), mass(arena.take<T>(K)),
-          shots(arena.take<double>(K)), w_row(arena.take<const T*>(K)),
-          p_row(arena.take<const T*>(K)), pull_row(arena.take<T*>(K)) {}
+    Arena& arena;
+    const TimSizes& n;
+    int64_t S = n.S, Q = n.Q, N = S + Q, K = n.K, D = n.D;
+    int64_t Np = round_up(N, Simd<T>::kPanel), Dp = round_up(D, Simd<T>::kPanel);
+    // Of p. An odd number of cache lines: rows of a panel of p must not share a cache set.
+    int64_t stride = Np / Simd<T>::kPanel % 2 ? Np : Np + Simd<T>::kPanel;
+    // The panel with the first query; it may begin with support rows.
+    int64_t first_query = S / Simd<T>::kPanel;
+    T* w = arena.take<T>(K * Dp);
+    T* first = arena.take<T>(K * Dp);  // Adam's moments
+    T* second = arena.take<T>(K * Dp);
+    T* pull = arena.take<T>(K * Dp);   // sum_n A_nk x_n
+    T* p = arena.take<T>(K * stride);  // scores, then probabilities, then A
+    // For panels with queries: dL/dp, or ln P of TIM-ADM.
+    T* slopes = arena.take<T>(K * query_rows());
+    Int* own = arena.take<Int>(Np);   // label of a support row; -1 for others
+    T* rest = arena.take<T>(Np);      // probability of all classes but the row's own
+    T* factor = arena.take<T>(Np);    // of a support row in A; 0 for others
+    T* share = arena.take<T>(Np);     // 1/Q for a query; 0 for others
+    T* half_norm = arena.take<T>(K);  // ||w||^2 / 2
+    T* marginal = arena.take<T>(K);   // marginal part of a query's slope; TIM-ADM: power * c_k
+    T* mass = arena.take<T>(K);       // of TIM-ADM
+    double* shots = arena.take<double>(K);
+    const T** w_row = arena.take<const T*>(K);
+    const T** p_row = arena.take<const T*>(K);
+    T** pull_row = arena.take<T*>(K);
 
     int64_t panels() const { return Np / Simd<T>::kPanel; }
     int64_t query_rows() const { return Np - first_query * Simd<T>::kPanel; }

@@ -188,8 +188,8 @@ static void tim_write(const TimPass<T>& pass, int64_t task) {
 template <typename T>
 static int64_t tim_scratch_bytes(const TimParams& p) {
     Arena arena;
-    TimState<T> state(arena, p.size);
-    TimRows<T> rows(arena, p.size, state.Np, state.Dp);
+    const TimState<T> state{arena, p.size};
+    TimRows<T>{arena, p.size, state.Np, state.Dp};
     arena.take<double>(state.panels());
     return arena.used();
 }
@@ -197,8 +197,8 @@ static int64_t tim_scratch_bytes(const TimParams& p) {
 template <typename T>
 static void tim_task(const TimParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
-    TimState<T> s(arena, p.size);
-    TimRows<T> rows(arena, p.size, s.Np, s.Dp);
+    TimState<T> s{arena, p.size};
+    TimRows<T> rows{arena, p.size, s.Np, s.Dp};
     tim_rows(p, task, s.Np, s.Dp, rows);
     tim_start(p, task, rows, s);
     TimPass<T> pass{p,

@@ -22,25 +22,19 @@ constexpr int kTerms = 256 * kWarps;  // longer sums over queries are split
 constexpr int64_t kStaged = 100 * 1024;
 
 struct FewShared {
-    float* counts;      // [K]
-    float* before;      // [K]
-    Update* scratch;    // [kWarps]
-    double* sums;       // [kWarps]
-    float* part;        // [kWarps, K]  counts of a warp's queries
-    float* dual;        // [K] minus its shift
-    float* likelihood;  // [Q, K] if staged
-    int64_t bytes;
+    SharedArena arena;
+    int64_t Q, K;
+    bool staged;
+    float* counts = arena.take<float>(K);
+    float* before = arena.take<float>(K);
+    Update<float>* scratch = arena.take<Update<float>>(kWarps);
+    double* sums = arena.take<double>(kWarps);
+    float* part = arena.take<float>(kWarps * K);  // counts of a warp's queries
+    float* dual = arena.take<float>(K);           // minus its shift
+    float* likelihood = arena.take<float>(staged ? Q * K : 0);
 
-    __host__ __device__ FewShared(void* base, int64_t Q, int64_t K, bool staged) {
-        SharedArena arena(base);
-        counts = arena.take<float>(K);
-        before = arena.take<float>(K);
-        scratch = arena.take<Update>(kWarps);
-        sums = arena.take<double>(kWarps);
-        part = arena.take<float>(kWarps * K);
-        dual = arena.take<float>(K);
-        likelihood = arena.take<float>(staged ? Q * K : 0);
-        bytes = arena.used();
+    static int64_t bytes(const AdaptParams& p, bool staged) {
+        return FewShared{SharedArena(nullptr), p.Q, p.K, staged}.arena.used();
     }
 };
 
@@ -201,7 +195,7 @@ template <int kHeld>
 __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     adapt_few_kernel(AdaptParams p, bool staged) {
     extern __shared__ double memory[];
-    const FewShared s(memory, p.Q, p.K, staged);
+    const FewShared s{SharedArena(memory), p.Q, p.K, staged};
     const int64_t task = blockIdx.x, K = p.K;
     const Logits logits(p, task);
     float* const out = static_cast<float*>(p.probabilities) + task * p.Q * K;
@@ -217,28 +211,21 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     __syncthreads();
 
     FewTask<kHeld> t{p, s, logits, likelihood, out, p.labels + task * p.Q, int(K), {}};
-    const auto counts = [&](int64_t k) { return s.counts[k]; };
-    const auto exchange = [&](int64_t k, float count) {
-        const float old = s.before[k];
-        s.before[k] = count;
-        return old;
-    };
     const auto set = [&](int64_t k, float e) { s.dual[k] = e; };
     Loop loop;
     do {
         t.count();
-        update_prior(loop, p, counts, exchange, set, s.scratch);
+        update_prior(loop, p, s.counts, s.before, set, s.scratch);
         __syncthreads();  // the new dual is visible to all warps
     } while (loop.goes_on(p));
     const double normalisers = t.write();
-    const auto dual = [&](int64_t k) { return double(s.dual[k]); };
-    write_task(p, task, loop, normalisers, counts, dual, s.sums);
+    write_task(p, task, loop, normalisers, s.counts, s.dual, s.sums);
 }
 
 template <int kHeld>
 void launch_few(const AdaptParams& p, cudaStream_t stream) {
-    const bool staged = FewShared(nullptr, p.Q, p.K, true).bytes <= kStaged;
-    const int64_t bytes = FewShared(nullptr, p.Q, p.K, staged).bytes;
+    const bool staged = FewShared::bytes(p, true) <= kStaged;
+    const int64_t bytes = FewShared::bytes(p, staged);
     const auto kernel = adapt_few_kernel<kHeld>;
     allow_all_shared(kernel);
     kernel<<<grid_size(p.B), kThreads, size_t(bytes), stream>>>(p, staged);

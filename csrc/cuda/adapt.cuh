@@ -58,26 +58,23 @@ __device__ inline Polygamma<float> polygamma_growth(float n, float a) {
 }
 
 // Over the classes of a task: sums of slope and curvature, and the largest change.
+template <typename Real>
 struct Update {
-    float slope, curvature, moved;
+    Real slope, curvature, moved;
 };
 
 // Over the block, in a fixed order; every thread gets the result. Another barrier is needed between
 // two calls that use the same scratch.
-__device__ inline Update block_reduce(Update own, Update* scratch) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        own.slope += __shfl_xor_sync(kAllLanes, own.slope, step);
-        own.curvature += __shfl_xor_sync(kAllLanes, own.curvature, step);
-        own.moved = fmaxf(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
-    }
+template <typename Real>
+__device__ Update<Real> block_reduce(Update<Real> own, Update<Real>* scratch) {
+    own = {warp_sum(own.slope), warp_sum(own.curvature), warp_max(own.moved)};
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
     __syncthreads();
-    Update all = scratch[0];
+    Update<Real> all = scratch[0];
     for (int warp = 1; warp < int(blockDim.x / 32); ++warp) {
         all.slope += scratch[warp].slope;
         all.curvature += scratch[warp].curvature;
-        all.moved = fmaxf(all.moved, scratch[warp].moved);
+        all.moved = fmax(all.moved, scratch[warp].moved);
     }
     return all;
 }
@@ -100,41 +97,42 @@ __device__ inline float dual_shift(const AdaptParams& p) {
     return logf(float(p.weight) * float(p.Q));
 }
 
-// The next concentration and dual from the counts. counts(k) returns N_k, exchange(k, N) stores it
-// and returns that of the previous iteration, and set(k, e) receives the dual minus its shift.
-template <typename Counts, typename Exchange, typename Set>
-__device__ void update_prior(Loop& loop, const AdaptParams& p, const Counts& counts,
-                             const Exchange& exchange, const Set& set, Update* scratch) {
+// The next concentration and dual from the counts; `before` holds those of the previous iteration.
+// set(k, e) receives the dual minus its shift.
+template <typename Set>
+__device__ void update_prior(Loop& loop, const AdaptParams& p, const float* counts, float* before,
+                             const Set& set, Update<float>* scratch) {
     const float a = loop.a, K = float(p.K), shift = dual_shift(p);
-    Update own{0, 0, 0};
+    Update<float> own{0, 0, 0};
     for (int64_t i = threadIdx.x; i <= p.K; i += blockDim.x) {
         const bool is_class = i < p.K;
-        const float count = is_class ? counts(i) : float(p.weight) * float(p.Q);
+        const float count = is_class ? counts[i] : float(p.weight) * float(p.Q);
         const Polygamma<float> growth = polygamma_growth(count, is_class ? a : K * a);
         own.slope += (is_class ? 1.0f : -K) * growth.digamma;
         own.curvature += (is_class ? 1.0f : -K * K) * growth.trigamma;
         if (!is_class) continue;
-        own.moved = fmaxf(own.moved, fabsf(count - exchange(i, count)));
+        own.moved = fmaxf(own.moved, fabsf(count - before[i]));
+        before[i] = count;
     }
-    const Update all = block_reduce(own, scratch);
+    const Update<float> all = block_reduce(own, scratch);
     loop.a = next_concentration(loop.a, all.slope, all.curvature);
     loop.moved = all.moved;
     ++loop.iterations;
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
-        set(k, digamma(counts(k) + loop.a) - shift);
+        set(k, digamma(counts[k] + loop.a) - shift);
     }
 }
 
 // Writes the reported results of a task, once its probabilities are written. The shift is
 // subtracted from `dual` and from the dual in `normalisers`.
-template <typename Counts, typename Dual>
-__device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop, double normalisers,
-                           const Counts& counts, const Dual& dual, double* scratch) {
+__device__ inline void write_task(const AdaptParams& p, int64_t task, const Loop& loop,
+                                  double normalisers, const float* counts, const float* dual,
+                                  double* scratch) {
     const double K = double(p.K), total = p.weight * double(p.Q), a = loop.a, mass = total + K * a;
     const double constant = polygamma(mass).digamma - double(dual_shift(p));
     double bound = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
-        const double count = counts(k), e = dual(k);
+        const double count = counts[k], e = dual[k];
         bound += log_gamma(count + a) - count * e;
         static_cast<float*>(p.proportions)[task * p.K + k] = float((count + a) / mass);
         static_cast<float*>(p.dual)[task * p.K + k] = float(e - constant);

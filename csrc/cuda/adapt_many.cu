@@ -115,7 +115,7 @@ struct ManyTask {
 };
 
 __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
-    __shared__ Update scratch[kWarps];
+    __shared__ Update<float> scratch[kWarps];
     __shared__ double sums[kWarps];
     ManyTask t(p, blockIdx.x);
     for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
@@ -128,12 +128,6 @@ __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
     }
     __syncthreads();
 
-    const auto count = [&](int64_t k) { return t.counts[k]; };
-    const auto exchange = [&](int64_t k, float now) {
-        const float old = t.before[k];
-        t.before[k] = now;
-        return old;
-    };
     const auto set = [&](int64_t k, float e) {
         t.dual[k] = e;
         t.g[k] = expf(e);
@@ -143,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
         t.normalise_rows();
         __syncthreads();
         t.count_classes<false>();
-        update_prior(loop, p, count, exchange, set, scratch);
+        update_prior(loop, p, t.counts, t.before, set, scratch);
         __syncthreads();
     } while (loop.goes_on(p));
 
@@ -152,8 +146,7 @@ __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
     t.count_classes<true>();
     normalisers = block_sum(threadIdx.x % 32 == 0 ? normalisers : 0.0, sums);
     t.write_labels();
-    const auto dual = [&](int64_t k) { return double(t.dual[k]); };
-    write_task(p, blockIdx.x, loop, normalisers, count, dual, sums);
+    write_task(p, blockIdx.x, loop, normalisers, t.counts, t.dual, sums);
 }
 
 }  // namespace

@@ -25,10 +25,19 @@ struct Logits {
           slope(static_cast<const float*>(p.slope)[task]), K(p.K), stride(p.stride) {}
 
     __device__ float length_of(int64_t row) const { return length == nullptr ? 1.0f : length[row]; }
+};
 
-    // `factor` is the slope times the length of the row.
-    __device__ float operator()(int64_t row, int64_t k, float factor) const {
-        return comparable(fmaf(factor, products[row * stride + k], bias[k]));
+// The logits of row `row`, counted over all tasks.
+struct RowLogits {
+    Logits all;
+    int64_t q;
+    float factor;
+
+    __device__ RowLogits(const AssignParams& p, int64_t row)
+        : all(p, row / p.N), q(row % p.N), factor(all.slope * all.length_of(q)) {}
+
+    __device__ float operator()(int64_t k) const {
+        return comparable(fmaf(factor, all.products[q * all.stride + k], all.bias[k]));
     }
 };
 
@@ -37,13 +46,11 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(AssignParams p, RowStat
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
     const int lane = threadIdx.x % 32;
-    const Logits logits(p, row / p.N);
-    const int64_t q = row % p.N;
-    const float factor = logits.slope * logits.length_of(q);
+    const RowLogits logit(p, row);
     float most = kNothing, sum = 0;
-    for (int64_t k = lane; k < p.K; k += 32) most = fmaxf(most, logits(q, k, factor));
+    for (int64_t k = lane; k < p.K; k += 32) most = fmaxf(most, logit(k));
     most = warp_max(most);
-    for (int64_t k = lane; k < p.K; k += 32) sum += expf(logits(q, k, factor) - most);
+    for (int64_t k = lane; k < p.K; k += 32) sum += expf(logit(k) - most);
     sum = warp_sum(sum);
     if (lane == 0) stats[row] = {most, 1.0f / sum};
 }
@@ -252,12 +259,8 @@ __global__ void __launch_bounds__(kThreads)
     __shared__ double warps[kWarps];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < blocks; i += kThreads) sum += parts[blockIdx.x * blocks + i];
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int i = 1; i < kWarps; ++i) sum += warps[i];
-    sums[blockIdx.x] += sum;
+    sum = block_sum(sum, warps);
+    if (threadIdx.x == 0) sums[blockIdx.x] += sum;
 }
 
 // One warp per row: the largest classes, one after the other; of equal ones, the smaller number
@@ -266,16 +269,14 @@ __global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
     const int lane = threadIdx.x % 32;
-    const Logits logits(p, row / p.N);
-    const int64_t q = row % p.N;
-    const float factor = logits.slope * logits.length_of(q);
+    const RowLogits logit(p, row);
     float before = INFINITY, most = 0, share = 0;
     int64_t before_class = -1;
     for (int64_t rank = 0; rank < p.top; ++rank) {
         float best = kNothing;
         int label = 0x7fffffff;
         for (int64_t k = lane; k < p.K; k += 32) {
-            const float value = logits(q, k, factor);
+            const float value = logit(k);
             const bool left = value < before || (value == before && k > before_class);
             if (left && value > best) {
                 best = value;
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p) {
         if (rank == 0) {
             most = best;
             float sum = 0;
-            for (int64_t k = lane; k < p.K; k += 32) sum += expf(logits(q, k, factor) - most);
+            for (int64_t k = lane; k < p.K; k += 32) sum += expf(logit(k) - most);
             share = 1.0f / warp_sum(sum);
         }
         if (lane == 0) {
@@ -306,19 +307,17 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
     const int lane = threadIdx.x % 32;
-    const Logits logits(p, row / p.N);
-    const int64_t q = row % p.N;
-    const float factor = logits.slope * logits.length_of(q);
+    const RowLogits logit(p, row);
     float* const behind = static_cast<float*>(p.products) + row * p.stride;
     float best = kNothing;
-    for (int64_t k = lane; k < p.K; k += 32) best = fmaxf(best, logits(q, k, factor));
+    for (int64_t k = lane; k < p.K; k += 32) best = fmaxf(best, logit(k));
     best = warp_max(best);
-    for (int64_t k = lane; k < p.K; k += 32) behind[k] = 2.0f * (best - logits(q, k, factor));
+    for (int64_t k = lane; k < p.K; k += 32) behind[k] = 2.0f * (best - logit(k));
     __syncwarp();
     const float lead = warp_select_rank<32>(behind, p.K, p.K / 2);
     if (lane == 0) {
-        parts[row / p.N * 2 * p.N + q] = double(lead);
-        parts[(row / p.N * 2 + 1) * p.N + q] = double(lead) - 2.0 * double(best);
+        parts[row / p.N * 2 * p.N + logit.q] = double(lead);
+        parts[(row / p.N * 2 + 1) * p.N + logit.q] = double(lead) - 2.0 * double(best);
     }
 }
 

@@ -1,41 +1,15 @@
 // The end of an iteration of large tasks on CUDA: one block per task.
 
-#include "common/device.cuh"
 #include "common/large.h"
 #include "common/prepare.h"
 #include "common/proportions.h"
-#include "common/reduce.cuh"
+#include "cuda/adapt.cuh"
 
 namespace paddle_ext {
 
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-
-struct Sums {
-    double slope, curvature, away, moved;
-};
-
-// Over the block, in a fixed order; every thread gets the results.
-__device__ Sums block_sums(Sums own) {
-    __shared__ Sums parts[kWarps];
-    own.slope = warp_sum(own.slope);
-    own.curvature = warp_sum(own.curvature);
-    own.away = warp_sum(own.away);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        own.moved = fmax(own.moved, __shfl_xor_sync(kAllLanes, own.moved, step));
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = own;
-    __syncthreads();
-    Sums all{0, 0, 0, 0};
-    for (int warp = 0; warp < kWarps; ++warp) {
-        all.slope += parts[warp].slope;
-        all.curvature += parts[warp].curvature;
-        all.away += parts[warp].away;
-        all.moved = fmax(all.moved, parts[warp].moved);
-    }
-    return all;
-}
 
 __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     const int64_t task = blockIdx.x;
@@ -45,18 +19,22 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     double* const dual = p.dual + task * p.K;
     Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
     proportions.concentration = p.concentration[task];
-    Sums own{0, 0, 0, 0};
+    __shared__ Update<double> scratch[kWarps];
+    __shared__ double sums[kWarps];
+    Update<double> own{0, 0, 0};
+    double away = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
         const double count = p.weight * held[k];
         own.moved = fmax(own.moved, fabs(count - counts[k]));
         counts[k] = count;
-        if (p.away != nullptr) own.away += p.away[task * p.K + k];
+        if (p.away != nullptr) away += p.away[task * p.K + k];
         if (!proportions.dirichlet) continue;
         const PriorTerm term = class_term(count, proportions.concentration);
         own.slope += term.slope;
         own.curvature += term.curvature;
     }
-    const Sums all = block_sums(own);
+    const Update<double> all = block_reduce(own, scratch);
+    if (p.away != nullptr) away = block_sum(away, sums);
     if (proportions.dirichlet) proportions.learn(all.slope, all.curvature);
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
         p.before[task * p.K + k] = dual[k];
@@ -65,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     }
     __syncthreads();  // the state of the task has been read by all
     if (threadIdx.x != 0) return;
-    const double moved = p.away == nullptr ? all.moved : all.away / double(p.K) * p.unit[task];
+    const double moved = p.away == nullptr ? all.moved : away / double(p.K) * p.unit[task];
     p.concentration[task] = proportions.concentration;
     p.criterion[task] = moved;
     p.iterations[task] += 1;
@@ -73,8 +51,6 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
 }
 
 }  // namespace
-
-int64_t workspace_cuda(const DualParams&, int) { return 0; }
 
 void run_cuda(const DualParams& p, int device, void* stream) {
     const DeviceGuard guard(device);

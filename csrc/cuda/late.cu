@@ -107,8 +107,6 @@ __global__ void __launch_bounds__(kThreads) late_of_many_kernel(LateParams p) {
 
 }  // namespace
 
-int64_t workspace_cuda(const LateParams&, int) { return 0; }
-
 void run_cuda(const LateParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);

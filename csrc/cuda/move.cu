@@ -89,8 +89,6 @@ __global__ void __launch_bounds__(kThreads) move_kernel(MoveParams p) {
 
 }  // namespace
 
-int64_t workspace_cuda(const MoveParams&, int) { return 0; }
-
 void run_cuda(const MoveParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
     const DeviceGuard guard(device);

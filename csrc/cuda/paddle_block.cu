@@ -307,11 +307,6 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     }
 }
 
-template <bool SharedGram, int MaxThreads>
-void launch(const Chunk& c) {
-    launch_resident(solve_block_kernel<SharedGram, MaxThreads>, c);
-}
-
 }  // namespace
 
 int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
@@ -325,9 +320,9 @@ void launch_blocks(const Chunk& c) {
     if (c.plan.shared_gram && c.call.size.K <= kFewClasses) return launch_few(c);
     const auto launch_for = [&](auto shared_gram) {
         constexpr bool kShared = decltype(shared_gram)::value;
-        if (threads <= 160) return launch<kShared, 160>(c);
-        if (threads <= 512) return launch<kShared, 512>(c);
-        return launch<kShared, 1024>(c);
+        if (threads <= 160) return launch_resident(solve_block_kernel<kShared, 160>, c);
+        if (threads <= 512) return launch_resident(solve_block_kernel<kShared, 512>, c);
+        return launch_resident(solve_block_kernel<kShared, 1024>, c);
     };
     c.plan.shared_gram ? launch_for(std::true_type{}) : launch_for(std::false_type{});
 }

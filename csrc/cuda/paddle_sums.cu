@@ -195,20 +195,10 @@ __global__ void move_sums_kernel(Chunk c) {
     }
 }
 
-// The largest value of a block, for all its threads.
-__device__ float block_largest(float value) {
-    __shared__ float of_warp[kWarps];
-    value = warp_max(value);
-    __syncthreads();  // the previous contents have been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-    __syncthreads();
-    for (int i = 0; i < kWarps; ++i) value = fmaxf(value, of_warp[i]);
-    return value;
-}
-
 // For prototypes beyond kFarAway: a larger unit if the task needs it, and a clamp for those still
 // beyond (common/math.h). One block per task, which usually has nothing to do.
 __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
+    __shared__ float scratch[kWarps];
     const PaddleSizes& n = c.call.size;
     const int64_t at = blockIdx.x, Dp = c.plan.Dp;
     if (c.far[at] == 0) return;
@@ -218,7 +208,7 @@ __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
     for (int64_t i = threadIdx.x; i < n.K * Dp; i += kThreads) {
         most = fmaxf(most, fabsf(sums[i]) / safe_mass(count[i / Dp]));
     }
-    const double farthest = block_largest(most);
+    const double farthest = block_max(most, scratch);
     double reach = farthest;
     if (is_decisive<float>(c.call.temperature, ldexp(1.0, c.exponent[at]))) {
         float nearest = Range<float>::kInfinity;
@@ -231,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
             const double length = sqrt(squared) / double(safe_mass(count[k])) * farthest;
             nearest = fminf(nearest, float(fmin(length, double(Range<float>::kInfinity))));
         }
-        reach = -kNearFar * double(block_largest(-nearest));
+        reach = -kNearFar * double(block_max(-nearest, scratch));
     }
     const int exponent = max(exponent_beyond<float>(reach), 0);
     const double down = ldexp(1.0, -exponent);
@@ -294,31 +284,23 @@ void launch_groups(const Chunk& c) {
     check_launch("group_support_kernel");
 }
 
+template <typename Feature, int Pieces>
+void launch_pieces(const Chunk& c, const SumsOut& out) {
+    const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
+    const int64_t warps = (c.call.size.support_shared ? 1 : c.tasks) * slices * c.call.size.K;
+    const unsigned blocks = grid_size(ceil_div(warps, int64_t(kWarps)));
+    class_sums_kernel<Feature, Pieces><<<blocks, kThreads, 0, c.stream>>>(c, out, rows_aligned(c));
+    check_launch("class_sums_kernel");
+}
+
 template <typename Feature>
 void launch_sums(const Chunk& c, const SumsOut& out) {
-    const PaddleSizes& n = c.call.size;
-    const bool aligned = rows_aligned(c);
-    const int pieces = int(std::min<int64_t>(ceil_div(c.plan.Dp, int64_t(128)), 8));
-    const int rounded = pieces <= 1 ? 1 : pieces <= 2 ? 2 : pieces <= 4 ? 4 : pieces <= 6 ? 6 : 8;
-    const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * rounded));
-    const int64_t warps = (n.support_shared ? 1 : c.tasks) * slices * n.K;
-    const unsigned blocks = grid_size(ceil_div(warps, int64_t(kWarps)));
-    switch (rounded) {
-        case 1:
-            class_sums_kernel<Feature, 1><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
-            break;
-        case 2:
-            class_sums_kernel<Feature, 2><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
-            break;
-        case 4:
-            class_sums_kernel<Feature, 4><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
-            break;
-        case 6:
-            class_sums_kernel<Feature, 6><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
-            break;
-        default: class_sums_kernel<Feature, 8><<<blocks, kThreads, 0, c.stream>>>(c, out, aligned);
-    }
-    check_launch("class_sums_kernel");
+    const int64_t pieces = ceil_div(c.plan.Dp, int64_t(128));
+    if (pieces <= 1) return launch_pieces<Feature, 1>(c, out);
+    if (pieces <= 2) return launch_pieces<Feature, 2>(c, out);
+    if (pieces <= 4) return launch_pieces<Feature, 4>(c, out);
+    if (pieces <= 6) return launch_pieces<Feature, 6>(c, out);
+    launch_pieces<Feature, 8>(c, out);
 }
 
 }  // namespace

@@ -262,8 +262,6 @@ void run_cuda(const PlaceParams& p, int device, void* on) {
     check_launch("place_kernel");
 }
 
-int64_t workspace_cuda(const SlopeParams&, int) { return 0; }
-
 void run_cuda(const SlopeParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     slope_kernel<<<blocks_of(p.B, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);

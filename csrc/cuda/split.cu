@@ -124,8 +124,6 @@ void repeat_halves(const SplitParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t workspace_cuda(const SplitParams&, int) { return 0; }
-
 void run_cuda(const SplitParams& p, int device, void* on) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);

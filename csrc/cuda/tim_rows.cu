@@ -148,25 +148,20 @@ void launch_tim_rows(const TimChunk& c) {
     const bool aligned = rows_aligned(c.call.dtype, n.D, {c.call.support, c.call.query});
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
-        const int64_t first = n.support_shared ? 0 : c.first;
-        const Rows<Feature> support{static_cast<const Feature*>(c.call.support) + first * n.S * n.D,
-                                    n.support_shared ? 1 : c.tasks,
-                                    n.S,
-                                    n.D,
-                                    c.support_factor,
-                                    c.centre,
-                                    n.support_shared,
-                                    c.call.normalize,
-                                    aligned};
-        const Rows<Feature> query{static_cast<const Feature*>(c.call.query) + c.first * n.Q * n.D,
-                                  c.tasks,
-                                  n.Q,
-                                  n.D,
-                                  c.query_factor,
-                                  c.centre,
-                                  n.support_shared,
-                                  c.call.normalize,
-                                  aligned};
+        const auto rows_of = [&](const void* features, bool shared, int64_t rows, float* factor) {
+            const auto* const first = static_cast<const Feature*>(features);
+            return Rows<Feature>{first + (shared ? 0 : c.first) * rows * n.D,
+                                 shared ? 1 : c.tasks,
+                                 rows,
+                                 n.D,
+                                 factor,
+                                 c.centre,
+                                 n.support_shared,
+                                 c.call.normalize,
+                                 aligned};
+        };
+        const auto support = rows_of(c.call.support, n.support_shared, n.S, c.support_factor);
+        const auto query = rows_of(c.call.query, false, n.Q, c.query_factor);
         const unsigned support_blocks = row_blocks(support), query_blocks = row_blocks(query);
         const unsigned centre_blocks = grid_size(support.tasks * ceil_div(n.D, int64_t(128)));
         const unsigned task_blocks = grid_size(ceil_div(c.tasks, int64_t(kThreads)));
