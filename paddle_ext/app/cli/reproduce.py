@@ -1,4 +1,4 @@
-"""``paddle-ext reproduce``: the experiments of the paper, its numbers alongside ours."""
+"""``paddle-ext reproduce``: published experiments, their numbers alongside ours."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ paddle-ext reproduce table1 --bank tiered-test.npz --dataset tiered --methods al
 
 paddle-ext reproduce keff --bank mini-test.npz --methods paddle,tim --n-tasks 500
 
+paddle-ext reproduce dirichlet --bank mini-test.npz --num-classes 5
+
 paddle-ext reproduce any-batch --bank my-features.npz --shots 1,5 --n-tasks 100
 """
 PARAMETERS = {"tuned": "options"}  # of the experiments, if an option has another name
@@ -50,6 +52,9 @@ def reproduce(
     k_eff: Annotated[list[str], typer.Option(help="Such as 2,5,10.")] = NONE,
     n_tasks: Annotated[int | None, typer.Option(help="Tasks per setting.")] = None,
     n_query: Annotated[int | None, typer.Option(help="Queries per task.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Candidate classes; default: all, for dirichlet 5.")
+    ] = None,
     scaling: Annotated[str | None, typer.Option(help="minmax, auto or none.")] = None,
     support: Annotated[str | None, typer.Option(help="Split to draw the support from.")] = None,
     query: Annotated[str | None, typer.Option(help="Split to draw the queries from.")] = None,
@@ -75,6 +80,7 @@ def reproduce(
         "k_eff": one_or_more("--k-eff", k_eff),
         "n_tasks": n_tasks,
         "n_query": n_query,
+        "num_classes": num_classes,
         "scaling": scaling,
         "support": support,
         "query": query,

@@ -70,6 +70,21 @@ EXPERIMENTS: dict[str, Experiment] = {
             accuracy.AccuracyCurves,
         ),
         Experiment(
+            "dirichlet",
+            "5 or more ways, all present in proportions from Dirichlet(2), 1 to 20 shots",
+            partial(
+                accuracy.run,
+                "dirichlet",
+                methods=("simpleshot", *paper.methods("table1"), "adaptive"),
+                shots=paper.DIRICHLET_SHOTS,
+                num_classes=5,
+                k_eff=None,
+                sampling="dirichlet",
+                alpha=2.0,
+            ),
+            accuracy.AccuracyTable,
+        ),
+        Experiment(
             "any-batch",
             "accuracy from one class present to all, compared with the nearest class mean",
             any_batch.run,
