@@ -286,7 +286,7 @@ def test_convergence(bank: FeatureBank, tmp_path) -> None:
 
 
 def test_registry() -> None:
-    names = "table1 table2 ablation keff dirichlet any-batch convergence lambda"
+    names = "table1 table2 ablation keff dirichlet stata any-batch convergence lambda"
     assert list(EXPERIMENTS) == names.split()
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name

@@ -75,6 +75,14 @@ def test_dirichlet() -> None:
         paper.accuracies("dirichlet", "tiered")
 
 
+def test_stata() -> None:
+    assert list(paper.stata()) == ["zero_shot", "em_dirichlet", "transclip", "stata"]
+    columns = zip(*paper.stata().values(), strict=True)
+    assert [round(sum(column), 1) for column in columns] == [
+        243.0, 245.2, 242.8, 255.8, 242.3, 232.2, 234.9,
+    ]  # fmt: skip
+
+
 def test_ablation_is_part_of_table1() -> None:
     for dataset in ("mini", "tiered"):
         assert (

@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import paper
 from ..results import contents_of
 from ..settings import RunSettings
-from . import accuracy, any_batch, convergence, lambda_
+from . import accuracy, any_batch, convergence, lambda_, stata
 from .base import ExperimentResult, Table
 
 __all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
@@ -83,6 +83,12 @@ EXPERIMENTS: dict[str, Experiment] = {
                 alpha=2.0,
             ),
             accuracy.AccuracyTable,
+        ),
+        Experiment(
+            "stata",
+            "class names, no labelled row: batches of 1 to 4 classes to whole datasets",
+            stata.run,
+            stata.StatABatches,
         ),
         Experiment(
             "any-batch",

@@ -181,7 +181,7 @@ def run(
     check_data_set(dataset, backbone, paper.data_sets(table))
     if dataset == "inat":
         shots, support, query = None, support or "repr", query or "query"
-    k_eff = num_classes if k_eff is None else k_eff
+    k_eff = check.integer("num_classes", num_classes) if k_eff is None else k_eff
     if not curves:
         check.integer("k_eff", k_eff)
     preset = None if experiment == "dirichlet" else dataset or "paper"

@@ -152,7 +152,7 @@ def plan_experiment(
 ) -> TaskPlan:
     """`plan_tasks`; if the bank does not suffice, the error says so."""
     if shots is not None:
-        distinct_integers("shots", shots)
+        distinct_integers("shots", shots, least=0 if "prototypes" in tasks else 1)
     distinct_integers("k_eff", k_eff)
     check.integer("n_query", n_query)
     check.integer("n_tasks", n_tasks)
