@@ -93,6 +93,16 @@ def test_interval_of_a_mean() -> None:
     text = stata.mean_text([(one, 1), (other, 3)])
     half = (one.interval**2 + (3 * other.interval) ** 2) ** 0.5 / 4
     assert text == f"{(50 + 3 * 80) / 4:.1f} ± {half:.1f}"
+    whole = Result("stata", {}, 0, 6, 6, 60, 1, 30, 900, 0.0)
+    assert stata.mean_text([(whole, 2)]) == "50.0"
+    assert stata.mean_text([(whole, 1), (one, 1)]) == f"50.0 ± {one.interval / 2:.1f}"
+
+
+def test_scale_of_the_logits() -> None:
+    options = {"methods": ("zero_shot", "stata"), "options": {"stata": {"logit_scale": 3.0}}}
+    result = run([30] * 3, logit_scale=20.0, **options)
+    used = {r.method: r.options["logit_scale"] for r in result.evaluation}
+    assert used == {"zero_shot": 20.0, "stata": 3.0}
 
 
 def test_classes_without_rows_are_no_candidates() -> None:

@@ -127,11 +127,14 @@ def published() -> dict[str, dict[str, float]]:
 
 
 def mean_text(results: Sequence[tuple[Result, int]]) -> str:
-    """The mean accuracy of results that count so often, and half its 95 % confidence interval."""
+    """The mean accuracy of results that count so often, and half its 95 % confidence interval.
+
+    The whole bank, a single task, adds nothing to the interval: there is no other such task.
+    """
     total = sum(count for _, count in results)
     mean = sum(result.accuracy * count for result, count in results) / total
-    half = math.hypot(*(result.interval * count for result, count in results)) / total
-    return f"{mean:.1f}" if math.isnan(half) else f"{mean:.1f} ± {half:.1f}"
+    halves = [result.interval * count for result, count in results if result.n_tasks > 1]
+    return f"{mean:.1f} ± {math.hypot(*halves) / total:.1f}" if halves else f"{mean:.1f}"
 
 
 def run(
@@ -188,11 +191,9 @@ def run(
         for batches in batches_of(len(room)).values()
         for k in batches.present
     }
-    scale = {name: {"logit_scale": logit_scale} for name in METHODS}
-    options = {
-        name: {**scale.get(name, {}), **own} for name, own in (scale | dict(options or {})).items()
-    }
-    chosen = chosen_methods(methods, None, options, METHODS, named=True)
+    given = dict(options or {})
+    scaled = {name: {"logit_scale": logit_scale, **given.get(name, {})} for name in METHODS}
+    chosen = chosen_methods(methods, None, given | scaled, METHODS, named=True)
     parts = []
     for queries in sorted({queries for queries, _ in cells}):
         plan = plan_experiment(
