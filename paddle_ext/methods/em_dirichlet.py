@@ -79,7 +79,7 @@ class EmDirichlet(Method):
     """
 
     name: ClassVar[str] = "em_dirichlet"
-    display: ClassVar[Display] = Display("EM-Dirichlet", 15)
+    display: ClassVar[Display] = Display("EM-Dirichlet", 15, "#44aa99", "^")
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 

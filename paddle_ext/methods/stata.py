@@ -55,7 +55,7 @@ class StatA(Method):
     """
 
     name: ClassVar[str] = "stata"
-    display: ClassVar[Display] = Display("StatA", 17)
+    display: ClassVar[Display] = Display("StatA", 17, "#0063a8", "h")
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 

@@ -60,7 +60,7 @@ class TransClip(Method):
     """
 
     name: ClassVar[str] = "transclip"
-    display: ClassVar[Display] = Display("TransCLIP", 16)
+    display: ClassVar[Display] = Display("TransCLIP", 16, "#e69f00", "X")
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 

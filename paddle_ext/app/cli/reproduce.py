@@ -1,4 +1,4 @@
-"""``paddle-ext reproduce``: the experiments of the paper, its numbers alongside ours."""
+"""``paddle-ext reproduce``: published experiments, their numbers alongside ours."""
 
 from __future__ import annotations
 
@@ -25,9 +25,16 @@ paddle-ext reproduce table1 --bank tiered-test.npz --dataset tiered --methods al
 
 paddle-ext reproduce keff --bank mini-test.npz --methods paddle,tim --n-tasks 500
 
+paddle-ext reproduce dirichlet --bank mini-test.npz --num-classes 5
+
+paddle-ext reproduce stata --bank my-features.npz --names text.npz --n-tasks 40
+
 paddle-ext reproduce any-batch --bank my-features.npz --shots 1,5 --n-tasks 100
 """
-PARAMETERS = {"tuned": "options"}  # of the experiments, if an option has another name
+PARAMETERS = {
+    "tuned": "options",
+    "names": "prototypes",
+}  # of the experiments, if an option has another name
 NONE: list[str] = []  # default of repeatable options
 
 
@@ -50,9 +57,16 @@ def reproduce(
     k_eff: Annotated[list[str], typer.Option(help="Such as 2,5,10.")] = NONE,
     n_tasks: Annotated[int | None, typer.Option(help="Tasks per setting.")] = None,
     n_query: Annotated[int | None, typer.Option(help="Queries per task.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Candidate classes; default: all, for dirichlet 5.")
+    ] = None,
     scaling: Annotated[str | None, typer.Option(help="minmax, auto or none.")] = None,
     support: Annotated[str | None, typer.Option(help="Split to draw the support from.")] = None,
     query: Annotated[str | None, typer.Option(help="Split to draw the queries from.")] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(help="Embeddings of the class names; default: in the bank's file."),
+    ] = None,
     tuned: Annotated[Path | None, typer.Option(help="tuning.json of paddle-ext tune.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of the tasks.")] = None,
     device: Device = None,
@@ -63,7 +77,7 @@ def reproduce(
     fresh: Fresh = False,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
-    """Run an experiment of the paper, with its numbers alongside ours, or any-batch."""
+    """Run a published experiment, with its numbers alongside ours, or any-batch."""
     if listed or experiment is None:
         list_experiments()
         return
@@ -75,9 +89,11 @@ def reproduce(
         "k_eff": one_or_more("--k-eff", k_eff),
         "n_tasks": n_tasks,
         "n_query": n_query,
+        "num_classes": num_classes,
         "scaling": scaling,
         "support": support,
         "query": query,
+        "names": names,
         "tuned": tuned,
         "seed": seed,
         "device": device,
@@ -131,6 +147,15 @@ def run(
             raise typer.BadParameter(
                 f"--{key.replace('_', '-')} must not be given for {name}, which has no such option"
             )
+    features = FeatureBank.load(bank)
+    if "prototypes" in experiment.parameters:
+        from ..classify.class_names import stored_names
+
+        named = stored_names(arguments.pop("names", bank), required=True)
+        assert named is not None  # it is required
+        if features.class_names not in (None, named.class_names):
+            raise typer.BadParameter("--names must have the class names of the bank, in its order")
+        arguments |= {"prototypes": named.prototypes, "logit_scale": named.logit_scale}
     if arguments.get("dataset") == "none":
         arguments["dataset"] = None
     if "tuned" in arguments:
@@ -138,7 +163,7 @@ def run(
 
         arguments[PARAMETERS["tuned"]] = Tuning.load(arguments.pop("tuned")).options
     arguments |= {"output": folder, "resume": not fresh}
-    return experiment.run(FeatureBank.load(bank), name=bank.stem, **arguments)
+    return experiment.run(features, name=bank.stem, **arguments)
 
 
 def show_result(result: ExperimentResult, folder: Path) -> None:

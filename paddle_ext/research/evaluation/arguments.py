@@ -7,18 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ... import check
-from ...methods import Method, available, create
+from ...methods import Method, create
 from ...methods.base import PRESETS, Options, known_methods
 from ...methods.registry import as_method, fields_of, load
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
 
-def all_methods() -> tuple[str, ...]:
-    """Names of the methods that need no class names, in the order of tables: those of the paper,
-    ours, and registered ones.
+def all_methods(named: bool = False) -> tuple[str, ...]:
+    """Names of the methods in the order of tables: those of the paper, ours, and registered ones.
+
+    Parameters
+    ----------
+    named : bool
+        Those that can use class names; otherwise those that need none.
     """
-    names = available(named=False)
+    names = (
+        name
+        for name, cls in known_methods.items()
+        if (cls.takes_prototypes if named else not cls.needs_prototypes)
+    )
     return tuple(sorted(names, key=lambda name: (known_methods[name].display.order, name)))
 
 
@@ -27,15 +35,18 @@ def chosen_methods(
     preset: str | None = None,
     options: Mapping[str, Options] | None = None,
     published: Sequence[str] = (),
+    named: bool = False,
 ) -> dict[str, Method]:
     """The methods by label, in order.
 
     "all" stands for all of them, and "paper" for the `published` ones. `preset` and `options`, by
-    method, are for methods given by name; options of others are ignored.
+    method, are for methods given by name; options of others are ignored. `named`: the methods are
+    those that can use class names.
     """
     if preset is not None:
         check.choice("preset", preset, PRESETS)
-    groups = {"paper": published, "all": all_methods()} if published else {"all": all_methods()}
+    known = all_methods(named)
+    groups = {"paper": published, "all": known} if published else {"all": known}
     if isinstance(methods, str):
         methods = groups.get(methods, methods)
     single = as_method(methods)
@@ -53,8 +64,8 @@ def chosen_methods(
     chosen: dict[str, Method] = {}
     for label, given in pairs:
         if isinstance(given, str):
-            if ":" not in given and given not in available(named=False):
-                check.not_a_choice("methods", given, (*groups, *available(named=False)))
+            if ":" not in given and given not in known:
+                check.not_a_choice("methods", given, (*groups, *sorted(known)))
             one: Method | None = create(given, preset, **(options or {}).get(given, {}))
         else:
             one = as_method(given)

@@ -54,13 +54,22 @@ class DeviceBank:
     device : torch.device
     memory : float or None
         GiB; None: `MEMORY` of the device.
+    prototypes : Tensor [K, D], optional
+        Embeddings of the class names, for methods that use them.
     """
 
-    def __init__(self, bank: FeatureBank, device: torch.device, memory: float | None) -> None:
+    def __init__(
+        self,
+        bank: FeatureBank,
+        device: torch.device,
+        memory: float | None,
+        prototypes: Tensor | None = None,
+    ) -> None:
         self.device = device
         half_on_cpu = device.type == "cpu" and bank.features.itemsize < 4
         features = bank.features.to(device, torch.float32 if half_on_cpu else None)
         self.features = features.contiguous()
+        self.prototypes = None if prototypes is None else prototypes.to(device, features.dtype)
         self.base_mean = bank.base_mean
         if bank.base_mean is not None:
             # Methods require a mean as precise as the features, or one single and one half.
@@ -148,6 +157,7 @@ class Block:
             tasks.query_index[part],
             num_classes=self.sampler.num_classes,
             base_mean=bank.base_mean,
+            prototypes=bank.prototypes,
             validate=False,  # the bank was checked, and the sampler draws valid rows
         )
         wait_for(bank.device)

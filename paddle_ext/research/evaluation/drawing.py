@@ -65,6 +65,8 @@ def line_style(label: str, *, dashed: bool = False) -> dict[str, Any]:
 def shots_title(shots: int | None) -> str:
     if shots is None:
         return "one support for all tasks"
+    if shots == 0:
+        return "no labelled row"
     return "1 shot" if shots == 1 else f"{shots} shots"
 
 
@@ -226,7 +228,11 @@ def name_panel(axes: Axes, text: str, x: str = "", y: str = "") -> None:
 
 
 def mark_counts(axes: Axes, counts: Sequence[int]) -> None:
-    """A tick at each count; on a log scale if small ones would overlap."""
+    """A tick at each count, or of many at 1, 2, 5, 10, 20 and so on; on a log scale if small ones
+    would overlap.
+    """
+    if len(counts) > 12:
+        counts = [count for count in counts if str(count).rstrip("0") in ("1", "2", "5")]
     if max(counts) > 10 * min(counts):
         axes.set_xscale("log")
         axes.minorticks_off()

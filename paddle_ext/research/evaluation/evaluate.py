@@ -144,7 +144,7 @@ def evaluate_plan(
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
-        on_device = DeviceBank(bank, device, settings.memory)
+        on_device = DeviceBank(bank, device, settings.memory, plan.prototypes)
         show = settings.progress and ranks.rank == 0
         for line in method_notes:
             Progress("", 0, show=show).line(line)
@@ -169,6 +169,7 @@ def evaluate_plan(
 def journal_header(bank: FeatureBank, plan: TaskPlan) -> dict[str, object]:
     """Everything the counts of a journal depend on except shots, k_eff and methods."""
     sampler = plan.samplers[0]
+    names = {} if plan.prototypes is None else {"prototypes": digest(plan.prototypes)}
     return {
         "version": version(),
         "block": BLOCK,
@@ -179,6 +180,7 @@ def journal_header(bank: FeatureBank, plan: TaskPlan) -> dict[str, object]:
         "seed": sampler.seed,
         "n_query": sampler.n_query,
         "num_classes": sampler.num_classes,
+        **names,
     }
 
 

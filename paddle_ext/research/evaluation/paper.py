@@ -5,7 +5,13 @@ E. Chouzenoux, J.-C. Pesquet, I. Ben Ayed, "Towards Practical Few-Shot Query Set
 Minimum Description Length Inference", NeurIPS 2022. The paper shows accuracy against K_eff only as
 figures; the numbers behind them are from the history of its public repository
 (SegoleneMartin/PADDLE, commit 1fcde3f, ``results_test``; its KM-UNBIASED and KM-BIASED are PADDLE
-and soft K-means). Accuracies are in percent.
+and soft K-means).
+
+"dirichlet" is from O. Veilleux, M. Boudiaf, P. Piantanida, I. Ben Ayed, "Realistic Evaluation of
+Transductive Few-Shot Learning", NeurIPS 2021, and its public repository
+(oveilleux/Realistic_Transductive_Few_Shot); "stata" from M. Zanella, C. Fuchs, C. De Vleeschouwer,
+I. Ben Ayed, "Realistic Test-Time Adaptation of Vision-Language Models", CVPR 2025
+(MaxZanella/StatA). Accuracies are in percent.
 """
 
 from __future__ import annotations
@@ -19,9 +25,10 @@ from ... import check
 from ...methods import available
 from ...methods.base import DATA_SETS
 
-TABLES = ("table1", "table2", "ablation")
+TABLES = ("table1", "table2", "ablation", "dirichlet")
 BACKBONES = ("resnet18", "wrn28_10")
 SHOTS = (5, 10, 20)
+DIRICHLET_SHOTS = (1, *SHOTS)
 K_EFFS = tuple(range(2, 11))
 
 
@@ -60,11 +67,12 @@ def accuracies(
     """A table: accuracy with K_eff = 5, for each method and number of shots.
 
     Table 2 is for i-Nat, where all tasks share one support, so shots are None. The ablation is
-    PADDLE without the partition complexity (`soft_kmeans`) and with it.
+    PADDLE without the partition complexity (`soft_kmeans`) and with it. "dirichlet" has five
+    candidates, all of them present.
 
     Parameters
     ----------
-    table : {"table1", "table2", "ablation"}
+    table : {"table1", "table2", "ablation", "dirichlet"}
     dataset : {"mini", "tiered", "inat"}
         One that the table has.
     backbone : {"resnet18", "wrn28_10"}
@@ -85,9 +93,24 @@ def accuracies(
     """
     check.choice("dataset", dataset, data_sets(table))
     check.choice("backbone", backbone, BACKBONES)
-    shots: tuple[int | None, ...] = (None,) if dataset == "inat" else SHOTS
+    shots: tuple[int | None, ...] = DIRICHLET_SHOTS if table == "dirichlet" else SHOTS
+    shots = (None,) if dataset == "inat" else shots
     rows = numbers()[table][dataset].get(backbone, {})
     return {name: dict(zip(shots, row, strict=True)) for name, row in rows.items()}
+
+
+def stata() -> dict[str, list[float]]:
+    """Zero-shot methods by StatA's batches, the mean of 11 datasets with CLIP ViT-B/16.
+
+    Batches of 64 queries of 1 to 4, 2 to 10 and 5 to 25 classes, of 1000 queries of 5 to 25, 25 to
+    50 and 50 to 100 classes, and the whole datasets.
+
+    Examples
+    --------
+    >>> stata()["stata"]
+    [70.4, 69.3, 67.4, 69.7, 69.8, 69.0, 69.9]
+    """
+    return dict(numbers()["stata"])
 
 
 def convergence() -> dict[str, Convergence]:

@@ -24,6 +24,7 @@ class TaskPlan:
     labels: Tensor  # [N] int64: without classes that no task can draw, renumbered
     support: Tensor | None  # rows; None: all that are not queries
     query: Tensor | None
+    prototypes: Tensor | None = None  # [K, D]: embeddings of the class names, instead of a support
 
 
 def plan_tasks(
@@ -39,8 +40,12 @@ def plan_tasks(
     seed: int = 0,
     support: str | Tensor | None = None,
     query: str | Tensor | None = None,
+    prototypes: Tensor | None = None,
 ) -> TaskPlan:
-    """Check the requested tasks against the bank; arguments as in `evaluate`."""
+    """Check the requested tasks against the bank; arguments as in `evaluate`.
+
+    With `prototypes` [K, D], the embeddings of the class names, `shots` may be 0.
+    """
     if not isinstance(bank, FeatureBank):
         raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
     check.integer("n_tasks", n_tasks)
@@ -49,6 +54,7 @@ def plan_tasks(
         split_rows(bank, "query", query),
     )
     labels = class_numbers(bank, support_rows, query_rows)
+    least = 1 if prototypes is None else 0
     samplers = tuple(
         TaskSampler(
             labels,
@@ -62,18 +68,20 @@ def plan_tasks(
             support=support_rows,
             query=query_rows,
         )
-        for count in ([None] if shots is None else distinct_integers("shots", shots))
+        for count in ([None] if shots is None else distinct_integers("shots", shots, least))
         for effective in distinct_integers("k_eff", k_eff)
     )
-    return TaskPlan(samplers, n_tasks, labels, support_rows, query_rows)
+    if prototypes is not None:
+        prototypes = prototypes_of_classes(bank, labels, prototypes)
+    return TaskPlan(samplers, n_tasks, labels, support_rows, query_rows, prototypes)
 
 
-def distinct_integers(name: str, value: object) -> list[int]:
+def distinct_integers(name: str, value: object, least: int = 1) -> list[int]:
     """One number, or several different ones."""
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not listed:
         raise check.ArgumentValueError(name, "must be at least one number, got none")
-    numbers = [check.integer(name, number) for number in listed]
+    numbers = [check.integer(name, number, least=least) for number in listed]
     for number in numbers:
         if numbers.count(number) > 1:
             problem = f"must not have a number twice, got {number} more than once"
@@ -114,6 +122,22 @@ def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | Non
     there = torch.bincount(seen[seen >= 0], minlength=bank.num_classes) > 0
     number = torch.where(there, there.cumsum(0) - 1, -1)
     return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one is that of -1
+
+
+def prototypes_of_classes(bank: FeatureBank, labels: Tensor, prototypes: Tensor) -> Tensor:
+    """The rows of `prototypes` for the classes that tasks draw, as `labels` number them."""
+    (prototypes,) = check.tensors(prototypes)
+    check.features("prototypes", prototypes)
+    D = bank.features.shape[1]
+    if prototypes.dim() != 2 or len(prototypes) < bank.num_classes or prototypes.shape[1] != D:
+        problem = f"must have shape [{bank.num_classes}, {D}], a row of each class"
+        raise check.ArgumentValueError("prototypes", f"{problem}, got {list(prototypes.shape)}")
+    if not torch.isfinite(prototypes).all():
+        raise check.ArgumentValueError("prototypes", "must be finite, got NaN or infinity")
+    drawn = labels >= 0
+    found = prototypes.new_empty(int(labels.max()) + 1, D)
+    found[labels[drawn]] = prototypes[bank.labels.cpu()[drawn]]
+    return found
 
 
 def check_features(bank: FeatureBank) -> None:

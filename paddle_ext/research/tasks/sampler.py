@@ -46,8 +46,8 @@ class TaskSampler:
     labels : Tensor [N]
         Integers in [0, K), each at least once; rows with -1 have no class and are not drawn.
     shots : int or None
-        Support rows per class. None: all rows of `support`, however many each class has, shared by
-        all tasks.
+        Support rows per class; 0: no support. None: all rows of `support`, however many each class
+        has, shared by all tasks.
     n_query, k_eff : int
         Queries of a task, and the number of classes they come from.
     num_classes : int, optional
@@ -108,7 +108,7 @@ class TaskSampler:
     ) -> None:
         self.labels = checked_labels(labels)
         classes = int(self.labels.max()) + 1
-        self.shots = None if shots is None else check.integer("shots", shots)
+        self.shots = None if shots is None else check.integer("shots", shots, least=0)
         self.n_query = check.integer("n_query", n_query)
         self.sampling = check.choice("sampling", sampling, SAMPLING_NAMES)
         self.alpha = check.real("alpha", alpha, positive=True)
@@ -118,9 +118,9 @@ class TaskSampler:
             if num_classes is None
             else at_most("num_classes", num_classes, classes, "classes")
         )
-        if self.shots is None and num_classes is not None:
+        if not self.shots and num_classes is not None:  # no support would tell which they are
             raise check.ArgumentValueError(
-                "num_classes", f"must be None with shots=None, got {num_classes}"
+                "num_classes", f"must be None with shots={self.shots}, got {num_classes}"
             )
         self.k_eff = at_most("k_eff", k_eff, self.num_classes, "candidate classes")
         self._classes = classes

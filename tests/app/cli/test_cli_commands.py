@@ -338,9 +338,48 @@ def test_reproduce_any_batch(bank: Path, tmp_path: Path) -> None:
         assert f"written: {tmp_path / name}" in shown
 
 
+def test_reproduce_dirichlet(bank: Path, tmp_path: Path) -> None:
+    shown = run("reproduce", "dirichlet", "--bank", bank, "--methods", "bd_cspn,adaptive",
+                "--shots", "1", "--num-classes", 5, "--tasks", 4, "--n_query", 20, "--output",
+                tmp_path, *CPU)  # fmt: skip
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("BD-CSPN")]
+    ours = json.loads((tmp_path / "dirichlet.json").read_text())["evaluation"]["results"][0]
+    assert (ours["num_classes"], ours["k_eff"]) == (5, 5)
+    assert (row[1], row[4]) == (f"{100 * ours['correct'] / 80:.1f}", "67.0")
+
+
+def test_reproduce_stata(bank: Path, tmp_path: Path) -> None:
+    """The embeddings of the names in a file of their own, or in that of the bank."""
+    text = features().features.view(12, 30, 16).mean(1).numpy()
+    names = {"text": text, "class_names": np.arange(12).astype(str)}
+    np.savez(tmp_path / "names.npz", **names)
+    both = {**np.load(bank), **names}
+    np.savez(tmp_path / "both.npz", **both)
+    common = ("--methods", "zero_shot,adaptive", "--tasks", 2, *CPU)
+    shown = run("reproduce", "stata", "--bank", bank, "--names", tmp_path / "names.npz", "--output",
+                tmp_path / "a", *common)  # fmt: skip
+    run("reproduce", "stata", "--bank", tmp_path / "both.npz", "--output", tmp_path / "b", *common)
+    a, b = (
+        json.loads((tmp_path / name / "stata.json").read_text())["evaluation"]["results"]
+        for name in "ab"
+    )
+    assert [r["correct"] for r in a] == [r["correct"] for r in b]
+    rows = [line.split() for line in shown.splitlines() if line.startswith("Zero-shot")]
+    assert rows[0][-2] == f"{100 * a[-2]['correct'] / 360:.1f}"  # of all rows
+    assert rows[1][-1] == "65.2"
+    np.savez(tmp_path / "names.npz", text=text, class_names=np.arange(12)[::-1].astype(str))
+    _, message = refusal("reproduce", "stata", "--bank", tmp_path / "both.npz", "--names",
+                         tmp_path / "names.npz")  # fmt: skip
+    assert "--names must have the class names of the bank, in its order" in message
+    code, message = refusal("reproduce", "stata", "--bank", bank)
+    assert code != 0
+    assert "must be a file with 'text' or 'prototypes', and 'class_names'" in message
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["table1", "--bank", "x.npz", "--names", "y.npz"], "--names must not be given for table1"),
         (["table9"], "EXPERIMENT must be one of table1, table2"),
         (["table1"], "--bank must be given for table1"),
         (["any-batch"], "--bank must be given for any-batch"),

@@ -159,6 +159,37 @@ def test_ablation(bank: FeatureBank, tmp_path) -> None:
     assert cells(inat)["Soft K-means"][1] == "57.5"
 
 
+def test_dirichlet(bank: FeatureBank, tmp_path) -> None:
+    chosen = ["alpha_tim", "adaptive"]
+    result = run("dirichlet", bank, methods=chosen, output=tmp_path, **SMALL)
+    tasks = {"num_classes": 5, "k_eff": 5, "sampling": "dirichlet", "alpha": 2.0}
+    plain = evaluate(bank, chosen, shots=(1, 5, 10, 20), **tasks, **SMALL)
+    assert [r.correct for r in result.evaluation] == [r.correct for r in plain]
+    assert [table.title for table in result.tables()] == [
+        "1 shot",
+        "5 shots",
+        "10 shots",
+        "20 shots",
+    ]
+    for number, published in enumerate((67.4, 82.5, 85.9, 87.9)):
+        table = cells(result, number)
+        ours = plain.select("alpha_tim")[number].accuracy
+        assert table["α-TIM"][1] == f"{published:.1f}"
+        assert float(table["α-TIM"][2]) == pytest.approx(ours - published, abs=0.051)
+        assert table["Adaptive"][1:3] == ["–", "–"]
+    assert_saved(result, tmp_path, "dirichlet")
+
+
+def test_dirichlet_of_other_ways(bank: FeatureBank) -> None:
+    """Every candidate is present unless k_eff is given; the published numbers are of five."""
+    ten = run("dirichlet", bank, methods="tim", shots=5, num_classes=10, **SMALL)
+    assert {(r.num_classes, r.k_eff) for r in ten.evaluation} == {(10, 10)}
+    five = run("dirichlet", bank, methods="tim", shots=5, num_classes=10, k_eff=5, **SMALL)
+    assert {(r.num_classes, r.k_eff) for r in five.evaluation} == {(10, 5)}
+    for result in (ten, five):
+        assert cells(result)["method"] == ["5-shot", "ms/task"]
+
+
 # --- curves -------------------------------------------------------------------------------------
 
 
@@ -255,7 +286,7 @@ def test_convergence(bank: FeatureBank, tmp_path) -> None:
 
 
 def test_registry() -> None:
-    names = "table1 table2 ablation keff any-batch convergence lambda"
+    names = "table1 table2 ablation keff dirichlet stata any-batch convergence lambda"
     assert list(EXPERIMENTS) == names.split()
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name

@@ -113,6 +113,12 @@ def test_from_one_class_to_all() -> None:
     assert legend == ["Adaptive", "PADDLE", "nearest", "TIM"]
 
 
+def test_few_ticks_for_many_numbers_of_classes() -> None:
+    results = [result("paddle", 70.0, k_eff=k) for k in range(1, 101)]
+    (axes,) = figures.accuracy_against_k_eff(evaluation(*results)).axes
+    assert list(axes.get_xticks()) == [1, 2, 5, 10, 20, 50, 100]
+
+
 def test_bars_are_sorted() -> None:
     found = evaluation(
         result("paddle", 70.0), result("tim", 75.0), result("pt_map", 20.0), result("tim", 1.0, 10)

@@ -66,6 +66,23 @@ def test_other_tables() -> None:
     assert paper.convergence()["alpha_tim"].seconds is None
 
 
+def test_dirichlet() -> None:
+    published = paper.accuracies("dirichlet", "mini")
+    assert published["simpleshot"] == {1: 63.0, 5: 80.1, 10: 84.0, 20: 86.1}
+    by_shots = zip(*(row.values() for row in published.values()), strict=True)
+    assert [round(sum(column), 1) for column in by_shots] == [390.2, 471.3, 487.8, 499.2]
+    with pytest.raises(ValueError, match="dataset must be one of 'mini', got 'tiered'"):
+        paper.accuracies("dirichlet", "tiered")
+
+
+def test_stata() -> None:
+    assert list(paper.stata()) == ["zero_shot", "em_dirichlet", "transclip", "stata"]
+    columns = zip(*paper.stata().values(), strict=True)
+    assert [round(sum(column), 1) for column in columns] == [
+        243.0, 245.2, 242.8, 255.8, 242.3, 232.2, 234.9,
+    ]  # fmt: skip
+
+
 def test_ablation_is_part_of_table1() -> None:
     for dataset in ("mini", "tiered"):
         assert (
@@ -113,7 +130,7 @@ def test_methods_are_known() -> None:
             for rows in by_backbone.values():
                 named |= set(rows)
     assert named <= set(methods.available(named=False))
-    assert len(named) == 10
+    assert len(named) == 11
 
 
 def test_the_file_has_a_number_for_each_column() -> None:

@@ -393,6 +393,19 @@ def test_dtypes_and_strides_of_labels(dtype: torch.dtype) -> None:
 # --- rows to draw from ----------------------------------------------------------------------------
 
 
+def test_no_support() -> None:
+    """Every row of a class can be a query."""
+    labels = ragged_labels()
+    batch = TaskSampler(labels, shots=0, n_query=12, k_eff=3).batch(0, 500)
+    assert batch.support_index.shape == batch.support_labels.shape == (500, 0)
+    assert torch.equal(labels[batch.query_index], batch.query_labels)
+    assert [len(rows.unique()) for rows in batch.query_index] == [12] * 500
+    assert all(len(classes.unique()) <= 3 for classes in batch.query_labels)
+    assert set(batch.query_index.view(-1).tolist()) == set(
+        (labels >= 0).nonzero().view(-1).tolist()
+    )
+
+
 def test_one_support_for_all_tasks() -> None:
     """All rows of a list, as many as each class has there; the queries from another list."""
     labels = ragged_labels()

@@ -45,7 +45,7 @@ def test_types(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shots": 0}, "shots must be an integer in [1,"),
+        ({"shots": -1}, "shots must be an integer in [0,"),
         ({"n_query": 0}, "n_query must be an integer in [1,"),
         ({"num_classes": 6}, "num_classes must be at most the number of classes, 5, got 6"),
         ({"k_eff": 6}, "k_eff must be at most the number of candidate classes, 5, got 6"),
@@ -63,6 +63,7 @@ def test_types(changes: dict[str, Any], message: str) -> None:
             {"shots": None, "support": torch.arange(0, 100, 2), "num_classes": 4},
             "num_classes must be None with shots=None, got 4",
         ),
+        ({"shots": 0, "num_classes": 4}, "num_classes must be None with shots=0, got 4"),
         ({"support": torch.tensor([[1]])}, "support must have shape [n] with n at least 1, got"),
         ({"query": torch.tensor([100])}, "query must be in [0, 100), got 100"),
         ({"query": torch.tensor([-1])}, "query must be in [0, 100), got -1"),

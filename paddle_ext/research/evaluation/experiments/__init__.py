@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import paper
 from ..results import contents_of
 from ..settings import RunSettings
-from . import accuracy, any_batch, convergence, lambda_
+from . import accuracy, any_batch, convergence, lambda_, stata
 from .base import ExperimentResult, Table
 
 __all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
@@ -68,6 +68,27 @@ EXPERIMENTS: dict[str, Experiment] = {
             "accuracy against the number of classes present, 2 to 10",
             partial(accuracy.run, "keff", k_eff=paper.K_EFFS, n_tasks=1000),
             accuracy.AccuracyCurves,
+        ),
+        Experiment(
+            "dirichlet",
+            "5 or more ways, all present in proportions from Dirichlet(2), 1 to 20 shots",
+            partial(
+                accuracy.run,
+                "dirichlet",
+                methods=("simpleshot", *paper.methods("table1"), "adaptive"),
+                shots=paper.DIRICHLET_SHOTS,
+                num_classes=5,
+                k_eff=None,
+                sampling="dirichlet",
+                alpha=2.0,
+            ),
+            accuracy.AccuracyTable,
+        ),
+        Experiment(
+            "stata",
+            "class names, no labelled row: batches of 1 to 4 classes to whole datasets",
+            stata.run,
+            stata.StatABatches,
         ),
         Experiment(
             "any-batch",

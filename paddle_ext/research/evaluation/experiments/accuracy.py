@@ -1,6 +1,7 @@
-"""Methods compared with the paper: Table 1, Table 2, the ablation, and accuracy against K_eff.
+"""Methods compared with the paper: Table 1, Table 2, the ablation, accuracy against K_eff; and with
+the few ways of another one, in proportions from a Dirichlet distribution.
 
-All four are one experiment: methods on the tasks of a bank, alongside their published accuracy.
+All five are one experiment: methods on the tasks of a bank, alongside their published accuracy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ TITLES = {
     "table2": "Table 2: accuracy with one support for all tasks",
     "ablation": "Ablation: without and with the partition complexity",
     "keff": "Accuracy against the number of classes present",
+    "dirichlet": "Few ways, all present in proportions from Dirichlet(2)",
 }
+WIDEST = 3  # numbers of shots whose columns fit a terminal side by side
 JOURNAL = "tasks"  # folder of evaluate's journal, in that of the experiment
 
 
@@ -52,13 +55,20 @@ class AccuracyTable(EvaluationResult):
         return TITLES[self.experiment]
 
     def published(self) -> dict[str, dict[int | None, float]]:
-        """The paper's table, which has only K_eff = 5."""
-        if self.dataset is None or self.evaluation.results[0].k_eff != 5:
+        """The paper's table, which has only K_eff = 5, and for "dirichlet" only five candidates."""
+        tasks = self.evaluation.results[0]
+        ways = tasks.num_classes if self.experiment == "dirichlet" else 5
+        if self.dataset is None or not ways == tasks.k_eff == 5:
             return {}
         return paper.accuracies(self.experiment, self.dataset, self.backbone)
 
     def tables(self) -> list[Table]:
-        return [Table("", *rows(self.evaluation, published=self.published()))]
+        parts, published = self.parts(), self.published()
+        if len(parts) <= WIDEST:
+            return [Table("", *rows(self.evaluation, published=published))]
+        return [
+            Table(shots_title(n), *rows(each, published=published)) for n, each in parts.items()
+        ]
 
     def figures(self) -> dict[str, Figure]:
         figure = pictures.accuracy_bars(self.evaluation, published=self.published())
@@ -112,9 +122,12 @@ def run(
     backbone: str = "resnet18",
     methods: str | Sequence[str] = "paper",
     shots: int | Sequence[int] | None = paper.SHOTS,
-    k_eff: int | Sequence[int] = 5,
+    k_eff: int | Sequence[int] | None = 5,
     n_tasks: int = 10_000,
     n_query: int = 75,
+    num_classes: int | None = None,
+    sampling: str = "uniform",
+    alpha: float = 1.0,
     support: str | None = None,
     query: str | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
@@ -124,10 +137,10 @@ def run(
 
     Parameters
     ----------
-    experiment : {"table1", "table2", "ablation", "keff"}
+    experiment : {"table1", "table2", "ablation", "keff", "dirichlet"}
         Each has its own defaults: `EXPERIMENTS` calls this function with them.
     bank : FeatureBank
-        All its classes are candidates.
+        All its classes are candidates, unless `num_classes` is given.
     dataset : {"mini", "tiered", "inat"} or None
         The dataset of the bank, among those of the table: selects the presets of the methods and
         the paper's column. i-Nat has one support for all tasks, whatever `shots` is. None: the
@@ -135,11 +148,13 @@ def run(
     backbone : {"resnet18", "wrn28_10"}
         Selects the paper's rows.
     methods : {"paper", "all"}, or names
-        Those of the table, or all available.
+        Those of the table, or all available; for "dirichlet" with their default options.
     shots, n_tasks, n_query
         As in `evaluate`.
-    k_eff : int, or for "keff" a sequence of int
-        Classes that the queries of a task come from.
+    k_eff : int, or for "keff" a sequence of int, or None
+        Classes that the queries of a task come from; None: all candidates.
+    num_classes, sampling, alpha
+        As in `evaluate`.
     support, query : str, optional
         Splits to draw from; for i-Nat by default ``"repr"`` and ``"query"``, as
         `open_images("inatural", ...)` calls them.
@@ -166,9 +181,11 @@ def run(
     check_data_set(dataset, backbone, paper.data_sets(table))
     if dataset == "inat":
         shots, support, query = None, support or "repr", query or "query"
+    k_eff = check.integer("num_classes", num_classes) if k_eff is None else k_eff
     if not curves:
         check.integer("k_eff", k_eff)
-    chosen = chosen_methods(methods, dataset or "paper", options, paper.methods(table))
+    preset = None if experiment == "dirichlet" else dataset or "paper"
+    chosen = chosen_methods(methods, preset, options, paper.methods(table))
     plan = plan_experiment(
         experiment,
         bank,
@@ -176,6 +193,9 @@ def run(
         k_eff=k_eff,
         n_query=n_query,
         n_tasks=n_tasks,
+        num_classes=num_classes,
+        sampling=sampling,
+        alpha=alpha,
         support=support,
         query=query,
         seed=settings.seed,

@@ -54,16 +54,6 @@ class AnyBatch(EvaluationResult):
     def title(self) -> str:
         return "Any batch: accuracy from one class present to all of them"
 
-    def parts(self) -> dict[int | None, Evaluation]:
-        """The evaluation of each number of shots."""
-        every_shots = distinct(result.shots for result in self.evaluation)
-        return {
-            shots: replace(
-                self.evaluation, results=tuple(r for r in self.evaluation if r.shots == shots)
-            )
-            for shots in every_shots
-        }
-
     def tables(self) -> list[Table]:
         return [make(*part) for part in self.parts().items() for make in (overview, table)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ from ...data.bank import FeatureBank
 from ...files import replacing
 from ...ranks import is_first_rank
 from .. import paper
-from ..drawing import finish, settings_line
+from ..drawing import distinct, finish, settings_line
 from ..plan import TaskPlan, distinct_integers, plan_tasks
 from ..results import Evaluation, write_json
 from ..settings import RunSettings
@@ -101,6 +101,16 @@ class EvaluationResult(ExperimentResult):
     def from_data(cls, data: Mapping[str, Any]) -> Self:
         return cls(**{**data, "evaluation": Evaluation.from_fields(data["evaluation"])})
 
+    def parts(self) -> dict[int | None, Evaluation]:
+        """The evaluation of each number of shots."""
+        every_shots = distinct(result.shots for result in self.evaluation)
+        return {
+            shots: replace(
+                self.evaluation, results=tuple(r for r in self.evaluation if r.shots == shots)
+            )
+            for shots in every_shots
+        }
+
     def summary(self) -> str:
         where = f" Seconds: {self.evaluation.machine}." if self.evaluation.machine else ""
         intervals = "± is half the 95 % confidence interval."
@@ -142,7 +152,7 @@ def plan_experiment(
 ) -> TaskPlan:
     """`plan_tasks`; if the bank does not suffice, the error says so."""
     if shots is not None:
-        distinct_integers("shots", shots)
+        distinct_integers("shots", shots, least=0 if "prototypes" in tasks else 1)
     distinct_integers("k_eff", k_eff)
     check.integer("n_query", n_query)
     check.integer("n_tasks", n_tasks)
