@@ -17,7 +17,8 @@ from torch import Tensor
 from ..rows import class_means, evenly_spread
 from ..rule.correction import MOST_ENTRIES, left_out
 
-MOST_ROWS = 1024  # labelled, and as many unlabelled, that statistics of columns are computed from
+MOST_ROWS = 1024  # labelled, and as many unlabelled, that statistics of columns are computed from,
+FIRST_ROWS = 16  # unless so many say that rows are embeddings
 TABLE = 64  # rows with fewer effective columns may be a table,
 FEW, SHARE = 4, 8  # and are one, unless labels contradict, with fewer than 4 + D/8
 SURE = 2.0  # standard errors from which the labels contradict
@@ -69,18 +70,20 @@ def columns_for(
     query : Tensor [Q, D], optional
         Unlabelled rows, if there are any yet.
     """
+    given = [x for x in (query, support) if x is not None]
+    if sharing(variance(given[0][:: max(1, len(given[0]) // FIRST_ROWS)])) >= TABLE:
+        return Columns()
     norms = torch.linalg.vector_norm(support, dim=-1)
     if bool(((norms - 1).abs() < UNIT).all()):
         return Columns()
-    sample = torch.cat([spread(x) for x in (support, query) if x is not None]).double()
-    unit = sample.abs().amax(0).clamp(min=TINY)  # divides columns, so that no square overflows
-    deviation = (sample / unit).std(0, correction=0)
-    deviation = torch.where(deviation > CONSTANT, deviation, 0) * unit
-    share = (deviation / deviation.amax()).square()  # of each column in the variance
-    effective = float(share.sum().square() / share.square().sum())
+    sample = torch.cat([spread(x) for x in given]).double()
+    largest = sample.abs().amax(0).clamp(min=TINY)  # divides columns, so that no square overflows
+    deviation = variance(sample / largest).sqrt()
+    deviation = torch.where(deviation > CONSTANT, deviation, 0) * largest
+    effective = sharing((deviation / deviation.amax()).square())
     if not effective < TABLE:
         return Columns()
-    centre = class_means(support.double() / unit, labels, num_classes).mean(0) * unit
+    centre = class_means(support.double() / largest, labels, num_classes).mean(0) * largest
     scale = torch.where(deviation > 0, 1 / deviation, 0).clamp(max=1 / TINY)
     found = Columns(centre, scale)
     gain = 0.0
@@ -96,6 +99,16 @@ def spread(rows: Tensor) -> Tensor:
     if len(rows) <= MOST_ROWS:
         return rows
     return rows.index_select(0, evenly_spread(MOST_ROWS, len(rows), rows.device))
+
+
+def variance(rows: Tensor) -> Tensor:
+    """Of the columns, [D]; torch's own takes four times as long."""
+    return (rows - rows.mean(0)).square().mean(0)
+
+
+def sharing(variances: Tensor) -> float:
+    """How many columns share the variance, at most D; NaN if there is none, or too much."""
+    return float(variances.sum().square() / variances.square().sum())
 
 
 def sure_gain(before: Tensor, after: Tensor, labels: Tensor, num_classes: int) -> float:
