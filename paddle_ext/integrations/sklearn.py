@@ -113,7 +113,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prototypes are the class means and the proportions those of the labels; "paddle" then also uses
     the labelled rows for `scaling` and the default of `lam`.
 
-    "adaptive" has no options except `max_iter` and `tol`; it rejects those of "paddle".
+    "adaptive" has no options except `max_iter` and `tol`; it rejects those of "paddle". It makes
+    rows unit-norm if they are embeddings, and standardises the columns of a table: how `fit`
+    decides is in docs/estimator.md.
 
     Examples
     --------
