@@ -22,8 +22,9 @@ from ..rule.likelihood import Likelihood
 from ..rule.solve import check_options, solve_tasks
 from ..solution import Solution
 from ..task import Task, without_batch
+from .columns import Columns, columns_for
 from .embeddings import length, vectors
-from .fitted import Array, FittedAdaptive, array, chosen_device, on
+from .fitted import Array, FittedAdaptive, array, arrays, chosen_device, on, tensors
 from .fitting import classified
 from .labels import checked_prototypes, classes_and_places
 
@@ -75,7 +76,8 @@ class BatchClassifier:
     A batch is a dict of columns, a pandas DataFrame, or only the embeddings, [N, D]. The result is
     a DataFrame for a DataFrame and otherwise a dict: the other columns unchanged, then ``label``,
     ``probability`` and ``doubt``, the last two float32. An empty batch has an empty result.
-    Everything is computed in single precision.
+    Everything is computed in single precision. Columns of a table are standardised by its labelled
+    rows, as in `paddle_ext.PaddleClassifier`.
 
     The same row may get another label in another batch, because the batch determines the class
     frequencies: docs/large.md says how large a batch should be.
@@ -129,6 +131,7 @@ class BatchClassifier:
         self._support = rows if text is None else rows.copy()
         self._prototypes = None if text is None else text.copy()
         self._fitted: FittedAdaptive | None = None
+        self._columns: dict[str, Any] = {}  # the fields of `Columns`
         self._here: tuple[torch.device, Likelihood] | None = None
         if text is None:
             self._fit()
@@ -138,6 +141,8 @@ class BatchClassifier:
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
             support, labels = (on(x, torch.device("cpu")) for x in (self._support, self._places))
+            columns = columns_for(support, labels, K)
+            self._columns, support = arrays(columns), columns.of(support)
             # No batch was seen, so there are no proportions to keep.
             known = corrected_likelihood(support, labels, K)
             self._fitted = FittedAdaptive.of(known, torch.zeros(K))
@@ -247,7 +252,7 @@ class BatchClassifier:
 
     def _solve(self, query: Array) -> Solution:
         device = chosen_device(self._device)
-        rows = on(query, device)
+        rows = Columns(**tensors(self._columns, device)).of(on(query, device))
         if self._fitted is not None:
             return classified(self._known(self._fitted, device), rows, self._options)
         known = (self._support, self._places, cast("Array", self._prototypes))

@@ -24,6 +24,7 @@ from ..solution import Solution
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
+KEPT = 5  # probabilities of a row, if all would be too many
 LARGEST = 1e150  # coordinates are clamped here, so that their products stay finite
 
 
@@ -175,6 +176,35 @@ def means_of(
                 sums = sums + class_sums(query, classes, K, weights)[0]
                 mass = mass.index_add(0, classes, weights)
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
+
+
+def largest_of_rows(
+    place: Array,
+    known: npt.NDArray[np.bool_],
+    num_classes: int,
+    solution: Solution | None,
+    dtype: torch.dtype,
+) -> Any:
+    """A `scipy.sparse.csr_array` [n, K]: 1 for the class of a labelled row, the largest of others.
+
+    `place` [n] are the classes of all rows, and `solution` is that of the rows not `known`.
+    """
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+    if solution is None:
+        largest = torch.zeros(0, 1, dtype=dtype), torch.zeros(0, 1, dtype=torch.int64)
+    elif solution.classes is None:
+        largest = solution.probabilities.topk(min(KEPT, num_classes))
+    else:
+        largest = solution.probabilities, solution.classes
+    values, classes = (array(x) for x in largest)
+    kept = np.where(known, 1, values.shape[1])
+    starts = np.concatenate([[0], kept.cumsum()])
+    owner = np.repeat(known, kept)  # of each number
+    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
+    index[owner] = place[known]
+    data[~owner], index[~owner] = values.ravel(), classes.ravel()
+    return csr_array((data, index, starts), shape=(len(place), num_classes))
 
 
 def on(x: Array, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ..ops import solve
 from ..ops.paddle_large import returns_all
-from ..rows import class_means
+from ..rows import class_means, unit_rows
 from ..rule.correction import corrected_likelihood
 from ..rule.engines import classify
 from ..rule.likelihood import Likelihood
@@ -19,6 +20,7 @@ from ..rule.solve import solve_tasks
 from ..scaling import coordinates
 from ..solution import Solution
 from ..task import Task, without_batch
+from .columns import Columns, columns_for
 from .fitted import (
     Array,
     Fitted,
@@ -29,6 +31,8 @@ from .fitted import (
     means_of,
     on,
 )
+
+SAME = 1e-6  # differences of unit-norm rows up to this are rounding
 
 
 class Known(NamedTuple):
@@ -74,6 +78,20 @@ class Fit(NamedTuple):
     solution: Solution | None  # of the unlabelled rows
 
 
+def in_columns(
+    known: Known, query: Tensor | None, method: str
+) -> tuple[Columns, Known, Tensor | None]:
+    """What is known, and unlabelled rows [Q, D]; in standardised columns if it is a table.
+
+    PADDLE has its own `scaling`, and rows with names are embeddings.
+    """
+    if method != "adaptive" or known.names is not None:
+        return Columns(), known, query
+    columns = columns_for(known.support, known.labels, known.num_classes, query)
+    known = known._replace(support=columns.of(known.support))
+    return columns, known, None if query is None else columns.of(query)
+
+
 def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any]) -> Fit:
     """Classify unlabelled rows [Q, D]; `options` are those of the method."""
     if method == "paddle":
@@ -100,8 +118,22 @@ def classified(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -
     return without_batch(found)
 
 
+def warn_of_lost_length(support: Tensor, scaling: str) -> None:
+    """If rows [S, D], such as those of one column, differ in their length alone."""
+    if scaling != "auto":
+        return
+    unit = unit_rows(support)
+    if (unit - unit[0]).abs().amax() < SAME and (support != support[0]).any():
+        warnings.warn(
+            "the labelled rows of X differ in length alone, which scaling='auto' ignores: use "
+            "method='adaptive', scaling='minmax' or scaling='none'",
+            stacklevel=4,
+        )
+
+
 def fit_paddle(known: Known, query: Tensor, options: dict[str, Any]) -> Fit:
     support, labels, K = known[:3]
+    warn_of_lost_length(support, options["scaling"])
     solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
     assert solution.prototypes is not None
     space = coordinates(support, labels, query, K, options["scaling"])
@@ -123,6 +155,7 @@ def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
         likelihood = corrected_likelihood(support, labels, K, counts)
         fitted = FittedAdaptive.of(likelihood, torch.log(proportions))
     else:
+        warn_of_lost_length(support, options["scaling"])
         space = coordinates(support, labels, support, K, options["scaling"])
         w = class_means(space.of(support), labels, K)
         preference = 1 + torch.log(proportions + options["epsilon"])

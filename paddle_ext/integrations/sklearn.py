@@ -12,16 +12,20 @@ from torch import Tensor
 from .. import check
 from ..ops.paddle_large import returns_all
 from ..solution import Solution
+from .columns import Columns
 from .fitted import (
     Array,
     FittedAdaptive,
     FittedFamiliar,
     FittedNames,
     array,
+    arrays,
     chosen_device,
+    largest_of_rows,
     on,
+    tensors,
 )
-from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled
+from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled, in_columns
 from .labels import Named, checked_weights, labelled, named_classes, sorted_classes
 
 try:
@@ -35,7 +39,6 @@ except ImportError as error:
 METHODS = ("adaptive", "paddle")
 # Options that only PADDLE has, and their defaults.
 OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
-LARGEST = 5  # probabilities of a row that are kept if all would be too many
 TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 
 
@@ -110,7 +113,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prototypes are the class means and the proportions those of the labels; "paddle" then also uses
     the labelled rows for `scaling` and the default of `lam`.
 
-    "adaptive" has no options except `max_iter` and `tol`; it rejects those of "paddle".
+    "adaptive" has no options except `max_iter` and `tol`; it rejects those of "paddle". It makes
+    rows unit-norm if they are embeddings, and standardises the columns of a table: how `fit`
+    decides is in docs/estimator.md.
 
     Examples
     --------
@@ -226,10 +231,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             support, own, counts = (x[counts > 0] for x in (support, own, counts))
         names = None if named is None else on(named.prototypes, device).to(rows.dtype)
         given = Known(support, own, len(self.classes_), counts, names)
-        if known.all():
+        query = None if known.all() else rows[~mask]
+        columns, given, query = in_columns(given, query, self.method)
+        if query is None:
             fit = fit_labelled(given, self.method, options)
         else:
-            fit = fit_batch(given, rows[~mask], self.method, options)
+            fit = fit_batch(given, query, self.method, options)
+        fit = fit._replace(prototypes=columns.back(fit.prototypes))
+        self._columns = arrays(columns)
         self._fitted, self._familiar = fit.fitted, FittedFamiliar.of(*given[:3])
         self._kept = None if isinstance(fit.fitted, FittedAdaptive) else FittedRows.of(given)
         named_or_two = names is not None or len(own) > len(self.classes_)
@@ -347,7 +356,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return on(X, chosen_device(self.device))
+        rows = on(X, chosen_device(self.device))
+        return Columns(**tensors(self._columns, rows.device)).of(rows)
 
     def _places_of(self, rows: Tensor) -> Tensor:
         """The index of each row's label in ``classes_``."""
@@ -371,32 +381,3 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
                 )
         return {"max_iter": self.max_iter, "tol": tol, "logit_scale": self.logit_scale}
-
-
-def largest_of_rows(
-    place: Array,
-    known: npt.NDArray[np.bool_],
-    num_classes: int,
-    solution: Solution | None,
-    dtype: torch.dtype,
-) -> Any:
-    """A `scipy.sparse.csr_array` [n, K]: 1 for the class of a labelled row, the largest of others.
-
-    `place` [n] are the classes of all rows, and `solution` is that of the rows not `known`.
-    """
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
-
-    if solution is None:
-        largest = torch.zeros(0, 1, dtype=dtype), torch.zeros(0, 1, dtype=torch.int64)
-    elif solution.classes is None:
-        largest = solution.probabilities.topk(min(LARGEST, num_classes))
-    else:
-        largest = solution.probabilities, solution.classes
-    values, classes = (array(x) for x in largest)
-    kept = np.where(known, 1, values.shape[1])
-    starts = np.concatenate([[0], kept.cumsum()])
-    owner = np.repeat(known, kept)  # of each number
-    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
-    index[owner] = place[known]
-    data[~owner], index[~owner] = values.ravel(), classes.ravel()
-    return csr_array((data, index, starts), shape=(len(place), num_classes))

@@ -3,10 +3,11 @@
 Distances to class means ignore which rows are hard. With many labelled rows, a linear correction
 of the logits is fitted to the labels,
 
-    1/2 ||W||^2 + C sum_i -ln softmax(logits_i + x_i W + b)[y_i]
+    1/2 ||W||^2 + C sum_i -ln softmax(logits_i + ln n + x_i W + b)[y_i]
 
 over the labelled rows i, each left out of its class, so that its logits are those of a new row; W
-is small where the distances already explain the labels.
+is small where the distances already explain the labels. n are the labelled rows of each class: with
+them, how frequent a class is there enters neither W nor b, and a batch may add its own frequencies.
 
 Letters as in `likelihood`; here B = 1.
 """
@@ -101,7 +102,9 @@ def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
     """W and b, [D + 1, K]."""
     K, D = rows.logits.shape[-1], rows.x.shape[-1]
     counts = rows.counts if weights is None else rows.counts * weights.to(rows.x.dtype)
-    start = Fit(rows.x.new_zeros(1, D + 1, K), rows.logits.unsqueeze(0), rows.own.new_zeros(1))
+    n = rows.own.bincount(weights, minlength=K).to(rows.x.dtype)
+    logits = rows.logits + n.log()
+    start = Fit(rows.x.new_zeros(1, D + 1, K), logits.unsqueeze(0), rows.own.new_zeros(1))
     found = fit(
         rows.x.unsqueeze(0),
         rows.own.unsqueeze(0),

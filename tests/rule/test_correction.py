@@ -73,7 +73,8 @@ def test_the_correction_is_a_minimum(dtype: torch.dtype, monkeypatch: pytest.Mon
     weights = torch.linspace(0.5, 1.5, len(labels))
     _, judged = left_out(support, labels, 5)
     W = correction_of(judged, weights).double().requires_grad_()
-    logits = judged.logits.double() + judged.x.double() @ W[:-1] + W[-1]
+    frequent = labels.bincount(weights.double()).log()
+    logits = judged.logits.double() + frequent + judged.x.double() @ W[:-1] + W[-1]
     wrong = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     (W[:-1].square().sum() / 2 + 3 * (weights * wrong).sum()).backward()
     assert W.grad is not None
@@ -98,6 +99,19 @@ def test_the_correction_learns_what_distances_forget() -> None:
     assert (found != truth).sum() <= 1
     alone = known.logits(x[300:]).argmax(-1)
     assert (alone != truth).sum() <= 1
+
+
+def test_frequent_classes_are_not_preferred() -> None:
+    """How often a class is labelled says nothing about how likely a row of it is."""
+    support, labels = rows(2, 6, 800)
+    new = slice(800, None)
+    kept = torch.ones(800, dtype=torch.bool)
+    kept[1::2] = torch.arange(400) < 10  # ten rows of the second class
+    known = corrected_likelihood(support[:800][kept], labels[:800][kept], 2)
+    assert known.correction is not None
+    found = known.logits(support[new]).argmax(-1)
+    recalls = [(found == k)[labels[new] == k].double().mean() for k in range(2)]
+    assert min(recalls) > 0.85
 
 
 def test_batches_do_not_depend_on_each_other() -> None:

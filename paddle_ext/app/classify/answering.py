@@ -184,7 +184,10 @@ def classified(
     total: int,
     progress: bool,
 ) -> Iterator[tuple[list[Batch], Tensor, Solution | Prediction]]:
-    """Batches as they are classified, with their features [B, n, D]; arguments as in `answer`."""
+    """Batches as they are classified, with their features; arguments as in `answer`.
+
+    The features are [B, n, D], or [B, n, D + 1] in the columns of a table.
+    """
     size, together = batch_sizes(labelled, batch)
     solve = solver(labelled, place)
     D, empty = labelled.features.shape[1], True
@@ -193,7 +196,7 @@ def classified(
             for part in group:
                 check_batch(part, D, labelled.source, source)
             rows = torch.stack([part.features for part in group])
-            rows = rows.to(place, torch.float32)
+            rows = labelled.columns.of(rows.to(place, torch.float32))
             yield group, rows, solve(rows)
             shown.advance(rows.shape[0] * rows.shape[1])
             empty = False
@@ -215,9 +218,9 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
 
 
 def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
-    """The function that classifies batches [B, n, D], from everything known about the classes."""
+    """The function that classifies batches in the coordinates of `Labelled.rows`."""
     K = len(labelled.class_names)
-    support = labelled.features.to(place, torch.float32)
+    support = labelled.rows(place)
     labels = labelled.labels.to(place)
     if labelled.prototypes is None:
         known = corrected_likelihood(support, labels, K)
@@ -250,7 +253,7 @@ def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses
     classes, number = labelled.classes_with_samples()
     if not len(classes):
         return None
-    support = labelled.features.to(place, torch.float32)
+    support = labelled.rows(place)
     known = familiar(support, number[labelled.labels].to(place), len(classes))
     return None if known is None else FamiliarClasses(known, number.to(place))
 

@@ -47,8 +47,7 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     S = len(labelled.labels)
     if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_ENTRIES:
         return None
-    rows = labelled.features.to(device, torch.float32)
-    found = doubt_of_labels(rows, number[labelled.labels].to(device), len(classes))
+    found = doubt_of_labels(labelled.rows(device), number[labelled.labels].to(device), len(classes))
     return LabelledCheck(
         labelled.class_names,
         [text or str(row) for row, text in enumerate(labelled.texts)],

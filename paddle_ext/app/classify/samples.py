@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...integrations.columns import Columns, columns_for
 from ...ops.large.parquet import libraries
 from ...research.data.labels import numbered, sorted_names
 
@@ -51,6 +53,17 @@ class Labelled:
                 f"{self.source} must have labelled samples of at least two classes, got {found}"
             )
         check_finite(self.features, self.source, range(len(self.features)))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """How columns are standardised: not at all for embeddings, and all that have names."""
+        if self.prototypes is not None:
+            return Columns()
+        return columns_for(self.features, self.labels, len(self.class_names))
+
+    def rows(self, device: torch.device) -> Tensor:
+        """The features in these columns, float32."""
+        return self.columns.of(self.features.to(device, torch.float32))
 
     def classes_with_samples(self) -> tuple[Tensor, Tensor]:
         """The classes with a sample, and the index of each class [K] among them, or -1."""

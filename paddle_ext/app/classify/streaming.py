@@ -236,8 +236,8 @@ def predictions_of_one_batch(
     known = source.labelled
     if known.prototypes is not None:
         raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
-    support, labels = known.features.to(device, torch.float32), known.labels.to(device)
-    likelihood = corrected_likelihood(support, labels, len(known.class_names))
+    labels = known.labels.to(device)
+    likelihood = corrected_likelihood(known.rows(device), labels, len(known.class_names))
     rows = SampleRows(source, device, progress=settings.progress)
     found, _ = classify(likelihood, rows, all_classes=False, top=1, validate=True)
     solution = without_batch(found)
@@ -257,20 +257,20 @@ class SampleRows:
 
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress
-        self.shape = (source.total, source.labelled.features.shape[1])
+        self.shape = (source.total, source.labelled.rows(device).shape[1])
         self.dtype, self.device = torch.float32, device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """One chunk is read while another is in use."""
-        known, name = self.source.labelled.source, self.source.name
+        known, name = self.source.labelled, self.source.name
         chunks = rebatched(self.source.unlabelled, size, even_end=False)
         with (
             Progress("reading", self.shape[0], show=self.progress) as shown,
             closing(read_ahead(chunks)) as read,
         ):
             for batch in read:
-                check_batch(batch, self.shape[1], known, name)
-                yield batch.features.to(self.device, self.dtype)
+                check_batch(batch, known.features.shape[1], known.source, name)
+                yield known.columns.of(batch.features.to(self.device, self.dtype))
                 shown.advance(len(batch.names))
 
 
