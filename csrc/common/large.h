@@ -8,11 +8,6 @@
 
 namespace paddle_ext {
 
-struct WithWorkspace {
-    void* workspace;
-    int64_t workspace_bytes;
-};
-
 // A block of rows of large tasks: from their products with prototypes to probabilities.
 //   logit = slope length_q product + bias_k
 struct AssignParams : WithWorkspace {

@@ -18,6 +18,11 @@ struct Target {
     void* stream;  // CUDA
 };
 
+struct WithWorkspace {
+    void* workspace;
+    int64_t workspace_bytes;
+};
+
 enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
 // With kAuto, rows are normalised to unit length.
 enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2 };
@@ -29,10 +34,10 @@ struct PaddleSizes {
     bool support_shared;  // one support set for all tasks
 };
 
-constexpr int64_t kTooLarge =
-    -1;  // returned instead of a workspace size: a task does not fit this code
+// Returned instead of a workspace size: a task does not fit this code.
+constexpr int64_t kTooLarge = -1;
 
-struct PaddleParams {
+struct PaddleParams : WithWorkspace {
     PaddleSizes size;
     DType dtype;  // of the features
 
@@ -59,12 +64,9 @@ struct PaddleParams {
     int32_t* iterations;  // [B]
     void* criterion;      // [B]       real
     void* prototypes;     // [B, K, D] real, or null
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
-struct SinkhornParams {
+struct SinkhornParams : WithWorkspace {
     int64_t B, Q, K;
     DType dtype;  // of all arrays: float32 or float64
 
@@ -83,12 +85,9 @@ struct SinkhornParams {
     void* plan;           // [B, Q, K]
     int32_t* iterations;  // [B]
     void* residual;       // [B]
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
-struct AdaptParams {
+struct AdaptParams : WithWorkspace {
     int64_t B, Q, K;
     DType dtype;  // of the logits
 
@@ -109,13 +108,10 @@ struct AdaptParams {
     void* concentration;  // [B]       real
     void* bound;          // [B]       real
 
-    void* workspace;
-    int64_t workspace_bytes;
-
     const volatile int* stop;  // CUDA, set there: 1 once the call is cancelled; or null
 };
 
-struct CalibrateParams {
+struct CalibrateParams : WithWorkspace {
     int64_t B, R, K;  // R calibration rows
     DType dtype;      // of the distances: float32 or float64
 
@@ -131,13 +127,10 @@ struct CalibrateParams {
     void* sharpness;  // [B]
     void* objective;  // [B]
     void* drawn;      // [B, K] share of other classes' rows that a class attracts
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Statistics of the labelled rows of `adaptive`, before calibration.
-struct LabelledParams {
+struct LabelledParams : WithWorkspace {
     int64_t B, S, K, D;
     int64_t R;    // calibration rows; 0 if every class has one row
     DType dtype;  // of all arrays: float32 or float64
@@ -156,9 +149,6 @@ struct LabelledParams {
     int64_t* judging;  // [B]       number of calibration rows; the rest is padding
     void* scale;       // [B, D]    the feature scale
     bool* finite;      // [B]       every class has a row, each plainly finite; or null
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Rows in the coordinates chosen by the labelled rows: unit norm, minus the centre, unit norm.
@@ -178,7 +168,7 @@ struct CoordinatesParams {
 };
 
 // The late step of `posterior`: prototypes absorb the queries, each query classified without itself.
-struct StepParams {
+struct StepParams : WithWorkspace {
     int64_t B, Q, K;
     bool shared;    // the statistics of the labelled rows are shared by all tasks
     DType dtype;    // of all arrays: float32 or float64
@@ -201,15 +191,12 @@ struct StepParams {
     // out
     void* probabilities;  // [B, Q, K]
     int64_t* labels;      // [B, Q]
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Likelihoods estimated from labelled rows: `labelled`, then the metric, the sharpness and the bias
 // of hubs. Rows are multiplied by the root of the feature scale first; their product in the metric
 // is then plain x.y + projected (Z x).(Z y), see common/likelihood.h.
-struct LikelihoodParams {
+struct LikelihoodParams : WithWorkspace {
     int64_t B, S, K, D;
     int64_t R;                       // calibration rows
     bool full;                       // the full metric too, as far as these rows choose it
@@ -236,9 +223,6 @@ struct LikelihoodParams {
     void* shares;     // [B, 3]       weight of the full metric in the mixture, plain, projected
     void* left_out;   // [B, S, K]    squared distances of every row, left out of its class, up to a
                       //              constant per row; or null
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 struct PosteriorSizes {
@@ -249,7 +233,7 @@ struct PosteriorSizes {
 };
 
 // Probabilities of queries under these likelihoods: coordinates, proportions, late step.
-struct PosteriorParams {
+struct PosteriorParams : WithWorkspace {
     PosteriorSizes size;
     DType dtype;    // of all arrays: float32 or float64
     double weight;  // of a query in the counts
@@ -281,9 +265,6 @@ struct PosteriorParams {
     void* concentration;
     void* bound;
     bool* finite;  // [B] see plainly_finite; of the queries
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // Whether the labels and the numbers of a call are valid.
@@ -310,7 +291,7 @@ struct TimSizes {
     bool support_shared;  // one support set for all tasks
 };
 
-struct TimParams {
+struct TimParams : WithWorkspace {
     TimSizes size;
     DType dtype;  // of the features
 
@@ -333,14 +314,11 @@ struct TimParams {
     void* probabilities;  // [B, Q, K] real
     void* prototypes;     // [B, K, D] real, in the coordinates of the (normalised) features
     void* losses;         // [max_iter, B] real, each before its step; or null
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 enum class Sampling : int { kUniform = 0, kBalanced = 1, kDirichlet = 2 };
 
-struct TaskParams {
+struct TaskParams : WithWorkspace {
     int64_t B, Q;
     int64_t K;                   // classes of the bank
     int64_t M;                   // rows to draw from
@@ -363,9 +341,6 @@ struct TaskParams {
     int64_t* support_labels;  // [B, num_classes * shots]
     int64_t* query_index;     // [B, Q]
     int64_t* query_labels;    // [B, Q]
-
-    void* workspace;
-    int64_t workspace_bytes;
 };
 
 // --- the functions of a call ---------------------------------------------------------------------
