@@ -279,11 +279,22 @@ class Model(NamedTuple):
     temper: float  # factor on the final logits
 
 
+def one_shot_scale(means: Tensor) -> Tensor:
+    """Weights of the features from the only rows of the classes, [B, 1, D]."""
+    squares = means.square()
+    total = squares.sum(1, keepdim=True)
+    rows = total.square() / squares.square().sum(1, keepdim=True).clamp(min=1e-30)
+    variance = total / means.shape[1]
+    mean = variance.mean(-1, keepdim=True)
+    scale = 1 / ((rows * variance + 10 * mean) / (rows + 10) + mean)
+    return scale * (total.sum(-1, keepdim=True) / (scale * total).sum(-1, keepdim=True))
+
+
 def one_shot(means: Tensor, query: Tensor) -> Model:
-    w = Rows(means, means)
+    scale = one_shot_scale(means)
+    w, z = (Rows(x, x * scale) for x in (means, query))
     sharpness = means.new_full((len(means),), SHARPNESS)
-    metric = Metric(1.0)
-    return Model(w, Rows(query, query), metric, sharpness, one_shot_hubs(w), ONE_SHOT_TEMPER)
+    return Model(w, z, Metric(1.0), sharpness, one_shot_hubs(w), ONE_SHOT_TEMPER)
 
 
 def learned(

@@ -156,13 +156,26 @@ def hubs(distances: Tensor, rows: Rows, f: float) -> Tensor:
     return bias_of(p.scatter(1, rows.own.unsqueeze(1), 0.0))
 
 
-def one_shot_hubs(means: Tensor) -> Tensor:
+def one_shot_scale(means: Tensor) -> Tensor:
+    """Feature weights from one row of each class, lower where most of the rows are large, [D]."""
+    K, D = means.shape
+    scatter = means.square().sum(0)
+    rows = scatter.square() / means.pow(4).sum(0).clamp(min=1e-30)
+    variance = scatter / K
+    mean = variance.mean()
+    variance = (rows * variance + 10 * mean) / (rows + 10)
+    scale = 1 / (variance + mean + NO_SCATTER / D)
+    scale = scale / scale.mean()
+    return scale * (scatter.sum() + NO_SCATTER) / ((scale * scatter).sum() + NO_SCATTER)
+
+
+def one_shot_hubs(means: Tensor, metric: Tensor) -> Tensor:
     """The same with class means as judges, each without its own class; less if they are few."""
     K = len(means)
     if K == 1:
         return means.new_zeros(1)
     chosen = torch.tensor(chosen_to_judge(K, K, False)).to(means.device)
-    distances = squared(means[chosen], means, torch.eye(means.shape[1]).to(means))
+    distances = squared(means[chosen], means, metric)
     distances = distances.scatter(1, chosen.unsqueeze(1), math.inf)
     R = len(chosen)
     return R / (R + 10) * bias_of(torch.softmax(-SHARPNESS / 2 * distances, dim=-1))
@@ -201,8 +214,9 @@ def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likeliho
     x = centred(support, centre)
     means = means_of(x, labels, K)
     if S == K:
-        eye, bias = torch.eye(D).to(x), one_shot_hubs(means)
-        return Likelihood(centre, means, shots, eye, SHARPNESS, bias, ONE_SHOT_TEMPER)
+        scale = one_shot_scale(means).diag()
+        bias = one_shot_hubs(means, scale)
+        return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER)
     full_metric = takes_full_metric(metric, S, K)
     rows = calibrating(x, labels, means, shots, full_metric)
     plain = best = by_scale(rows, means)

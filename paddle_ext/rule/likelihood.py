@@ -26,7 +26,7 @@ from ..ops.adaptive import (
 )
 from ..ops.coordinates import as_split, coordinates, numbers
 from ..rows import laid_out, products
-from .hubs import one_shot_hubs
+from .one_shot import one_shot_hubs, one_shot_scale
 
 MOST_ROWS = 128  # calibration rows, twice as many for the full metric, or K if larger, unless
 MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
@@ -237,20 +237,21 @@ def calibrated(found: Likelihoods, rows: int) -> Likelihood:
 
 def one_shot(data: Labelled, R: int) -> Likelihood:
     """Without calibration: the sharpness is the prior's, and R of the rows judge which are hubs."""
-    means = data.means
-    B, K, D = means.shape
-    squares = means.square().sum(-1)
+    means, K = data.means, data.means.shape[1]
+    scale = one_shot_scale(means)
+    scaled = means * scale.sqrt().unsqueeze(1)
+    squares = scaled.square().sum(-1)
     bias = -CENTRE / 2 * squares
-    bias = bias + one_shot_hubs(means, bias, R)
+    bias = bias + one_shot_hubs(scaled, bias, R)
     return Likelihood(
         centre=data.centre,
         prototypes=means,
-        scaled=as_split(means),
+        scaled=as_split(scaled),
         squares=squares,
         bias=bias,
         shots=data.shots,
-        sharpness=means.new_full((B,), CENTRE),
+        sharpness=means.new_full((len(means),), CENTRE),
         temper=ONE_SHOT_TEMPER,
         rows=K,
-        scale=means.new_ones(B, D),
+        scale=scale,
     )

@@ -21,6 +21,7 @@ from paddle_ext.reference.adaptive import (
     means_of,
     moved_distances,
     one_shot_hubs,
+    one_shot_scale,
     posterior,
     squared,
     takes_full_metric,
@@ -129,7 +130,21 @@ def test_hubs_of_one_shot_by_hand() -> None:
     means = torch.tensor([[-1.0], [0.0], [1.0]]).double()
     between = 1 / (1 + math.exp(-8 * (4 - 1)))  # what it has of the outer ones
     drawn = torch.tensor([1.5 - between, 2 * between, 1.5 - between]).double()
-    assert torch.allclose(one_shot_hubs(means), -3 / 13 * torch.log(1 + (drawn - 1) / 2))
+    found = one_shot_hubs(means, torch.eye(1).double())
+    assert torch.allclose(found, -3 / 13 * torch.log(1 + (drawn - 1) / 2))
+
+
+def test_feature_scale_of_one_shot_by_hand() -> None:
+    """All rows are large in the first feature, one of them in the second."""
+    means = torch.tensor([[1.0, 2.0], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]).double()
+    # Variances 1 and 1; four rows and one row contribute, which matters only for unequal ones.
+    assert torch.allclose(one_shot_scale(means), torch.ones(2).double())
+    means = means * torch.tensor([1.0, 0.5]).double()  # variances 1 and 1/4, 5/8 on average
+    variance = torch.tensor([(4 * 1 + 6.25) / 14, (1 / 4 + 6.25) / 11]).double()
+    scale = 1 / (variance + 5 / 8)
+    scale *= 5 / (4 * scale[0] + scale[1])  # the squared rows are 5 in all
+    assert torch.allclose(one_shot_scale(means), scale)
+    assert torch.equal(one_shot_scale(torch.zeros(3, 2).double()), torch.ones(2).double())
 
 
 def test_moved_distances_by_hand() -> None:

@@ -13,8 +13,8 @@ import paddle_ext
 from paddle_ext.methods import Adaptive, Prediction
 from paddle_ext.rule import likelihood as learning
 from paddle_ext.rule.engines import classify
-from paddle_ext.rule.hubs import one_shot_hubs
 from paddle_ext.rule.likelihood import Likelihood, how_many_calibrate, likelihood_of
+from paddle_ext.rule.one_shot import one_shot_hubs
 
 CLASSES, DIMENSION = 40, 32
 
@@ -126,7 +126,9 @@ def test_many_classes_of_one_shot(judges: int, monkeypatch: pytest.MonkeyPatch) 
     rows = torch.randn(2, K, 5, generator=torch.Generator().manual_seed(0)).double()
     found = likelihood_of(rows, torch.randperm(K).expand(2, -1), K)
     for means, squares, bias in zip(found.prototypes, found.squares, found.bias, strict=True):
-        torch.testing.assert_close(bias + 8 * squares, specification.one_shot_hubs(means))
+        metric = specification.one_shot_scale(means).diag()
+        want = specification.one_shot_hubs(means, metric)
+        torch.testing.assert_close(bias + 8 * squares, want)
 
 
 def test_one_judge_by_hand() -> None:

@@ -244,13 +244,6 @@ def test_what_changes_nothing(shots: tuple[int, int]) -> None:
     same(shuffled, problem)
 
 
-def test_one_shot_does_not_depend_on_axes() -> None:
-    problem = make_problem(Q=20, K=6, D=10, shots=(1, 1), lead=4.0).to(torch.float64)
-    random = torch.Generator().manual_seed(10)
-    rotation = torch.linalg.qr(torch.randn(10, 10, generator=random).double()).Q
-    same(problem.map(lambda x: x @ rotation), problem)
-
-
 @pytest.mark.parametrize("shots", [(1, 1), (1, 4), (6, 6)])
 def test_names_of_classes(shots: tuple[int, int]) -> None:
     problem = make_problem(Q=20, K=6, D=10, shots=shots, lead=4.0, seed=11).to(torch.float64)

@@ -1,4 +1,4 @@
-"""Hubs of one shot: classes that attract labelled rows of others.
+"""What one labelled row per class tells: which features vary, and which classes are hubs.
 
 Letters: B tasks, or 1 for labelled rows shared by all tasks; K classes, D features. The equations
 are in docs/adaptive.md.
@@ -14,7 +14,26 @@ from torch import Tensor
 from ..ops.adaptive import CENTRE
 from ..rows import evenly_spread, products
 
-PRIOR_ROWS = 10  # as in the feature scale: few rows tell little
+PRIOR_ROWS = 10  # few rows tell little, as in csrc/common/labelled.h
+NO_SCATTER = 1e-10  # likewise: squared distances below are rounding
+
+
+def one_shot_scale(means: Tensor) -> Tensor:
+    """Feature weights, lower for features in which most of the rows [B, K, D] are large; [B, D].
+
+    Rows times the root of the weights are as long as before, on average.
+    """
+    squares = means.square()
+    scatter = squares.sum(1)
+    # How many rows the variance of a feature rests on: 1 to K.
+    rows = scatter.square() / squares.square().sum(1).clamp(min=1e-30)
+    variance = scatter / means.shape[1]
+    mean = variance.mean(-1, keepdim=True)
+    variance = (rows * variance + PRIOR_ROWS * mean) / (rows + PRIOR_ROWS)
+    scale = 1 / (variance + mean + NO_SCATTER / means.shape[2])
+    scale = scale / scale.mean(-1, keepdim=True)
+    before, after = (x.sum(-1, keepdim=True) + NO_SCATTER for x in (scatter, scale * scatter))
+    return scale * (before / after)
 
 
 def one_shot_hubs(means: Tensor, bias: Tensor, count: int) -> Tensor:
@@ -23,7 +42,7 @@ def one_shot_hubs(means: Tensor, bias: Tensor, count: int) -> Tensor:
     Parameters
     ----------
     means : Tensor [B, K, D]
-        The only row of each class.
+        The only row of each class, in the feature scale.
     bias : Tensor [B, K]
         That of the squared distances.
     count : int
