@@ -284,6 +284,7 @@ def one_shot_scale(means: Tensor) -> Tensor:
     squares = means.square()
     total = squares.sum(1, keepdim=True)
     rows = total.square() / squares.square().sum(1, keepdim=True).clamp(min=1e-30)
+    rows = rows.clamp(min=1)
     variance = total / means.shape[1]
     mean = variance.mean(-1, keepdim=True)
     scale = 1 / ((rows * variance + 10 * mean) / (rows + 10) + mean)

@@ -110,7 +110,7 @@ void add_coordinates(py::module_& module) {
     using P = CoordinatesParams;
     CallKeywords<P> all("coordinates", "solve");
     PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::D, &P::shared, &P::split);
-    PADDLE_EXT_FIELDS(all.run, &P::rows, &P::centre, &P::x);
+    PADDLE_EXT_FIELDS(all.run, &P::rows, &P::centre, &P::scale, &P::x);
     add_call(module, "CoordinatesCall", all);
 }
 

@@ -43,4 +43,18 @@ PADDLE_EXT_HD double feature_scale(double scatter, double mean_scatter, double d
     return 1.0 / (variance + mean + kNoScatter / D);
 }
 
+// One row per class: the number of rows that the scatter of a feature over the classes rests on, from
+// the sums of squares and of fourth powers.
+PADDLE_EXT_HD double effective_rows(double squares, double fourths) {
+    const double rows = fourths > 1e-30 ? squares * squares / fourths : 1.0;
+    return rows > 1.0 ? rows : 1.0;
+}
+
+// The factor by which scales are multiplied so that rows are as long as without them, on average,
+// given the sums over the features of the squares, of the scales, and of both multiplied.
+PADDLE_EXT_HD double length_factor(double squares, double scales, double scaled, double D) {
+    const double unit = D / scales;
+    return unit * (squares + kNoScatter) / (scaled * unit + kNoScatter);
+}
+
 }  // namespace paddle_ext

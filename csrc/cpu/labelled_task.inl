@@ -211,6 +211,33 @@ static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t)
     return count;
 }
 
+// Weighs features by their scatter over one row per class.
+template <typename T>
+static void scale_one_shot(const LabelledTask<T>& t) {
+    const int64_t K = t.K, D = t.D;
+    T* __restrict__ fourths = t.row;
+    for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, fourths[d] = 0;
+    for (int64_t k = 0; k < K; ++k) {
+        const T* __restrict__ mean = t.means + k * D;
+        for (int64_t d = 0; d < D; ++d) {
+            const T x = mean[d] * mean[d];
+            t.scatter[d] += double(x);
+            fourths[d] += x * x;
+        }
+    }
+    double total = 0, scales = 0, scaled = 0;
+    for (int64_t d = 0; d < D; ++d) total += t.scatter[d];
+    for (int64_t d = 0; d < D; ++d) {
+        const double square = t.scatter[d], rows = effective_rows(square, double(fourths[d]));
+        const double mean = rows * total / double(K * D);
+        t.scatter[d] = feature_scale(rows * square / double(K), mean, rows, double(D));
+        scales += t.scatter[d];
+        scaled += t.scatter[d] * square;
+    }
+    const double factor = length_factor(total, scales, scaled, double(D));
+    for (int64_t d = 0; d < D; ++d) t.scale[d] = T(t.scatter[d] * factor);
+}
+
 template <typename T>
 static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
@@ -218,6 +245,11 @@ static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, 
     order_rows(t);
     find_centre(t);
     find_means(t);
+    if (p.R == 0) {
+        scale_one_shot(t);
+        p.judging[task] = 0;
+        return;
+    }
     p.judging[task] = scale_features(p, t);
 }
 

@@ -156,6 +156,36 @@ struct Source {
     float first, second;
 };
 
+// The feature scale of one row per class.
+__device__ void find_one_shot_scale(const LabelledParams& p, const float* means, float* fourths,
+                                    float* scale, double* scratch) {
+    const int64_t K = p.K, D = p.D;
+    double total = 0, scales = 0, scaled = 0;
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+        float square = 0, fourth = 0;
+#pragma unroll 8
+        for (int64_t k = 0; k < K; ++k) {
+            const float x = means[k * D + d] * means[k * D + d];
+            square += x;
+            fourth += x * x;
+        }
+        scale[d] = square, fourths[d] = fourth;
+        total += double(square);
+    }
+    total = block_sum(total, scratch);
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+        const double square = scale[d], rows = effective_rows(square, fourths[d]);
+        const double mean = rows * total / double(K * D);
+        const double found = feature_scale(rows * square / double(K), mean, rows, double(D));
+        scale[d] = float(found);
+        scales += found;
+        scaled += found * square;
+    }
+    scales = block_sum(scales, scratch);
+    const double factor = length_factor(total, scales, block_sum(scaled, scratch), double(D));
+    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) scale[d] *= float(factor);
+}
+
 // One block per task: the feature scale.
 __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, LabelledPlan plan) {
     __shared__ double scratch[kScaleThreads / 32];
@@ -171,6 +201,10 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
     const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
     const int64_t* const own = p.own + task * p.R;
     float* const scale = static_cast<float*>(p.scale) + task * D;
+    if (p.R == 0) {
+        float* const fourths = plan.sums + task * plan.parts * D;
+        return find_one_shot_scale(p, means, fourths, scale, scratch);
+    }
     double degrees = 0, mean = 0, sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += kScaleThreads) {
         degrees += 1 - 1 / double(shots[own[i]]);

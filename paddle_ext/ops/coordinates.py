@@ -28,22 +28,27 @@ def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
     >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
     tensor([[[1., 0.]]])
     """
-    return written(rows, centre.contiguous(), rows.dtype, tuple(rows.shape))
+    return written(rows, centre, None, rows.dtype, tuple(rows.shape))
 
 
 def written(
-    rows: Tensor, centre: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]
+    rows: Tensor,
+    centre: Tensor | None,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
 ) -> Tensor:
-    """Rows in the coordinates of a centre, or as they are, in another format if not the same."""
+    """Rows in the coordinates of a centre, or as they are; times the root of a scale, if any."""
     (B, N, D), rows = rows.shape, rows.contiguous()
+    centre, scale = (None if x is None else x.contiguous() for x in (centre, scale))
     x = allocator(rows)(shape, strides(shape), dtype)
     if x.numel():
         shared = centre is not None and len(centre) == 1
         call = native.module.coordinates_call(
             **options_of(rows), B=B, N=N, D=D, shared=shared, split=dtype is not rows.dtype
         )
-        centres = (centre, (1 if shared else B, D))
-        given = pointers(rows, rows=(rows, (B, N, D)), centre=centres)
+        each = (1 if shared else B, D)
+        given = pointers(rows, rows=(rows, (B, N, D)), centre=(centre, each), scale=(scale, each))
         call.solve(**given, x=pointer(x, dtype, shape, rows.get_device()))
     return x
 
@@ -59,15 +64,18 @@ def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]
 
 
 @where_code_is
-def as_split(rows: Tensor) -> Tensor:
-    """Rows [B, N, D] as products read them."""
+def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Rows [B, N, D] as products read them, times the root of a scale [B, D]."""
     dtype, shape = split_kind(rows, *rows.shape)
-    return rows if dtype is rows.dtype else written(rows, None, dtype, shape)
+    if dtype is not rows.dtype:
+        return written(rows, None, scale, dtype, shape)
+    return rows if scale is None else rows * scale.sqrt().unsqueeze(1)
 
 
 def numbers(rows: Tensor, width: int) -> Tensor:
     """Rows of this many numbers, from what products read."""
     if rows.dtype is not torch.float16:
         return rows
-    halves = rows.float().view(*rows.shape[:-1], -1, 2, GROUP)
+    groups = rows.shape[-1] // (2 * GROUP)
+    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, GROUP)
     return halves.sum(-2).flatten(-2)[..., :width] / SPLIT_FACTOR

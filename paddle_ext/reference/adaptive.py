@@ -160,7 +160,7 @@ def one_shot_scale(means: Tensor) -> Tensor:
     """Feature weights from one row of each class, lower where most of the rows are large, [D]."""
     K, D = means.shape
     scatter = means.square().sum(0)
-    rows = scatter.square() / means.pow(4).sum(0).clamp(min=1e-30)
+    rows = (scatter.square() / means.pow(4).sum(0).clamp(min=1e-30)).clamp(min=1)
     variance = scatter / K
     mean = variance.mean()
     variance = (rows * variance + 10 * mean) / (rows + 10)

@@ -26,7 +26,7 @@ from ..ops.adaptive import (
 )
 from ..ops.coordinates import as_split, coordinates, numbers
 from ..rows import laid_out, products
-from .one_shot import one_shot_hubs, one_shot_scale
+from .hubs import one_shot_hubs
 
 MOST_ROWS = 128  # calibration rows, twice as many for the full metric, or K if larger, unless
 MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
@@ -238,20 +238,16 @@ def calibrated(found: Likelihoods, rows: int) -> Likelihood:
 def one_shot(data: Labelled, R: int) -> Likelihood:
     """Without calibration: the sharpness is the prior's, and R of the rows judge which are hubs."""
     means, K = data.means, data.means.shape[1]
-    scale = one_shot_scale(means)
-    scaled = means * scale.sqrt().unsqueeze(1)
-    squares = scaled.square().sum(-1)
-    bias = -CENTRE / 2 * squares
-    bias = bias + one_shot_hubs(scaled, bias, R)
+    squares, hubs = one_shot_hubs(means, data.scale, R)
     return Likelihood(
         centre=data.centre,
         prototypes=means,
-        scaled=as_split(scaled),
+        scaled=as_split(means, data.scale),
         squares=squares,
-        bias=bias,
+        bias=hubs - CENTRE / 2 * squares,
         shots=data.shots,
         sharpness=means.new_full((len(means),), CENTRE),
         temper=ONE_SHOT_TEMPER,
         rows=K,
-        scale=scale,
+        scale=data.scale,
     )
