@@ -129,8 +129,7 @@ def reweighted(
     means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
     squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
-    moved = as_split(means * likelihood.scale.sqrt().unsqueeze(1))
-    scaled = torch.cat([likelihood.scaled[:, :-K], moved], 1)
+    scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
     solved = likelihood.solved
     if likelihood.factor is not None and likelihood.projection is not None:
         found = products(means, likelihood.projection[0])

@@ -92,6 +92,8 @@ class Likelihood:
         return replace(self, **own)
 
     def to(self, device: torch.device | str) -> Likelihood:
+        if self.bias.device == torch.device(device):
+            return self
         moved: Any = {name: x.to(device) for name, x in self.tensors().items()}
         for name, width in self.widths().items():
             moved[name] = as_split(numbers(getattr(self, name), width).to(device))

@@ -257,7 +257,8 @@ class SampleRows:
 
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress
-        self.shape = (source.total, source.labelled.rows(device).shape[1])
+        known = source.labelled
+        self.shape = (source.total, known.columns.of(known.features[:1]).shape[1])
         self.dtype, self.device = torch.float32, device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
