@@ -30,7 +30,7 @@ LAYERS = (
     ),
     (
         ("integrations", "for scikit-learn and easyfsl"),
-        ("presence.py", "samples of unknown classes"),
+        ("presence", "strangers, wrong labels"),
         ("methods", "every method, one protocol"),
         ("rule", "the rule adaptive: likelihoods, two engines, names"),
         ("task.py", "a batch of tasks"),

@@ -8,6 +8,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import Solution, presence
 from paddle_ext.methods import Adaptive, Prediction
+from paddle_ext.presence import strangers
 from paddle_ext.rule.likelihood import likelihood_of
 
 # --- novelty ------------------------------------------------------------------------------------
@@ -165,15 +166,15 @@ def test_signs_are_weighted_by_information() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(2, 200, 2, generator=generator, dtype=torch.float64)
     known, strange = noise[0], noise[1] + torch.tensor([0.3, 0.1])
-    weights = presence.discriminant(known, strange)
+    weights = strangers.discriminant(known, strange)
     assert weights[0] > 2 * weights[1] > 0
     assert abs(float((known @ weights).std()) - 1) < 0.05
-    few = presence.discriminant(known[:4], strange[:4])
+    few = strangers.discriminant(known[:4], strange[:4])
     assert few[0] / few[1] < weights[0] / weights[1]  # few rows are drawn to cosines
-    less = presence.discriminant(known, noise[1] + torch.tensor([-0.3, 0.1]))
+    less = strangers.discriminant(known, noise[1] + torch.tensor([-0.3, 0.1]))
     assert less[0] == 0  # strangers are nearer: distances do not count against them
     assert less[1] > 0
-    none = presence.discriminant(known, noise[1] - 0.9)
+    none = strangers.discriminant(known, noise[1] - 0.9)
     assert none[0] == 0  # nothing tells strangers: cosines are what is left
     assert none[1] > 0
 
@@ -192,7 +193,7 @@ def test_labels_of_overlapping_classes_are_ignored() -> None:
 
 def test_few_rows_do_not_discredit_labels() -> None:
     for classes, trusted in ((5, True), (40, False)):
-        found = presence.familiar(*overlapping(classes, shots=2), classes)
+        found = strangers.familiar(*overlapping(classes, shots=2), classes)
         assert found is not None
         assert (found.weights[1] > 0) == trusted
         assert found.weights[2] > 0

@@ -11,10 +11,11 @@ from presence_tasks import CLASSES, task, unit
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import Solution, presence, rows
+from paddle_ext import Solution, rows
 from paddle_ext import scaling as scalings
 from paddle_ext import solution as solutions
 from paddle_ext.methods import Adaptive
+from paddle_ext.presence import strangers, wrong_labels
 from paddle_ext.reference.paddle import prepare
 
 
@@ -194,8 +195,8 @@ def test_coordinates_are_those_of_the_solver(
 
 
 def test_examples() -> None:
-    assert doctest.testmod(presence).failed == 0
-    assert doctest.testmod(solutions).failed == 0
+    for module in (strangers, wrong_labels, solutions):
+        assert doctest.testmod(module).failed == 0
 
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .. import check, presence
+from .. import check
 from ..ops import devices
+from ..presence.strangers import Familiar, familiar
 from ..rows import class_sums, parts, unit_rows
 from ..rule.likelihood import Likelihood
 from ..rule.named_rows import RowLogits
@@ -62,18 +63,18 @@ def tensors(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
 class FittedFamiliar:
     """The familiar samples of the known classes, for `novelty`."""
 
-    kept: dict[str, Any]  # the fields of `presence.Familiar`
+    kept: dict[str, Any]  # the fields of `presence.strangers.Familiar`
 
     @classmethod
     def of(cls, support: Tensor, labels: Tensor, num_classes: int) -> FittedFamiliar | None:
         """None if no class has two labelled rows, or one has none."""
         if len(labels) == 0 or int(labels.bincount(minlength=num_classes).amin()) == 0:
             return None
-        found = presence.familiar(support, labels, num_classes)
+        found = familiar(support, labels, num_classes)
         return None if found is None else cls(arrays(found))
 
     def novelty(self, rows: Tensor, places: Tensor | None) -> Tensor:
-        return presence.Familiar(**tensors(self.kept, rows.device)).novelty(rows, places)
+        return Familiar(**tensors(self.kept, rows.device)).novelty(rows, places)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import check
 from ...methods.base import Prediction
 from ...methods.registry import create
-from ...presence import Familiar, familiar
+from ...presence.strangers import Familiar, familiar
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify

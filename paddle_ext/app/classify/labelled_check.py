@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...presence import doubt_of_labels
+from ...presence.wrong_labels import doubt_of_labels
 from ...rule.correction import MOST_ENTRIES
 from .samples import Labelled
 

@@ -1,0 +1,74 @@
+"""Labelled rows with a wrong label."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..ops.values import dense_values
+from ..rows import computing_dtype
+from ..rule.correction import left_out
+
+
+class LabelDoubt(NamedTuple):
+    """How likely the labels of labelled rows are to be wrong."""
+
+    doubt: Tensor  # [S]: the probability of all other classes; 0 for the only row of its class
+    suggestion: Tensor  # [S] int64: the most probable class
+
+    def suspects(self, threshold: float = 0.9) -> Tensor:
+        """Rows with a label less probable than 1 - `threshold`, most doubtful first, [n] int64."""
+        threshold = check.real("threshold", threshold)
+        order = self.doubt.argsort(descending=True, stable=True)
+        return order[self.doubt[order] > threshold]
+
+
+def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
+    """Find wrong labels among labelled rows.
+
+    Each row is classified from all others, as the method `adaptive` would classify one new row,
+    with equal prior probability for every class.
+
+    Parameters
+    ----------
+    support, support_labels : Tensor [S, D], [S]
+        Every class from 0 to the largest label must have a row.
+
+    Returns
+    -------
+    LabelDoubt
+        A class with a single row has no evidence about itself: its doubt is 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...>
+    >>> truth = torch.arange(3).repeat(20)
+    >>> support = 4 * torch.eye(3)[truth] + torch.randn(60, 3)
+    >>> labels = truth.clone()
+    >>> labels[7] = 2  # is of class 1
+    >>> found = label_doubt(support, labels)
+    >>> found.suspects()[0], found.suggestion[7]
+    (tensor(7), tensor(1))
+    """
+    support, support_labels = check.tensors(support, support_labels)
+    check.dense(support, support_labels, support)
+    K = dense_values(support, support_labels, support, None)
+    rows = support.detach().to(computing_dtype(support))
+    return doubt_of_labels(rows, support_labels.long(), K)
+
+
+def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoubt:
+    """The same for checked rows."""
+    if len(labels) == num_classes:
+        return LabelDoubt(rows.new_zeros(len(labels)), labels)
+    _, found = left_out(rows, labels, num_classes)
+    alone = found.counts == 0
+    u = found.logits.softmax(-1)
+    own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
+    doubt = (1 - own).clamp(min=0).masked_fill(alone, 0)
+    return LabelDoubt(doubt, torch.where(alone, labels, u.argmax(-1)))
