@@ -82,9 +82,11 @@ void add_tim(py::module_& module) {
 void add_adapt(py::module_& module) {
     using P = AdaptParams;
     CallKeywords<P> all("adapt", "solve");
-    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::Q, &P::K, &P::weight, &P::max_iter, &P::tol);
-    PADDLE_EXT_FIELDS(all.run, &P::logits, &P::labels, &P::probabilities, &P::proportions, &P::dual,
-                      &P::iterations, &P::criterion, &P::concentration, &P::bound);
+    PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::Q, &P::K, &P::weight, &P::max_iter, &P::tol,
+                      &P::priors);
+    PADDLE_EXT_FIELDS(all.run, &P::logits, &P::measures, &P::labels, &P::probabilities,
+                      &P::proportions, &P::dual, &P::iterations, &P::criterion, &P::concentration,
+                      &P::bound, &P::chosen);
     add_call(module, "AdaptCall", all);
 }
 
@@ -132,10 +134,10 @@ void add_posterior(py::module_& module) {
     all.make.add_as<&P::size>("sizes");
     PADDLE_EXT_FIELDS(all.make, &P::weight, &P::temper, &P::max_iter, &P::tol, &P::added,
                       &P::factor, &P::solved, &P::shares, &P::squares, &P::bias, &P::shots,
-                      &P::sharpness);
+                      &P::sharpness, &P::priors, &P::measures);
     PADDLE_EXT_FIELDS(all.run, &P::query, &P::centre, &P::rows, &P::scale, &P::labels,
                       &P::probabilities, &P::proportions, &P::dual, &P::iterations, &P::criterion,
-                      &P::concentration, &P::bound, &P::finite);
+                      &P::concentration, &P::bound, &P::chosen, &P::finite);
     add_call(module, "PosteriorCall", all);
 }
 

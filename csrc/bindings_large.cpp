@@ -30,10 +30,10 @@ void add_dual(py::module_& module) {
     using P = DualParams;
     CallKeywords<P> all("dual", "update");
     PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::K, &P::prior, &P::total, &P::weight,
-                      &P::epsilon, &P::tol, &P::dual_weight);
-    PADDLE_EXT_FIELDS(all.run, &P::held, &P::away, &P::unit, &P::base, &P::bias, &P::counts,
-                      &P::dual, &P::before, &P::concentration, &P::criterion, &P::iterations,
-                      &P::running);
+                      &P::epsilon, &P::tol, &P::dual_weight, &P::least);
+    PADDLE_EXT_FIELDS(all.run, &P::held, &P::away, &P::unit, &P::base, &P::measure, &P::bias,
+                      &P::counts, &P::dual, &P::before, &P::concentration, &P::criterion,
+                      &P::iterations, &P::running);
     add_call(module, "DualCall", all);
 }
 
@@ -41,9 +41,9 @@ void add_late(py::module_& module) {
     using P = LateParams;
     CallKeywords<P> all("late", "step");
     PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::N, &P::K, &P::weight, &P::trust, &P::temper,
-                      &P::slope, &P::sharper, &P::share, &P::prior);
+                      &P::slope, &P::sharper, &P::share);
     PADDLE_EXT_FIELDS(all.run, &P::products, &P::added, &P::own, &P::bias, &P::square, &P::mass,
-                      &P::constant, &P::total);
+                      &P::constant, &P::total, &P::prior);
     add_call(module, "LateCall", all);
 }
 

@@ -86,15 +86,16 @@ class TimCall:
 
 def adapt_call(
     *, target: Target, dtype: int, B: int, Q: int, K: int, weight: float, max_iter: int, tol: float,
+    priors: int,
 ) -> AdaptCall: ...
 
 @final
 class AdaptCall:
     def workspace(self) -> int: ...
     def solve(
-        self, *, logits: int, labels: int, probabilities: int, proportions: int, dual: int,
-        iterations: int, criterion: int, concentration: int, bound: int, workspace: int,
-        workspace_bytes: int,
+        self, *, logits: int, measures: int, labels: int, probabilities: int, proportions: int,
+        dual: int, iterations: int, criterion: int, concentration: int, bound: int, chosen: int,
+        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def labelled_call(
@@ -147,7 +148,7 @@ class LikelihoodCall:
 def posterior_call(
     *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int, int], weight: float,
     temper: float, max_iter: int, tol: float, added: int, factor: int, solved: int, shares: int,
-    squares: int, bias: int, shots: int, sharpness: int,
+    squares: int, bias: int, shots: int, sharpness: int, priors: int, measures: int,
 ) -> PosteriorCall: ...
 
 @final
@@ -156,7 +157,7 @@ class PosteriorCall:
     def solve(
         self, *, query: int, centre: int, rows: int, scale: int, labels: int, probabilities: int,
         proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
-        bound: int, finite: int, workspace: int, workspace_bytes: int,
+        bound: int, chosen: int, finite: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def assign_call(
@@ -185,15 +186,15 @@ class CountCall:
 
 def dual_call(
     *, target: Target, dtype: int, B: int, K: int, prior: int, total: float, weight: float,
-    epsilon: float, tol: float, dual_weight: float,
+    epsilon: float, tol: float, dual_weight: float, least: float,
 ) -> DualCall: ...
 
 @final
 class DualCall:
     def workspace(self) -> int: ...
     def update(
-        self, *, held: int, away: int, unit: int, base: int, bias: int, counts: int, dual: int,
-        before: int, concentration: int, criterion: int, iterations: int, running: int,
+        self, *, held: int, away: int, unit: int, base: int, measure: int, bias: int, counts: int,
+        dual: int, before: int, concentration: int, criterion: int, iterations: int, running: int,
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
@@ -223,7 +224,7 @@ class SumsCall:
 
 def late_call(
     *, target: Target, dtype: int, N: int, K: int, weight: float, trust: float, temper: float,
-    slope: float, sharper: float, share: float, prior: float,
+    slope: float, sharper: float, share: float,
 ) -> LateCall: ...
 
 @final
@@ -231,7 +232,7 @@ class LateCall:
     def workspace(self) -> int: ...
     def step(
         self, *, products: int, added: int, own: int, bias: int, square: int, mass: int,
-        constant: int, total: int, workspace: int, workspace_bytes: int,
+        constant: int, total: int, prior: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...

@@ -52,6 +52,9 @@ class Solution(NamedTuple):
     # [..] of the Dirichlet proportions of `adapt`: small if few classes are present
     concentration: Tensor | None = None
     bound: Tensor | None = None  # [..] of `adapt`: lower bound of the log evidence
+    # [..] bool: whether the batch agrees with the given prior p. If so, the proportions are
+    # Dirichlet(K a p) a priori, p with a sum of 1, else Dirichlet(a, .., a); a: `concentration`
+    prior_used: Tensor | None = None
     # If only the largest probabilities of a row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries

@@ -33,6 +33,8 @@ class Task:
     # At most one of them; with either, a class may have no support rows.
     prototypes: Tensor | None = None  # [B or 1, K, D]
     logits: Tensor | None = None  # [B, Q, K] zero-shot
+    # [B or 1, n, K] priors on the proportions to choose from; the first is even
+    measures: Tensor | None = None
     # Raises for invalid values that are not checked yet: the method calls it if they look invalid.
     check_values: Callable[[], object] | None = None
 
@@ -67,6 +69,9 @@ class Task:
             support, labels = support[tasks], labels[tasks]
         if prototypes is not None and len(prototypes) > 1:
             prototypes = prototypes[tasks]
+        measures = self.measures
+        if measures is not None and len(measures) > 1:
+            measures = measures[tasks]
         return replace(
             self,
             support=support,
@@ -74,6 +79,7 @@ class Task:
             query=self.query[tasks],
             prototypes=prototypes,
             logits=None if self.logits is None else self.logits[tasks],
+            measures=measures,
         )
 
 

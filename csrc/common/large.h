@@ -62,11 +62,13 @@ struct DualParams : WithWorkspace {
     double epsilon;  // of PADDLE's proportions
     double tol;
     double dual_weight;  // of the dual in the logits
+    double least;        // concentration
 
     const double* held;  // [B, K] sums of the queries' probabilities
     const double* away;  // [B, K] how far prototypes moved, or null: the largest change of a count
     const double* unit;  // [B]    of these distances; the criterion is their mean
     const double* base;  // [B, K] the bias without the dual, or null
+    const double* measure;  // [B, K] of the Dirichlet prior; null: 1 for all classes
 
     // in and out
     double* counts;         // [B, K] of the iteration before
@@ -202,7 +204,6 @@ struct LateParams : WithWorkspace {
     double slope;    // of the logits before the step
     double sharper;  // factor on distances
     double share;    // factor on `added`
-    double prior;
 
     // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; the new logits
     // overwrite the first
@@ -214,6 +215,7 @@ struct LateParams : WithWorkspace {
     const void* mass;      // [K]
     const void* constant;  // [K]
     const void* total;     // [K]
+    const void* prior;     // [K] the least of what is left of `total` without a row
 };
 
 // Stored likelihoods, and the sums of probabilities under class weights.

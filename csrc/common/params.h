@@ -98,6 +98,10 @@ struct AdaptParams : WithWorkspace {
     int max_iter;
     double tol;
 
+    // Of the Dirichlet prior; see common/adapt.h.
+    int64_t priors;        // number of measures to choose from
+    const void* measures;  // [B, priors, K] real; null: one, 1 for all classes
+
     // out; "real" is double for float64 logits, float otherwise
     int64_t* labels;      // [B, Q]
     void* probabilities;  // [B, Q, K] real
@@ -107,6 +111,7 @@ struct AdaptParams : WithWorkspace {
     void* criterion;      // [B]       real
     void* concentration;  // [B]       real
     void* bound;          // [B]       real
+    int32_t* chosen;      // [B]       the measure with the largest bound
 
     const volatile int* stop;  // CUDA, set there: 1 once the call is cancelled; or null
 };
@@ -187,6 +192,9 @@ struct StepParams : WithWorkspace {
     const void* bias;         // [B, K]    of the logits before the step
     const void* proportions;  // [B, K]
     const void* concentration;  // [B]
+    int64_t priors;             // the same as in AdaptParams, like the next two
+    const void* measures;
+    const int32_t* chosen;
 
     // out
     void* probabilities;  // [B, Q, K]
@@ -254,6 +262,8 @@ struct PosteriorParams : WithWorkspace {
     const void* shots;      // [L, K]
     const void* bias;       // [B, K]
     const void* sharpness;  // [B]
+    int64_t priors;         // as in AdaptParams, like the next
+    const void* measures;
 
     // out, as in AdaptParams; labels and probabilities are after the late step
     int64_t* labels;
@@ -264,6 +274,7 @@ struct PosteriorParams : WithWorkspace {
     void* criterion;
     void* concentration;
     void* bound;
+    int32_t* chosen;
     bool* finite;  // [B] see plainly_finite; of the queries
 };
 

@@ -1,6 +1,6 @@
 // The dual of an iteration, from the counts of a batch, N_k = sum_q u_qk:
 //   kPaddle      v_k = 1 + ln( N_k / Q + epsilon )
-//   kDirichlet   v_k = digamma(N_k + a) - digamma(Q + K a), after one step of a (common/adapt.h)
+//   kDirichlet   v_k = digamma(N_k + a m_k) - digamma(Q + K a), after one step of a (common/adapt.h)
 #pragma once
 
 #include "common/adapt.h"
@@ -21,19 +21,18 @@ struct Proportions {
           concentration(kFirstConcentration), whole(0) {}
 
     // A Newton step, from the sums over the classes of the slope and the curvature of the bound.
-    PADDLE_EXT_HD void learn(double slope, double curvature) {
-        for (int which = 0; which < 3; ++which) {
-            const PriorTerm term = prior_term(which, concentration, Q, K);
-            slope += term.slope;
-            curvature += term.curvature;
-        }
-        concentration = next_concentration(concentration, slope, curvature);
+    PADDLE_EXT_HD void learn(double slope, double curvature, double least) {
+        const PriorTerm whole_part = whole_term(concentration, Q, K);
+        slope += whole_part.slope;
+        curvature += whole_part.curvature;
+        concentration = next_concentration(concentration, slope, curvature, least);
         whole = polygamma(Q + K * concentration).digamma;
     }
 
-    PADDLE_EXT_HD double dual(double held) const {
-        return dirichlet ? polygamma(held + concentration).digamma - whole
-                         : 1.0 + log(held / Q + epsilon);
+    PADDLE_EXT_HD double dual(double held, double measure) const {
+        if (!dirichlet) return 1.0 + log(held / Q + epsilon);
+        return measure > 0 ? polygamma(held + concentration * measure).digamma - whole
+                           : kImpossible;
     }
 };
 

@@ -5,15 +5,23 @@
 // logit of a query is
 //   share (f (x.s / m - s.s / (2 m^2)) + hub_k) + ln(t_k - w u),
 // s and m without the query itself, hub_k the bias without -f/2 times the square of the prototype,
-// share = late_share(a), t_k = N_k + a the count of the class in the batch plus its prior, and w
+// share = late_share(a), t_k = N_k + a m_k the count of the class in the batch plus its prior, and w
 // the weight of a query in the counts.
 #pragma once
 
 #include <cstdint>
 
 #include "common/math.h"
+#include "common/params.h"
 
 namespace paddle_ext {
+
+// The measure of a task's Dirichlet prior, [K]; null: 1 for all classes.
+template <typename Real>
+PADDLE_EXT_HD const Real* chosen_measure(const StepParams& p, int64_t task) {
+    if (p.measures == nullptr) return nullptr;
+    return static_cast<const Real*>(p.measures) + (task * p.priors + p.chosen[task]) * p.K;
+}
 
 // The sum of t_k over the classes.
 template <typename Real>

@@ -28,6 +28,14 @@ struct AdaptTask {
     double* counts = arena.take<double>(Kp);
     double* before = arena.take<double>(Kp);  // counts of the previous iteration
     double* x = arena.take<double>(Kp);       // argument of the digamma function, then its value
+    double* measure = arena.take<double>(Kp);
+    T* best = arena.take<T>(p.priors > 1 ? K : 0);  // e of the best measure so far
+};
+
+// What a measure leads to.
+struct Learned {
+    double a = kFirstConcentration, least = kMinConcentration, moved = 0, bound = 0;
+    int iterations = 0;
 };
 
 template <typename T>
@@ -78,10 +86,12 @@ static double exact_row(const AdaptTask<T>& t, int64_t q) {
     return double(t.offset[q]) + double(most) + std::log(double(sum));
 }
 
-template <typename T>
-static void count_queries(AdaptTask<T>& t, double weight) {
+// With kLog, returns the sum of the rows' normalisers.
+template <bool kLog, typename T>
+static double count_queries(AdaptTask<T>& t, double weight) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
     const int64_t whole = t.K / kLanes * kLanes;
+    double normalisers = 0;
     for (int64_t k = 0; k < t.K; ++k) t.counts[k] = 0;
     for (int64_t first = 0; first < t.Q; first += t.kTerms) {
         for (int64_t k = 0; k < t.Kp; ++k) t.part[k] = 0;
@@ -90,11 +100,12 @@ static void count_queries(AdaptTask<T>& t, double weight) {
             const T* __restrict__ a = t.likelihood + q * t.K;
             const T sum = dot(a, t.g, t.K);
             if (!(sum > t.kFaint)) {
-                exact_row(t, q);
+                normalisers += exact_row(t, q);
                 for (int64_t k = 0; k < t.K; ++k) t.counts[k] += weight * double(t.row[k]);
                 continue;
             }
             const T share = 1 / sum;
+            if (kLog) normalisers += double(t.offset[q]) + double(t.most) + std::log(double(sum));
             for (int64_t k = 0; k < whole; k += kLanes) {
                 store(t.part + k, load(t.part + k) + load(a + k) * share);
             }
@@ -104,26 +115,29 @@ static void count_queries(AdaptTask<T>& t, double weight) {
             t.counts[k] += weight * double(t.part[k] * t.g[k]);
         }
     }
+    return normalisers;
 }
 
 // The next concentration from the counts, and the dual. Returns the largest change of a count.
 template <typename T>
-static double update_prior(AdaptTask<T>& t, double& a, double total) {
+static double update_prior(AdaptTask<T>& t, double& a, double least, double total) {
     constexpr int64_t kLanes = Simd<double>::kLanes;
     const double K = double(t.K);
-    double slope = 0, curvature = 0, moved = 0;
-    for (int which = 0; which < 3; ++which) {
-        const PriorTerm term = prior_term(which, a, total, K);
-        slope += term.slope;
-        curvature += term.curvature;
-    }
+    double moved = 0;
+    auto [slope, curvature] = whole_term(a, total, K);
+    const auto functions = [](Vec<double> x) { return polygamma(x, vlog<double>(x + kShift)); };
+    Polygamma<Vec<double>> without = functions(splat(a));
     for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number with a logarithm
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
-        const Vec<double> x = load(t.counts + k) + a;
-        const auto found = polygamma<Vec<double>>(x, vlog<double>(x + kShift));
+        const Vec<double> m = load(t.measure + k);
+        const auto with = functions(load(t.counts + k) + a * m);
+        if (t.p.measures != nullptr) without = functions(a * m);
+        const Vec<double> first = m * (with.digamma - without.digamma);
+        const Vec<double> second = m * m * (with.trigamma - without.trigamma);
         for (int64_t lane = 0; lane < kLanes && k + lane < t.K; ++lane) {
-            slope += found.digamma[lane];
-            curvature += found.trigamma[lane];
+            if (!(m[lane] > 0)) continue;
+            slope += first[lane];
+            curvature += second[lane];
         }
     }
     for (int64_t k = 0; k < t.K; ++k) {
@@ -131,13 +145,12 @@ static double update_prior(AdaptTask<T>& t, double& a, double total) {
         t.before[k] = t.counts[k];
     }
     // One class holds all queries under any prior: the slope is a difference of two logarithms.
-    a = t.K == 1 ? a : next_concentration(a, slope, curvature);
+    a = t.K == 1 ? a : next_concentration(a, slope, curvature, least);
     const double all = polygamma(total + K * a).digamma;
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
-        const Vec<double> x = load(t.counts + k) + a;
-        store(t.x + k, polygamma<Vec<double>>(x, vlog<double>(x + kShift)).digamma - all);
+        store(t.x + k, functions(load(t.counts + k) + a * load(t.measure + k)).digamma - all);
     }
-    for (int64_t k = 0; k < t.K; ++k) t.e[k] = T(t.x[k]);
+    for (int64_t k = 0; k < t.K; ++k) t.e[k] = T(t.measure[k] > 0 ? t.x[k] : kImpossible);
     return moved;
 }
 
@@ -176,40 +189,83 @@ static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
     return normalisers;
 }
 
+// Reads a measure of the task.
+template <typename T>
+static void take_measure(AdaptTask<T>& t, int64_t task, int64_t prior) {
+    const T* const from = static_cast<const T*>(t.p.measures) + (task * t.p.priors + prior) * t.K;
+    for (int64_t k = 0; k < t.Kp; ++k) {
+        t.measure[k] = t.p.measures == nullptr || k >= t.K ? 1.0 : double(from[k]);
+    }
+}
+
+// Iterates from the start under the measure; false if the call is cancelled.
+template <typename T>
+static bool learn(AdaptTask<T>& t, Learned& now) {
+    const AdaptParams& p = t.p;
+    for (int64_t k = 0; k < t.Kp; ++k) {
+        t.e[k] = T(first_dual(t.measure[k]));
+        t.row[k] = 0;
+        t.before[k] = 0;
+    }
+    make_weights(t);
+    do {
+        count_queries<false>(t, p.weight);
+        now.moved = update_prior(t, now.a, now.least, p.weight * double(t.Q));
+        make_weights(t);
+        if (given_up(now.iterations, double(p.Q) * double(p.K))) return false;
+    } while (++now.iterations < p.max_iter && !(p.tol > 0 && !(now.moved > p.tol)));
+    return true;
+}
+
+// From the sum of the rows' normalisers.
+template <typename T>
+static double bound_of(const AdaptTask<T>& t, double a, double normalisers) {
+    double bound = t.p.weight * normalisers + whole_bound(a, t.p.weight * double(t.Q), double(t.K));
+    for (int64_t k = 0; k < t.K; ++k) {
+        bound += class_bound(t.counts[k], a, t.measure[k], double(t.e[k]));
+    }
+    return bound;
+}
+
 template <typename T>
 static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
     AdaptTask<T> t{arena, p};
     t.logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
     t.likelihood = static_cast<T*>(p.probabilities) + task * t.Q * t.K;
-    const double K = double(t.K), total = p.weight * double(t.Q);
-    double a = kFirstConcentration, moved = 0;
-    for (int64_t k = 0; k < t.Kp; ++k) {
-        t.e[k] = t.row[k] = 0;
-        t.before[k] = 0;
-    }
+    for (int64_t k = 0; k < t.Kp; ++k) t.row[k] = 0;
     make_likelihood(t);
-    make_weights(t);
-    int iteration = 0;
-    do {
-        count_queries(t, p.weight);
-        moved = update_prior(t, a, total);
+    Learned best;
+    double least = kMinConcentration;
+    p.chosen[task] = 0;
+    for (int64_t prior = 0; prior == 0 || prior < p.priors; ++prior) {
+        Learned now{std::max(kFirstConcentration, least), least};
+        take_measure(t, task, prior);
+        if (!learn(t, now)) return;
+        if (prior == 0) least = now.a;
+        if (p.priors > 1) now.bound = bound_of(t, now.a, count_queries<true>(t, p.weight));
+        if (prior > 0 && !(now.bound > best.bound)) continue;
+        best = now;
+        p.chosen[task] = int32_t(prior);
+        if (p.priors > 1) std::copy_n(t.e, t.K, t.best);
+    }
+    if (p.priors > 1) {
+        take_measure(t, task, p.chosen[task]);
+        std::copy_n(t.best, t.K, t.e);
         make_weights(t);
-        if (given_up(iteration, double(p.Q) * double(p.K))) return;
-    } while (++iteration < p.max_iter && !(p.tol > 0 && !(moved > p.tol)));
-
-    double bound = p.weight * write_rows(t, p.weight, p.labels + task * t.Q);
+    }
+    const double normalisers = write_rows(t, p.weight, p.labels + task * t.Q);
     T* const proportions = static_cast<T*>(p.proportions) + task * t.K;
     T* const dual = static_cast<T*>(p.dual) + task * t.K;
+    const double mass = p.weight * double(t.Q) + double(t.K) * best.a;
     for (int64_t k = 0; k < t.K; ++k) {
-        bound += log_gamma(t.counts[k] + a) - t.counts[k] * double(t.e[k]);
-        proportions[k] = T((t.counts[k] + a) / (total + K * a));
+        proportions[k] = T((t.counts[k] + best.a * t.measure[k]) / mass);
         dual[k] = t.e[k];
     }
-    static_cast<T*>(p.concentration)[task] = T(a);
-    static_cast<T*>(p.criterion)[task] = T(moved);
-    static_cast<T*>(p.bound)[task] = T(bound + prior_bound(a, total, K));
-    p.iterations[task] = iteration;
+    static_cast<T*>(p.concentration)[task] = T(best.a);
+    static_cast<T*>(p.criterion)[task] = T(best.moved);
+    static_cast<T*>(p.bound)[task] = T(bound_of(t, best.a, normalisers));
+    p.iterations[task] = best.iterations;
 }
 
 static Work adapt_work(const AdaptParams& p) {

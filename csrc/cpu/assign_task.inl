@@ -69,7 +69,8 @@ static void late_rows(const LateParams& p, int64_t first, int64_t end) {
     const int64_t K = p.K;
     const auto read = [](const void* x) { return static_cast<const T*>(x); };
     const T *const bias = read(p.bias), *const mass = read(p.mass), *const square = read(p.square);
-    const T *const constant = read(p.constant), *const total = read(p.total);
+    const T *const constant = read(p.constant), *const total = read(p.total),
+                   *const prior = read(p.prior);
     const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
     for (int64_t q = first; q < end; ++q) {
         T* const cross = static_cast<T*>(p.products) + q * 2 * K;
@@ -89,7 +90,7 @@ static void late_rows(const LateParams& p, int64_t first, int64_t end) {
         for (int64_t k = 0; k < K; ++k) {
             const T u = cross[k] / sum, w = query_weight(u, trust);
             const T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
-            const T left = std::max(total[k] - T(p.weight) * u, T(p.prior));
+            const T left = std::max(total[k] - T(p.weight) * u, prior[k]);
             cross[k] = temper * (z + constant[k] + T(p.share) * more(k) + std::log(left));
         }
     }

@@ -17,21 +17,24 @@ void end_iteration(const DualParams& p, int64_t task) {
     double* const dual = p.dual + task * p.K;
     Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
     proportions.concentration = p.concentration[task];
+    const auto measure = [&](int64_t k) {
+        return p.measure == nullptr ? 1.0 : p.measure[task * p.K + k];
+    };
     double moved = 0, slope = 0, curvature = 0;
     for (int64_t k = 0; k < p.K; ++k) {
         const double count = p.weight * held[k];
         moved = std::max(moved, std::abs(count - counts[k]));
         counts[k] = count;
         if (!proportions.dirichlet) continue;
-        const PriorTerm term = class_term(count, proportions.concentration);
+        const PriorTerm term = class_term(count, proportions.concentration, measure(k));
         slope += term.slope;
         curvature += term.curvature;
     }
-    if (proportions.dirichlet) proportions.learn(slope, curvature);
+    if (proportions.dirichlet) proportions.learn(slope, curvature, p.least);
     double away = 0;
     for (int64_t k = 0; k < p.K; ++k) {
         p.before[task * p.K + k] = dual[k];
-        dual[k] = proportions.dual(counts[k]);
+        dual[k] = proportions.dual(counts[k], measure(k));
         if (p.base != nullptr) set_bias(p, task * p.K + k);
         if (p.away != nullptr) away += p.away[task * p.K + k];
     }

@@ -53,12 +53,17 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     adapt.criterion = of_task(p.criterion, 1);
     adapt.concentration = of_task(p.concentration, 1);
     adapt.bound = of_task(p.bound, 1);
+    adapt.priors = p.priors, adapt.chosen = p.chosen + task;
+    if (p.measures != nullptr) {
+        adapt.measures = static_cast<const T*>(p.measures) + task * p.priors * K;
+    }
     step.B = 1, step.Q = Q, step.K = K, step.shared = true;
     step.weight = p.weight, step.temper = p.temper;
     step.given = given, step.cross = cross, step.inner = inner, step.own = own;
     step.sharpness = static_cast<const T*>(p.sharpness) + task;
     step.bias = static_cast<const T*>(p.bias) + task * K;
     step.proportions = adapt.proportions, step.concentration = adapt.concentration;
+    step.priors = p.priors, step.measures = adapt.measures, step.chosen = adapt.chosen;
     step.shots = static_cast<const T*>(p.shots) + at * K;
     step.squares = static_cast<const T*>(p.squares) + at * K;
     if (p.added != nullptr) step.added = static_cast<const T*>(p.added) + task * Q * K;

@@ -12,6 +12,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const T* const squares = static_cast<const T*>(p.squares) + shared * K;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
     const T* const proportions = static_cast<const T*>(p.proportions) + task * K;
+    const T* const measure = chosen_measure<T>(p, task);
     const T a = static_cast<const T*>(p.concentration)[task], share = late_share(a);
     const T f = static_cast<const T*>(p.sharpness)[task], sharpness = f * share;
     const T temper = T(p.temper), reduced = temper * share;
@@ -25,6 +26,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     T* __restrict__ left = arena.take<T>(Kp);
     T* __restrict__ constant = arena.take<T>(Kp);
     T* __restrict__ total = arena.take<T>(Kp);
+    T* __restrict__ prior = arena.take<T>(Kp);
 
     for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
     for (int64_t k = 0; k < K; ++k) {
@@ -32,6 +34,10 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
         mass[k] = shots[k];
         constant[k] = (bias[k] + f / 2 * squares[k]) * share;
         total[k] = proportions[k] * count;
+        prior[k] = measure == nullptr ? a : a * measure[k];
+        if (prior[k] > 0) continue;
+        constant[k] = T(kImpossible);
+        prior[k] = 1;  // any number with a logarithm
     }
     for (int64_t q = 0; q < Q; ++q) {
         const T* __restrict__ u = given + q * K;
@@ -54,7 +60,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
             row[k] = temper * (sharpness * half + constant[k]);
             if (added != nullptr) row[k] += reduced * added[q * K + k];
         }
-        for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], a);
+        for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior[k]);
         for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
         Vec<T> mosts = splat(Range<T>::kMinusInfinity), sums = splat(T(0));
         for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
@@ -75,6 +81,6 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
 template <typename T>
 static int64_t step_scratch_bytes(const StepParams& p) {
     Arena arena(nullptr);
-    for (int i = 0; i < 6; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    for (int i = 0; i < 7; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
     return arena.used();
 }

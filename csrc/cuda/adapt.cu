@@ -23,7 +23,7 @@ constexpr int64_t kStaged = 100 * 1024;
 
 struct FewShared {
     SharedArena arena;
-    int64_t Q, K;
+    int64_t Q, K, priors;
     bool staged;
     float* counts = arena.take<float>(K);
     float* before = arena.take<float>(K);
@@ -31,10 +31,11 @@ struct FewShared {
     double* sums = arena.take<double>(kWarps);
     float* part = arena.take<float>(kWarps * K);  // counts of a warp's queries
     float* dual = arena.take<float>(K);           // minus its shift
+    float* best = arena.take<float>(priors > 0 ? K : 0);
     float* likelihood = arena.take<float>(staged ? Q * K : 0);
 
     static int64_t bytes(const AdaptParams& p, bool staged) {
-        return FewShared{SharedArena(nullptr), p.Q, p.K, staged}.arena.used();
+        return FewShared{SharedArena(nullptr), p.Q, p.K, p.priors, staged}.arena.used();
     }
 };
 
@@ -152,8 +153,10 @@ struct FewTask {
         }
     }
 
-    // Writes probabilities and labels and recounts. Returns the sum of the rows' normalisers.
-    __device__ double write() {
+    // Recounts, and returns the sum of the rows' normalisers; with kWrite, writes probabilities and
+    // labels.
+    template <bool kWrite>
+    __device__ double normalise() {
         const int lane = threadIdx.x % 32;
         float total[kHeld] = {}, held[kHeld] = {}, z[kHeld];
         load_weights();
@@ -176,14 +179,16 @@ struct FewTask {
                 const int k = column(i);
                 const float u = z[i] * share;
                 held[i] += u;
-                if (k < K) out[q * K + k] = u;
-                if (k < K && u > best) {
+                if (kWrite && k < K) out[q * K + k] = u;
+                if (kWrite && k < K && u > best) {
                     best = u;
                     label = k;
                 }
             }
-            label = warp_argmax(best, label);
-            if (lane == 0) labels[q] = label;
+            if constexpr (kWrite) {
+                label = warp_argmax(best, label);
+                if (lane == 0) labels[q] = label;
+            }
         }
         add(total, held);
         sum_counts(total);
@@ -191,11 +196,11 @@ struct FewTask {
     }
 };
 
-template <int kHeld>
+template <int kHeld, bool kGiven>
 __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     adapt_few_kernel(AdaptParams p, bool staged) {
     extern __shared__ double memory[];
-    const FewShared s{SharedArena(memory), p.Q, p.K, staged};
+    const FewShared s{SharedArena(memory), p.Q, p.K, p.priors, staged};
     const int64_t task = blockIdx.x, K = p.K;
     const Logits logits(p, task);
     float* const out = static_cast<float*>(p.probabilities) + task * p.Q * K;
@@ -204,29 +209,27 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
         logits.likelihood(q, likelihood + q * K);
     }
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        s.dual[k] = 0;
-        s.before[k] = 0;
-    }
-    __syncthreads();
 
     FewTask<kHeld> t{p, s, logits, likelihood, out, p.labels + task * p.Q, int(K), {}};
     const auto set = [&](int64_t k, float e) { s.dual[k] = e; };
-    Loop loop;
-    do {
+    const auto iterate = [&](Loop& loop, const Measure<kGiven>& measure) {
         t.count();
-        update_prior(loop, p, s.counts, s.before, set, s.scratch);
+        update_prior(loop, p, measure, s.counts, s.before, set, s.scratch);
         __syncthreads();  // the new dual is visible to all warps
-    } while (loop.goes_on(p));
-    const double normalisers = t.write();
-    write_task(p, task, loop, normalisers, s.counts, s.dual, s.sums);
+    };
+    const auto normalise = [&] { return t.template normalise<false>(); };
+    const Loop loop =
+        learn<kGiven>(p, task, s.counts, s.before, s.dual, s.best, set, iterate, normalise, s.sums);
+    const double normalisers = t.template normalise<true>();
+    write_task<kGiven>(p, task, loop, normalisers, s.counts, s.dual, s.sums);
 }
 
 template <int kHeld>
 void launch_few(const AdaptParams& p, cudaStream_t stream) {
     const bool staged = FewShared::bytes(p, true) <= kStaged;
     const int64_t bytes = FewShared::bytes(p, staged);
-    const auto kernel = adapt_few_kernel<kHeld>;
+    const auto kernel =
+        p.measures == nullptr ? adapt_few_kernel<kHeld, false> : adapt_few_kernel<kHeld, true>;
     allow_all_shared(kernel);
     kernel<<<grid_size(p.B), kThreads, size_t(bytes), stream>>>(p, staged);
     check_launch("adapt_few_kernel");

@@ -79,11 +79,23 @@ __device__ Update<Real> block_reduce(Update<Real> own, Update<Real>* scratch) {
     return all;
 }
 
+// A measure of a task; 1 for all classes unless they are given.
+template <bool kGiven>
+struct Measure {
+    const float* values;  // [K]
+
+    __device__ Measure(const AdaptParams& p, int64_t task, int64_t prior)
+        : values(static_cast<const float*>(p.measures) + (task * p.priors + prior) * p.K) {}
+    __device__ float operator[](int64_t k) const { return kGiven ? values[k] : 1.0f; }
+};
+
 // The state of a task's loop; the same in all threads of its block.
 struct Loop {
-    float a = float(kFirstConcentration);
+    float a = float(kFirstConcentration), least = float(kMinConcentration);
     float moved = 0;  // largest change of a count in the last iteration
     int iterations = 0;
+    int prior = 0;     // the number of the measure, ...
+    double bound = 0;  // ... and what it led to
 
     __device__ bool goes_on(const AdaptParams& p) const {
         if (iterations >= p.max_iter || (p.tol > 0 && !(double(moved) > p.tol))) return false;
@@ -99,51 +111,103 @@ __device__ inline float dual_shift(const AdaptParams& p) {
 
 // The next concentration and dual from the counts; `before` holds those of the previous iteration.
 // set(k, e) receives the dual minus its shift.
-template <typename Set>
-__device__ void update_prior(Loop& loop, const AdaptParams& p, const float* counts, float* before,
-                             const Set& set, Update<float>* scratch) {
+template <bool kGiven, typename Set>
+__device__ void update_prior(Loop& loop, const AdaptParams& p, const Measure<kGiven>& measure,
+                             const float* counts, float* before, const Set& set,
+                             Update<float>* scratch) {
     const float a = loop.a, K = float(p.K), shift = dual_shift(p);
     Update<float> own{0, 0, 0};
     for (int64_t i = threadIdx.x; i <= p.K; i += blockDim.x) {
         const bool is_class = i < p.K;
         const float count = is_class ? counts[i] : float(p.weight) * float(p.Q);
-        const Polygamma<float> growth = polygamma_growth(count, is_class ? a : K * a);
-        own.slope += (is_class ? 1.0f : -K) * growth.digamma;
-        own.curvature += (is_class ? 1.0f : -K * K) * growth.trigamma;
+        const float m = is_class ? measure[i] : K;
+        if (m > 0) {
+            const Polygamma<float> growth = polygamma_growth(count, m * a);
+            own.slope += (is_class ? m : -m) * growth.digamma;
+            own.curvature += (is_class ? m * m : -m * m) * growth.trigamma;
+        }
         if (!is_class) continue;
         own.moved = fmaxf(own.moved, fabsf(count - before[i]));
         before[i] = count;
     }
     const Update<float> all = block_reduce(own, scratch);
-    loop.a = next_concentration(loop.a, all.slope, all.curvature);
+    loop.a = next_concentration(loop.a, all.slope, all.curvature, loop.least);
     loop.moved = all.moved;
     ++loop.iterations;
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
-        set(k, digamma(counts[k] + loop.a) - shift);
+        const float m = measure[k];
+        set(k, m > 0 ? digamma(counts[k] + m * loop.a) - shift : float(kImpossible));
     }
 }
 
-// Writes the reported results of a task, once its probabilities are written. The shift is
-// subtracted from `dual` and from the dual in `normalisers`.
-__device__ inline void write_task(const AdaptParams& p, int64_t task, const Loop& loop,
-                                  double normalisers, const float* counts, const float* dual,
-                                  double* scratch) {
-    const double K = double(p.K), total = p.weight * double(p.Q), a = loop.a, mass = total + K * a;
-    const double constant = polygamma(mass).digamma - double(dual_shift(p));
+// The bound, for all threads. The shift is subtracted from `dual` and from the dual in `normalisers`.
+template <bool kGiven>
+__device__ double bound_of(const AdaptParams& p, const Measure<kGiven>& measure, const Loop& loop,
+                           double normalisers, const float* counts, const float* dual,
+                           double* scratch) {
     double bound = 0;
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
-        const double count = counts[k], e = dual[k];
-        bound += log_gamma(count + a) - count * e;
-        static_cast<float*>(p.proportions)[task * p.K + k] = float((count + a) / mass);
-        static_cast<float*>(p.dual)[task * p.K + k] = float(e - constant);
+        bound += class_bound(counts[k], loop.a, measure[k], dual[k]);
     }
-    bound = block_sum(bound, scratch);
+    return block_sum(bound, scratch) + p.weight * normalisers +
+           whole_bound(loop.a, p.weight * double(p.Q), double(p.K));
+}
+
+// Writes the reported results of a task, once its probabilities are written.
+template <bool kGiven>
+__device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop, double normalisers,
+                           const float* counts, const float* dual, double* scratch) {
+    const Measure<kGiven> measure(p, task, loop.prior);
+    const double mass = p.weight * double(p.Q) + double(p.K) * loop.a;
+    const double constant = polygamma(mass).digamma - double(dual_shift(p));
+    for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
+        const double part = double(counts[k]) + double(loop.a) * double(measure[k]);
+        static_cast<float*>(p.proportions)[task * p.K + k] = float(part / mass);
+        static_cast<float*>(p.dual)[task * p.K + k] = float(double(dual[k]) - constant);
+    }
+    const double bound = bound_of(p, measure, loop, normalisers, counts, dual, scratch);
     if (threadIdx.x != 0) return;
     static_cast<float*>(p.concentration)[task] = loop.a;
     static_cast<float*>(p.criterion)[task] = loop.moved;
-    static_cast<float*>(p.bound)[task] =
-        float(p.weight * normalisers + bound + prior_bound(a, total, K));
+    static_cast<float*>(p.bound)[task] = float(bound);
     p.iterations[task] = loop.iterations;
+    p.chosen[task] = loop.prior;
+}
+
+// Runs the loop under each measure and leaves the dual of the one with the largest bound.
+//   set(k, e)                sets the dual of a class
+//   iterate(loop, measure)   one iteration
+//   normalise()              counts the queries and returns the sum of their normalisers
+//   best                     [K] the best dual so far
+template <bool kGiven, typename Set, typename Iterate, typename Normalise>
+__device__ Loop learn(const AdaptParams& p, int64_t task, const float* counts, float* before,
+                      const float* dual, float* best, const Set& set, const Iterate& iterate,
+                      const Normalise& normalise, double* scratch) {
+    Loop found;
+    float least = found.least;
+    for (int prior = 0; prior == 0 || (kGiven && prior < p.priors); ++prior) {
+        const Measure<kGiven> measure(p, task, prior);
+        for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
+            set(k, first_dual(measure[k]));
+            before[k] = 0;
+        }
+        __syncthreads();
+        Loop loop;
+        loop.prior = prior;
+        loop.least = least;
+        loop.a = fmaxf(loop.a, least);
+        do iterate(loop, measure);
+        while (loop.goes_on(p));
+        if constexpr (!kGiven) return loop;
+        if (prior == 0) least = loop.a;
+        loop.bound = bound_of(p, measure, loop, normalise(), counts, dual, scratch);
+        if (prior > 0 && !(loop.bound > found.bound)) continue;
+        found = loop;
+        for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) best[k] = dual[k];
+    }
+    for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) set(k, best[k]);
+    __syncthreads();
+    return found;
 }
 
 // --- rows, by a warp -----------------------------------------------------------------------------

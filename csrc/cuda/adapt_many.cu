@@ -26,17 +26,22 @@ struct ManyTask {
     float* dual;        // [K] minus its shift, ...
     float* g;           // [K] ... and its exponential
     float* before;      // [K]
+    float* best;        // [K] dual under the best measure
 
     __device__ ManyTask(const AdaptParams& p, int64_t task)
         : p(p), logits(p, task),
           likelihood(static_cast<float*>(p.probabilities) + task * p.Q * p.K),
           counts(static_cast<float*>(p.proportions) + task * p.K),
-          share(static_cast<float*>(p.workspace) + task * 3 * (p.Q + p.K)), row_log(share + p.Q),
-          offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K) {
+          share(static_cast<float*>(p.workspace) + task * numbers(p)), row_log(share + p.Q),
+          offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K),
+          best(before + p.K) {
         extern __shared__ float nearby[];  // the most-read data of an iteration
         if (p.Q <= kNearby) share = nearby;
         if (p.K <= kNearby) g = nearby + (p.Q <= kNearby ? p.Q : 0);
     }
+
+    // In the workspace.
+    static __host__ __device__ int64_t numbers(const AdaptParams& p) { return 3 * p.Q + 4 * p.K; }
 
     __device__ float shifted(int64_t q, int64_t k) const {
         return logits(q, k) - offset[q] + dual[k];
@@ -114,6 +119,7 @@ struct ManyTask {
     }
 };
 
+template <bool kGiven>
 __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
     __shared__ Update<float> scratch[kWarps];
     __shared__ double sums[kWarps];
@@ -122,44 +128,47 @@ __global__ void __launch_bounds__(kThreads) adapt_many_kernel(AdaptParams p) {
         const float most = t.logits.likelihood(q, t.likelihood + q * p.K);
         if (threadIdx.x % 32 == 0) t.offset[q] = most;
     }
-    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
-        t.dual[k] = t.before[k] = 0;
-        t.g[k] = 1;
-    }
-    __syncthreads();
 
     const auto set = [&](int64_t k, float e) {
         t.dual[k] = e;
         t.g[k] = expf(e);
     };
-    Loop loop;
-    do {
+    const auto normalise = [&] {
+        const double normalisers = t.normalise_rows();
+        __syncthreads();
+        t.count_classes<false>();
+        return block_sum(threadIdx.x % 32 == 0 ? normalisers : 0.0, sums);
+    };
+    const auto iterate = [&](Loop& loop, const Measure<kGiven>& measure) {
         t.normalise_rows();
         __syncthreads();
         t.count_classes<false>();
-        update_prior(loop, p, t.counts, t.before, set, scratch);
+        update_prior(loop, p, measure, t.counts, t.before, set, scratch);
         __syncthreads();
-    } while (loop.goes_on(p));
+    };
+    const Loop loop = learn<kGiven>(p, blockIdx.x, t.counts, t.before, t.dual, t.best, set, iterate,
+                                    normalise, sums);
 
     double normalisers = t.normalise_rows();
     __syncthreads();
     t.count_classes<true>();
     normalisers = block_sum(threadIdx.x % 32 == 0 ? normalisers : 0.0, sums);
     t.write_labels();
-    write_task(p, blockIdx.x, loop, normalisers, t.counts, t.dual, sums);
+    write_task<kGiven>(p, blockIdx.x, loop, normalisers, t.counts, t.dual, sums);
 }
 
 }  // namespace
 
 int64_t adapt_many_workspace(const AdaptParams& p) {
-    return p.B * 3 * (p.Q + p.K) * int64_t(sizeof(float));
+    return p.B * ManyTask::numbers(p) * int64_t(sizeof(float));
 }
 
 void launch_adapt_many(const AdaptParams& p, cudaStream_t stream) {
     require_workspace(p.workspace_bytes, adapt_many_workspace(p));
     const int64_t numbers = (p.Q <= kNearby ? p.Q : 0) + (p.K <= kNearby ? p.K : 0);
-    allow_all_shared(adapt_many_kernel);
-    adapt_many_kernel<<<grid_size(p.B), kThreads, size_t(numbers) * sizeof(float), stream>>>(p);
+    const auto kernel = p.measures == nullptr ? adapt_many_kernel<false> : adapt_many_kernel<true>;
+    allow_all_shared(kernel);
+    kernel<<<grid_size(p.B), kThreads, size_t(numbers) * sizeof(float), stream>>>(p);
     check_launch("adapt_many_kernel");
 }
 

@@ -19,6 +19,9 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
     double* const dual = p.dual + task * p.K;
     Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
     proportions.concentration = p.concentration[task];
+    const auto measure = [&](int64_t k) {
+        return p.measure == nullptr ? 1.0 : p.measure[task * p.K + k];
+    };
     __shared__ Update<double> scratch[kWarps];
     __shared__ double sums[kWarps];
     Update<double> own{0, 0, 0};
@@ -29,16 +32,16 @@ __global__ void __launch_bounds__(kThreads) dual_kernel(DualParams p) {
         counts[k] = count;
         if (p.away != nullptr) away += p.away[task * p.K + k];
         if (!proportions.dirichlet) continue;
-        const PriorTerm term = class_term(count, proportions.concentration);
+        const PriorTerm term = class_term(count, proportions.concentration, measure(k));
         own.slope += term.slope;
         own.curvature += term.curvature;
     }
     const Update<double> all = block_reduce(own, scratch);
     if (p.away != nullptr) away = block_sum(away, sums);
-    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature);
+    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least);
     for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
         p.before[task * p.K + k] = dual[k];
-        dual[k] = proportions.dual(counts[k]);
+        dual[k] = proportions.dual(counts[k], measure(k));
         if (p.base != nullptr) set_bias(p, task * p.K + k);
     }
     __syncthreads();  // the state of the task has been read by all

@@ -11,16 +11,16 @@ namespace {
 
 // Data of all rows; see LateParams.
 struct Late {
-    const float *bias, *square, *mass, *constant, *total, *added;
-    float slope, sharper, share, prior, weight, trust, temper;
+    const float *bias, *square, *mass, *constant, *total, *prior, *added;
+    float slope, sharper, share, weight, trust, temper;
 
     __device__ explicit Late(const LateParams& p)
         : bias(static_cast<const float*>(p.bias)), square(static_cast<const float*>(p.square)),
           mass(static_cast<const float*>(p.mass)), constant(static_cast<const float*>(p.constant)),
-          total(static_cast<const float*>(p.total)), added(static_cast<const float*>(p.added)),
-          slope(float(p.slope)), sharper(float(p.sharper)), share(float(p.share)),
-          prior(float(p.prior)), weight(float(p.weight)), trust(float(p.trust)),
-          temper(float(p.temper)) {}
+          total(static_cast<const float*>(p.total)), prior(static_cast<const float*>(p.prior)),
+          added(static_cast<const float*>(p.added)), slope(float(p.slope)),
+          sharper(float(p.sharper)), share(float(p.share)), weight(float(p.weight)),
+          trust(float(p.trust)), temper(float(p.temper)) {}
 
     // The further logit of a class, at [row, k] of `added`.
     __device__ float more(int64_t at) const { return added == nullptr ? 0.0f : added[at]; }
@@ -34,7 +34,7 @@ struct Late {
     __device__ float after(int64_t k, float u, float all, float own, float more) const {
         const float w = query_weight(u, trust);
         const float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
-        const float left = logf(fmaxf(total[k] - weight * u, prior));
+        const float left = logf(fmaxf(total[k] - weight * u, prior[k]));
         return temper * (z + constant[k] + share * more + left);
     }
 };

@@ -52,6 +52,7 @@ struct PosteriorPlan {
         adapt.proportions = p.proportions, adapt.dual = p.dual;
         adapt.iterations = p.iterations, adapt.criterion = p.criterion;
         adapt.concentration = p.concentration, adapt.bound = p.bound;
+        adapt.priors = p.priors, adapt.measures = p.measures, adapt.chosen = p.chosen;
         adapt.workspace_bytes = workspace_cuda(adapt, 0);
         adapt.workspace = arena.take<char>(adapt.workspace_bytes);
         step.B = B, step.Q = Q, step.K = K, step.dtype = p.dtype;
@@ -61,6 +62,7 @@ struct PosteriorPlan {
         step.shots = p.shots, step.squares = p.squares;
         step.sharpness = p.sharpness, step.bias = p.bias;
         step.proportions = p.proportions, step.concentration = p.concentration;
+        step.priors = p.priors, step.measures = p.measures, step.chosen = p.chosen;
         step.probabilities = p.probabilities, step.labels = p.labels;
         step.workspace_bytes = workspace_cuda(step, 0);
         step.workspace = arena.take<char>(step.workspace_bytes);

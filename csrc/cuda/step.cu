@@ -18,6 +18,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 struct Step {
     const float *given, *cross, *inner, *own, *added;   // [Q, K], own [Q], added may be null
     const float *shots, *squares, *bias, *proportions;  // [K]
+    const float* measure;                               // [K]; null: 1 for all classes
     float sharpness, prior, share, weight, trust, temper, count;
     float *square, *mass;  // [K] in the workspace
 
@@ -32,6 +33,7 @@ struct Step {
         squares = static_cast<const float*>(p.squares) + shared * p.K;
         bias = static_cast<const float*>(p.bias) + task * p.K;
         proportions = static_cast<const float*>(p.proportions) + task * p.K;
+        measure = chosen_measure<float>(p, task);
         sharpness = static_cast<const float*>(p.sharpness)[task];
         prior = static_cast<const float*>(p.concentration)[task];
         share = late_share(prior);
@@ -46,19 +48,20 @@ struct Step {
 
 // A class, as needed by the rows of all queries.
 struct StepClass {
-    float shots, square, mass, hub, total;
+    float shots, square, mass, hub, total, prior;
 
     __device__ StepClass() {}
     __device__ StepClass(const Step& s, int64_t k)
         : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]),
-          hub(s.bias[k] + 0.5f * s.sharpness * s.squares[k]), total(s.proportions[k] * s.count) {}
+          hub(s.bias[k] + 0.5f * s.sharpness * s.squares[k]), total(s.proportions[k] * s.count),
+          prior(s.measure == nullptr ? s.prior : s.prior * s.measure[k]) {}
 
     __device__ float logit(const Step& s, int64_t at, float own) const {
         const float u = s.given[at], w = query_weight(u, s.trust);
         const float half = half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
         float z = s.sharpness * half + hub;
         if (s.added != nullptr) z += s.added[at];
-        return s.temper * (s.share * z + logf(fmaxf(total - s.weight * u, s.prior)));
+        return s.temper * (s.share * z + logf(fmaxf(total - s.weight * u, prior)));
     }
 };
 

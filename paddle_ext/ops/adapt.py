@@ -10,16 +10,19 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import Solution
-from .adapt_operators import adapt_op, allocate
+from .adapt_operators import Outputs, adapt_op, allocate, task_outputs
 from .backend import takes_reference
+from .calls import on
 from .large.logits import adapt_large
 from .paddle_large import check_top, returns_all
+from .prior import measures_of
 
 
 def adapt(
     logits: Tensor,
     *,
     weight: float = 1.0,
+    prior: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -51,6 +54,11 @@ def adapt(
     weight : float
         Of a query in the counts, from 1e-30 to 1. Less than 1 means that queries are similar, so
         that their likelihoods are not independent.
+    prior : Tensor or array [K] or [B, K], optional
+        What is known of the class proportions, such as those of last month: a weight of each class,
+        of any sum; 0 for an impossible class. A priori ``pi ~ Dirichlet(K a p)`` then, with `p` the
+        prior and `a` learned, if the evidence of the batch is larger than without the prior: a
+        wrong one hardly costs anything. Impossible classes are so in any case.
     max_iter : int
         Limit on iterations.
     tol : float
@@ -88,6 +96,8 @@ def adapt(
             ``a``, in [1e-4, 1e4].
         bound : Tensor [..]
             Lower bound of the log evidence; no iteration lowers it.
+        prior_used : Tensor [..] bool, or None without a prior
+            Whether the prior counts.
 
     Raises
     ------
@@ -116,84 +126,97 @@ def adapt(
     top = check_top(return_assignments, top)
     (logits,) = check.tensors(logits)
     check.logits(logits)
+    *batch, Q, K = logits.shape
+    measures = None
+    if prior is not None:
+        measures = measures_of(prior, K, batch[0] if batch else None, logits)
+        measures = measures.to(computing_dtype(logits))
     by_reference = takes_reference(backend, logits)
     if validate:
-        check_values(logits)
+        check_values(logits, measures)
     if by_reference:
         from .. import reference
 
-        return reference.adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
-    if not returns_all(return_assignments, *logits.shape[-2:]):
-        return adapt_without_matrix(logits.detach(), weight, max_iter, tol, top)
-    labels, u, proportions, dual, iterations, criterion, a, bound = adapt_op(
-        logits, weight, max_iter, tol
-    )
-    return Solution(
-        labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
-    )
+        (prior,) = check.tensors(prior)
+        return reference.adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
+    if not returns_all(return_assignments, Q, K):
+        return adapt_without_matrix(logits.detach(), weight, max_iter, tol, measures, top)
+    return adapt_checked(logits, weight, max_iter, tol, measures)
 
 
-def adapt_without_matrix(
-    logits: Tensor, weight: float, max_iter: int, tol: float, top: int
+def adapt_checked(
+    logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None
 ) -> Solution:
-    """One task at a time, with only the largest probabilities of each query."""
-    *batch, Q, K = logits.shape
-    if batch == [0]:
-        return no_tasks(logits, top)
-    real, found = computing_dtype(logits), []
-    for own in logits.reshape(-1, Q, K):
-        results, state, proportions, bound = adapt_large(
-            own, weight, max_iter, tol, top=top, all_classes=False
+    """The same with all probabilities; `measures` [B or 1, n, K] are the priors to choose from."""
+    if takes_reference("auto", logits):  # float64 on CUDA
+        near = None if measures is None else measures.cpu()
+        found: Solution = on(
+            adapt_checked(logits.cpu(), weight, max_iter, tol, near), logits.device
         )
-        found.append(
-            (
-                results.top.classes[0, :, 0],
-                results.top.probabilities[0],
-                proportions[0].to(real),
-                state.dual[0].to(real),
-                state.iterations[0],
-                state.criterion[0].to(real),
-                state.concentration[0].to(real),
-                bound[0].to(real),
-                results.top.classes[0],
-                results.held[0],
-            )
-        )
-    labels, u, p, dual, iterations, criterion, a, bounds, classes, held = (
-        torch.stack(x) if batch else x[0] for x in zip(*found, strict=True)
-    )
+        return found
+    return solution_of(adapt_op(logits, weight, max_iter, tol, measures), measures)
+
+
+def solution_of(outputs: Outputs, measures: Tensor | None) -> Solution:
+    labels, u, proportions, dual, iterations, criterion, a, bound, chosen = outputs
     return Solution(
         labels,
         u,
-        p,
+        proportions,
         dual,
         iterations,
         criterion,
         concentration=a,
-        bound=bounds,
-        classes=classes,
-        held=held,
+        bound=bound,
+        prior_used=None if measures is None else chosen > 0,
     )
 
 
-def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
+def adapt_without_matrix(
+    logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None, top: int
+) -> Solution:
+    """One task at a time, with only the largest probabilities of each query."""
+    *batch, Q, K = logits.shape
+    if batch == [0]:
+        return no_tasks(logits, top, measures)
+    found = []
+    for number, own in enumerate(logits.reshape(-1, Q, K)):
+        results, state, proportions, bound, chosen = adapt_large(
+            own,
+            weight,
+            max_iter,
+            tol,
+            measures=None if measures is None else measures[number % len(measures)],
+            top=top,
+            all_classes=False,
+        )
+        real = computing_dtype(logits)
+        tensors = task_outputs(results, state, proportions, bound, chosen)
+        tensors = tuple(x.to(real) if x.is_floating_point() else x for x in tensors)
+        found.append((*tensors, results.top.classes[0], results.held[0]))
+    *outputs, classes, held = (torch.stack(x) if batch else x[0] for x in zip(*found, strict=True))
+    return solution_of(tuple(outputs), measures)._replace(classes=classes, held=held)
+
+
+def no_tasks(logits: Tensor, top: int | None = None, measures: Tensor | None = None) -> Solution:
     """The solution for logits [0, Q, K]; with the `top` largest probabilities, if given."""
-    labels, u, proportions, dual, iterations, criterion, a, bound = allocate(logits)
-    found = Solution(
-        labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
-    )
+    found = solution_of(allocate(logits), measures)
     if top is None:
         return found
-    u = u[..., :top]
-    return found._replace(probabilities=u, classes=u.long(), held=proportions.double())
+    u = found.probabilities[..., :top]
+    return found._replace(probabilities=u, classes=u.long(), held=found.proportions.double())
 
 
-def check_values(logits: Tensor) -> None:
+def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
     """No NaN, no infinity, and a possible class in every row; on CUDA with one synchronisation."""
     if logits.numel() == 0:
         return
     # A NaN anywhere makes both extremes NaN.
-    best = logits.detach().amax(-1)
+    if measures is None:
+        best = logits.detach().amax(-1)
+    else:
+        impossible = (measures[:, :1] == 0)[() if logits.dim() == 3 else 0]
+        best = logits.detach().masked_fill(impossible, -math.inf).amax(-1)
     scalars = check.numbers_of([*torch.aminmax(best), logits.detach().amin()])
     least, most, lowest = scalars
     largest = check.SUMMABLE[logits.dtype]
@@ -206,6 +229,6 @@ def check_values(logits: Tensor) -> None:
         raise ValueError(f"logits must be at most {largest:g} or -inf, got {value:g} at {place}")
     place = (~(best >= -largest)).nonzero()[0].tolist()
     raise ValueError(
-        f"logits must have a possible class in every row, got a largest value of "
+        "logits must have a possible class in every row, got a largest value of "
         f"{best[tuple(place)].item():g} in row {place}"
     )

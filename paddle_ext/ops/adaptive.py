@@ -217,6 +217,7 @@ def posterior(
     solved: Tensor | None = None,
     shares: Tensor | None = None,
     added: Tensor | None = None,
+    measures: Tensor | None = None,
     *,
     weight: float,
     temper: float,
@@ -238,6 +239,8 @@ def posterior(
         task if the others are shared.
     added : Tensor [B, Q, K], optional
         Further logits.
+    measures : Tensor [B or 1, n, K], optional
+        Priors on the proportions to choose from; the first is even.
     weight, max_iter, tol
         Those of `adapt`.
     temper : float
@@ -260,6 +263,9 @@ def posterior(
     factor, solved, shares, added = (
         None if x is None else x.contiguous() for x in (factor, solved, shares, added)
     )
+    if measures is not None:
+        measures = measures.to(query.dtype).expand(B, -1, K).contiguous()
+    priors = 0 if measures is None else measures.shape[1]
     call = native.module.posterior_call(
         **options_of(query),
         sizes=(B, Q, K, D, M, N, L),
@@ -267,9 +273,11 @@ def posterior(
         temper=temper,
         max_iter=max_iter,
         tol=tol,
+        priors=priors,
         **pointers(
             query,
             added=(added, (B, Q, K)),
+            measures=(measures, (B, priors, K)),
             shares=(shares if full else None, (L, 3)),
             squares=(squares, (L, K)),
             bias=(bias, (B, K)),
@@ -292,12 +300,21 @@ def posterior(
         "criterion": (B,),
         "concentration": (B,),
         "bound": (B,),
+        "chosen": (torch.int32, (B,)),
         "finite": (torch.bool, (B,)),
     }
-    labels, u, proportions, dual, iterations, criterion, a, bound, finite = run(
+    labels, u, proportions, dual, iterations, criterion, a, bound, chosen, finite = run(
         call, query, given, wanted
     )
     found = Solution(
-        labels, u, proportions, dual, iterations, criterion, concentration=a, bound=bound
+        labels,
+        u,
+        proportions,
+        dual,
+        iterations,
+        criterion,
+        concentration=a,
+        bound=bound,
+        prior_used=None if measures is None else chosen > 0,
     )
     return found, finite

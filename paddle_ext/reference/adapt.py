@@ -1,24 +1,28 @@
 """Class proportions of a batch with a learned Dirichlet prior, in plain torch: the specification.
 
-Letters: B tasks, Q queries, K classes. The proportions of a batch are drawn from Dirichlet(a, ...,
-a), and query q has class k with probability pi_k; l_qk is its log-likelihood, up to a constant per
-query. Mean-field inference alternates
+Letters: B tasks, Q queries, K classes. The proportions of a batch are drawn from Dirichlet(a m_1,
+..., a m_K), and query q has class k with probability pi_k; l_qk is its log-likelihood, up to a
+constant per query. The measure m has the mean 1. Mean-field inference alternates
 
     u_qk = softmax_k( l_qk + e_k )
     N_k  = w sum_q u_qk                                       w: weight of a query in the counts
     a   <- a exp(step)                                        one Newton step in ln a, at most 1
-    e_k  = digamma(N_k + a) - digamma(w Q + K a)              the mean of ln pi_k
+    e_k  = digamma(N_k + a m_k) - digamma(w Q + K a)          the mean of ln pi_k
 
-from e = 0 and a = 1. No step lowers the bound of the evidence
+from e = ln m and a = 1. No step lowers the bound of the evidence
 
     w sum_q ( ln sum_k exp(l_qk + e_k) - sum_k u_qk e_k )
-      + ln G(K a) - K ln G(a) - ln G(w Q + K a) + sum_k ln G(N_k + a).
+      + ln G(K a) - ln G(w Q + K a) + sum_k ( ln G(N_k + a m_k) - ln G(a m_k) ).
 
-If all classes are present, a grows and the proportions hardly matter; if few are, a shrinks and
-absent classes vanish.
+Without a prior m = 1: if all classes are present, a grows and the proportions hardly matter; if few
+are, a shrinks and absent classes vanish. With a prior p there is a second run, m = K p. It counts
+if its bound is larger; its a may not be smaller than that of the first, or any prior would win
+where few classes are present. Impossible classes have m = 0 in both runs.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +30,9 @@ from torch import Tensor
 from ..solution import Solution
 
 FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # concentrations
-LOWEST = -1.7e308  # stands for minus infinity
+LOWEST = -1.7e308  # stands for minus infinity, ...
+IMPOSSIBLE = -1e30  # ... and this for that of the dual
+LEAST_WEIGHT = 1e-8  # of a possible class in a prior, relative to the mean
 
 
 def trigamma(x: Tensor) -> Tensor:
@@ -39,31 +45,84 @@ def trigamma(x: Tensor) -> Tensor:
     return found
 
 
-def next_concentration(a: Tensor, counts: Tensor, total: float) -> Tensor:
-    """A Newton step in ln a towards the maximum of the bound, [B, 1]; counts [B, K]."""
-    K = counts.shape[-1]
-    psi = torch.special.digamma
-    slope = K * (psi(K * a) - psi(total + K * a)) + (psi(counts + a) - psi(a)).sum(-1, True)
+class Run(NamedTuple):
+    """The end of the iterations under one measure."""
+
+    dual: Tensor  # [B, K] e
+    concentration: Tensor  # [B, 1] a
+    measure: Tensor  # [B, K] m
+    iterations: Tensor  # [B] int32
+    criterion: Tensor  # [B]
+    bound: Tensor  # [B]
+
+
+def measures(prior: Tensor, B: int) -> tuple[Tensor, Tensor]:
+    """The measures of a prior [K] or [B, K]: even over possible classes, and its own; [B, K]."""
+    p = torch.as_tensor(prior).detach().double()
+    p = (p / p.amax(-1, True)).expand(B, -1)
+    K, possible = p.shape[-1], p > 0
+    even = possible * (K / possible.sum(-1, True))
+    return even, (K * p / p.sum(-1, True)).clamp(min=LEAST_WEIGHT) * possible
+
+
+def next_concentration(a: Tensor, counts: Tensor, total: float, m: Tensor, least: Tensor) -> Tensor:
+    """A Newton step in ln a towards the maximum of the bound, [B, 1]; counts, m [B, K]."""
+    K, psi = counts.shape[-1], torch.special.digamma
+    own = torch.where(m > 0, a * m, 1)
+    slope = K * (psi(K * a) - psi(total + K * a))
+    slope = slope + (m * (psi(counts + own) - psi(own))).sum(-1, True)
     curvature = K**2 * (trigamma(K * a) - trigamma(total + K * a))
-    curvature = curvature + (trigamma(counts + a) - trigamma(a)).sum(-1, True)
+    curvature = curvature + (m.square() * (trigamma(counts + own) - trigamma(own))).sum(-1, True)
     first, second = a * slope, a * slope + a.square() * curvature  # in ln a
     step = torch.where(second < 0, -first / second, first.sign()).clamp(-1, 1)
-    return (a * step.exp()).clamp(LEAST, MOST)
+    return torch.maximum((a * step.exp()).clamp(max=MOST), least)
 
 
-def bound(logits: Tensor, e: Tensor, a: Tensor, weight: float) -> Tensor:
-    """Bound of the evidence, [B], with u optimal for e; logits [B, Q, K], e [B, K], a [B, 1]."""
+def bound(logits: Tensor, e: Tensor, a: Tensor, m: Tensor, weight: float) -> Tensor:
+    """Bound of the evidence, [B], with u optimal for e; logits [B, Q, K], e, m [B, K], a [B, 1]."""
     Q, K = logits.shape[-2:]
     z = logits + e.unsqueeze(-2)
     counts = weight * z.softmax(-1).sum(-2)
     queries = weight * z.logsumexp(-1).sum(-1) - (counts * e).sum(-1)
-    lgamma = torch.lgamma
-    prior = lgamma(K * a) - K * lgamma(a) - lgamma(weight * Q + K * a)
-    return queries + prior.squeeze(-1) + lgamma(counts + a).sum(-1)
+    own = torch.where(m > 0, a * m, 1)
+    prior = (torch.lgamma(K * a) - torch.lgamma(weight * Q + K * a)).squeeze(-1)
+    return queries + prior + (torch.lgamma(counts + own) - torch.lgamma(own)).sum(-1)
+
+
+def run(logits: Tensor, m: Tensor, least: Tensor, weight: float, max_iter: int, tol: float) -> Run:
+    """Iterate under the measure m [B, K], with a at least `least` [B, 1]."""
+    B, Q, K = logits.shape
+    e, a = m.log().clamp(min=IMPOSSIBLE), least.clamp(min=FIRST)
+    counts, criterion = torch.zeros_like(m), torch.zeros_like(m[:, 0])
+    iterations = torch.zeros(B, dtype=torch.int32, device=m.device)
+    running = torch.ones(B, dtype=torch.bool, device=m.device)
+    for _ in range(max_iter):
+        if not running.any():
+            break
+        counts_next = weight * (logits + e.unsqueeze(-2)).softmax(-1).sum(-2)
+        a_next = next_concentration(a, counts_next, weight * Q, m, least)
+        e_next = torch.special.digamma(torch.where(m > 0, counts_next + a_next * m, 1))
+        e_next = e_next - torch.special.digamma(weight * Q + K * a_next)
+        e_next = torch.where(m > 0, e_next, IMPOSSIBLE)
+        moved = (counts_next - counts).abs().amax(-1)
+
+        live = running.unsqueeze(-1)  # stopped tasks keep their state
+        counts, a = torch.where(live, counts_next, counts), torch.where(live, a_next, a)
+        e = torch.where(live, e_next, e)
+        criterion = torch.where(running, moved, criterion)
+        iterations += running.int()
+        if tol > 0:
+            running = running & (criterion > tol)
+    return Run(e, a, m, iterations, criterion, bound(logits, e, a, m, weight))
 
 
 def adapt(
-    logits: Tensor, *, weight: float = 1.0, max_iter: int = 100, tol: float = 1e-3
+    logits: Tensor,
+    *,
+    weight: float = 1.0,
+    prior: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
 ) -> Solution:
     """Adapt log-likelihoods to the class proportions of their batch; see `paddle_ext.adapt`.
 
@@ -85,36 +144,25 @@ def adapt(
     *batch, Q, K = logits.shape
     given = logits.detach().double().reshape(-1, Q, K).clamp(min=LOWEST)
     B = len(given)
-    e, a = given.new_zeros(B, K), given.new_full((B, 1), FIRST)
-    counts, criterion = given.new_zeros(B, K), given.new_zeros(B)
-    iterations = torch.zeros(B, dtype=torch.int32, device=given.device)
-    running = torch.ones(B, dtype=torch.bool, device=given.device)
-    for _ in range(max_iter):
-        if not running.any():
-            break
-        counts_next = weight * (given + e.unsqueeze(-2)).softmax(-1).sum(-2)
-        a_next = next_concentration(a, counts_next, weight * Q)
-        e_next = torch.special.digamma(counts_next + a_next)
-        e_next = e_next - torch.special.digamma(weight * Q + K * a_next)
-        moved = (counts_next - counts).abs().amax(-1)
-
-        live = running.unsqueeze(-1)  # stopped tasks keep their state
-        counts, a = torch.where(live, counts_next, counts), torch.where(live, a_next, a)
-        e = torch.where(live, e_next, e)
-        criterion = torch.where(running, moved, criterion)
-        iterations += running.int()
-        if tol > 0:
-            running = running & (criterion > tol)
-
+    even, own = (x.to(given.device) for x in measures(torch.ones(K) if prior is None else prior, B))
+    least = given.new_full((B, 1), LEAST)
+    found, used = run(given, even, least, weight, max_iter, tol), None
+    if prior is not None:
+        other = run(given, own, found.concentration, weight, max_iter, tol)
+        used = other.bound > found.bound
+        both = zip(found, other, strict=True)
+        found = Run(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
+    e, a = found.dual, found.concentration
     u = (given + e.unsqueeze(-2)).softmax(-1)
-    proportions = (weight * u.sum(-2) + a) / (weight * Q + K * a)
+    proportions = (weight * u.sum(-2) + a * found.measure) / (weight * Q + K * a)
     return Solution(
         labels=u.argmax(-1).reshape(*batch, Q),
         probabilities=u.to(dtype).reshape(*batch, Q, K),
         proportions=proportions.to(dtype).reshape(*batch, K),
         dual=e.to(dtype).reshape(*batch, K),
-        iterations=iterations.reshape(batch),
-        criterion=criterion.to(dtype).reshape(batch),
+        iterations=found.iterations.reshape(batch),
+        criterion=found.criterion.to(dtype).reshape(batch),
         concentration=a.squeeze(-1).to(dtype).reshape(batch),
-        bound=bound(given, e, a, weight).to(dtype).reshape(batch),
+        bound=found.bound.to(dtype).reshape(batch),
+        prior_used=None if used is None else used.reshape(batch),
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..solution import Solution
-from .adapt import adapt
+from .adapt import adapt, measures
 from .calibrate import calibrate
 from .paddle import batched, computing_dtype, unit_rows
 
@@ -233,20 +233,29 @@ def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likeliho
 
 
 def posterior(
-    known: Likelihood, query: Tensor, max_iter: int, tol: float, added: Tensor | None = None
+    known: Likelihood,
+    query: Tensor,
+    max_iter: int,
+    tol: float,
+    added: Tensor | None = None,
+    prior: Tensor | None = None,
 ) -> Solution:
-    """Classify the queries [Q, D] of one task; `added` [Q, K] are further logits."""
+    """Classify the queries [Q, D] of one task; `added` [Q, K] are further logits, `prior` [K]."""
     Q, K, S = len(query), len(known.shots), float(known.shots.sum())
     z = centred(query, known.centre)
     still, more = known.distances(z), 0.0 if added is None else added
     weight = 2 * S / (2 * S + Q)
-    found = adapt(known.logits(still) + more, weight=weight, max_iter=max_iter, tol=tol)
+    logits = known.logits(still) + more
+    found = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
     assert found.concentration is not None
     u, a = found.probabilities, found.concentration
     moved = moved_distances(z, known.means, known.shots, u.square() * Q / (Q + K), known.metric)
     logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
+    even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
+    m = own if found.prior_used else even
     others = weight * (u.sum(0) - u)  # of each query, [Q, K]
-    u = torch.softmax(known.temper * (logits + torch.log(others.clamp(min=0) + a)), dim=-1)
+    left = torch.log(others.clamp(min=0) + a * m)
+    u = torch.softmax(known.temper * (logits + left), dim=-1)
     return found._replace(labels=u.argmax(-1), probabilities=u)
 
 
@@ -257,6 +266,7 @@ def adaptive(
     *,
     num_classes: int | None = None,
     metric: str = "auto",
+    prior: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
 ) -> Solution:
@@ -266,8 +276,8 @@ def adaptive(
     ----------
     support, support_labels, query, num_classes
         As in `paddle_ext.reference.solve`.
-    metric, max_iter, tol
-        As in `paddle_ext.methods.Adaptive`.
+    metric, prior, max_iter, tol
+        As in `paddle_ext.adaptive`.
 
     Returns
     -------
@@ -289,6 +299,7 @@ def adaptive(
             queries[b],
             max_iter,
             tol,
+            prior=prior if prior is None or prior.dim() == 1 else prior[b],
         )
         for b in range(len(queries))
     ]

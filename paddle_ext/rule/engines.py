@@ -21,6 +21,7 @@ def classify(
     query: Tensor | Rows,
     added: Tensor | None = None,
     *,
+    measures: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     all_classes: bool = True,
@@ -38,6 +39,8 @@ def classify(
         Of any floating-point dtype; `Rows` are one batch, B = 1.
     added : Tensor [B, Q, K], optional
         Further logits, such as those of names.
+    measures : Tensor [B or 1, n, K], optional
+        Priors on the proportions to choose from; the first is even.
     max_iter, tol
         As in `paddle_ext.adapt`.
     all_classes : bool
@@ -59,10 +62,13 @@ def classify(
         alone = all_classes and group.group is None
         if alone and not is_large(query.shape[1], K):
             query = query.to(likelihood.bias.dtype)
-            return solve_small(likelihood, query, added, max_iter=max_iter, tol=tol)
+            return solve_small(
+                likelihood, query, added, measures=measures, max_iter=max_iter, tol=tol
+            )
         if takes_reference("auto", query):  # float64 on CUDA
             likelihood, query = likelihood.to("cpu"), query.cpu()
             added = None if added is None else added.cpu()
+            measures = None if measures is None else measures.cpu()
         sources: list[Rows] = [TensorRows(one) for one in query]
     else:
         sources = [query]
@@ -72,6 +78,7 @@ def classify(
                 likelihood.task(number),
                 rows,
                 None if added is None else added[number].contiguous(),
+                measures=None if measures is None else measures[number % len(measures)],
                 max_iter=max_iter,
                 tol=tol,
                 top=top,

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import check
 from ..ops.coordinates import coordinates
 from ..ops.large.class_sums import Part, sums_by_class
 from ..ops.large.coordinates import check_summable
-from ..ops.large.fixed import RowResults, classify_rows, iterate_dual
+from ..ops.large.fixed import RowResults, best_prior, classify_rows, dirichlet_priors
 from ..ops.large.group import Group
 from ..ops.large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
 from ..ops.large.queries import Queries
 from ..ops.large.sources import Rows
-from ..ops.large.steps import LateStep, State, split_unit
+from ..ops.large.steps import IMPOSSIBLE, LateStep, State, split_unit
 from ..solution import Solution
 from .likelihood import Likelihood
 from .small import softer_share, trust_in_queries
@@ -173,6 +172,9 @@ def late_step_of(
     square = (likelihood.in_metric(all_sums) * all_sums).sum(-1)
     constant = likelihood.bias + likelihood.sharpness.unsqueeze(-1) / 2 * likelihood.squares
     share, sharpness = softer_share(a), float(likelihood.sharpness)
+    prior = a.unsqueeze(-1) * state.measure
+    possible = prior > 0
+    constant = (constant * share.to(real).unsqueeze(-1)).masked_fill(~possible, IMPOSSIBLE)
     step = LateStep(
         weight=state.weight,
         trust=trust_in_queries(queries, K),
@@ -180,12 +182,12 @@ def late_step_of(
         slope=sharpness,
         sharper=sharpness * float(share),
         share=float(share),
-        prior=float(a),
         bias=(likelihood.bias + state.dual).to(real)[0],
         square=square[0].contiguous(),
         mass=(shots + mass).to(real)[0],
-        constant=(constant * share.to(real).unsqueeze(-1))[0].contiguous(),
-        total=(state.weight * held + a.unsqueeze(-1)).to(real)[0],
+        constant=constant[0].contiguous(),
+        total=(state.weight * held + prior).to(real)[0],
+        prior=prior.masked_fill(~possible, 1.0).to(real)[0],
     )
     return step, all_sums
 
@@ -195,6 +197,7 @@ def solve_large(
     rows: Rows,
     added: Tensor | None,
     *,
+    measures: Tensor | None,
     max_iter: int,
     tol: float,
     top: int,
@@ -204,24 +207,17 @@ def solve_large(
 ) -> Solution:
     """Classify the rows of one task whose likelihood is known, [1, ..]; so is the solution.
 
-    `added` [N, K] are further logits.
+    `added` [N, K] are further logits, `measures` [n, K] the priors to choose from.
     """
     queries = Queries(rows)
     rows_of_all = group.count(queries.N, queries.device)
     scores = LikelihoodScores(queries, likelihood, added, rows_of_all, validate)
     K, total = scores.shape[2], float(rows_of_all)
     weight = likelihood.weight_of(total)
-    state = State(
-        1,
-        K,
-        queries.device,
-        prior=check.PRIORS["dirichlet"],
-        total=weight * total,
-        weight=weight,
-        epsilon=1.0,
-        tol=tol,
+    priors = dirichlet_priors(
+        K, queries.device, measures, total=weight * total, weight=weight, tol=tol
     )
-    counter = iterate_dual(scores, state, group, max_iter)
+    counter, state, chosen = best_prior(scores, priors, group, max_iter)
     held = counter.held(state.dual, group)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
@@ -232,7 +228,10 @@ def solve_large(
     late = LateScores(scores, all_sums, step)
     no_dual = torch.zeros_like(state.dual)
     found = classify_rows(late, no_dual, group, top=top, all_classes=all_classes)
-    return solution_of(found, state, weight * held)
+    solution = solution_of(found, state, weight * held)
+    if measures is None:
+        return solution
+    return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))
 
 
 def solution_of(found: RowResults, state: State, counts: Tensor) -> Solution:

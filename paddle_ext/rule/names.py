@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.adapt import adapt
+from ..ops.adapt import adapt_checked
 from ..ops.adaptive import CENTRE, calibrate
 from ..rows import class_sums, evenly_spread, products, unit_rows
 from ..solution import Solution
@@ -62,10 +62,19 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     return merged(found, torch.cat([first, second]).argsort())
 
 
-def proportions(logits: Tensor, weight: float, most: int, options: dict[str, Any]) -> Solution:
-    """The solution of logits [B, Q, K] after at most `most` iterations."""
+def proportions(
+    logits: Tensor,
+    weight: float,
+    most: int,
+    options: dict[str, Any],
+    measures: Tensor | None = None,
+) -> Solution:
+    """The solution of logits [B, Q, K] after at most `most` iterations.
+
+    `measures` [B or 1, n, K] are the priors to choose from.
+    """
     max_iter, tol = min(most, options["max_iter"]), options["tol"]
-    return adapt(logits, weight=weight, max_iter=max_iter, tol=tol, validate=False)
+    return adapt_checked(logits, weight, max_iter, tol, measures)
 
 
 def tasks_with_every_class(task: Task) -> list[bool]:
@@ -227,7 +236,7 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
     names = names_of(task, rows, logit_scale)
     Q, K = names.query.shape[-2:]
     weight = min(1.0, QUERIES_PER_CLASS * K / Q)
-    found = proportions(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options)
+    found = proportions(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options, task.measures)
     centre = centre_of(rows, names, found.probabilities)
     off = rows.query - centre
     length = inverse(lengths(off))
@@ -237,18 +246,19 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
     added = names.query if names.judges is None else names.query * column(factor)
     if len(rows.index):
         logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
-        found = proportions(logits, weight, FIRST_ITERATIONS, options)
-    kept = classes_kept(found, Q)
+        found = proportions(logits, weight, FIRST_ITERATIONS, options, task.measures)
+    kept, measures = classes_kept(found, Q), task.measures
     if kept is not None:
         added, sums = narrowed(added, kept), sums.narrowed(kept)
         found = found._replace(probabilities=narrowed(found.probabilities, kept))
+        measures = None if measures is None else narrowed(measures, kept)
     gram = torch.bmm(x, x.mT)
     own = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     for _ in range(STEPS):
         W = found.probabilities.square()
         d = sums.distances_with(W, torch.bmm(gram, W), own)
         logits = torch.addcmul(added, d, sharpness, value=-1)
-        found = proportions(logits, weight, STEP_ITERATIONS, options)
+        found = proportions(logits, weight, STEP_ITERATIONS, options, measures)
     return found if kept is None else widened(found, kept, K)
 
 
@@ -357,7 +367,7 @@ def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str
         bias=likelihood.bias * factor.unsqueeze(-1),
     )
     added = names.query * column(share * factor)
-    return classify(softened, task.query, added, **options)[0]
+    return classify(softened, task.query, added, measures=task.measures, **options)[0]
 
 
 def weighed(

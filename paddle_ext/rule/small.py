@@ -25,9 +25,16 @@ def trust_in_queries(queries: float, num_classes: int) -> float:
 
 
 def solve_small(
-    likelihood: Likelihood, query: Tensor, added: Tensor | None, *, max_iter: int, tol: float
+    likelihood: Likelihood,
+    query: Tensor,
+    added: Tensor | None,
+    *,
+    measures: Tensor | None,
+    max_iter: int,
+    tol: float,
 ) -> tuple[Solution, Tensor]:
-    """Classify the queries [B, Q, D] of tasks; `added` [B, Q, K] are further logits.
+    """Classify the queries [B, Q, D] of tasks; `added` [B, Q, K] are further logits, and
+    `measures` [B or 1, n, K] the priors to choose from.
 
     Also returns whether the queries of each task are plainly finite, [B]; False is inconclusive.
     """
@@ -47,6 +54,7 @@ def solve_small(
         likelihood.solved,
         likelihood.shares,
         added,
+        measures,
         weight=likelihood.weight_of(query.shape[1]),
         temper=likelihood.temper,
         max_iter=max_iter,

@@ -11,6 +11,7 @@ from .. import check
 from ..ops.adapt import no_tasks
 from ..ops.large.sources import Rows
 from ..ops.paddle_large import Source, check_large, is_elsewhere, queries_of, returns_all
+from ..ops.prior import measures_of
 from ..ops.values import dense_values
 from ..rows import computing_dtype
 from ..solution import Solution
@@ -32,6 +33,7 @@ def adaptive(
     *,
     num_classes: int | None = None,
     metric: str = "auto",
+    prior: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -62,6 +64,8 @@ def adaptive(
         "diagonal" weights every feature by its variance within the classes; "full" also uses their
         covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
         labelled rows per class.
+    prior : Tensor or array [K] or [B, K], optional
+        What is known of the class proportions, as in `paddle_ext.adapt`.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -108,11 +112,15 @@ def adaptive(
         num_classes = dense_values(support, support_labels, seen, num_classes)
     assert num_classes is not None
     Q = rows.shape[-2]
+    B = len(query) if isinstance(query, Tensor) and query.dim() == 3 else None
+    dtype = computing_dtype(support)
+    measures = None
+    if prior is not None:
+        measures = measures_of(prior, num_classes, B, support).to(dtype)
     all_classes = returns_all(return_assignments, Q, num_classes)
     if isinstance(query, Tensor) and query.dim() == 3 and len(query) == 0:
         none = query.new_empty(0, Q, num_classes)
         return no_tasks(none, None if all_classes else options["top"])
-    dtype = computing_dtype(support)
     labelled = batched(detached(support, dtype), 3)
     labels = batched(detached(support_labels, torch.int64), 2)
     chosen: dict[str, Any] = {
@@ -124,12 +132,14 @@ def adaptive(
     }
     with torch.no_grad(), without_autocast(support):
         if isinstance(query, Tensor):
-            task = Task(labelled, labels, batched(query.detach(), 3), num_classes)
+            task = Task(
+                labelled, labels, batched(query.detach(), 3), num_classes, measures=measures
+            )
             found = solve_tasks(task, metric, **chosen)
             return found if query.dim() == 3 else without_batch(found)
         likelihood = likelihood_of(labelled, labels, num_classes, metric)
         from_file = cast(Rows, rows)
-        found, _ = classify(likelihood, from_file, **chosen, validate=validate)
+        found, _ = classify(likelihood, from_file, measures=measures, **chosen, validate=validate)
     return without_batch(found)
 
 
@@ -150,7 +160,9 @@ def solve_tasks(task: Task, metric: str, *, logit_scale: float = 100.0, **option
     for start in range(0, B, step):
         part = task if step >= B else task.part(slice(start, start + step))
         likelihood = likelihood_of_task(part, metric) if shared is None else shared
-        solution, sure = classify(likelihood, part.query, **options, validate=validate)
+        solution, sure = classify(
+            likelihood, part.query, measures=part.measures, **options, validate=validate
+        )
         found.append(solution)
         finite += [x for x in (likelihood.finite, sure) if x is not None]
     # Only now does the caller wait for the device.

@@ -5,15 +5,17 @@ Letters: B tasks, N rows of each in this process, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ... import check
 from .group import Group
-from .steps import State, Top, assign, count, is_captured
+from .steps import LEAST, State, Top, assign, count, is_captured
 
 LARGE = 2**22  # queries times classes from which a task is processed in chunks
 KEPT_BYTES = 2**31 - 2**26  # of likelihoods; beyond, logits are recomputed in every iteration
@@ -118,14 +120,61 @@ def class_counter(scores: Scores) -> Kept | Recomputed:
     return Kept(scores)
 
 
-def iterate_dual(scores: Scores, state: State, group: Group, max_iter: int) -> Kept | Recomputed:
-    """Iterate the dual until every task has stopped; returns the counter of classes."""
-    counter = class_counter(scores)
+def iterate_dual(counter: Kept | Recomputed, state: State, group: Group, max_iter: int) -> None:
+    """Iterate the dual until every task has stopped."""
     for _ in range(max_iter):
         state.update(counter.held(state.dual_weight * state.dual, group))
         if not state.goes_on():
             break
-    return counter
+
+
+def dirichlet_priors(
+    K: int, device: torch.device, measures: Tensor | None, **options: float
+) -> list[Callable[[float], State]]:
+    """States of one task under each measure [n, K], or an even one; see `best_prior`."""
+    each: list[Tensor | None] = [None]
+    if measures is not None:
+        each = [x.double().unsqueeze(0) for x in measures]
+    kind = check.PRIORS["dirichlet"]
+
+    def make(measure: Tensor | None, least: float) -> State:
+        chosen: Any = {"prior": kind, "epsilon": 1.0, "measure": measure, "least": least, **options}
+        return State(1, K, device, **chosen)
+
+    return [partial(make, measure) for measure in each]
+
+
+def best_prior(
+    scores: Scores, priors: list[Callable[[float], State]], group: Group, max_iter: int
+) -> tuple[Kept | Recomputed, State, int]:
+    """Iterate the dual of one task under each prior; the state with the largest bound, its number.
+
+    Each prior makes its state from the least concentration; the first is even, and sets it.
+    """
+    counter = class_counter(scores)
+    best, chosen = priors[0](LEAST), 0
+    iterate_dual(counter, best, group, max_iter)
+    if len(priors) == 1:
+        return counter, best, 0
+    least = float(best.concentration)
+    most = float(best.bound(*normalisers(scores, best.dual, group)))
+    for number, make in enumerate(priors[1:], 1):
+        state = make(least)
+        iterate_dual(counter, state, group, max_iter)
+        bound = float(state.bound(*normalisers(scores, state.dual, group)))
+        if bound > most:
+            best, chosen, most = state, number, bound
+    return counter, best, chosen
+
+
+def normalisers(scores: Scores, dual: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Sums over the rows: of probabilities by class [B, K], of the normalisers' logarithms [B]."""
+    held, log_sums = torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])
+    bias = (scores.bias + dual).to(scores.slope.dtype)
+    for _, products, length in scores.chunks():
+        assign(products, scores.slope, bias, length=length, held=held, log_sums=log_sums)
+    group.sum(held, log_sums)
+    return held, log_sums
 
 
 @dataclass(frozen=True)

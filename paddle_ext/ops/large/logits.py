@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ... import check
-from .fixed import RowResults, classify_rows, iterate_dual
+from .fixed import RowResults, best_prior, classify_rows, dirichlet_priors
 from .group import ALONE, Group
 from .queries import Queries
 from .sources import TensorRows
@@ -36,28 +35,20 @@ def adapt_large(
     max_iter: int,
     tol: float,
     *,
+    measures: Tensor | None = None,
     top: int = 1,
     all_classes: bool = True,
     group: Group = ALONE,
-) -> tuple[RowResults, State, Tensor, Tensor]:
-    """The results for rows of [Q, K], the state, proportions [1, K] and bound [1]."""
+) -> tuple[RowResults, State, Tensor, Tensor, int]:
+    """The results for rows of [Q, K], the state, proportions [1, K], bound [1], and the prior.
+
+    `measures` [n, K] are the priors to choose from.
+    """
     scores = GivenScores(logits)
     Q, K = logits.shape
     total = weight * group.count(Q, logits.device)
-    state = State(
-        1,
-        K,
-        logits.device,
-        prior=check.PRIORS["dirichlet"],
-        total=total,
-        weight=weight,
-        epsilon=1.0,
-        tol=tol,
-    )
-    iterate_dual(scores, state, group, max_iter)
+    priors = dirichlet_priors(K, logits.device, measures, total=total, weight=weight, tol=tol)
+    _, state, chosen = best_prior(scores, priors, group, max_iter)
     results = classify_rows(scores, state.dual, group, top=top, all_classes=all_classes)
-    a, counts = state.concentration.unsqueeze(-1), weight * results.held
-    queries = weight * results.log_sums - (counts * state.dual).sum(-1)
-    prior = torch.lgamma(K * a) - K * torch.lgamma(a) - torch.lgamma(total + K * a)
-    bound = queries + prior.squeeze(-1) + torch.lgamma(counts + a).sum(-1)
-    return results, state, state.proportions(counts), bound
+    bound = state.bound(results.held, results.log_sums)
+    return results, state, state.proportions(weight * results.held), bound, chosen

@@ -15,6 +15,10 @@ from ... import check
 from .. import native
 from ..operators import target, workspace
 from ..pointers import ON_CPU, pointer
+from ..prior import LEAST_WEIGHT
+
+# As in csrc/common/adapt.h: a concentration, and what stands for minus infinity.
+LEAST, IMPOSSIBLE = 1e-4, -1e30
 
 
 def is_captured(x: Tensor) -> bool:
@@ -157,12 +161,12 @@ class LateStep:
     slope: float  # of the logits before the step
     sharper: float  # factor on distances
     share: float  # factor on further logits
-    prior: float
     bias: Tensor  # [K] of the logits before the step
     square: Tensor  # [K] of the class sums, in the metric
     mass: Tensor  # [K]
     constant: Tensor  # [K]
-    total: Tensor  # [K]
+    total: Tensor  # [K] of the counts and the prior, ...
+    prior: Tensor  # [K] ... and the prior alone
 
     def __call__(self, products: Tensor, own: Tensor, added: Tensor | None) -> None:
         """Turn the first half of products [1, N, 2 K] with prototypes and class sums into logits.
@@ -182,11 +186,10 @@ class LateStep:
             slope=self.slope,
             sharper=self.sharper,
             share=self.share,
-            prior=self.prior,
         )
         each = {
             name: pointer(getattr(self, name), dtype, (K,), device)
-            for name in ("bias", "square", "mass", "constant", "total")
+            for name in ("bias", "square", "mass", "constant", "total", "prior")
         }
         call.step(
             products=pointer(products, dtype, (1, N, 2 * K), device),
@@ -307,14 +310,20 @@ class State:
         dual_weight: float = 1.0,
         epsilon: float,
         tol: float,
+        measure: Tensor | None = None,
+        least: float = LEAST,
     ) -> None:
+        """`measure` [B, K] float64 and `least` are those of a Dirichlet prior."""
         self.prior, self.total = prior, total
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         new = {"dtype": torch.float64, "device": device}
         self.counts = torch.zeros(B, K, **new)  # type: ignore[call-overload]
-        self.dual = torch.zeros_like(self.counts)
+        self.measure = torch.ones_like(self.counts) if measure is None else measure.contiguous()
+        self.dual = self.measure.log().clamp(min=IMPOSSIBLE)
+        self.least = least
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
-        self.concentration = torch.ones(B, **new)  # type: ignore[call-overload]
+        first = max(least, 1.0)
+        self.concentration = torch.full((B,), first, **new)  # type: ignore[call-overload]
         self.criterion = torch.zeros_like(self.concentration)
         self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
         self.running = torch.ones_like(self.iterations)
@@ -337,6 +346,7 @@ class State:
             epsilon=self.epsilon,
             tol=self.tol,
             dual_weight=self.dual_weight,
+            least=self.least,
         )
         exact, on = torch.float64, self.counts.get_device()
         away = unit = base = bias = None
@@ -347,6 +357,7 @@ class State:
             away=pointer(away, exact, (B, K), on),
             unit=pointer(unit, exact, (B,), on),
             base=pointer(base, exact, (B, K), on),
+            measure=pointer(self.measure, exact, (B, K), on),
             bias=pointer(bias, real, (B, K), on),
             counts=pointer(self.counts, exact, (B, K), on),
             dual=pointer(self.dual, exact, (B, K), on),
@@ -364,8 +375,16 @@ class State:
         if self.prior != check.PRIORS["dirichlet"]:
             return counts / self.total
         a = self.concentration.unsqueeze(-1)
-        found: Tensor = (counts + a) / (self.total + counts.shape[-1] * a)
+        found: Tensor = (counts + a * self.measure) / (self.total + counts.shape[-1] * a)
         return found
+
+    def bound(self, held: Tensor, log_sums: Tensor) -> Tensor:
+        """Of the evidence, [B], from the sums of probabilities and of the rows' normalisers."""
+        counts, a, K = self.weight * held, self.concentration, held.shape[-1]
+        own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_WEIGHT)
+        classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
+        whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
+        return self.weight * log_sums + whole + classes.sum(-1)
 
     def goes_on(self) -> bool:
         """Whether a task is running; not read while a CUDA graph is captured."""
