@@ -158,6 +158,8 @@ template <bool kGiven>
 __device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop, double normalisers,
                            const float* counts, const float* dual, double* scratch) {
     const Measure<kGiven> measure(p, task, loop.prior);
+    // First: the counts may be where the proportions go.
+    const double bound = bound_of(p, measure, loop, normalisers, counts, dual, scratch);
     const double mass = p.weight * double(p.Q) + double(p.K) * loop.a;
     const double constant = polygamma(mass).digamma - double(dual_shift(p));
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
@@ -165,7 +167,6 @@ __device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop,
         static_cast<float*>(p.proportions)[task * p.K + k] = float(part / mass);
         static_cast<float*>(p.dual)[task * p.K + k] = float(double(dual[k]) - constant);
     }
-    const double bound = bound_of(p, measure, loop, normalisers, counts, dual, scratch);
     if (threadIdx.x != 0) return;
     static_cast<float*>(p.concentration)[task] = loop.a;
     static_cast<float*>(p.criterion)[task] = loop.moved;

@@ -197,7 +197,7 @@ def solve_large(
     rows: Rows,
     added: Tensor | None,
     *,
-    measures: Tensor | None,
+    measures: Tensor | None = None,
     max_iter: int,
     tol: float,
     top: int,

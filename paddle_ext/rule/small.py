@@ -29,7 +29,7 @@ def solve_small(
     query: Tensor,
     added: Tensor | None,
     *,
-    measures: Tensor | None,
+    measures: Tensor | None = None,
     max_iter: int,
     tol: float,
 ) -> tuple[Solution, Tensor]:
