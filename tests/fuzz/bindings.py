@@ -90,6 +90,8 @@ def check_tasks(labels: Tensor, options: dict[str, Any], batch: Any) -> None:
         assert present <= options["k_eff"], "too many classes are present"
         drawn = batch.support_labels if shared else batch.support_labels[at]
         names = {int(label): int(way) for label, way in zip(labels[support], drawn, strict=True)}
+        if not names:  # no support is drawn
+            continue
         ways = batch.query_labels[at].tolist()
         assert [names[int(label)] for label in own] == ways, "labels of the queries"
 

@@ -132,7 +132,7 @@ def test_the_bound_is_that_of_the_evidence() -> None:
     logits = torch.tensor([[[0.3, -0.7]]]).double()
     e, a = torch.tensor([[-0.6, -0.8]]).double(), torch.tensor([[0.9]]).double()
     exact = float(logits.logsumexp(-1)) - math.log(2)  # the proportions are 1/2 on average
-    assert float(bound(logits, e, a, 1.0)) <= exact
+    assert float(bound(logits, e, a, torch.ones_like(e), 1.0)) <= exact
 
 
 def test_gamma_functions() -> None:
