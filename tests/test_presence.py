@@ -15,7 +15,7 @@ from paddle_ext import Solution, rows
 from paddle_ext import scaling as scalings
 from paddle_ext import solution as solutions
 from paddle_ext.methods import Adaptive
-from paddle_ext.presence import strangers, wrong_labels
+from paddle_ext.presence import unknown, wrong_labels
 from paddle_ext.reference.paddle import prepare
 
 
@@ -195,7 +195,7 @@ def test_coordinates_are_those_of_the_solver(
 
 
 def test_examples() -> None:
-    for module in (strangers, wrong_labels, solutions):
+    for module in (unknown, wrong_labels, solutions):
         assert doctest.testmod(module).failed == 0
 
 
