@@ -327,8 +327,8 @@ def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) ->
         other = f'<span class="other">or {second}, {percent(share)}</span>'
     if answers.nodes is not None and answers.nodes[row] not in ("", label):
         assert answers.node_probability is not None
-        share = percent(float(answers.node_probability[row]))
-        other += f'<span class="other">{escape(answers.nodes[row])}: {share}</span>'
+        share = float(answers.node_probability[row])
+        other += f'<span class="other">{escape(answers.nodes[row])}: {percent(share)}</span>'
     wrong = ""
     if answers.truth is not None and answers.truth[row] != label:
         wrong = f'<span class="wrong">true class: {escape(answers.truth[row] or "unknown")}</span>'

@@ -42,7 +42,7 @@ def test_unsure_samples_get_a_parent(files: tuple[Path, Path], tmp_path: Path) -
     for row in rows:
         assert float(row["node_probability"]) >= 0.9
         assert (row["node"] == row["label"]) == (float(row["probability"]) >= 0.9)
-    assert "tree: 9" in report.page.read_text(encoding="utf-8")
+    assert ">tree: 100 %<" in report.page.read_text(encoding="utf-8")
 
 
 def test_without_parents_there_is_no_column(files: tuple[Path, Path], tmp_path: Path) -> None:
