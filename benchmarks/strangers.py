@@ -37,7 +37,6 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT")
     add("--n-tasks", type=int, default=6, help="per setting (default: 6)")
-    add("--regression", type=int, default=2, help="tasks of logistic regression (default: 2)")
     add("--roll-up", action="store_true", help="the nodes of two-level banks")
     return parser.parse_args()
 
@@ -114,7 +113,7 @@ def strangers_row(
             "strangers flagged": share(flagged, ~known),
             "novelty": 100 * auroc(novelty, ~known),
         }
-        if shots == 5 and number < chosen.regression:
+        if shots == 5:
             titles = (f"regression, C={c:g}" for c in INVERSE_REGULARISATIONS)
             values |= dict(zip(titles, regression(task), strict=True))
         task = Task(bank, shots, present, seed, single=True)
@@ -133,13 +132,15 @@ def roll_up_row(
 ) -> dict[str, Any]:
     """How often the nodes are right, how often they are classes, and the accuracy of classes."""
     assert bank.class_names is not None
-    right, specific, named, correct = [], [], [], []
+    right, specific, named, claimed, correct = [], [], [], [], []
     for number in range(chosen.n_tasks):
         seed = 1000 * chosen.seed + number
         task = Task(bank, shots, present, seed, held_out=0.0, most=bank.num_classes)
         names = [bank.class_names[k] for k in task.classes.tolist()]
         parents = parents_of(names)
-        nodes = found_in.roll_up(task.solution, parents, CONFIDENCE, classes=names).names()
+        rolled = found_in.roll_up(task.solution, parents, CONFIDENCE, classes=names)
+        nodes = rolled.names()
+        claimed.append(float(rolled.probability[rolled.node >= 0].mean()))
         truth = [names[k] for k in task.truth.tolist()]
         pairs = [(a, b) for a, b in zip(nodes, truth, strict=True) if a is not None]
         named.append(len(pairs) / len(truth))
@@ -147,8 +148,8 @@ def roll_up_row(
         specific.append(sum(a in parents for a, _ in pairs) / len(pairs))
         correct.append(float((task.solution.labels == task.truth).double().mean()))
     row: dict[str, Any] = {"bank": name, "shots": shots, "present": present}
-    titles = ("node right", "named", "of them classes", "class right")
-    values = (right, named, specific, correct)
+    titles = ("node right", "its probability", "named", "of them classes", "class right")
+    values = (right, claimed, named, specific, correct)
     return row | {t: 100 * sum(x) / len(x) for t, x in zip(titles, values, strict=True)}
 
 

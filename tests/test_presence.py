@@ -201,10 +201,13 @@ def test_examples() -> None:
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).resolve().parents[1] / "docs" / "presence.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     torch.manual_seed(0)
     exec(code, {})  # noqa: S102 - our own page
     assert capsys.readouterr().out.splitlines() == [
         "tensor([ 3, 14, 15])",
         "tensor(True)",
+        "tensor(15)",
+        "tensor(True)",
+        "3 tensor(True)",
     ]
