@@ -2,9 +2,7 @@
 
 Precision and recall of the present classes against the number of effective classes; how well doubt
 separates wrong labels from correct ones, and how well it is calibrated; and, in a bank with rows
-without a class, how well doubt and novelty detect those rows among the queries. With --unknown:
-instead how well novelty detects rows of classes without labels, alongside the largest cosine with a
-class mean; for one such class, and for many.
+without a class, how well doubt and novelty detect those rows among the queries.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from paddle_ext.task import IndexedTask
 EXAMPLES = """\
   python benchmarks/presence.py clinc150_minilm.npz omniglot_smallnet.npz:test
   python benchmarks/presence.py clinc150_minilm.npz --method paddle
-  python benchmarks/presence.py clinc150_minilm.npz pets_vitb32.npz --unknown
 """
 
 THRESHOLDS = (0.1, 0.5, 1.5, 2.5, 3.5)
@@ -55,7 +52,6 @@ def options() -> argparse.Namespace:
     add(
         "--outsiders", default="15,60", help="rows without a class among 60 others (default: 15,60)"
     )
-    add("--unknown", action="store_true", help="rows of classes without labels")
     return parser.parse_args()
 
 
@@ -206,89 +202,9 @@ def outsider_row(
     return row | {"known over 0.95": known, "outsiders over 0.95": unknown_ones}
 
 
-# --- classes without a label --------------------------------------------------------------------
-
-
-def unknown_tasks(
-    bank: FeatureBank, chosen: argparse.Namespace, shots: int, clustered: bool
-) -> Tensor:
-    """60 queries of 1, 5 or all known classes, and up to 30 rows of one other class or of many.
-
-    AUROC of each task, [n, 2].
-    """
-    scores: list[list[float]] = []
-    for number in range(chosen.n_tasks):
-        generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
-        classes = torch.randperm(bank.num_classes, generator=generator)
-        others = classes[: min(40, bank.num_classes // 3)]
-        known = classes[len(others) :][:60]
-        rows = [shuffled(bank.labels == k, generator) for k in known]
-        count = [min(shots, len(own) - 5) for own in rows]
-        labels = torch.arange(len(known)).repeat_interleave(torch.tensor(count))
-        support = torch.cat([own[:n] for own, n in zip(rows, count, strict=True)])
-        present = torch.randperm(len(known), generator=generator)
-        present = present[: (1, 5, len(known))[number % 3]]
-        rest = torch.cat([rows[k][count[k] :] for k in present.tolist()])
-        query = rest[torch.randperm(len(rest), generator=generator)[:60]]
-        where = bank.labels == others[0] if clustered else torch.isin(bank.labels, others)
-        strange = shuffled(where, generator)[:30]
-        scores.append(unknown_scores(bank, support, labels, query, strange, chosen.method))
-    return torch.tensor(scores)
-
-
-def unknown_scores(
-    bank: FeatureBank, support: Tensor, labels: Tensor, query: Tensor, strange: Tensor, method: str
-) -> list[float]:
-    """AUROC of the largest cosine and of novelty."""
-    rows, new = bank.features[support], bank.features[torch.cat([query, strange])]
-    solution = solve_one(rows, labels, new, method)
-    novelty = presence.novelty(solution, rows, labels, new)
-    unit = torch.nn.functional.normalize
-    means = torch.zeros(int(labels.max()) + 1, rows.shape[1]).index_add_(0, labels, unit(rows))
-    cosine = (unit(new) @ unit(means).mT).amax(1)
-    unknown = torch.arange(len(new)) >= len(query)
-    return [auroc(score, unknown) for score in (-cosine, novelty)]
-
-
-def unknown_row(name: str, shots: object, kind: str, scores: Tensor) -> dict[str, Any]:
-    """Means over tasks [n, 2], and the standard error of the difference."""
-    cosine, novelty = (100 * scores.double()).unbind(1)
-    ahead = novelty - cosine
-    return {
-        "bank": name,
-        "shots": shots,
-        "of": kind,
-        "largest cosine": float(cosine.mean()),
-        "novelty": float(novelty.mean()),
-        "ahead": float(ahead.mean()),
-        "standard error": float(ahead.std()) / len(ahead) ** 0.5,
-    }
-
-
 def shuffled(where: Tensor, generator: torch.Generator) -> Tensor:
     rows = where.nonzero().view(-1)
     return rows[torch.randperm(len(rows), generator=generator)]
-
-
-def measure_unknown(chosen: argparse.Namespace) -> None:
-    cells, banks = [], []
-    for name, bank in map(load, chosen.banks):
-        for clustered in (True, False):
-            kind, scores = "one class" if clustered else "many", []
-            for shots in (2, 5, 20):
-                if int(bank.counts().max()) < shots + 5:
-                    continue
-                harness.progress(f"{name}: {shots} shots")
-                scores.append(unknown_tasks(bank, chosen, shots, clustered))
-                cells.append(unknown_row(name, shots, kind, scores[-1]))
-            # Tasks of all shots have the same classes, so they are not independent.
-            banks.append(unknown_row(name, "all", kind, torch.stack(scores).mean(0)))
-    harness.progress("")
-    title = "rows of classes without a label: AUROC"
-    harness.print_table(title, cells)
-    means = mean_row(banks) | {"standard error": None}
-    harness.print_table(f"{title}, mean over shots", [*banks, means])
-    harness.write_csv(chosen.output / "unknown.csv", [*cells, *banks])
 
 
 def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
@@ -318,9 +234,6 @@ def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
 def main() -> None:
     chosen = options()
     harness.start(chosen)
-    if chosen.unknown:
-        measure_unknown(chosen)
-        return
     effective = [int(x) for x in chosen.k_eff.split(",")]
     there, doubtful, outsiders = [], [], []
     curves: dict[str, list[Answers]] = {}

@@ -8,73 +8,50 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import Solution, presence
 from paddle_ext.methods import Adaptive, Prediction
-from paddle_ext.presence import strangers
+from paddle_ext.presence import unknown
 from paddle_ext.rule.likelihood import likelihood_of
 
 # --- novelty ------------------------------------------------------------------------------------
 
 
-def known_by_hand(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances in the feature scale, and cosines, of queries and class means, [Q, K]."""
+def signs_by_hand(
+    support: Tensor, labels: Tensor, rows: Tensor, found: Tensor | None, own: bool = False
+) -> Tensor:
+    """Distance to the class, lack of a product with a class mean, doubt; [n, 3]."""
     K = int(labels.max()) + 1
-    centre = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)]).mean(0)
-    x, z = unit(unit(support) - centre), unit(unit(query) - centre)
-    means = torch.stack([x[labels == k].mean(0) for k in range(K)])
-    shots = labels.bincount()[labels].double()
-    degrees = ((shots - 1) / shots).sum()
-    variance = (x - means[labels]).square().sum(0) / degrees
-    mean = variance.mean()
-    scale = 1 / ((degrees * variance + 10 * mean) / (degrees + 10) + mean)
-    scale = scale / scale.mean()
+    shots = labels.bincount().double()
+    known = likelihood_of(support[None], labels[None], K, "diagonal")
+    f, means, scale = known.sharpness[0], known.prototypes[0], known.scale[0]
+    z = unit(unit(rows) - known.centre[0])
     distances = ((z.unsqueeze(1) - means).square() * scale).sum(2)
-    directions = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
-    return distances, unit(query) @ unit(directions).mT
-
-
-def signs_by_hand(distances: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
-    own = torch.arange(len(labels)), labels
-    return torch.stack([distances[own], 1 - cosines[own], 1 - cosines.amax(1)], dim=1)
+    unit_means = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
+    products = unit(rows) @ unit_means.mT
+    if own:  # the rows are those of the support
+        for i, k in enumerate(labels.tolist()):
+            others = unit(support)[(labels == k) & (torch.arange(len(labels)) != i)]
+            distances[i, k] *= (shots[k] + 1) / (shots[k] - 1)
+            products[i, k] = unit(support)[i] @ others.mean(0)
+    hubs = known.bias[0] + f / 2 * (means.square() * scale).sum(1)
+    logits = hubs - f / 2 * distances
+    label = logits.argmax(1) if found is None else found
+    to_own = distances[torch.arange(len(rows)), label] / (1 + 1 / shots[label])
+    return torch.stack([to_own, 1 - products.amax(1), 1 - logits.softmax(1).amax(1)], 1)
 
 
 def strangeness_by_hand(
     support: Tensor, labels: Tensor, query: Tensor, found: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Of labelled rows, each left out of its class, and of queries with these labels."""
-    distances, cosines = known_by_hand(support, labels, support)
-    for i, k in enumerate(labels.tolist()):
-        own = unit(support)[labels == k]
-        n = len(own)
-        distances[i, k] *= (n + 1) / (n - 1)
-        cosines[i, k] = ((own.sum(0) @ unit(support)[i] - 1) / (n - 1)) / own.mean(0).norm()
-    known = signs_by_hand(distances, cosines, labels)
+    alone = signs_by_hand(support, labels, support, None, own=True)
+    true = signs_by_hand(support, labels, support, labels, own=True)
     strange = []
     for fold in range(5):
         out = labels % 5 == fold
         _, renamed = labels[~out].unique(return_inverse=True)
-        distances, cosines = known_by_hand(support[~out], renamed, support[out])
-        strange.append(signs_by_hand(distances, cosines, distances.argmin(1)))
-    assert (known[:, 1] - known[:, 2] < 1e-12).double().mean() > 0.5  # so both cosines count
-    both = torch.tensor([[1, 0], [0, 1], [0, 1]], dtype=torch.float64)
-    weights = both @ discriminant_by_hand(known @ both, torch.cat(strange) @ both)
-    distances, cosines = known_by_hand(support, labels, query)
-    asked = signs_by_hand(distances, cosines, cosines.argmax(1) if found is None else found)
-    return known @ weights, asked @ weights
-
-
-def discriminant_by_hand(known: Tensor, strange: Tensor) -> Tensor:
-    """With 8 more rows: of unit covariance, the second sign one unit of spread apart."""
-
-    def spread(x: Tensor) -> Tensor:
-        return (((x - x.mean()).square().sum() + 8 * (x.mean() / 4) ** 2) / (len(x) + 8)).sqrt()
-
-    m = len(known)
-    unit = torch.stack([spread(known[:, 0]), spread(known[:, 1])])
-    known, strange = known / unit, strange / unit
-    scatter = (m - 1) * (torch.cov(known.mT) + torch.cov(strange.mT))
-    (a, b), (_, c) = (scatter + 8 * torch.eye(2)) / (2 * m + 8)
-    u, v = (m * (strange.mean(0) - known.mean(0)) + torch.tensor([0, 8])) / (m + 8)
-    weights = torch.stack([c * u - b * v, a * v - b * u]).clamp(min=0)
-    return weights / spread(known @ weights) / unit
+        strange.append(signs_by_hand(support[~out], renamed, support[out], None))
+    weights = unknown.discriminant(alone, torch.cat(strange))
+    asked = signs_by_hand(support, labels, query, found)
+    return (alone + true) @ weights / 2, asked @ weights
 
 
 @pytest.mark.parametrize("offset", [0.0, 3.0])  # distances alone count; cosines count too
@@ -164,47 +141,75 @@ def test_novelty_of_a_prediction(shots: int, dtype: torch.dtype) -> None:
 
 def test_signs_are_weighted_by_information() -> None:
     generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(2, 200, 2, generator=generator, dtype=torch.float64)
-    known, strange = noise[0], noise[1] + torch.tensor([0.3, 0.1])
-    weights = strangers.discriminant(known, strange)
-    assert weights[0] > 2 * weights[1] > 0
+    noise = torch.rand(2, 200, 3, generator=generator, dtype=torch.float64)
+    known, strange = noise[0], noise[1] + torch.tensor([0.3, 0.1, 0.0])
+    weights = unknown.discriminant(known, strange)
+    assert weights[0] > 2 * weights[1] > 4 * weights[2] >= 0
     assert abs(float((known @ weights).std()) - 1) < 0.05
-    few = strangers.discriminant(known[:4], strange[:4])
-    assert few[0] / few[1] < weights[0] / weights[1]  # few rows are drawn to cosines
-    less = strangers.discriminant(known, noise[1] + torch.tensor([-0.3, 0.1]))
+    few = unknown.discriminant(known[:4], strange[:4])
+    assert few[0] / few[1] < weights[0] / weights[1]  # few rows are drawn to products
+    less = unknown.discriminant(known, noise[1] + torch.tensor([-0.3, 0.1, 0.0]))
     assert less[0] == 0  # strangers are nearer: distances do not count against them
     assert less[1] > 0
-    none = strangers.discriminant(known, noise[1] - 0.9)
-    assert none[0] == 0  # nothing tells strangers: cosines are what is left
+    none = unknown.discriminant(known, noise[1] - 0.9)
+    assert none[0] == none[2] == 0  # nothing tells strangers: products are what is left
     assert none[1] > 0
 
 
-def test_labels_of_overlapping_classes_are_ignored() -> None:
-    """Where labels are mostly wrong, novelty has the order of the largest cosine."""
-    support, labels = overlapping(classes=40, shots=4)
-    query, support, labels = support[:40], support[40:], labels[40:]
-    solution = Adaptive().predict(support, labels, query)
-    means = torch.stack([unit(support)[labels == k].mean(0) for k in range(40)])
-    largest, nearest = (unit(query) @ unit(means).mT).max(1)
-    assert (solution.labels != nearest).sum() > 5
-    got = presence.novelty(solution, support, labels, query)
-    assert torch.equal(got.argsort(), (-largest).argsort())
+def gaussian(
+    classes: int, shots: Tensor, queries: int, seed: int = 5
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Labelled rows, their labels, queries and their classes; half as many classes are unknown."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes * 3 // 2, 40, generator=generator)
+    labels = torch.arange(classes).repeat_interleave(shots)
+    truth = torch.arange(len(centres)).repeat_interleave(queries)
+    own = torch.cat([labels, truth])
+    rows = centres[own] + 0.8 * torch.randn(len(own), 40, generator=generator)
+    return rows[: len(labels)], labels, rows[len(labels) :], truth
 
 
-def test_few_rows_do_not_discredit_labels() -> None:
-    for classes, trusted in ((5, True), (40, False)):
-        found = strangers.familiar(*overlapping(classes, shots=2), classes)
-        assert found is not None
-        assert (found.weights[1] > 0) == trusted
-        assert found.weights[2] > 0
+@pytest.mark.parametrize("shots", [2, 5, 20])
+@pytest.mark.parametrize("present", [4, 40])
+def test_strangers_at_a_rate(present: int, shots: int) -> None:
+    """On average over tasks; with the few rows of 2 shots, features are chosen that fit them."""
+    rates = []
+    for seed in range(6):
+        support, labels, query, truth = gaussian(40, torch.full((40,), shots), 10, seed)
+        chosen = (truth < present) | (truth >= 40)
+        query, truth = query[chosen], truth[chosen]
+        found = paddle_ext.adaptive(support, labels, query)
+        flagged = presence.strangers(found, support, labels, query)
+        assert flagged.dtype == torch.bool
+        assert torch.equal(flagged, presence.novelty(found, support, labels, query) > 0.95)
+        more = presence.strangers(found, support, labels, query, rate=0.3)
+        rates.append([float(x[truth < 40].double().mean()) for x in (flagged, more)])
+        assert flagged[truth >= 40].double().mean() > 0.5
+    low, high = torch.tensor(rates).mean(0).tolist()
+    assert 0.02 < low < (0.12 if shots == 2 else 0.09)
+    assert 0.2 < high < 0.4
 
 
-def overlapping(classes: int, shots: int) -> tuple[Tensor, Tensor]:
-    """Labelled rows that are mostly closer to the mean of another class than to that of theirs."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(classes).repeat(shots)
-    centres = 3 + 0.3 * torch.randn(classes, 16, generator=generator)
-    return centres[labels] + torch.randn(len(labels), 16, generator=generator), labels
+def test_strangers_and_classes_of_one_row() -> None:
+    """The distance to one row is larger than that to a mean, and says nothing."""
+    shots = torch.full((40,), 10)
+    shots[::4] = 1
+    support, labels, query, truth = gaussian(40, shots, 20)
+    found = paddle_ext.adaptive(support, labels, query)
+    flagged = presence.strangers(found, support, labels, query)
+    known = truth < 40
+    alone = known & (shots[truth.clamp(max=39)] == 1)
+    assert flagged[alone].double().mean() <= 0.2
+    assert flagged[known & ~alone].double().mean() < 0.09
+    assert flagged[~known].double().mean() > 0.3
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan")])
+def test_strangers_at_no_rate(rate: float) -> None:
+    support, labels, query = task()
+    found = paddle_ext.adaptive(support, labels, query)
+    with pytest.raises(ValueError, match="rate must be > 0 and at most 1, got"):
+        presence.strangers(found, support, labels, query, rate=rate)
 
 
 def test_novelty_of_one_class() -> None:

@@ -15,7 +15,7 @@ from paddle_ext import Solution, rows
 from paddle_ext import scaling as scalings
 from paddle_ext import solution as solutions
 from paddle_ext.methods import Adaptive
-from paddle_ext.presence import strangers, wrong_labels
+from paddle_ext.presence import unknown, wrong_labels
 from paddle_ext.reference.paddle import prepare
 
 
@@ -195,16 +195,19 @@ def test_coordinates_are_those_of_the_solver(
 
 
 def test_examples() -> None:
-    for module in (strangers, wrong_labels, solutions):
+    for module in (unknown, wrong_labels, solutions):
         assert doctest.testmod(module).failed == 0
 
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).resolve().parents[1] / "docs" / "presence.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     torch.manual_seed(0)
     exec(code, {})  # noqa: S102 - our own page
     assert capsys.readouterr().out.splitlines() == [
         "tensor([ 3, 14, 15])",
         "tensor(True)",
+        "tensor(15)",
+        "tensor(True)",
+        "3 tensor(True)",
     ]

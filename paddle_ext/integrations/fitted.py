@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import check
 from ..ops import devices
-from ..presence.strangers import Familiar, familiar
+from ..presence.unknown import Familiar, familiar
 from ..rows import class_sums, parts, unit_rows
 from ..rule.likelihood import Likelihood
 from ..rule.named_rows import RowLogits
@@ -63,7 +63,7 @@ def tensors(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
 class FittedFamiliar:
     """The familiar samples of the known classes, for `novelty`."""
 
-    kept: dict[str, Any]  # the fields of `presence.strangers.Familiar`
+    kept: dict[str, Any]  # the fields of `presence.unknown.Familiar`
 
     @classmethod
     def of(cls, support: Tensor, labels: Tensor, num_classes: int) -> FittedFamiliar | None:

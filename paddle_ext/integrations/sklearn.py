@@ -353,6 +353,15 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = None if self.method == "paddle" else self._places_of(rows)
         return array(self._familiar.novelty(rows, places))
 
+    def strangers(self, X: Any, rate: float = 0.05) -> Array:
+        """Which rows are of no known class, [n] bool; about `rate` of the others are flagged.
+
+        See `paddle_ext.presence.strangers`; the same conditions as for `novelty`.
+        """
+        rate = check.real("rate", rate, positive=True, most=1)
+        found: Array = self.novelty(X) > 1 - rate
+        return found
+
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)

@@ -303,6 +303,11 @@ def test_novelty(options: dict[str, str]) -> None:
     strange = np.random.default_rng(2).normal(size=(20, DIMENSION)) - 4
     assert model.novelty(strange).min() > 0.99
     ordinary = model.novelty(X[y < 0])
+    assert model.strangers(strange).all()
+    assert model.strangers(X[y < 0]).tolist() == (ordinary > 0.95).tolist()
+    assert model.strangers(X[y < 0], rate=0.5).sum() > 10
+    with pytest.raises(ValueError, match="rate must be > 0 and at most 1, got 2"):
+        model.strangers(X, rate=2)
     assert 0.2 < ordinary.mean() < 0.6
     assert ordinary.min() >= 0
     first = [int(np.flatnonzero(y == k)[0]) for k in range(CLASSES)]

@@ -13,7 +13,8 @@ from torch import Tensor
 from ... import check
 from ...methods.base import Prediction
 from ...methods.registry import create
-from ...presence.strangers import Familiar, familiar
+from ...presence.hierarchy import Hierarchy, RolledUp
+from ...presence.unknown import Familiar, familiar
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
@@ -24,6 +25,8 @@ BATCH = 300
 BATCHES = 8  # per call
 MOST_ENTRIES = 50_000_000  # limit on the probabilities of a batch
 BINS = 10  # of the calibration error
+RATE = 0.05  # of samples of known classes that are shown as strangers
+CONFIDENCE = 0.9  # of the node that a sample is rolled up to
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class Answers:
     novelty : Tensor [N] or None
         In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has no labelled sample.
         None if no class has two.
+    nodes : list of N str or None
+        The most specific node that is probable enough, see `paddle_ext.presence.roll_up`; empty if
+        none is. None without a hierarchy.
+    node_probability : Tensor [N] or None
     """
 
     class_names: tuple[str, ...]
@@ -61,6 +68,8 @@ class Answers:
     present: Tensor
     truth: list[str] | None = None
     novelty: Tensor | None = None
+    nodes: list[str] | None = None
+    node_probability: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -77,6 +86,13 @@ class Answers:
         classes = set(self.class_names)
         foreign = len(known) - sum(name in classes for name in known)
         return int(self.right().sum()) / max(1, len(known)), len(known), foreign
+
+    def strangers(self) -> Tensor:
+        """Samples that may be of an unknown class, strangest first, [n] int64."""
+        if self.novelty is None:
+            return torch.empty(0, dtype=torch.int64)
+        order = torch.argsort(self.novelty.nan_to_num(-1.0), descending=True, stable=True)
+        return order[self.novelty[order] > 1 - RATE]
 
     def right(self) -> Tensor:
         """Whether each label is correct, [N]; not if the true class is unknown."""
@@ -107,6 +123,7 @@ def answer(
     source: str = "unlabelled",
     total: int = 0,
     progress: bool = False,
+    hierarchy: Hierarchy | None = None,
 ) -> Answers:
     """Classify samples, one batch at a time, with `paddle_ext.methods.Adaptive`.
 
@@ -123,6 +140,8 @@ def answer(
     total : int
         Number of samples, for the progress bar; 0: unknown.
     progress : bool
+    hierarchy : Hierarchy or None
+        Parents of the classes.
 
     Returns
     -------
@@ -143,6 +162,7 @@ def answer(
     truth: list[str] = []
     familiar = familiar_classes(labelled, place)
     best: list[tuple[Tensor, ...]] = []
+    rolled: list[RolledUp] = []
     present = torch.zeros(len(labelled.class_names), dtype=torch.bool)
     groups = classified(
         labelled, batches, batch=batch, place=place, source=source, total=total, progress=progress
@@ -158,6 +178,8 @@ def answer(
             found.append(flat.view(solution.labels.shape).float())
         best.append(tuple(x.flatten(0, 1).cpu() for x in found))
         present |= solution.present().any(0).cpu()
+        if hierarchy is not None:
+            rolled.append(hierarchy.roll_up(solution.probabilities, CONFIDENCE))
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     return Answers(
         labelled.class_names,
@@ -171,6 +193,8 @@ def answer(
         present,
         truth or None,
         rest[0] if rest else None,
+        [str(name or "") for part in rolled for name in part.names()] if rolled else None,
+        torch.cat([part.probability.flatten().cpu() for part in rolled]) if rolled else None,
     )
 
 

@@ -25,12 +25,13 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
     text becomes a spreadsheet formula.
     """
     text, truth = ("text",) if texts else (), ("truth",) if answers.truth else ()
+    node = () if answers.nodes is None else ("node", "node_probability")
     rows = (
         row
         for start in range(0, len(answers), WRITTEN_AT_ONCE)
         for row in rows_of(answers, slice(start, start + WRITTEN_AT_ONCE), texts=texts)
     )
-    write(path, (name_column, *text, *HEADER, *truth), rows)
+    write(path, (name_column, *text, *HEADER, *node, *truth), rows)
 
 
 def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[str]]:
@@ -48,6 +49,8 @@ def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[
         decimals(answers.doubt[part]),
         novelty,
     ]
+    if answers.nodes is not None and answers.node_probability is not None:
+        columns += [answers.nodes[part], decimals(answers.node_probability[part])]
     if answers.truth:
         columns.append(answers.truth[part])
     return zip(*columns, strict=True)

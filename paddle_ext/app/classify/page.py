@@ -14,14 +14,13 @@ import torch
 
 from ...research.files import replacing
 from ...research.printable import encodable, plural
-from .answering import Answers
+from .answering import RATE, Answers
 from .labelled_check import LabelledCheck
 from .pictures import thumbnails
 from .samples import Labelled, Source
 
 HERE = Path(__file__).parent
 DOUBTFUL = 0.5  # samples of at least this doubt are marked
-NOVEL = 0.98  # samples above may be of an unknown class; so is one in fifty known ones
 MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # over all classes
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
 KNOWN_SHOWN = {"pictures": 3, "texts": 2, "rows": 0}  # labelled examples per class
@@ -57,7 +56,7 @@ def page(
     """The page as HTML."""
     counts = answers.counts().tolist()
     order = sorted((k for k, n in enumerate(counts) if n), key=lambda k: (-counts[k], k))
-    strange = strangers(answers)
+    strange = answers.strangers()[:MOST_OF_A_CLASS].tolist()
     shown = most_doubtful(answers, order[:MOST_CLASSES], source.kind, strange)
     known = examples(source, order[:MOST_CLASSES])
     suspects = [] if checked is None else checked.suspects()[:MOST_OF_A_CLASS]
@@ -96,15 +95,6 @@ def page(
     )
 
 
-def strangers(answers: Answers) -> list[int]:
-    """Samples that may be of an unknown class, strangest first."""
-    if answers.novelty is None:
-        return []
-    order = torch.argsort(answers.novelty.nan_to_num(-1.0), descending=True, stable=True)
-    order = order[:MOST_OF_A_CLASS]
-    return [row for row in order.tolist() if float(answers.novelty[row]) >= NOVEL]
-
-
 def most_doubtful(
     answers: Answers, order: Sequence[int], kind: str, elsewhere: Sequence[int] = ()
 ) -> dict[int, list[int]]:
@@ -140,8 +130,7 @@ def headline_figures(
         (f"{doubtful:,}", "doubtful: check " + ("this" if doubtful == 1 else "these")),
     ]
     if answers.novelty is not None:
-        strange = int((answers.novelty >= NOVEL).sum())
-        figures.append((f"{strange:,}", "possibly of an unknown class"))
+        figures.append((f"{len(answers.strangers()):,}", "possibly of an unknown class"))
     suspects = 0 if checked is None else len(checked.suspects())
     if suspects:
         figures.append((f"{suspects:,}", "labels that look wrong"))
@@ -253,8 +242,7 @@ def strangers_section(
     """Samples that may be of an unknown class."""
     if not rows:
         return ""
-    assert answers.novelty is not None
-    total = int((answers.novelty >= NOVEL).sum())
+    total = len(answers.strangers())
     samples = "".join(sample(answers, source, row, small) for row in rows)
     more = f" {total - len(rows):,} more in answers.csv." if total > len(rows) else ""
     return (
@@ -262,7 +250,7 @@ def strangers_section(
         f'data-name="unknown class"><h2>Unlike any labelled sample'
         f"<small>{plural(total, 'sample')}</small></h2>"
         '<p class="note">The strangest come first, with their most likely class. About '
-        f"{percent(1 - NOVEL)} of the samples of known classes appear here by chance.{more}</p>"
+        f"{percent(RATE)} of the samples of known classes appear here by chance.{more}</p>"
         f'<ul class="samples {source.kind}">{samples}</ul></section>'
     )
 
@@ -337,6 +325,10 @@ def sample(answers: Answers, source: Source, row: int, small: dict[str, str]) ->
         second = escape(answers.class_names[int(answers.second[row])])
         share = float(answers.second_probability[row])
         other = f'<span class="other">or {second}, {percent(share)}</span>'
+    if answers.nodes is not None and answers.nodes[row] not in ("", label):
+        assert answers.node_probability is not None
+        share = float(answers.node_probability[row])
+        other += f'<span class="other">{escape(answers.nodes[row])}: {percent(share)}</span>'
     wrong = ""
     if answers.truth is not None and answers.truth[row] != label:
         wrong = f'<span class="wrong">true class: {escape(answers.truth[row] or "unknown")}</span>'

@@ -17,6 +17,7 @@ from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
 from .output import write_labelled, write_table
 from .page import write_page
+from .parents import hierarchy_of, read_parents
 from .samples import Labelled, Source
 from .settings import Settings
 
@@ -95,11 +96,15 @@ def classify(
     corrections = None
     if settings.corrected is not None:
         corrections = read_corrections(Path(settings.corrected))
+    parents = None if settings.parents is None else read_parents(Path(settings.parents))
     if settings.save is not None:
         check_model_path(Path(settings.save))
     source = open_data(known, new, settings, device)
     if corrections is not None:
         source = with_corrections(source, corrections, Path(str(settings.corrected)))
+    hierarchy = None
+    if parents is not None:
+        hierarchy = hierarchy_of(parents, source.labelled.class_names, settings.parents)
     checked = check_labelled(source.labelled, device)
     answers = answer(
         source.labelled,
@@ -109,6 +114,7 @@ def classify(
         source=source.name,
         total=source.total,
         progress=settings.progress and source.kind != "pictures",
+        hierarchy=hierarchy,
     )
     notes = [*dict.fromkeys(source.notes), *trust_notes(source.labelled)]
     source = replace(source, notes=notes)

@@ -45,6 +45,8 @@ class Settings:
     corrected : Path or None
         A CSV of sample names and their labels, as exported by the page: these samples become
         labelled.
+    parents : Path or None
+        A CSV of classes and their parents, any depth, for `presence.roll_up`.
     batch
         As in `answer`.
     device : str or None
@@ -66,6 +68,7 @@ class Settings:
     model: Path | None = None
     save: Path | None = None
     corrected: Path | None = None
+    parents: Path | None = None
     batch: int | None = None
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))

@@ -158,8 +158,8 @@ def stream(
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
-    for name, given in (("save", settings.save), ("corrected", settings.corrected)):
-        if given is not None:
+    for name in ("save", "corrected", "parents"):
+        if (given := getattr(settings, name)) is not None:
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
             )

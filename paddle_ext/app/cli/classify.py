@@ -41,6 +41,8 @@ paddle-ext classify photos/labelled photos/june --save trees.npz
 paddle-ext classify photos/july --model trees.npz
 
 paddle-ext classify photos/labelled photos/june --corrected corrected.csv
+
+paddle-ext classify photos/labelled photos/june --parents families.csv
 """
 MOST_CLASSES = 25  # in the terminal
 
@@ -142,6 +144,12 @@ def classify(
         Path | None,
         typer.Option(help="Corrected labels, as exported by the page, used as labelled samples."),
     ] = None,
+    parents: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of classes and their parents, any depth: unsure samples get a parent."
+        ),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
@@ -176,6 +184,7 @@ def classify(
         model=model,
         save=save,
         corrected=corrected,
+        parents=parents,
         batch=batch,
         device=device,
         cache=None if no_cache else cache or user_cache("classify"),
@@ -247,8 +256,6 @@ def show_report(report: Report) -> None:
 
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
-    from ..classify.page import NOVEL
-
     answers = report.answers
     error = answers.calibration_error()
     if error is not None:
@@ -257,10 +264,9 @@ def show_trust(report: Report) -> None:
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
             f"{100 * mean:.1f} % in the mean"
         )
-    if answers.novelty is not None:
-        strange = int((answers.novelty >= NOVEL).sum())
-        if strange:
-            show.say(f"possibly of an unknown class: {plural(strange, 'sample')}, see the page")
+    strange = len(answers.strangers())
+    if strange:
+        show.say(f"possibly of an unknown class: {plural(strange, 'sample')}, see the page")
     suspects = [] if report.checked is None else report.checked.suspects()
     if suspects:
         show.say(f"labels that look wrong: {len(suspects)}, see {report.labelled}")

@@ -1,0 +1,283 @@
+"""Strangers: queries of no known class.
+
+The probabilities of a solution only compare classes with each other, so this needs the features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..methods import Prediction
+from ..ops.coordinates import coordinates
+from ..ops.values import dense_values
+from ..rows import (
+    class_means,
+    computing_dtype,
+    evenly_spread,
+    parts,
+    squared_distances,
+    unit_rows,
+)
+from ..rule.likelihood import likelihood_of
+from ..solution import Solution
+
+ALONE = "support_labels must have a class of two rows or more, got one of each"
+MOST_ROWS = 1024  # limit on labelled rows that queries are compared with
+NO_SPREAD = 1e-6  # of labelled rows; less is rounding
+SPREAD_SHARE = 0.25  # of the mean: the spread a priori
+PRIOR_ROWS = 8  # weight of a prior, in rows
+FOLDS = 5  # of classes left out together, to simulate strangers
+
+
+def strangers(
+    solution: Solution | Prediction,
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    rate: float = 0.05,
+) -> Tensor:
+    """Which queries are of no known class, so that about `rate` of the known ones are flagged.
+
+    Those with a `novelty` above 1 - `rate`. The rate holds on average over batches and classes, if
+    labelled rows are like the queries; samples of a class with a single labelled row, whose spread
+    is unknown, are flagged more often.
+
+    Parameters
+    ----------
+    solution, support, support_labels, query
+        As in `novelty`.
+    rate : float
+        Share of the queries of known classes that may be flagged, in (0, 1].
+
+    Returns
+    -------
+    Tensor [Q] bool
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> labels = torch.arange(2).repeat(20)
+    >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
+    >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
+    >>> found = paddle_ext.adaptive(support, labels, query)
+    >>> strangers(found, support, labels, query)
+    tensor([False, False,  True])
+    """
+    rate = check.real("rate", rate, positive=True, most=1)
+    return novelty(solution, support, support_labels, query) > 1 - rate
+
+
+def novelty(
+    solution: Solution | Prediction, support: Tensor, support_labels: Tensor, query: Tensor
+) -> Tensor:
+    """How unlike its class each query is: near 1 for a sample of an unknown class.
+
+    The share of labelled rows that are less strange than the query, each of them left out of its
+    class. A row is strange if it is far from the mean of its class, in the feature scale of the
+    method `adaptive`; if its largest product with a class mean, of unit-norm rows, is small; and if
+    no class is probable for it alone. Distances and products are those expected of a class mean
+    without error, so that classes with few rows and with many are comparable. The weights of the
+    three signs are chosen on labelled rows that are scored twice: with their class known, and
+    without it, as strangers. With few rows, products dominate. About 5 in 100 samples like the
+    labelled ones exceed 0.95. Class means are those of the labelled rows, whatever the solver:
+    those of a solution may have moved to the strangers. For a PADDLE solution the class of a row is
+    the one most probable for it alone, because a large class may have absorbed the rows of another.
+
+    Parameters
+    ----------
+    solution : Solution or Prediction
+        The result of `solve`, or of a method's `predict`, for the following; one task.
+    support, support_labels, query : Tensor [S, D], [S], [Q, D]
+        At least one class must have two rows or more: a single row says nothing about the spread of
+        its class.
+
+    Returns
+    -------
+    Tensor [Q]
+        In [0, 1], float64.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> labels = torch.arange(2).repeat(20)
+    >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
+    >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
+    >>> found = paddle_ext.methods.create("adaptive").predict(support, labels, query)
+    >>> novelty(found, support, labels, query).argmax()
+    tensor(2)
+    """
+    support, support_labels, query = check.tensors(support, support_labels, query)
+    check.dense(support, support_labels, query)
+    u = solution.probabilities
+    if u.dim() != 2 or u.shape[0] != len(query):
+        raise ValueError(
+            "solution must belong to the one given task, with probabilities of shape "
+            f"[{len(query)}, K], got {list(u.shape)}"
+        )
+    K = dense_values(support, support_labels, query, u.shape[-1])
+    known = familiar(support.detach(), support_labels.long(), K)
+    if known is None:
+        raise ValueError(ALONE)
+    of_paddle = isinstance(solution, Solution) and solution.concentration is None
+    return known.novelty(query.detach(), None if of_paddle else solution.labels)
+
+
+@dataclass(frozen=True)
+class KnownClasses:
+    """What the labelled rows of classes say about a row; tensors, to be stored as arrays."""
+
+    centre: Tensor  # [D]
+    root: Tensor  # [D] of the feature weights
+    means: Tensor  # [K, D] class means, minus the centre, times the root
+    unit_means: Tensor  # [K, D] class means of unit-norm rows
+    shots: Tensor  # [K] labelled rows
+    sharpness: Tensor  # [1] of distances
+    hubs: Tensor  # [K] bias of the classes
+
+    @classmethod
+    def of(cls, rows: Tensor, unit: Tensor, labels: Tensor, num_classes: int) -> KnownClasses:
+        """From labelled rows [S, D], the same with unit norm, and labels [S] of all classes."""
+        found = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), num_classes, "diagonal")
+        root = found.scale[0].sqrt()
+        return cls(
+            centre=found.centre[0],
+            root=root,
+            means=found.prototypes[0] * root,
+            unit_means=class_means(unit, labels, num_classes),
+            shots=found.shots[0],
+            sharpness=found.sharpness,
+            hubs=found.bias[0] + found.sharpness / 2 * found.squares[0],
+        )
+
+    def signs(self, unit: Tensor, labels: Tensor | None, own: Tensor | None = None) -> Tensor:
+        """Signs of strangeness of unit-norm rows [n, D], large for strange ones; [n, 3] float64.
+
+        The distance to the class of `labels`, by default the most probable one; the lack of a
+        product with any class mean; and the lack of a probable class. `own` [n] are the classes of
+        labelled rows, which are then left out of their means.
+        """
+        x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0]
+        distances = squared_distances(x * self.root, self.means)
+        alike = unit @ self.unit_means.mT
+        if own is not None:
+            at, n = own.unsqueeze(1), self.shots[own].unsqueeze(1)
+            distances = distances.scatter(1, at, distances.gather(1, at) * (n + 1) / (n - 1))
+            alike = alike.scatter(1, at, (n * alike.gather(1, at) - 1) / (n - 1))
+        logits = self.hubs - self.sharpness / 2 * distances
+        labels = logits.argmax(1) if labels is None else labels
+        distances = distances * (self.shots / (self.shots + 1))  # the mean of n rows errs by 1/n
+        # A classifier prefers classes with many rows, so those with fewer may be the true one.
+        others = self.shots >= self.shots[labels].unsqueeze(1)
+        others = others.scatter(1, labels.unsqueeze(1), False)
+        nearest = distances.masked_fill(others, torch.inf).amin(1)
+        doubt = 1 - logits.softmax(1).amax(1)
+        return torch.stack([nearest, 1 - alike.amax(1), doubt], dim=1).double()
+
+
+@dataclass(frozen=True)
+class Familiar(KnownClasses):
+    """A model of samples of known classes."""
+
+    weights: Tensor  # [3] float64: weights of the signs
+    ordinary: Tensor  # [m] float64: sorted strangeness of labelled rows
+
+    def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
+        """Novelty of rows [n, D] with these labels, by default the most probable; float64."""
+        found = []
+        for part in parts(len(rows), 3 * rows.shape[-1] + 5 * len(self.means)):
+            # Unit-norm first: float64 values may be too large for the dtype of the means.
+            unit = unit_rows(rows[part].double()).to(self.means.dtype)
+            found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
+        return rank(self.ordinary, torch.cat(found))
+
+
+def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
+    """The model of labelled rows [S, D] of all classes; None if no class has two."""
+    K = num_classes
+    rows = support.to(computing_dtype(support))
+    able = (labels.bincount(minlength=K) > 1)[labels].nonzero().view(-1)
+    if len(able) == 0:
+        return None
+    unit = unit_rows(rows.double()).to(rows.dtype)
+    found = KnownClasses.of(rows, unit, labels, K)
+    m = min(len(able), MOST_ROWS)
+    chosen = able[evenly_spread(m, len(able), able.device)]
+    pieces = [chosen[part] for part in parts(m, 3 * rows.shape[1] + 5 * K)]
+    # A batch corrects some of the labels that a row alone would get: both are ordinary.
+    alone, corrected = (
+        torch.cat([found.signs(unit[i], labels[i] if true else None, labels[i]) for i in pieces])
+        for true in (False, True)
+    )
+    weights = discriminant(alone, judged_as_strange(rows, unit, labels, chosen, K))
+    ordinary = (alone + corrected) @ weights / 2
+    return Familiar(**vars(found), weights=weights, ordinary=ordinary.sort().values)
+
+
+def judged_as_strange(
+    rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor, num_classes: int
+) -> Tensor:
+    """Signs of the chosen rows if their class and others were unknown; none for two classes."""
+    K = num_classes
+    folds = min(FOLDS, K) if K > 2 else 0
+    fold = torch.arange(K, device=labels.device) % max(1, folds)
+    judged = [rows.new_empty(0, 3, dtype=torch.float64)]
+    for number in range(folds):
+        rest = fold != number
+        among = rest[labels]
+        places = (rest.cumsum(0) - 1)[labels[among]]
+        known = KnownClasses.of(rows[among], unit[among], places, int(rest.sum()))
+        strange = chosen[~among[chosen]]
+        for part in parts(len(strange), 3 * rows.shape[1] + 5 * K):
+            judged.append(known.signs(unit[strange[part]], None))
+    return torch.cat(judged)
+
+
+def discriminant(known: Tensor, strange: Tensor) -> Tensor:
+    """Weights of the signs: Fisher's linear discriminant of rows [.., 3], none below 0; [3].
+
+    Few rows are shrunk towards independent signs of which only the products are informative. For
+    known rows the weighted sum has a spread of 1.
+    """
+    unit = torch.stack([spread(x) for x in known.unbind(1)])
+    known, strange = known / unit, strange / unit
+    off = torch.cat([x - x.mean(0) for x in (known, strange) if len(x)])
+    m, prior = min(len(known), len(strange)), known.new_tensor([0.0, 1.0, 0.0])
+    covariance = (off.mT @ off + PRIOR_ROWS * torch.eye(3).to(off)) / (len(off) + PRIOR_ROWS)
+    apart = strange.mean(0) - known.mean(0) if m else prior
+    apart = (m * apart + PRIOR_ROWS * prior) / (m + PRIOR_ROWS)
+    weights = torch.linalg.solve(covariance, apart).clamp(min=0)
+    weights[1] += weights.sum() == 0  # products, if nothing identifies strangers
+    found: Tensor = weights / spread(known @ weights) / unit
+    return found
+
+
+def spread(x: Tensor) -> Tensor:
+    """The spread of non-negative numbers; for few numbers, shrunk to a share of the mean."""
+    mean = x.mean()
+    squares = (x - mean).square().sum() + PRIOR_ROWS * (SPREAD_SHARE * mean) ** 2
+    return (squares / (len(x) + PRIOR_ROWS)).sqrt().clamp(min=NO_SPREAD)
+
+
+def rank(ordinary: Tensor, scores: Tensor) -> Tensor:
+    """The share of sorted `ordinary` scores [m] below each score, interpolated and extrapolated.
+
+    It increases strictly with the score, so that the order is preserved.
+
+    Examples
+    --------
+    >>> rank(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-9.0, 0.0, 0.5, 2.0, 99.0]))
+    tensor([0.0250, 0.2500, 0.3750, 0.7500, 0.9974], dtype=torch.float64)
+    """
+    ordinary, scores = ordinary.double(), scores.double()
+    m = len(ordinary)
+    place = torch.searchsorted(ordinary, scores, right=True)
+    low, high = ordinary[(place - 1).clamp(min=0)], ordinary[place.clamp(max=m - 1)]
+    inside = (scores - low) / (high - low).clamp(min=torch.finfo(ordinary.dtype).tiny)
+    above, below = ((scores - ordinary[i]).abs() for i in (-1, 0))
+    outside = torch.where(place == m, above / (1 + above), 1 / (1 + below))
+    share = torch.where((place > 0) & (place < m), inside, outside)
+    return (place + share) / (m + 1)

@@ -1,0 +1,74 @@
+"""`classify --parents`: unsure samples get a parent of their class."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddle_ext.app.classify import Settings, classify
+from paddle_ext.app.classify.parents import read_parents
+from paddle_ext.app.classify.streaming import check_settings
+
+NAMES = ("oak", "elm", "newt")
+TREE = "class,parent\noak,tree\nelm,tree\nnewt,animal\ntree,alive\nanimal,alive\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Oaks and elms are hard to tell apart; newts are easy."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(3, 16))
+    centres[1] = centres[0] + 0.05 * centres[1]
+    labels = np.arange(3).repeat(6)
+    rows = centres[labels] + 0.2 * random.normal(size=(18, 16))
+    np.savez(tmp_path / "known.npz", features=rows, labels=np.array(NAMES)[labels])
+    new = centres[labels] + 0.2 * random.normal(size=(18, 16))
+    np.savez(tmp_path / "new.npz", features=new)
+    return tmp_path / "known.npz", tmp_path / "new.npz"
+
+
+def settings(parents: Path) -> Settings:
+    return Settings(parents=parents, device="cpu", cache=None)
+
+
+def test_unsure_samples_get_a_parent(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "tree.csv").write_text(TREE)
+    report = classify(*files, tmp_path / "out", settings(tmp_path / "tree.csv"))
+    with report.table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["node"] for row in rows[:12]} >= {"tree"}
+    assert {row["node"] for row in rows[12:]} == {"newt"}
+    for row in rows:
+        assert float(row["node_probability"]) >= 0.9
+        assert (row["node"] == row["label"]) == (float(row["probability"]) >= 0.9)
+    assert ">tree: 100 %<" in report.page.read_text(encoding="utf-8")
+
+
+def test_without_parents_there_is_no_column(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "out", Settings(device="cpu", cache=None))
+    assert "node" not in report.table.read_text(encoding="utf-8").splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("oak,tree\nelm,tree\n", "got none for 'newt', in .*tree.csv"),
+        ("oak\n", "a class and its parent in every line, got .*line 1: oak"),
+        ("oak,tree\noak,animal\n", "one parent for each class, got 'tree' and 'animal'"),
+        (TREE + "alive,oak\n", "cycle"),
+        (TREE + "oka,tree\n", "'oka', which is no class and no parent"),
+    ],
+)
+def test_bad_parents(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "tree.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        classify(*files, tmp_path / "out", settings(tmp_path / "tree.csv"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_parents_need_a_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="which is not a file"):
+        read_parents(tmp_path / "none.csv")
+    with pytest.raises(ValueError, match="parents must be omitted unless the output is a folder"):
+        check_settings(settings(tmp_path / "tree.csv"), one_batch=False)
