@@ -10,9 +10,9 @@ from torch import Tensor
 from .. import check
 from ..ops.backend import takes_reference
 from ..rows import computing_dtype
-from ..rule.label_noise import check_label_noise
+from ..rule.label_noise import LABEL_NOISE, check_label_noise
 from ..rule.likelihood import Likelihood
-from ..rule.solve import LABEL_NOISE, METRICS, likelihood_of_task, solve_tasks
+from ..rule.solve import METRICS, likelihood_of_task, solve_tasks
 from ..solution import Solution
 from ..task import Task
 from .base import Display, Method, Prediction

@@ -33,6 +33,7 @@ from .likelihood import (
 )
 
 AUTO = "auto"
+LABEL_NOISE: float | str = AUTO  # the default
 MOST_ENTRIES = 2**26  # of the matrix of labelled rows and classes; larger ones take too long
 ROUNDS = 2  # more change nothing
 OCTAVES = 0.5  # between two sharpnesses, from 1/4 of the prior's to 16 times it

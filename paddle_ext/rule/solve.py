@@ -17,14 +17,13 @@ from ..solution import Solution
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from . import names
 from .engines import classify
-from .label_noise import check_label_noise, noisy_likelihood, takes_noise
+from .label_noise import LABEL_NOISE, check_label_noise, noisy_likelihood, takes_noise
 from .likelihood import Likelihood, how_many_calibrate, takes_full_metric
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 METRICS = ("auto", "diagonal", "full")
-LABEL_NOISE = 0.0  # the default
 
 
 def adaptive(

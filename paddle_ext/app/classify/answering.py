@@ -16,6 +16,7 @@ from ...methods.registry import create
 from ...presence.strangers import Familiar, familiar
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
+from ...rule.label_noise import LABEL_NOISE
 from ...rule.engines import classify
 from ...solution import Solution
 from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
@@ -103,6 +104,7 @@ def answer(
     batches: Iterable[Batch],
     *,
     batch: int | None = None,
+    label_noise: float | str = LABEL_NOISE,
     device: str | torch.device = "cpu",
     source: str = "unlabelled",
     total: int = 0,
@@ -117,6 +119,8 @@ def answer(
         Of any sizes; they are regrouped.
     batch : int or None
         Samples classified together; None: 300, fewer with more than 160,000 classes.
+    label_noise : float or "auto"
+        As in `paddle_ext.adaptive`; with class names every label is trusted.
     device : device
     source : str
         The origin of the batches, for messages.
@@ -145,7 +149,14 @@ def answer(
     best: list[tuple[Tensor, ...]] = []
     present = torch.zeros(len(labelled.class_names), dtype=torch.bool)
     groups = classified(
-        labelled, batches, batch=batch, place=place, source=source, total=total, progress=progress
+        labelled,
+        batches,
+        batch=batch,
+        label_noise=label_noise,
+        place=place,
+        source=source,
+        total=total,
+        progress=progress,
     )
     for group, rows, solution in groups:
         for part in group:
@@ -179,6 +190,7 @@ def classified(
     batches: Iterable[Batch],
     *,
     batch: int | None,
+    label_noise: float | str,
     place: torch.device,
     source: str,
     total: int,
@@ -189,7 +201,7 @@ def classified(
     The features are [B, n, D], or [B, n, D + 1] in the columns of a table.
     """
     size, together = batch_sizes(labelled, batch)
-    solve = solver(labelled, place)
+    solve = solver(labelled, place, label_noise)
     D, empty = labelled.features.shape[1], True
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in grouped_by_shape(rebatched(batches, size), together):
@@ -217,13 +229,15 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
     return size, max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
 
 
-def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
+def solver(
+    labelled: Labelled, place: torch.device, label_noise: float | str
+) -> Callable[[Tensor], Solution | Prediction]:
     """The function that classifies batches in the coordinates of `Labelled.rows`."""
     K = len(labelled.class_names)
     support = labelled.rows(place)
     labels = labelled.labels.to(place)
     if labelled.prototypes is None:
-        known = corrected_likelihood(support, labels, K)
+        known = corrected_likelihood(support, labels, K, label_noise=label_noise)
         return lambda rows: classify(known, rows)[0]
     return partial(
         create("adaptive", logit_scale=labelled.logit_scale).predict,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...research.files import user_cache
+from ...rule.label_noise import LABEL_NOISE, check_label_noise
 from .networks import DEFAULT
 from .tables import Columns
 
@@ -45,7 +46,7 @@ class Settings:
     corrected : Path or None
         A CSV of sample names and their labels, as exported by the page: these samples become
         labelled.
-    batch
+    batch, label_noise
         As in `answer`.
     device : str or None
         None: a GPU if there is one.
@@ -67,9 +68,13 @@ class Settings:
     save: Path | None = None
     corrected: Path | None = None
     batch: int | None = None
+    label_noise: float | str = LABEL_NOISE
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))
     progress: bool = False
+
+    def __post_init__(self) -> None:
+        check_label_noise("label_noise", self.label_noise)
 
     @property
     def csv_format(self) -> tuple[str | None, str | None]:

@@ -145,6 +145,10 @@ def classify(
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
+    label_noise: Annotated[
+        str,
+        typer.Option(help="Share of wrong labels among the labelled, or auto to estimate it."),
+    ] = "auto",
     one_batch: Annotated[
         bool,
         typer.Option(
@@ -177,6 +181,7 @@ def classify(
         save=save,
         corrected=corrected,
         batch=batch,
+        label_noise=number_or_text(label_noise),
         device=device,
         cache=None if no_cache else cache or user_cache("classify"),
         progress=True,
@@ -190,6 +195,13 @@ def classify(
         )
     report = run(labelled, unlabelled, output, settings)
     show_report(report)
+
+
+def number_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def show_classes(
