@@ -10,18 +10,18 @@ from torch import Tensor
 from .. import check
 from ..ops.values import dense_values
 from ..rows import computing_dtype
-from ..rule.label_noise import AUTO, shares, weighed
+from ..rule.label_noise import AUTO, weighed
 from ..rule.likelihood import likelihood_of
 
 
 class LabelDoubt(NamedTuple):
     """How likely the labels of labelled rows are to be wrong."""
 
-    doubt: Tensor  # [S]: the probability that the label is wrong; 0 for the only row of its class
-    suggestion: Tensor  # [S] int64: the most probable class by the other rows
+    doubt: Tensor  # [S]: the probability of all other classes; 0 for the only row of its class
+    suggestion: Tensor  # [S] int64: the most probable class
 
     def suspects(self, threshold: float = 0.9) -> Tensor:
-        """Rows with a doubt above `threshold`, most doubtful first, [n] int64."""
+        """Rows with a label less probable than 1 - `threshold`, most doubtful first, [n] int64."""
         threshold = check.real("threshold", threshold)
         order = self.doubt.argsort(descending=True, stable=True)
         return order[self.doubt[order] > threshold]
@@ -30,10 +30,9 @@ class LabelDoubt(NamedTuple):
 def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """Find wrong labels among labelled rows.
 
-    Each row is classified from all others, as the method `adaptive` would classify one new row, and
-    the share of wrong labels is estimated as by its option `label_noise="auto"`: at least one in
-    S + 1. Rows count in their class by the probability that their label is right, so that wrong
-    labels do not vouch for each other.
+    Each row is classified from all others, as the method `adaptive` with `label_noise="auto"` would
+    classify one new row, with equal prior probability for every class: the others count by the
+    probability that their labels are right.
 
     Parameters
     ----------
@@ -75,6 +74,5 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
     alone = known.shots[0, labels] < 2
     u = found.logits[0].softmax(-1)
     own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
-    rate = found.rate.clamp(min=1 / (len(labels) + 1))
-    doubt = shares(own, rate, num_classes)[1].masked_fill(alone, 0)
+    doubt = (1 - own).clamp(min=0).masked_fill(alone, 0)
     return LabelDoubt(doubt, torch.where(alone, labels, u.argmax(-1)))

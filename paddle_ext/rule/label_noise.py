@@ -215,7 +215,11 @@ def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | 
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
     tried = CENTRE * 2.0**octaves
     p = torch.stack([(gaps * (-f / 2)).logsumexp(-1) for f in tried]).neg_().exp_()
-    e = p.new_full(p.shape[:-1], rate or 0.0) if rate is not None else most_likely_rate(p, counts, K)
+    e = (
+        p.new_full(p.shape[:-1], rate or 0.0)
+        if rate is not None
+        else most_likely_rate(p, counts, K)
+    )
     right, wrong = joint(p, e, K)
     fit = ((right + wrong).clamp(min=TINY).log() * counts).sum(-1)
     fit = fit - (octaves * math.log(2)).square().div(2 * SPREAD**2).unsqueeze(-1)
