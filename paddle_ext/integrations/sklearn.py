@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import check
 from ..ops.paddle_large import returns_all
-from ..solution import Solution
 from ..rule.label_noise import LABEL_NOISE, check_label_noise
+from ..solution import Solution
 from .columns import Columns
 from .fitted import (
     Array,

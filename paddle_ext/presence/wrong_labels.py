@@ -11,7 +11,6 @@ from .. import check
 from ..ops.values import dense_values
 from ..rows import computing_dtype
 from ..rule.label_noise import AUTO, weighed
-from ..rule.likelihood import likelihood_of
 
 
 class LabelDoubt(NamedTuple):
@@ -69,9 +68,8 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
     if len(labels) == num_classes or num_classes == 1:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
     support, given = rows.unsqueeze(0), labels.unsqueeze(0)
-    known = likelihood_of(support, given, num_classes)
-    found = weighed(known, support, given, AUTO)
-    alone = known.shots[0, labels] < 2
+    found = weighed(support, given, num_classes, AUTO)
+    alone = labels.bincount()[labels] < 2
     u = found.logits[0].softmax(-1)
     own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
     doubt = (1 - own).clamp(min=0).masked_fill(alone, 0)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .label_noise import MOST_ENTRIES as MOST_ENTRIES
 from .label_noise import takes_noise, weighed
 from .likelihood import Likelihood, calibrated, learned, likelihood_of, reweighted
 from .logistic import Fit, fit
@@ -29,6 +28,7 @@ SHOTS = 16  # labelled rows per class from which a correction pays
 WORK = 2**29  # limit on multiplications of a pass over the rows
 INVERSE_REGULARISATION = 3.0  # C
 TOL = 0.05  # of the norm of the gradient: below, labels hardly change
+MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
 
 
 def corrected_likelihood(
@@ -83,14 +83,13 @@ def noisy_rows(
     """The same with rows that count by the probability of their label; None if all are right."""
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     given = None if weights is None else weights.unsqueeze(0)
-    plain = likelihood_of(rows, own, num_classes)
-    found, rate, right, logits = weighed(plain, rows, own, label_noise, given)
+    found, rate, right, logits = weighed(rows, own, num_classes, label_noise, given=given)
     if not float(rate):
         return None
     if not takes_correction(len(labels), support.shape[1], num_classes):
         return found
     total = right[0] if weights is None else right[0] * weights
-    counts = (plain.shots[0] > 1).to(logits.dtype)[labels]
+    counts = (labels.bincount() > 1).to(logits.dtype)[labels]
     judged = LeftOut(found.coordinates(rows)[0], labels, counts, logits[0])
     return replace(found, correction=correction_of(judged, total))
 

@@ -24,8 +24,10 @@ from ..ops.adaptive import CENTRE, SPREAD
 from ..rows import class_sums, evenly_spread, products
 from .likelihood import (
     Likelihood,
+    calibrated,
     column,
     how_many_calibrate,
+    learned,
     likelihood_of,
     masses,
     reweighted,
@@ -34,7 +36,7 @@ from .likelihood import (
 
 AUTO = "auto"
 LABEL_NOISE: float | str = AUTO  # the default
-MOST_ENTRIES = 2**26  # of the matrix of labelled rows and classes; larger ones take too long
+MOST_JUDGED = 2**26  # of the matrix of labelled rows and classes; larger ones take too long
 ROUNDS = 2  # more change nothing
 OCTAVES = 0.5  # between two sharpnesses, from 1/4 of the prior's to 16 times it
 LOWEST, HIGHEST = -2.0, 4.0
@@ -69,10 +71,9 @@ def noisy_likelihood(
     support: Tensor, labels: Tensor, num_classes: int, metric: str, label_noise: float | str
 ) -> Likelihood:
     """As `likelihood_of`; `label_noise` as in `paddle_ext.adaptive`."""
-    found = likelihood_of(support, labels, num_classes, metric)
     if not takes_noise(label_noise, labels.shape[-1], num_classes):
-        return found
-    return weighed(found, support, labels, label_noise).likelihood
+        return likelihood_of(support, labels, num_classes, metric)
+    return weighed(support, labels, num_classes, label_noise, metric).likelihood
 
 
 def takes_noise(label_noise: float | str, S: int, K: int) -> bool:
@@ -85,72 +86,131 @@ def takes_noise(label_noise: float | str, S: int, K: int) -> bool:
     """
     if label_noise == 0.0 or S == K or K == 1:
         return False
-    if S * K <= MOST_ENTRIES:
+    if S * K <= MOST_JUDGED:
         return True
     if label_noise == AUTO:
         return False
     raise check.ArgumentValueError(
         "label_noise",
-        f"must be 'auto' or 0 with more than {MOST_ENTRIES} labelled rows times classes, "
+        f"must be 'auto' or 0 with more than {MOST_JUDGED} labelled rows times classes, "
         f"got {label_noise} with {S} times {K}",
     )
 
 
 def weighed(
-    likelihood: Likelihood,
     support: Tensor,
     labels: Tensor,
+    num_classes: int,
     label_noise: float | str,
+    metric: str = "auto",
     given: Tensor | None = None,
 ) -> Weighed:
-    """Estimate the wrong labels of rows [B, S, D] with labels [B, S].
+    """Estimate the wrong labels of rows [B, S, D] with labels [B, S], more rows than classes.
 
     Parameters
     ----------
-    likelihood : Likelihood
-        Of these rows, in a metric that they keep.
     label_noise : float or "auto"
         The rate, > 0; "auto": estimated.
     given : Tensor [B, S], optional
         Further weights of the rows.
     """
-    S, K = labels.shape[-1], likelihood.bias.shape[-1]
-    left_out = LeftOut.of(likelihood, support, labels)
-    judges = evenly_spread(how_many_calibrate(S, K, True), S, labels.device)
+    native = learned(support, labels, num_classes, metric, every=True)
+    assert native.left_out is not None
+    likelihood = calibrated(native, labels.shape[-1])
     able = likelihood.shots.gather(1, labels) > 1
-    counts = able[:, judges].to(likelihood.bias.dtype)
-    rate = None if label_noise == AUTO else float(label_noise)
-    one = torch.ones_like(left_out.squares)
-    base = one if given is None else given.to(one.dtype).expand_as(one)
-    noisy = torch.ones_like(likelihood.sharpness, dtype=torch.bool)
-    weights = one
-    for step in range(ROUNDS + 1):
-        total = base * weights
-        d = left_out.distances(likelihood, total)
-        f = most_likely_sharpness(d[:, judges], labels[:, judges], counts, rate)
+    judges = Judges.of(
+        labels, able, num_classes, None if label_noise == AUTO else float(label_noise)
+    )
+    found = judges.estimate(native.left_out)
+    noisy = found.rate > 0
+    weights = torch.ones_like(found.own)
+    if not bool(noisy.any()):
+        half = likelihood.sharpness / 2
+        hubs = likelihood.bias + likelihood.squares * half.unsqueeze(-1)
+        logits = hubs.unsqueeze(-2) - native.left_out * column(half)
+        return Weighed(likelihood, found.rate, weights, logits)
+    rows = LeftOut.of(likelihood, support, labels)
+    for _ in range(ROUNDS):
+        rate = torch.where(noisy, found.rate, 0)
+        right = shares(found.own, rate, num_classes)[0].clamp(min=LEAST)
+        weights = torch.where(able, right, 1)
+        total = weights if given is None else weights * given.to(weights.dtype)
+        d = rows.distances(likelihood, total)
+        found = judges.estimate(d)
+    return replaced(likelihood, rows, judges, found, noisy, weights, total, d)
+
+
+def replaced(
+    likelihood: Likelihood,
+    rows: LeftOut,
+    judges: Judges,
+    found: Estimate,
+    noisy: Tensor,
+    weights: Tensor,
+    total: Tensor,
+    d: Tensor,
+) -> Weighed:
+    """The likelihood of weighted rows, with the sharpness and hubs of their `Estimate`.
+
+    Tasks that are not `noisy` keep theirs.
+    """
+    half = (likelihood.sharpness / 2).unsqueeze(-1)
+    plain = likelihood.bias + likelihood.squares * half
+    hubs = torch.where(noisy.unsqueeze(-1), judges.hubs(found), plain)
+    f = torch.where(noisy, found.sharpness, likelihood.sharpness)
+    moved = reweighted(likelihood, rows.x, rows.labels, total)
+    bias = hubs - moved.squares * (f / 2).unsqueeze(-1)
+    logits = hubs.unsqueeze(-2) - d * column(f / 2)
+    rate = torch.where(noisy, found.rate, 0)
+    return Weighed(replace(moved, sharpness=f, bias=bias), rate, weights, logits)
+
+
+class Estimate(NamedTuple):
+    """What the distances of left-out rows say."""
+
+    sharpness: Tensor  # [B]
+    rate: Tensor  # [B]
+    p: Tensor  # [B, S, K] probabilities
+    own: Tensor  # [B, S] of the labels
+
+
+class Judges(NamedTuple):
+    """The rows that choose the sharpness and the rate."""
+
+    chosen: Tensor  # [R] int64
+    labels: Tensor  # [B, S]
+    counts: Tensor  # [B, R] 0 for the only row of its class
+    rate: float | None  # if it is given
+
+    @classmethod
+    def of(cls, labels: Tensor, able: Tensor, K: int, rate: float | None) -> Judges:
+        S = labels.shape[-1]
+        chosen = evenly_spread(how_many_calibrate(S, K, True), S, labels.device)
+        return cls(chosen, labels, able[:, chosen], rate)
+
+    def estimate(self, d: Tensor) -> Estimate:
+        """From squared distances [B, S, K], up to a constant of each row."""
+        labels, counts, K = self.labels, self.counts.to(d.dtype), d.shape[-1]
+        chosen = d[:, self.chosen]
+        f = most_likely_sharpness(chosen, labels[:, self.chosen], counts, self.rate)
         p = (d * column(-f / 2)).softmax(-1)
         own = p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        e = torch.full_like(f, rate or 0.0)
-        if rate is None:
-            e = most_likely_rate(own[:, judges], counts, K)
-        if step == 0:
-            noisy = e > 0
-            if not bool(noisy.any()):
-                break
-        e = torch.where(noisy, e, 0)
-        if step < ROUNDS:
-            right = shares(own, e, K)[0].clamp(min=LEAST)
-            weights = torch.where(able & noisy.unsqueeze(-1), right, one)
-    plain_hubs = likelihood.bias + likelihood.squares * (likelihood.sharpness / 2).unsqueeze(-1)
-    hubs = hubs_of(p[:, judges], labels[:, judges], own[:, judges], e, counts)
-    hubs = torch.where(noisy.unsqueeze(-1), hubs, plain_hubs)
-    f = torch.where(noisy, f, likelihood.sharpness)
-    found = likelihood
-    if bool(noisy.any()):
-        found = reweighted(likelihood, left_out.x, labels, total)
-        bias = hubs - found.squares * (f / 2).unsqueeze(-1)
-        found = replace(found, sharpness=f, bias=bias)
-    return Weighed(found, e, weights, hubs.unsqueeze(-2) - d * column(f / 2))
+        if self.rate is None:
+            return Estimate(f, most_likely_rate(own[:, self.chosen], counts, K), p, own)
+        return Estimate(f, torch.full_like(f, self.rate), p, own)
+
+    def hubs(self, found: Estimate) -> Tensor:
+        """Lower bias for classes that attract rows that are not theirs, [B, K]."""
+        p, own = found.p[:, self.chosen], found.own[:, self.chosen]
+        K, counts = p.shape[-1], self.counts.to(p.dtype)
+        right, wrong = shares(own, found.rate, K)
+        # What is left of a wrong label belongs to the other classes by their probabilities.
+        belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(-1)
+        labels = self.labels[:, self.chosen]
+        belongs = belongs.scatter(-1, labels.unsqueeze(-1), right.unsqueeze(-1))
+        drawn = (p * (1 - belongs).clamp(min=0) * counts.unsqueeze(-1)).sum(-2)
+        rows = counts.sum(-1, keepdim=True)
+        return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows / K + 1))
 
 
 class LeftOut(NamedTuple):
@@ -257,15 +317,3 @@ def most_likely_rate(own: Tensor, counts: Tensor, K: int) -> Tensor:
         rising = (difference / likely.clamp(min=TINY) * counts).sum(-1) > 0
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
     return low
-
-
-def hubs_of(p: Tensor, labels: Tensor, own: Tensor, rate: Tensor, counts: Tensor) -> Tensor:
-    """Lower bias for classes that attract rows that are not theirs, [B, K]."""
-    K = p.shape[-1]
-    right, wrong = shares(own, rate, K)
-    # What is left of a wrong label belongs to the other classes by their probabilities.
-    belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(-1)
-    belongs = belongs.scatter(-1, labels.unsqueeze(-1), right.unsqueeze(-1))
-    drawn = (p * (1 - belongs).clamp(min=0) * counts.unsqueeze(-1)).sum(-2)
-    rows = counts.sum(-1, keepdim=True)
-    return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows / K + 1))

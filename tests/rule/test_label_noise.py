@@ -64,7 +64,7 @@ def test_same_as_the_reference(D: int, shots: int, label_noise: float | str) -> 
 def test_wrong_labels_are_outvoted(shots: int) -> None:
     support, labels, truth, query, target = task(20, shots, 0.4)  # 20 take the correction
     rows = support[None], labels[None]
-    found = weighed(likelihood_of(*rows, K), *rows, "auto")
+    found = weighed(*rows, K, "auto")
     assert abs(float(found.rate) - 0.4) < 0.1
     right = labels == truth
     assert found.weights[0, right].min() > 0.5
@@ -98,7 +98,7 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
     given = torch.linspace(0.5, 2, len(labels), dtype=torch.float64)
     known = corrected_likelihood(support, labels, K, given, "auto")
     plain = likelihood_of(support[None], labels[None], K)
-    found = weighed(plain, support[None], labels[None], "auto", given[None])
+    found = weighed(support[None], labels[None], K, "auto", given=given[None])
     total = found.weights[0] * given
     x = plain.coordinates(support[None])[0]
     for k in range(K):

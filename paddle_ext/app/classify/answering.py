@@ -16,8 +16,8 @@ from ...methods.registry import create
 from ...presence.strangers import Familiar, familiar
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
-from ...rule.label_noise import LABEL_NOISE
 from ...rule.engines import classify
+from ...rule.label_noise import LABEL_NOISE
 from ...solution import Solution
 from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
 
