@@ -101,11 +101,13 @@ def main() -> None:
     parser.add_argument("banks", nargs="+", type=Path)
     parser.add_argument("--shots", default="5,10")
     parser.add_argument("--wrong", default="0,0.2,0.4")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--n-tasks", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    has_cleanlab = importlib.util.find_spec("cleanlab") is not None
-    methods = [name for name in METHODS if name != "cleanlab" or has_cleanlab]
+    methods = options.methods.split(",")
+    if "cleanlab" in methods and importlib.util.find_spec("cleanlab") is None:
+        parser.error("cleanlab is not installed: omit it from --methods")
     banks = []
     for path in options.banks:
         with np.load(path) as data:

@@ -7,7 +7,7 @@ of a labelled row left out of its class, softmax(-f/2 d), its label y has the pr
 
 and is right with the first term's share of it. f and e make the labels most likely; without e,
 wrong labels would make f far too small. Rows then count by that share in the class means, the
-distances to which give f, e and the shares anew. Letters as in `likelihood`; docs/adaptive.md.
+distances to which give f, e and the shares again. Letters as in `likelihood`; docs/adaptive.md.
 """
 
 from __future__ import annotations
