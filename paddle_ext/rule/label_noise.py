@@ -230,7 +230,7 @@ class LeftOut(NamedTuple):
             return cls(x, labels, squares, x[..., :0], torch.zeros_like(squares))
         S, K, D = x.shape[1], likelihood.bias.shape[-1], x.shape[2]
         v = x - take(likelihood.prototypes, labels)
-        weight, plain, projected = likelihood.shares.split(1, -1)
+        weight, plain, projected = (likelihood.shares[:, i : i + 1] for i in range(3))
         full = plain - (1 - weight) if S < D else projected  # the factor on A
         g = likelihood.scale.unsqueeze(1)
         along = likelihood.in_metric(v) - (1 - weight.unsqueeze(-1)) * g * v
