@@ -37,7 +37,7 @@ from .likelihood import (
 AUTO = "auto"
 LABEL_NOISE: float | str = AUTO  # the default
 MOST_JUDGED = 2**26  # of the matrix of labelled rows and classes; larger ones take too long
-ROUNDS = 2  # more change nothing
+ROUNDS = 2  # more gain nothing
 OCTAVES = 0.5  # between two sharpnesses, from 1/4 of the prior's to 16 times it
 LOWEST, HIGHEST = -2.0, 4.0
 HALVINGS = 12  # of the interval of the rate
