@@ -18,6 +18,7 @@ import torch
 
 from .. import check
 from ..rule.correction import corrected_likelihood
+from ..rule.label_noise import check_label_noise
 from ..rule.likelihood import Likelihood
 from ..rule.solve import check_options, solve_tasks
 from ..solution import Solution
@@ -58,8 +59,8 @@ class BatchClassifier:
         Whether the result contains the embeddings too.
     prefix : str
         Prefix of "label", "probability" and "doubt", in case a batch has such columns.
-    max_iter, tol, logit_scale
-        As in `paddle_ext.methods.Adaptive`.
+    label_noise, max_iter, tol, logit_scale
+        As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
     threads : int, optional
         Threads of torch during a call; default: torch's setting. Use 1 if an engine runs a process
         on every core and does not set ``OMP_NUM_THREADS``; Ray and Spark set it.
@@ -108,6 +109,7 @@ class BatchClassifier:
         column: str = "embedding",
         keep_embedding: bool = False,
         prefix: str = "",
+        label_noise: float | str = 0.0,
         max_iter: int = 100,
         tol: float = 1e-3,
         logit_scale: float = 100.0,
@@ -116,6 +118,7 @@ class BatchClassifier:
     ) -> None:
         _, max_iter, tol = check_options("auto", max_iter, tol)
         scale = check.real("logit_scale", logit_scale, positive=True)
+        noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._column = checked_text("column", column)
         self._prefix = checked_text("prefix", prefix)
@@ -134,9 +137,9 @@ class BatchClassifier:
         self._columns: dict[str, Any] = {}  # the fields of `Columns`
         self._here: tuple[torch.device, Likelihood] | None = None
         if text is None:
-            self._fit()
+            self._fit(noise)
 
-    def _fit(self) -> None:
+    def _fit(self, label_noise: float | str) -> None:
         """Keep the likelihoods of the labelled rows, not the rows; on the CPU, for any driver."""
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
@@ -144,7 +147,7 @@ class BatchClassifier:
             columns = columns_for(support, labels, K)
             self._columns, support = arrays(columns), columns.of(support)
             # No batch was seen, so there are no proportions to keep.
-            known = corrected_likelihood(support, labels, K)
+            known = corrected_likelihood(support, labels, K, label_noise=label_noise)
             self._fitted = FittedAdaptive.of(known, torch.zeros(K))
         self._support = self._support[:0]
 

@@ -98,16 +98,22 @@ def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any])
         return fit_paddle(known, query, options)
     support, labels, K, counts, names = known
     if names is None:
-        likelihood = corrected_likelihood(support, labels, K, counts)
+        likelihood = corrected_likelihood(support, labels, K, counts, options["label_noise"])
         solution = classified(likelihood, query, options)
         fitted: Fitted = FittedAdaptive.of(likelihood, solution.dual)
     else:
         task = Task(support[None], labels[None], query[None], K, prototypes=names[None])
+        options = of_names(options)
         found = solve_tasks(task, "auto", **options)
         fitted = FittedNames.of(row_logits(task, found, **options))
         solution = without_batch(found)
     prototypes = means_of(support, labels, K, query, solution, counts)
     return Fit(fitted, prototypes, solution.proportions, solution)
+
+
+def of_names(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of classes with names, whose labels are all trusted."""
+    return {name: value for name, value in options.items() if name != "label_noise"}
 
 
 def classified(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
@@ -150,9 +156,9 @@ def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
     proportions = shots / shots.sum()
     if names is not None:
         task = Task(support[None], labels[None], support[None], K, prototypes=names[None])
-        fitted: Fitted = FittedNames.of(row_logits(task, None, **options))
+        fitted: Fitted = FittedNames.of(row_logits(task, None, **of_names(options)))
     elif method == "adaptive":
-        likelihood = corrected_likelihood(support, labels, K, counts)
+        likelihood = corrected_likelihood(support, labels, K, counts, options["label_noise"])
         fitted = FittedAdaptive.of(likelihood, torch.log(proportions))
     else:
         warn_of_lost_length(support, options["scaling"])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import check
 from ..ops.paddle_large import returns_all
+from ..rule.label_noise import check_label_noise
 from ..solution import Solution
 from .columns import Columns
 from .fitted import (
@@ -71,6 +72,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Added to the proportions inside the logarithm.
     logit_scale : float
         Factor from cosines with the prototypes of names to logits; CLIP learned 100.
+    label_noise : float or "auto"
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it: labelled rows of
+        "adaptive" then count by the probability that their label is right. 0.0 trusts them all;
+        with `prototypes` of names they are trusted too.
     present_threshold : float
         A class is present if it holds at least this many unlabelled rows; see
         `paddle_ext.Solution.present`.
@@ -150,6 +155,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         temperature: float = 1.0,
         epsilon: float = 1e-6,
         logit_scale: float = 100.0,
+        label_noise: float | str = 0.0,
         present_threshold: float = 1.5,
         device: str | torch.device = "auto",
     ) -> None:
@@ -161,6 +167,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.temperature = temperature
         self.epsilon = epsilon
         self.logit_scale = logit_scale
+        self.label_noise = label_noise
         self.present_threshold = present_threshold
         self.device = device
 
@@ -382,6 +389,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         check.real("present_threshold", self.present_threshold, positive=True)
         check.real("logit_scale", self.logit_scale, positive=True)
+        label_noise = check_label_noise("label_noise", self.label_noise)
         if self.method == "paddle":
             return chosen | {"max_iter": self.max_iter, "tol": tol}
         for name, default in OF_PADDLE.items():
@@ -389,4 +397,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(
                     f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
                 )
-        return {"max_iter": self.max_iter, "tol": tol, "logit_scale": self.logit_scale}
+        return {
+            "max_iter": self.max_iter,
+            "tol": tol,
+            "logit_scale": self.logit_scale,
+            "label_noise": label_noise,
+        }

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import check
 from ..ops.backend import takes_reference
 from ..rows import computing_dtype
+from ..rule.label_noise import check_label_noise
 from ..rule.likelihood import Likelihood
 from ..rule.solve import METRICS, likelihood_of_task, solve_tasks
 from ..solution import Solution
@@ -30,6 +31,9 @@ class Adaptive(Method):
         "diagonal" weights every feature by its variance within the classes; "full" also uses their
         covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
         labelled rows per class.
+    label_noise : float or "auto"
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it: labelled rows then
+        count by the probability that their label is right. 0.0 trusts them all, as do class names.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -45,6 +49,7 @@ class Adaptive(Method):
     takes_prototypes: ClassVar[bool] = True
 
     metric: str = option("auto", one_of(*METRICS))
+    label_noise: float | str = option(0.0, check_label_noise)
     max_iter: int = option(100, check.integer)
     tol: float = option(1e-3, check.real)
     logit_scale: float = option(100.0, positive)
@@ -57,6 +62,7 @@ class Adaptive(Method):
         return solve_tasks(
             task,
             self.metric,
+            label_noise=self.label_noise,
             logit_scale=self.logit_scale,
             max_iter=self.max_iter,
             tol=self.tol,
@@ -68,7 +74,7 @@ class Adaptive(Method):
 
     def likelihood(self, task: Task) -> Likelihood:
         """The likelihoods from the labelled rows, before any query is seen."""
-        return likelihood_of_task(task, self.metric)
+        return likelihood_of_task(task, self.metric, self.label_noise)
 
     def finds_bad_values(
         self,
@@ -78,9 +84,10 @@ class Adaptive(Method):
         num_classes: int | None,
         base_mean: Tensor | None,
     ) -> bool:
-        """Whether a native pass checks all rows: with several shots."""
+        """Whether a native pass checks all rows: with several shots, of labels that are trusted."""
         return (
-            num_classes is not None
+            self.label_noise == 0.0
+            and num_classes is not None
             and base_mean is None
             and query.shape[0] > 0
             and num_classes < support.shape[-2]

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..ops.values import dense_values
 from ..rows import computing_dtype
-from ..rule.correction import left_out
+from ..rule.label_noise import AUTO, weighed
 
 
 class LabelDoubt(NamedTuple):
@@ -29,8 +29,9 @@ class LabelDoubt(NamedTuple):
 def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """Find wrong labels among labelled rows.
 
-    Each row is classified from all others, as the method `adaptive` would classify one new row,
-    with equal prior probability for every class.
+    Each row is classified from all others, as the method `adaptive` with `label_noise="auto"` would
+    classify one new row, with equal prior probability for every class: the others count by the
+    probability that their labels are right.
 
     Parameters
     ----------
@@ -64,11 +65,12 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
 
 def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoubt:
     """The same for checked rows."""
-    if len(labels) == num_classes:
+    if len(labels) == num_classes or num_classes == 1:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
-    _, found = left_out(rows, labels, num_classes)
-    alone = found.counts == 0
-    u = found.logits.softmax(-1)
+    support, given = rows.unsqueeze(0), labels.unsqueeze(0)
+    found = weighed(support, given, num_classes, AUTO)
+    alone = labels.bincount()[labels] < 2
+    u = found.logits[0].softmax(-1)
     own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
     doubt = (1 - own).clamp(min=0).masked_fill(alone, 0)
     return LabelDoubt(doubt, torch.where(alone, labels, u.argmax(-1)))

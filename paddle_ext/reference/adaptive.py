@@ -15,6 +15,7 @@ from torch import Tensor
 from ..solution import Solution
 from .adapt import adapt, measures
 from .calibrate import calibrate
+from .label_noise import Metric, weighed
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # of one shot, and the centre of its prior
@@ -51,6 +52,7 @@ class Likelihood(NamedTuple):
     sharpness: float
     bias: Tensor  # [K]
     temper: float
+    rows: int  # S
 
     def distances(self, x: Tensor) -> Tensor:
         """Squared distances of rows in the coordinates to the class means, [N, K]."""
@@ -206,7 +208,9 @@ def takes_full_metric(metric: str, S: int, K: int) -> bool:
     return S >= 4 * K if metric == "auto" else metric == "full"
 
 
-def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likelihood:
+def likelihood(
+    support: Tensor, labels: Tensor, K: int, metric: str, label_noise: float | str = 0.0
+) -> Likelihood:
     """Learn from the labelled rows [S, D] of one task, in float64."""
     S, D = support.shape
     shots = torch.stack([(labels == k).sum() for k in range(K)]).to(support.dtype)
@@ -216,10 +220,11 @@ def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likeliho
     if S == K:
         scale = one_shot_scale(means).diag()
         bias = one_shot_hubs(means, scale)
-        return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER)
+        return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
     full_metric = takes_full_metric(metric, S, K)
     rows = calibrating(x, labels, means, shots, full_metric)
     plain = best = by_scale(rows, means)
+    share, full = 0.0, plain
     f, objective = sharpness_of(plain.rows, rows.own)
     if full_metric:
         full = by_covariance(rows, means, x - means[labels], plain)
@@ -228,8 +233,32 @@ def likelihood(support: Tensor, labels: Tensor, K: int, metric: str) -> Likeliho
             f_mixed, objective_mixed = sharpness_of(mixed.rows, rows.own)
             if objective_mixed >= objective:
                 break
-            f, objective, best = f_mixed, objective_mixed, mixed
-    return Likelihood(centre, means, shots, best.metric, f, hubs(best.rows, rows, f), 1.0)
+            f, objective, best, share = f_mixed, objective_mixed, mixed, t
+    found = Likelihood(centre, means, shots, best.metric, f, hubs(best.rows, rows, f), 1.0, S)
+    if label_noise == 0.0 or K == 1:
+        return found
+    off = x - means[labels]
+    known = label_noise_metric(plain.metric, full.metric, share, off, K)
+    judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
+    noisy = weighed(x, labels, off, known._replace(whole=best.metric), judges, label_noise)
+    if noisy is None:
+        return found
+    return found._replace(
+        means=noisy.means, shots=noisy.shots, sharpness=noisy.sharpness, bias=noisy.hubs
+    )
+
+
+def label_noise_metric(plain: Tensor, full: Tensor, share: float, off: Tensor, K: int) -> Metric:
+    """The metric as `weighed` needs it, to leave rows out of the covariance."""
+    if not share:
+        return Metric(plain, torch.zeros_like(plain), 0.0)
+    S, D = off.shape
+    root = plain.diagonal().sqrt()
+    covariance = (off * root).mT @ (off * root) / (S - K)
+    level = covariance.trace() / D
+    raw = root.unsqueeze(1) * torch.linalg.inv(covariance / level + torch.eye(D).to(plain)) * root
+    kappa = raw.trace() / full.trace()
+    return Metric(plain, share * full, float(kappa / (share * (S - K) * level)))
 
 
 def posterior(
@@ -241,7 +270,7 @@ def posterior(
     prior: Tensor | None = None,
 ) -> Solution:
     """Classify the queries [Q, D] of one task; `added` [Q, K] are further logits, `prior` [K]."""
-    Q, K, S = len(query), len(known.shots), float(known.shots.sum())
+    Q, K, S = len(query), len(known.shots), known.rows
     z = centred(query, known.centre)
     still, more = known.distances(z), 0.0 if added is None else added
     weight = 2 * S / (2 * S + Q)
@@ -266,6 +295,7 @@ def adaptive(
     *,
     num_classes: int | None = None,
     metric: str = "auto",
+    label_noise: float | str = 0.0,
     prior: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
@@ -276,7 +306,7 @@ def adaptive(
     ----------
     support, support_labels, query, num_classes
         As in `paddle_ext.reference.solve`.
-    metric, prior, max_iter, tol
+    metric, label_noise, prior, max_iter, tol
         As in `paddle_ext.adaptive`.
 
     Returns
@@ -295,7 +325,9 @@ def adaptive(
     K = one_hot.shape[-1]
     found = [
         posterior(
-            likelihood(rows[b % len(rows)], one_hot[b % len(rows)].argmax(-1), K, metric),
+            likelihood(
+                rows[b % len(rows)], one_hot[b % len(rows)].argmax(-1), K, metric, label_noise
+            ),
             queries[b],
             max_iter,
             tol,

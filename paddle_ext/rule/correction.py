@@ -20,9 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.coordinates import as_split
-from ..rows import class_sums, products
-from .likelihood import Likelihood, calibrated, learned, likelihood_of
+from .label_noise import takes_noise, weighed
+from .likelihood import Likelihood, calibrated, learned, likelihood_of, reweighted
 from .logistic import Fit, fit
 
 SHOTS = 16  # labelled rows per class from which a correction pays
@@ -33,7 +32,11 @@ MOST_ENTRIES = 2**26  # of a matrix of labelled rows and classes
 
 
 def corrected_likelihood(
-    support: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    weights: Tensor | None = None,
+    label_noise: float | str = 0.0,
 ) -> Likelihood:
     """The likelihood of labelled rows [S, D] with labels [S]; every class must have a row.
 
@@ -45,6 +48,8 @@ def corrected_likelihood(
     num_classes : int
     weights : Tensor [S], optional
         Weight of each row in its class, > 0.
+    label_noise : float or "auto"
+        As in `paddle_ext.adaptive`.
 
     Examples
     --------
@@ -53,13 +58,40 @@ def corrected_likelihood(
     >>> known.logits(torch.tensor([[0.2, 1.0]])).argmax(-1)
     tensor([1])
     """
+    if takes_noise(label_noise, len(labels), num_classes):
+        noisy = noisy_rows(support, labels, num_classes, weights, label_noise)
+        if noisy is not None:
+            return noisy
     if takes_correction(len(labels), support.shape[1], num_classes):
-        counts = None if weights is None else weights * (len(weights) / weights.sum())
         found, rows = left_out(support, labels, num_classes)
-        found = replace(found, correction=correction_of(rows, counts))
+        found = replace(found, correction=correction_of(rows, weights))
     else:
         found = likelihood_of(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
-    return found if weights is None else reweighted(found, support, labels, weights)
+    if weights is None:
+        return found
+    x = found.coordinates(support.unsqueeze(0))
+    return reweighted(found, x, labels.unsqueeze(0), weights.unsqueeze(0))
+
+
+def noisy_rows(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    weights: Tensor | None,
+    label_noise: float | str,
+) -> Likelihood | None:
+    """The same with rows that count by the probability of their label; None if all are right."""
+    rows, own = support.unsqueeze(0), labels.unsqueeze(0)
+    given = None if weights is None else weights.unsqueeze(0)
+    found, rate, right, logits = weighed(rows, own, num_classes, label_noise, given=given)
+    if not float(rate):
+        return None
+    if not takes_correction(len(labels), support.shape[1], num_classes):
+        return found
+    total = right[0] if weights is None else right[0] * weights
+    counts = (labels.bincount() > 1).to(logits.dtype)[labels]
+    judged = LeftOut(found.coordinates(rows)[0], labels, counts, logits[0])
+    return replace(found, correction=correction_of(judged, total))
 
 
 def takes_correction(S: int, D: int, K: int) -> bool:
@@ -99,8 +131,10 @@ def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelih
 
 
 def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
-    """W and b, [D + 1, K]."""
+    """W and b, [D + 1, K]; `weights` [S] of the rows count relative to their mean."""
     K, D = rows.logits.shape[-1], rows.x.shape[-1]
+    if weights is not None:
+        weights = weights * (len(weights) / weights.sum())
     counts = rows.counts if weights is None else rows.counts * weights.to(rows.x.dtype)
     n = rows.own.bincount(weights, minlength=K).to(rows.x.dtype)
     logits = rows.logits + n.log()
@@ -115,32 +149,3 @@ def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
         start=start,
     )
     return found.weights[0]
-
-
-def reweighted(
-    likelihood: Likelihood, support: Tensor, labels: Tensor, weights: Tensor
-) -> Likelihood:
-    """The same with weighted class means, in the metric chosen by the rows without weights."""
-    x = likelihood.coordinates(support.unsqueeze(0))[0]
-    K = likelihood.shots.shape[-1]
-    w = weights.to(x.dtype)
-    mass = torch.zeros(K, dtype=x.dtype, device=x.device).index_add_(0, labels, w)
-    squared_mass = torch.zeros_like(mass).index_add_(0, labels, w.square())
-    means = (class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)).unsqueeze(0)
-    squares = likelihood.squared(means)
-    half = (likelihood.sharpness / 2).unsqueeze(-1)
-    scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
-    solved = likelihood.solved
-    if likelihood.factor is not None and likelihood.projection is not None:
-        found = products(means, likelihood.projection[0])
-        pad = (0, likelihood.factor.shape[1] - found.shape[-1])
-        solved = as_split(torch.nn.functional.pad(found, pad))
-    return replace(
-        likelihood,
-        prototypes=means,
-        scaled=scaled,
-        solved=solved,
-        squares=squares,
-        bias=likelihood.bias + (likelihood.squares - squares) * half,
-        shots=(mass.square() / squared_mass).unsqueeze(0).to(likelihood.shots.dtype),
-    )

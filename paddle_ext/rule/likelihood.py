@@ -25,7 +25,7 @@ from ..ops.adaptive import (
     likelihood,
 )
 from ..ops.coordinates import as_split, coordinates, numbers
-from ..rows import laid_out, products
+from ..rows import class_sums, laid_out, products
 from .hubs import one_shot_hubs
 
 MOST_ROWS = 128  # calibration rows, twice as many for the full metric, or K if larger, unless
@@ -253,3 +253,38 @@ def one_shot(data: Labelled, R: int) -> Likelihood:
         rows=K,
         scale=data.scale,
     )
+
+
+def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
+    """The same with weighted class means, in the metric chosen by the rows without weights.
+
+    Labelled rows [B, S, D] in the coordinates, labels [B, S] and weights [B, S], > 0.
+    """
+    K = likelihood.shots.shape[-1]
+    w = weights.to(x.dtype)
+    mass, squared_mass = masses(labels, K, w)
+    means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
+    squares = likelihood.squared(means)
+    half = (likelihood.sharpness / 2).unsqueeze(-1)
+    scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
+    solved = likelihood.solved
+    if likelihood.factor is not None and likelihood.projection is not None:
+        found = products(means, likelihood.projection[0])
+        pad = (0, likelihood.factor.shape[1] - found.shape[-1])
+        solved = as_split(torch.nn.functional.pad(found, pad))
+    return replace(
+        likelihood,
+        prototypes=means,
+        scaled=scaled,
+        solved=solved,
+        squares=squares,
+        bias=likelihood.bias + (likelihood.squares - squares) * half,
+        shots=(mass.square() / squared_mass).to(likelihood.shots.dtype),
+    )
+
+
+def masses(labels: Tensor, num_classes: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of the weights [B, S] of each class, and of their squares; [B, K] both."""
+    both = torch.stack([weights, weights.square()], -1)
+    mass, squared = class_sums(both, labels, num_classes)[0].unbind(-1)
+    return mass, squared

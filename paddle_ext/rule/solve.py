@@ -18,7 +18,8 @@ from ..solution import Solution
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from . import names
 from .engines import classify
-from .likelihood import Likelihood, how_many_calibrate, likelihood_of, takes_full_metric
+from .label_noise import check_label_noise, noisy_likelihood, takes_noise
+from .likelihood import Likelihood, how_many_calibrate, takes_full_metric
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,6 +34,7 @@ def adaptive(
     *,
     num_classes: int | None = None,
     metric: str = "auto",
+    label_noise: float | str = 0.0,
     prior: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
@@ -64,6 +66,10 @@ def adaptive(
         "diagonal" weights every feature by its variance within the classes; "full" also uses their
         covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
         labelled rows per class.
+    label_noise : float or "auto"
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it. Labelled rows then
+        count by the probability that their label is right. 0.0 trusts them all, and so does one row
+        per class. "auto" trusts more than 2^26 labelled rows times classes.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, as in `paddle_ext.adapt`.
     max_iter : int
@@ -102,6 +108,7 @@ def adaptive(
     tensor([0, 0, 0, 1])
     """
     metric, max_iter, tol = check_options(metric, max_iter, tol)
+    label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
     support, support_labels, query = check.tensors(support, support_labels, query)
     options = check_large("auto", return_assignments, top, group)
@@ -135,9 +142,9 @@ def adaptive(
             task = Task(
                 labelled, labels, batched(query.detach(), 3), num_classes, measures=measures
             )
-            found = solve_tasks(task, metric, **chosen)
+            found = solve_tasks(task, metric, label_noise=label_noise, **chosen)
             return found if query.dim() == 3 else without_batch(found)
-        likelihood = likelihood_of(labelled, labels, num_classes, metric)
+        likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
         from_file = cast(Rows, rows)
         found, _ = classify(likelihood, from_file, measures=measures, **chosen, validate=validate)
     return without_batch(found)
@@ -148,18 +155,28 @@ def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, flo
     return metric, check.integer("max_iter", max_iter), check.real("tol", tol)
 
 
-def solve_tasks(task: Task, metric: str, *, logit_scale: float = 100.0, **options: Any) -> Solution:
-    """Classify checked tasks, as many at a time as fit; `options` are those of `classify`."""
+def solve_tasks(
+    task: Task,
+    metric: str,
+    *,
+    logit_scale: float = 100.0,
+    label_noise: float | str = 0.0,
+    **options: Any,
+) -> Solution:
+    """Classify checked tasks, as many at a time as fit; `options` are those of `classify`.
+
+    With class names every label is trusted.
+    """
     if task.prototypes is not None or task.logits is not None:
         return names.solution(task, metric, logit_scale, **options)
     B = len(task.query)
-    step = how_many(bytes_per_task(task, metric), task.query)
-    shared = likelihood_of_task(task, metric) if len(task.support) == 1 else None
+    step = how_many(bytes_per_task(task, metric, label_noise), task.query)
+    shared = likelihood_of_task(task, metric, label_noise) if len(task.support) == 1 else None
     validate = task.check_values is not None
     found, finite = [], []
     for start in range(0, B, step):
         part = task if step >= B else task.part(slice(start, start + step))
-        likelihood = likelihood_of_task(part, metric) if shared is None else shared
+        likelihood = shared or likelihood_of_task(part, metric, label_noise)
         solution, sure = classify(
             likelihood, part.query, measures=part.measures, **options, validate=validate
         )
@@ -171,12 +188,15 @@ def solve_tasks(task: Task, metric: str, *, logit_scale: float = 100.0, **option
     return merged(found)
 
 
-def likelihood_of_task(task: Task, metric: str = "auto") -> Likelihood:
+def likelihood_of_task(
+    task: Task, metric: str = "auto", label_noise: float | str = 0.0
+) -> Likelihood:
     """What the labelled rows of tasks say, before any query is seen."""
-    return likelihood_of(task.support, task.support_labels, task.num_classes, metric)
+    rows = task.support, task.support_labels, task.num_classes
+    return noisy_likelihood(*rows, metric, label_noise)
 
 
-def bytes_per_task(task: Task, metric: str) -> int:
+def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
     """Memory of the temporary tensors of one task."""
     (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
     full = takes_full_metric(metric, S, K)
@@ -187,4 +207,6 @@ def bytes_per_task(task: Task, metric: str) -> int:
         numbers += 2 * K * D + R * K
         if full:
             numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K
+        if takes_noise(label_noise, S, K):
+            numbers += (4 * S + M) * D + 6 * S * K
     return numbers * task.support.itemsize

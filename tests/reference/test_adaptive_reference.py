@@ -162,7 +162,16 @@ def test_posterior_by_hand() -> None:
     """One query of each of two classes: W = u^2 Q / (Q + K), others alone in counts, m, temper."""
     means, query = torch.eye(2).double(), torch.tensor([[3.0, 1.0], [0.5, 2.0]]).double()
     shots, bias = torch.tensor([1.0, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
-    known = Likelihood(torch.zeros(2).double(), means, shots, torch.eye(2).double(), 4.0, bias, 0.7)
+    known = Likelihood(
+        torch.zeros(2).double(),
+        means,
+        shots,
+        torch.eye(2).double(),
+        4.0,
+        bias,
+        0.7,
+        int(shots.sum()),
+    )
     z = query / query.norm(dim=1, keepdim=True)
     logits = bias - 2 * (z.unsqueeze(1) - means).square().sum(-1)
     weight = 6 / (6 + 2)

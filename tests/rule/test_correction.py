@@ -12,11 +12,10 @@ from paddle_ext.rule.correction import (
     corrected_likelihood,
     correction_of,
     left_out,
-    reweighted,
     takes_correction,
 )
 from paddle_ext.rule.engines import classify
-from paddle_ext.rule.likelihood import Likelihood, likelihood_of
+from paddle_ext.rule.likelihood import Likelihood, likelihood_of, reweighted
 
 
 def rows(K: int, D: int, shots: int, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -157,8 +156,8 @@ def test_weights_move_class_means(shots: int) -> None:
     likelihood = likelihood_of(support[None], labels[None], 3)
     weights = torch.ones(len(labels), dtype=torch.float64)
     weights[labels == 1] = torch.tensor([1e-12] * (shots - 1) + [1.0], dtype=torch.float64)
-    found = reweighted(likelihood, support, labels, weights)
     x = likelihood.coordinates(support[None])[0]
+    found = reweighted(likelihood, x[None], labels[None], weights[None])
     last = int((labels == 1).nonzero()[-1])
     torch.testing.assert_close(found.prototypes[0, 1], x[last])
     torch.testing.assert_close(found.prototypes[0, 0], likelihood.prototypes[0, 0])

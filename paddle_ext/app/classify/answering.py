@@ -18,6 +18,7 @@ from ...presence.unknown import Familiar, familiar
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
+from ...rule.label_noise import AUTO
 from ...solution import Solution
 from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
 
@@ -119,6 +120,7 @@ def answer(
     batches: Iterable[Batch],
     *,
     batch: int | None = None,
+    label_noise: float | str = AUTO,
     device: str | torch.device = "cpu",
     source: str = "unlabelled",
     total: int = 0,
@@ -134,6 +136,8 @@ def answer(
         Of any sizes; they are regrouped.
     batch : int or None
         Samples classified together; None: 300, fewer with more than 160,000 classes.
+    label_noise : float or "auto"
+        As in `paddle_ext.adaptive`; with class names every label is trusted.
     device : device
     source : str
         The origin of the batches, for messages.
@@ -165,7 +169,14 @@ def answer(
     rolled: list[RolledUp] = []
     present = torch.zeros(len(labelled.class_names), dtype=torch.bool)
     groups = classified(
-        labelled, batches, batch=batch, place=place, source=source, total=total, progress=progress
+        labelled,
+        batches,
+        batch=batch,
+        label_noise=label_noise,
+        place=place,
+        source=source,
+        total=total,
+        progress=progress,
     )
     for group, rows, solution in groups:
         for part in group:
@@ -203,6 +214,7 @@ def classified(
     batches: Iterable[Batch],
     *,
     batch: int | None,
+    label_noise: float | str,
     place: torch.device,
     source: str,
     total: int,
@@ -213,7 +225,7 @@ def classified(
     The features are [B, n, D], or [B, n, D + 1] in the columns of a table.
     """
     size, together = batch_sizes(labelled, batch)
-    solve = solver(labelled, place)
+    solve = solver(labelled, place, label_noise)
     D, empty = labelled.features.shape[1], True
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in grouped_by_shape(rebatched(batches, size), together):
@@ -241,13 +253,15 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
     return size, max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
 
 
-def solver(labelled: Labelled, place: torch.device) -> Callable[[Tensor], Solution | Prediction]:
+def solver(
+    labelled: Labelled, place: torch.device, label_noise: float | str
+) -> Callable[[Tensor], Solution | Prediction]:
     """The function that classifies batches in the coordinates of `Labelled.rows`."""
     K = len(labelled.class_names)
     support = labelled.rows(place)
     labels = labelled.labels.to(place)
     if labelled.prototypes is None:
-        known = corrected_likelihood(support, labels, K)
+        known = corrected_likelihood(support, labels, K, label_noise=label_noise)
         return lambda rows: classify(known, rows)[0]
     return partial(
         create("adaptive", logit_scale=labelled.logit_scale).predict,

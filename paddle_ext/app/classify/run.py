@@ -110,6 +110,7 @@ def classify(
         source.labelled,
         source.unlabelled,
         batch=settings.batch,
+        label_noise=settings.label_noise,
         device=device,
         source=source.name,
         total=source.total,

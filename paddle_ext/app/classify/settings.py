@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...research.files import user_cache
+from ...rule.label_noise import AUTO, check_label_noise
 from .networks import DEFAULT
 from .tables import Columns
 
@@ -47,7 +48,7 @@ class Settings:
         labelled.
     parents : Path or None
         A CSV of classes and their parents, any depth, for `presence.roll_up`.
-    batch
+    batch, label_noise
         As in `answer`.
     device : str or None
         None: a GPU if there is one.
@@ -70,9 +71,13 @@ class Settings:
     corrected: Path | None = None
     parents: Path | None = None
     batch: int | None = None
+    label_noise: float | str = AUTO
     device: str | None = None
     cache: Path | None = field(default_factory=lambda: user_cache("classify"))
     progress: bool = False
+
+    def __post_init__(self) -> None:
+        check_label_noise("label_noise", self.label_noise)
 
     @property
     def csv_format(self) -> tuple[str | None, str | None]:

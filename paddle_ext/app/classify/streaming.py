@@ -218,6 +218,7 @@ def predictions(
         source.labelled,
         batches,
         batch=settings.batch,
+        label_noise=settings.label_noise,
         place=device,
         source=source.name,
         total=source.total,
@@ -237,7 +238,9 @@ def predictions_of_one_batch(
     if known.prototypes is not None:
         raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
     labels = known.labels.to(device)
-    likelihood = corrected_likelihood(known.rows(device), labels, len(known.class_names))
+    likelihood = corrected_likelihood(
+        known.rows(device), labels, len(known.class_names), label_noise=settings.label_noise
+    )
     rows = SampleRows(source, device, progress=settings.progress)
     found, _ = classify(likelihood, rows, all_classes=False, top=1, validate=True)
     solution = without_batch(found)

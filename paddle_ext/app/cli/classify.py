@@ -153,6 +153,10 @@ def classify(
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
+    label_noise: Annotated[
+        str,
+        typer.Option(help="Share of wrong labels among the labelled, or auto to estimate it."),
+    ] = "auto",
     one_batch: Annotated[
         bool,
         typer.Option(
@@ -186,6 +190,7 @@ def classify(
         corrected=corrected,
         parents=parents,
         batch=batch,
+        label_noise=number_or_text(label_noise),
         device=device,
         cache=None if no_cache else cache or user_cache("classify"),
         progress=True,
@@ -199,6 +204,13 @@ def classify(
         )
     report = run(labelled, unlabelled, output, settings)
     show_report(report)
+
+
+def number_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def show_classes(

@@ -1,0 +1,318 @@
+"""Labelled rows that count by the probability that their label is right.
+
+A share e of the labels is wrong, each of the other classes equally likely. With p the probabilities
+of a labelled row left out of its class, softmax(-f/2 d), its label y has the probability
+
+    (1 - e) p_y + e / (K - 1) (1 - p_y)
+
+and is right with the first term's share of it. f and e make the labels most likely; without e,
+wrong labels would make f far too small. Rows then count by that share in the class means, the
+distances to which give f, e and the shares again. Letters as in `likelihood`; docs/adaptive.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..ops.adaptive import CENTRE, SPREAD
+from ..rows import class_sums, evenly_spread, products
+from .likelihood import (
+    Likelihood,
+    calibrated,
+    column,
+    how_many_calibrate,
+    learned,
+    likelihood_of,
+    masses,
+    reweighted,
+    take,
+)
+
+AUTO = "auto"
+MOST_JUDGED = 2**26  # of the matrix of labelled rows and classes; larger ones take too long
+ROUNDS = 2  # more gain nothing
+OCTAVES = 0.5  # between two sharpnesses, from 1/4 of the prior's to 16 times it
+LOWEST, HIGHEST = -2.0, 4.0
+HALVINGS = 12  # of the interval of the rate
+LEAST = 1e-3  # weight of a row: less is lost in single precision
+TINY = 1e-30
+KEPT = 1e-3  # of the covariance without a row
+
+
+class Weighed(NamedTuple):
+    """What labelled rows say if some labels are wrong."""
+
+    likelihood: Likelihood
+    rate: Tensor  # [B] share of wrong labels; 0: the likelihood is that of trusted labels
+    weights: Tensor  # [B, S] the probability that the label is right, not exactly 0
+    logits: Tensor  # [B, S, K] of each row, left out of its class
+
+
+def check_label_noise(name: str, value: object) -> float | str:
+    """A rate in [0, 1), or "auto"."""
+    if value == AUTO and isinstance(value, str):
+        return AUTO
+    if isinstance(value, str):
+        raise check.ArgumentValueError(name, f"must be 'auto' or a number, got {value!r}")
+    rate = check.real(name, value)
+    if rate >= 1:
+        raise check.ArgumentValueError(name, f"must be 'auto' or in [0, 1), got {value}")
+    return rate
+
+
+def noisy_likelihood(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str, label_noise: float | str
+) -> Likelihood:
+    """As `likelihood_of`; `label_noise` as in `paddle_ext.adaptive`."""
+    if not takes_noise(label_noise, labels.shape[-1], num_classes):
+        return likelihood_of(support, labels, num_classes, metric)
+    return weighed(support, labels, num_classes, label_noise, metric).likelihood
+
+
+def takes_noise(label_noise: float | str, S: int, K: int) -> bool:
+    """Whether anything can be learned about wrong labels.
+
+    Examples
+    --------
+    >>> takes_noise("auto", 100, 20), takes_noise("auto", 20, 20), takes_noise(0.0, 100, 20)
+    (True, False, False)
+    """
+    if label_noise == 0.0 or S == K or K == 1:
+        return False
+    if S * K <= MOST_JUDGED:
+        return True
+    if label_noise == AUTO:
+        return False
+    raise check.ArgumentValueError(
+        "label_noise",
+        f"must be 'auto' or 0 with more than {MOST_JUDGED} labelled rows times classes, "
+        f"got {label_noise} with {S} times {K}",
+    )
+
+
+def weighed(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    label_noise: float | str,
+    metric: str = "auto",
+    given: Tensor | None = None,
+) -> Weighed:
+    """Estimate the wrong labels of rows [B, S, D] with labels [B, S], more rows than classes.
+
+    Parameters
+    ----------
+    label_noise : float or "auto"
+        The rate, > 0; "auto": estimated.
+    given : Tensor [B, S], optional
+        Further weights of the rows.
+    """
+    native = learned(support, labels, num_classes, metric, every=True)
+    assert native.left_out is not None
+    likelihood = calibrated(native, labels.shape[-1])
+    able = likelihood.shots.gather(1, labels) > 1
+    judges = Judges.of(
+        labels, able, num_classes, None if label_noise == AUTO else float(label_noise)
+    )
+    found = judges.estimate(native.left_out)
+    noisy = found.rate > 0
+    weights = torch.ones_like(found.own)
+    if not bool(noisy.any()):
+        half = likelihood.sharpness / 2
+        hubs = likelihood.bias + likelihood.squares * half.unsqueeze(-1)
+        logits = hubs.unsqueeze(-2) - native.left_out * column(half)
+        return Weighed(likelihood, found.rate, weights, logits)
+    rows = LeftOut.of(likelihood, support, labels)
+    for _ in range(ROUNDS):
+        rate = torch.where(noisy, found.rate, 0)
+        right = shares(found.own, rate, num_classes)[0].clamp(min=LEAST)
+        weights = torch.where(able, right, 1)
+        total = weights if given is None else weights * given.to(weights.dtype)
+        d = rows.distances(likelihood, total)
+        found = judges.estimate(d)
+    return replaced(likelihood, rows, judges, found, noisy, weights, total, d)
+
+
+def replaced(
+    likelihood: Likelihood,
+    rows: LeftOut,
+    judges: Judges,
+    found: Estimate,
+    noisy: Tensor,
+    weights: Tensor,
+    total: Tensor,
+    d: Tensor,
+) -> Weighed:
+    """The likelihood of weighted rows, with the sharpness and hubs of their `Estimate`.
+
+    Tasks that are not `noisy` keep theirs.
+    """
+    half = (likelihood.sharpness / 2).unsqueeze(-1)
+    plain = likelihood.bias + likelihood.squares * half
+    hubs = torch.where(noisy.unsqueeze(-1), judges.hubs(found), plain)
+    f = torch.where(noisy, found.sharpness, likelihood.sharpness)
+    moved = reweighted(likelihood, rows.x, rows.labels, total)
+    bias = hubs - moved.squares * (f / 2).unsqueeze(-1)
+    logits = hubs.unsqueeze(-2) - d * column(f / 2)
+    rate = torch.where(noisy, found.rate, 0)
+    return Weighed(replace(moved, sharpness=f, bias=bias), rate, weights, logits)
+
+
+class Estimate(NamedTuple):
+    """What the distances of left-out rows say."""
+
+    sharpness: Tensor  # [B]
+    rate: Tensor  # [B]
+    p: Tensor  # [B, S, K] probabilities
+    own: Tensor  # [B, S] of the labels
+
+
+class Judges(NamedTuple):
+    """The rows that choose the sharpness and the rate."""
+
+    chosen: Tensor  # [R] int64
+    labels: Tensor  # [B, S]
+    counts: Tensor  # [B, R] 0 for the only row of its class
+    rate: float | None  # if it is given
+
+    @classmethod
+    def of(cls, labels: Tensor, able: Tensor, K: int, rate: float | None) -> Judges:
+        S = labels.shape[-1]
+        chosen = evenly_spread(how_many_calibrate(S, K, True), S, labels.device)
+        return cls(chosen, labels, able[:, chosen], rate)
+
+    def estimate(self, d: Tensor) -> Estimate:
+        """From squared distances [B, S, K], up to a constant of each row."""
+        labels, counts, K = self.labels, self.counts.to(d.dtype), d.shape[-1]
+        chosen = d[:, self.chosen]
+        f = most_likely_sharpness(chosen, labels[:, self.chosen], counts, self.rate)
+        p = (d * column(-f / 2)).softmax(-1)
+        own = p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        if self.rate is None:
+            return Estimate(f, most_likely_rate(own[:, self.chosen], counts, K), p, own)
+        return Estimate(f, torch.full_like(f, self.rate), p, own)
+
+    def hubs(self, found: Estimate) -> Tensor:
+        """Lower bias for classes that attract rows that are not theirs, [B, K]."""
+        p, own = found.p[:, self.chosen], found.own[:, self.chosen]
+        K, counts = p.shape[-1], self.counts.to(p.dtype)
+        right, wrong = shares(own, found.rate, K)
+        # What is left of a wrong label belongs to the other classes by their probabilities.
+        belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(-1)
+        labels = self.labels[:, self.chosen]
+        belongs = belongs.scatter(-1, labels.unsqueeze(-1), right.unsqueeze(-1))
+        drawn = (p * (1 - belongs).clamp(min=0) * counts.unsqueeze(-1)).sum(-2)
+        rows = counts.sum(-1, keepdim=True)
+        return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows / K + 1))
+
+
+class LeftOut(NamedTuple):
+    """Labelled rows, each seen from a metric without it."""
+
+    x: Tensor  # [B, S, D] in the coordinates
+    labels: Tensor  # [B, S]
+    squares: Tensor  # [B, S] in the metric
+    along: Tensor  # [B, S, D] A v of the full metric, with v the offset from the class mean
+    share: Tensor  # [B, S] factor on the squares of products with `along`
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut:
+        x = likelihood.coordinates(support)
+        squares = likelihood.squared(x)
+        if likelihood.shares is None:
+            return cls(x, labels, squares, x[..., :0], torch.zeros_like(squares))
+        S, K, D = x.shape[1], likelihood.bias.shape[-1], x.shape[2]
+        v = x - take(likelihood.prototypes, labels)
+        weight, plain, projected = (likelihood.shares[:, i : i + 1] for i in range(3))
+        full = plain - (1 - weight) if S < D else projected  # the factor on A
+        g = likelihood.scale.unsqueeze(1)
+        along = likelihood.in_metric(v) - (1 - weight.unsqueeze(-1)) * g * v
+        level = (v.square() * g).sum((-2, -1)) / ((S - K) * D)
+        n = likelihood.shots.gather(1, labels)
+        cut = n / ((n - 1).clamp(min=1) * (S - K) * level.clamp(min=TINY).unsqueeze(-1))
+        inverse = torch.where(full > 0, 1 / full.clamp(min=TINY), 0)
+        kept = (1 - cut * inverse * (along * v).sum(-1)).clamp(min=KEPT)
+        return cls(x, labels, squares, along, inverse * cut / kept)
+
+    def distances(self, likelihood: Likelihood, weights: Tensor) -> Tensor:
+        """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
+
+        On average they are those of a new row.
+        """
+        x, labels, K = self.x, self.labels, likelihood.bias.shape[-1]
+        mass, squared_mass = masses(labels, K, weights)
+        means = class_sums(x, labels, K, weights)[0] / mass.unsqueeze(-1)
+        d = self.squares.unsqueeze(-1) - 2 * products(x, likelihood.in_metric(means))
+        d = (d + likelihood.squared(means).unsqueeze(-2)).clamp(min=0)
+        # Directly: of nearly equal numbers the difference above is rounding.
+        own = likelihood.squared(x - take(means, labels)).clamp(min=0)
+        d = d.scatter(-1, labels.unsqueeze(-1), own.unsqueeze(-1))
+        if likelihood.shares is not None:
+            along = (self.along * x).sum(-1, keepdim=True) - products(self.along, means)
+            d = d + self.share.unsqueeze(-1) * along.square()
+        n, n2 = mass.gather(1, labels), squared_mass.gather(1, labels)
+        new = n.square() + n2
+        seen = (n - weights).square() + (n2 - weights.square()).clamp(min=0)
+        farther = torch.where(seen > 0, new / seen.clamp(min=TINY), 1)
+        ones = torch.ones_like(d)
+        return d * ones.scatter_(-1, labels.unsqueeze(-1), farther.unsqueeze(-1))
+
+
+def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | None) -> Tensor:
+    """The sharpness that makes labels most likely, at any rate or a given one, [B].
+
+    By a parabola through the best of some sharpnesses and its neighbours.
+    """
+    K = d.shape[-1]
+    gaps = d - d.gather(-1, own.unsqueeze(-1))
+    octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
+    tried = CENTRE * 2.0**octaves
+    p = torch.stack([(gaps * (-f / 2)).logsumexp(-1) for f in tried]).neg_().exp_()
+    e = (
+        p.new_full(p.shape[:-1], rate or 0.0)
+        if rate is not None
+        else most_likely_rate(p, counts, K)
+    )
+    right, wrong = joint(p, e, K)
+    fit = ((right + wrong).clamp(min=TINY).log() * counts).sum(-1)
+    fit = fit - (octaves * math.log(2)).square().div(2 * SPREAD**2).unsqueeze(-1)
+    best = fit.argmax(0).clamp(1, len(octaves) - 2)
+    low, middle, high = (fit.gather(0, (best + i).unsqueeze(0))[0] for i in (-1, 0, 1))
+    bend = low - 2 * middle + high
+    beyond = torch.where(bend < 0, (low - high) / (2 * bend), 0).clamp(-1, 1)
+    return CENTRE * 2.0 ** (octaves[best] + OCTAVES * beyond)
+
+
+def joint(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """The probabilities of the given label and that it is right, or wrong; as `own`, [.., R]."""
+    e = rate.unsqueeze(-1)
+    return (1 - e) * own, e * (1 - own) / (K - 1)
+
+
+def shares(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """The same, given the label."""
+    right, wrong = joint(own, rate, K)
+    total = (right + wrong).clamp(min=TINY)
+    return right / total, wrong / total
+
+
+def most_likely_rate(own: Tensor, counts: Tensor, K: int) -> Tensor:
+    """The share of wrong labels from the probabilities of the labels [.., R], [..].
+
+    The likelihood is concave in it, so its slope is bisected.
+    """
+    difference = (1 - own) / (K - 1) - own
+    low = own.new_zeros(own.shape[:-1])
+    high = torch.full_like(low, 1 - 1 / K)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        likely = own + middle.unsqueeze(-1) * difference
+        rising = (difference / likely.clamp(min=TINY) * counts).sum(-1) > 0
+        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    return low
