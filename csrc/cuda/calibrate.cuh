@@ -252,9 +252,8 @@ void launch_calibrate(const CalibrateParams& p, const Distances& source, int mix
         bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const auto kernel = calibrate_kernel<Distances>;
     allow_all_shared(kernel);
-    kernel<<<grid_size(p.B), kCalibrateThreads, staged ? size_t(bytes) : 0, stream>>>(
-        p, source, staged ? stride : 0, mixtures);
-    check_launch("calibrate_kernel");
+    launch("calibrate_kernel", kernel, p.B, kCalibrateThreads, staged ? bytes : 0, stream, p,
+           source, staged ? stride : 0, mixtures);
 }
 
 }  // namespace paddle_ext

@@ -320,21 +320,14 @@ LabelledPlan labelled_plan(const LabelledParams& p) {
 void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
     require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
-    const unsigned features = grid_size(p.B * ceil_div(p.D, int64_t(kThreads)));
-    order_kernel<<<grid_size(p.B), kThreads, 0, stream>>>(p, plan);
-    check_launch("order_kernel");
-    if (rows_held(p.D) > 0) {
-        launch_rows(p, plan, stream);
-        centre_kernel<<<features, kThreads, 0, stream>>>(p, plan.sums, plan.parts, 1.0f);
-    } else {
-        launch_means<false>(p, plan, stream);
-        const auto means = static_cast<const float*>(p.means);
-        centre_kernel<<<features, kThreads, 0, stream>>>(p, means, p.K, 1.0f / float(p.K));
-    }
-    check_launch("centre_kernel");
+    const bool held = rows_held(p.D) > 0;
+    launch("order_kernel", order_kernel, p.B, kThreads, 0, stream, p, plan);
+    held ? launch_rows(p, plan, stream) : launch_means<false>(p, plan, stream);
+    launch("centre_kernel", centre_kernel, p.B * ceil_div(p.D, kThreads), kThreads, 0, stream, p,
+           held ? plan.sums : static_cast<const float*>(p.means), held ? plan.parts : p.K,
+           held ? 1.0f : 1.0f / float(p.K));
     launch_means<true>(p, plan, stream);
-    scale_kernel<<<grid_size(p.B), kScaleThreads, 0, stream>>>(p, plan);
-    check_launch("scale_kernel");
+    launch("scale_kernel", scale_kernel, p.B, kScaleThreads, 0, stream, p, plan);
 }
 
 void run_cuda(const LabelledParams& p, int device, void* stream) {
@@ -349,9 +342,8 @@ void run_cuda(const CoordinatesParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.scale, p.x});
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
-    coordinates_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, aligned);
-    check_launch("coordinates_kernel");
+    launch("coordinates_kernel", coordinates_kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0,
+           stream, p, aligned);
 }
 
 }  // namespace paddle_ext

@@ -118,9 +118,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, Labell
 inline void launch_rows(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
     const int held = rows_held(p.D);
     const auto kernel = held == 1 ? rows_kernel<1> : held == 4 ? rows_kernel<4> : rows_kernel<8>;
-    const size_t bytes = sizeof(float) * kWarps * held * 128;
-    kernel<<<grid_size(p.B * plan.parts), kThreads, bytes, stream>>>(p, plan);
-    check_launch("rows_kernel");
+    const int64_t bytes = int64_t(sizeof(float)) * kWarps * held * 128;
+    launch("rows_kernel", kernel, p.B * plan.parts, kThreads, bytes, stream, p, plan);
 }
 
 // --- rows of a class -----------------------------------------------------------------------------
@@ -245,14 +244,12 @@ __global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, Label
 
 template <bool kCentred>
 void launch_means(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
-    const unsigned blocks = grid_size(ceil_div(p.B * p.K, int64_t(kWarps)));
     const int held = kCentred ? rows_held(p.D) : 0;
     const auto kernel = held == 1   ? means_kernel<1>
                         : held == 4 ? means_kernel<4>
                         : held == 8 ? means_kernel<8>
                                     : long_means_kernel<kCentred>;
-    kernel<<<blocks, kThreads, 0, stream>>>(p, plan);
-    check_launch("means_kernel");
+    launch("means_kernel", kernel, ceil_div(p.B * p.K, kWarps), kThreads, 0, stream, p, plan);
 }
 
 // All outputs of `labelled`.

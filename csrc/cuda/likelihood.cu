@@ -437,9 +437,8 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale});
     const ScaledRows scaled{plan.labelled, aligned};
     const int64_t items = p.B * (p.K + (plan.by_rows ? p.S : plan.J));
-    const unsigned blocks = grid_size(ceil_div(items, int64_t(kWarps)));
-    scaled_kernel<<<blocks, kThreads, 0, on>>>(scaled, p, plan, judged);
-    check_launch("scaled_kernel");
+    launch("scaled_kernel", scaled_kernel, ceil_div(items, kWarps), kThreads, 0, on, scaled, p,
+           plan, judged);
     const int64_t depth = row_numbers(p.D);
     if (plan.by_rows) {
         const int64_t all = p.S + p.K;
@@ -448,9 +447,8 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
         launch_product(JudgedProducts{{plan.J, p.K, depth}, p, plan}, p.B, on);
     }
     if (p.full && !plan.by_rows) {
-        const int64_t tiles = ceil_div(p.S, int64_t(32)) * ceil_div(p.D, int64_t(32));
-        turn_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(scaled, plan.turned);
-        check_launch("turn_kernel");
+        const int64_t tiles = ceil_div(p.S, 32) * ceil_div(p.D, 32);
+        launch("turn_kernel", turn_kernel, p.B * tiles, kThreads, 0, on, scaled, plan.turned);
         launch_product(
             FeatureProducts{{p.D, p.D, row_numbers(p.S), true}, plan.turned, plan.factor.factor},
             p.B, on);

@@ -215,10 +215,8 @@ __global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
 
 void launch_products(const Chunk& c) {
     const PaddleSizes& n = c.call.size;
-    const int64_t tiles =
-        ceil_div(n.K + n.Q, int64_t(kTileRows)) * ceil_div(n.Q, int64_t(kTileColumns));
-    products_kernel<<<grid_size(c.tasks * tiles), kThreads, 0, c.stream>>>(c);
-    check_launch("products_kernel");
+    const int64_t tiles = ceil_div(n.K + n.Q, kTileRows) * ceil_div(n.Q, kTileColumns);
+    launch("products_kernel", products_kernel, c.tasks * tiles, kThreads, 0, c.stream, c);
 }
 
 }  // namespace paddle_ext

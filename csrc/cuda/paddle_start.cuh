@@ -96,13 +96,9 @@ template <typename Kernel>
 void launch_resident(Kernel* kernel, const Chunk& c) {
     const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;
     allow_all_shared(kernel);
-    int resident = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    const int64_t blocks = std::min<int64_t>(c.tasks, int64_t(resident) * c.multiprocessors);
-    check_cuda(cudaMemsetAsync(c.next_task, 0, sizeof(int), c.stream), "cudaMemsetAsync");
-    kernel<<<static_cast<unsigned>(blocks), threads, bytes, c.stream>>>(c);
-    check_launch("the block solver");
+    const int64_t resident = resident_blocks(kernel, threads, bytes) * c.multiprocessors;
+    fill_bytes(c.next_task, 0, sizeof(int), c.stream);
+    launch("the block solver", kernel, std::min(c.tasks, resident), threads, bytes, c.stream, c);
 }
 
 }  // namespace paddle_ext

@@ -107,15 +107,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Unit>
-void repeat(const SplitParams& p, cudaStream_t stream) {
+void repeat(const SplitParams& p, void* stream) {
     const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N * width, int64_t(kThreads)));
-    repeat_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const Unit*>(p.rows), p.B * p.N,
-                                                   width, static_cast<Unit*>(p.out));
-    check_launch("repeat_kernel");
+    launch("repeat_kernel", repeat_kernel<Unit>, ceil_div(p.B * p.N * width, kThreads), kThreads, 0,
+           stream, static_cast<const Unit*>(p.rows), p.B * p.N, width, static_cast<Unit*>(p.out));
 }
 
-void repeat_halves(const SplitParams& p, cudaStream_t stream) {
+void repeat_halves(const SplitParams& p, void* stream) {
     require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
     const auto places = reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
     if (p.D % 8 == 0 && places % 16 == 0) return repeat<uint4>(p, stream);
@@ -124,20 +122,18 @@ void repeat_halves(const SplitParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-void run_cuda(const SplitParams& p, int device, void* on) {
+void run_cuda(const SplitParams& p, int device, void* stream) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
     if (p.pieces == 2) return repeat_halves(p, stream);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
                          rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
     with_feature_type(p.dtype, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         const auto kernel = p.unit ? split_kernel<Feature, true> : split_kernel<Feature, false>;
-        kernel<<<blocks, kThreads, 0, stream>>>(p, aligned);
+        launch("split_kernel", kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0, stream, p,
+               aligned);
     });
-    check_launch("split_kernel");
 }
 
 }  // namespace paddle_ext

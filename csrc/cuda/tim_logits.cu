@@ -372,11 +372,10 @@ void launch_tim_logits(const TimChunk& c, const TimIteration& it) {
         constexpr int kBytes = kStages * kStageBytes<kClasses>;
         static_assert(kBytes >= kClasses * 4 + int(sizeof(Exchange)), "the exchange must fit");
         allow_shared(logits_kernel<kClasses>, kBytes);
-        const unsigned blocks =
-            grid_size(c.tasks * (tiling.query_tiles + support_tiles) * tiling.class_tiles);
-        logits_kernel<kClasses><<<blocks, kThreads, kBytes, c.stream>>>(c, tiling, it.stage);
+        const int64_t tiles = (tiling.query_tiles + support_tiles) * tiling.class_tiles;
+        launch("logits_kernel", logits_kernel<kClasses>, c.tasks * tiles, kThreads, kBytes,
+               c.stream, c, tiling, it.stage);
     });
-    check_launch("logits_kernel");
 }
 
 }  // namespace paddle_ext
