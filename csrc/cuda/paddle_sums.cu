@@ -102,12 +102,7 @@ template <int Pieces>
 __device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], float norm,
                         const float4 (&shift)[Pieces]) {
 #pragma unroll
-    for (int i = 0; i < Pieces; ++i) {
-        sum[i].x += value[i].x * norm - shift[i].x;
-        sum[i].y += value[i].y * norm - shift[i].y;
-        sum[i].z += value[i].z * norm - shift[i].z;
-        sum[i].w += value[i].w * norm - shift[i].w;
-    }
+    for (int i = 0; i < Pieces; ++i) sum[i] = sum[i] + (value[i] * norm - shift[i]);
 }
 
 // One warp per class and slice of 128 * Pieces features, two rows in flight.
@@ -141,10 +136,7 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
         if (slices > 1) return warp_inverse_norm(x, n.D, aligned);
         float squared = 0.0f;
 #pragma unroll
-        for (int i = 0; i < Pieces; ++i) {
-            const float4 v = value[i];
-            squared += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        }
+        for (int i = 0; i < Pieces; ++i) squared += squared_norm(value[i]);
         return inverse_norm(x, n.D, aligned, warp_sum(squared));
     };
     for (int base = first; base < end; base += 32) {

@@ -42,8 +42,7 @@ struct Centred {
     __device__ float4 operator()(int64_t d) const {
         const float4 x = load_row4(row, d, D, aligned);
         const float4 s = load_row4(scale, d, D, aligned), c = load_row4(centre, d, D, aligned);
-        return make_float4(fmaf(x.x * length, s.x, -c.x), fmaf(x.y * length, s.y, -c.y),
-                           fmaf(x.z * length, s.z, -c.z), fmaf(x.w * length, s.w, -c.w));
+        return x * length * s - c;
     }
 };
 
@@ -51,10 +50,7 @@ struct Centred {
 template <typename Feature>
 __device__ float inverse_norm_of(const Centred<Feature>& x) {
     float sum = 0;
-    for (int64_t d = threadIdx.x % 32 * 4; d < x.D; d += 128) {
-        const float4 v = x(d);
-        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
+    for (int64_t d = threadIdx.x % 32 * 4; d < x.D; d += 128) sum += squared_norm(x(d));
     return inverse_of_centred(warp_sum(sum));
 }
 
@@ -77,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool ali
     for (int64_t d = lane * 4; d < D; d += 128) {
         float4 v = x(d);
         if (kUnit) {
-            v = make_float4(v.x * unit, v.y * unit, v.z * unit, v.w * unit);
+            v = v * unit;
             if (p.own != nullptr) {
                 const float4 m = load_row4(p.metric + task * D, d, D, aligned);
                 own += v.x * v.x * m.x + v.y * v.y * m.y + v.z * v.z * m.z + v.w * v.w * m.w;

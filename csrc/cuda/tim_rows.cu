@@ -49,11 +49,7 @@ __global__ void centre_kernel(Rows<Feature> r, float* centre) {
     float4 sum = make_float4(0, 0, 0, 0);
     for (int64_t row = task * r.rows + warp; row < (task + 1) * r.rows; row += kWarps) {
         const float4 x = load_row4(r.features + row * r.D, d, r.D, r.aligned);
-        const float factor = r.factor[row] * share;
-        sum.x += x.x * factor;
-        sum.y += x.y * factor;
-        sum.z += x.z * factor;
-        sum.w += x.w * factor;
+        sum = sum + x * (r.factor[row] * share);
     }
     sums[warp][lane] = sum;
     __syncthreads();  // the sums of all warps are complete
