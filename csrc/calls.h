@@ -9,6 +9,7 @@
 #endif
 #include <unistd.h>
 
+#include <cctype>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -135,10 +136,11 @@ struct CallKeywords {
 template <typename Params>
 class CallClass {
   public:
-    static void add_to(py::module_& module, const char* name, const CallKeywords<Params>& all) {
+    static void add_to(py::module_& module, const std::string& name,
+                       const CallKeywords<Params>& all) {
         static const CallKeywords<Params> keywords = all;
         keywords_ = &keywords;
-        static PyMethodDef makers[] = {method(keywords.make, make_call, false, name), {}};
+        static PyMethodDef makers[] = {method(keywords.make, make_call, false, name.c_str()), {}};
         static PyMethodDef methods[] = {method(keywords.workspace, workspace, true, "int"),
                                         method(keywords.run, run, true, "None"),
                                         {}};
@@ -152,7 +154,7 @@ class CallClass {
         if (type == nullptr || PyModule_AddFunctions(module.ptr(), makers) != 0) {
             throw py::error_already_set();
         }
-        module.attr(name) = py::handle(type);
+        module.attr(name.c_str()) = py::handle(type);
         type_ = reinterpret_cast<PyTypeObject*>(type);
     }
 
@@ -223,12 +225,17 @@ constexpr bool kHasWorkspace = false;
 template <typename Params>
 constexpr bool kHasWorkspace<Params, std::void_t<decltype(&Params::workspace)>> = true;
 
-template <typename Params>
-void add_call(py::module_& module, const char* name, CallKeywords<Params>& all) {
+// Adds NAME_call and the class NameCall to the module; `runs` is its method that runs a call, and
+// describe(keywords) adds the keywords.
+template <typename Params, typename Describe>
+void add_call(py::module_& module, std::string name, const char* runs, const Describe& describe) {
+    CallKeywords<Params> all(name, runs);
+    describe(all);
     if constexpr (kHasWorkspace<Params>) {
         PADDLE_EXT_FIELDS(all.run, &Params::workspace, &Params::workspace_bytes);
     }
-    CallClass<Params>::add_to(module, name, all);
+    name[0] = char(std::toupper(name[0]));
+    CallClass<Params>::add_to(module, name + "Call", all);
 }
 
 // Adds the steps of large tasks to the module.

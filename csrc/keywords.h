@@ -65,16 +65,15 @@ void read(PyObject* value, Item (&items)[Count]) {
 
 // The sizes of a task, as one tuple.
 inline void read(PyObject* value, PaddleSizes& sizes) {
-    int64_t numbers[6];
-    read(value, numbers);
-    sizes.B = numbers[0], sizes.Q = numbers[1], sizes.S = numbers[2];
-    sizes.K = numbers[3], sizes.D = numbers[4], sizes.N = numbers[5];
+    int64_t n[6];
+    read(value, n);
+    sizes = {n[0], n[1], n[2], n[3], n[4], n[5], sizes.support_shared};
 }
 
 inline void read(PyObject* value, PosteriorSizes& sizes) {
-    int64_t numbers[7];
-    read(value, numbers);
-    sizes = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6]};
+    int64_t n[7];
+    read(value, n);
+    sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
 }
 
 // The type of a field in Python.

@@ -22,6 +22,11 @@ inline void check_cuda(cudaError_t status, const char* what) {
 // synchronisation.
 inline void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
 
+inline void fill_bytes(void* at, int value, int64_t bytes, void* stream) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    check_cuda(cudaMemsetAsync(at, value, size_t(bytes), on), "cudaMemsetAsync");
+}
+
 // Makes `device` the current device of the thread during its lifetime.
 class DeviceGuard {
   public:
@@ -51,6 +56,36 @@ inline unsigned grid_size(int64_t blocks) {
     require(blocks < (int64_t(1) << 31), "the task is too large for one launch: ", blocks,
             " blocks");
     return static_cast<unsigned>(blocks);
+}
+
+// `bytes` of dynamic shared memory; `name` is for errors.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
+            int64_t bytes, void* stream, const Arguments&... arguments) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    kernel<<<grid_size(blocks), threads, size_t(bytes), on>>>(arguments...);
+    check_launch(name);
+}
+
+// The same for blocks that wait for one another: all are resident at the same time.
+template <typename... Parameters>
+void launch_together(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
+                     int64_t bytes, void* stream, Parameters... parameters) {
+    void* arguments[] = {&parameters...};
+    check_cuda(
+        cudaLaunchCooperativeKernel(kernel, dim3(grid_size(blocks)), dim3(threads), arguments,
+                                    size_t(bytes), static_cast<cudaStream_t>(stream)),
+        name);
+}
+
+// Blocks of a kernel that are resident at the same time on one multiprocessor.
+template <typename... Parameters>
+int64_t resident_blocks(void (*kernel)(Parameters...), int threads, int64_t bytes) {
+    int blocks = 0;
+    check_cuda(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, size_t(bytes)),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return blocks;
 }
 
 // Allows a kernel to use all the shared memory a block can have. The amount is always the same: the

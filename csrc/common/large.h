@@ -230,35 +230,24 @@ struct CountParams : WithWorkspace {
     double* faint;  // [B]    incremented by the number of rows that lost precision
 };
 
-// On the CPU. Calls that need no memory have no function for it: kNeedsMemory in calls.h.
-int64_t workspace_cpu(const AssignParams& p, int threads);
-void run_cpu(const AssignParams& p, int threads);
-int64_t workspace_cpu(const CountParams& p, int threads);
-void run_cpu(const CountParams& p, int threads);
-void run_cpu(const DualParams& p, int threads);
-void run_cpu(const LateParams& p, int threads);
-int64_t workspace_cpu(const SumsParams& p, int threads);
-void run_cpu(const SumsParams& p, int threads);
-int64_t workspace_cpu(const SurveyParams& p, int threads);
-void run_cpu(const SurveyParams& p, int threads);
-int64_t workspace_cpu(const PlaceParams& p, int threads);
-void run_cpu(const PlaceParams& p, int threads);
-void run_cpu(const SlopeParams& p, int threads);
-void run_cpu(const MoveParams& p, int threads);
+PADDLE_EXT_ON_CPU(AssignParams);
+PADDLE_EXT_ON_CPU(CountParams);
+PADDLE_EXT_ON_CPU(DualParams);
+PADDLE_EXT_ON_CPU(LateParams);
+PADDLE_EXT_ON_CPU(SumsParams);
+PADDLE_EXT_ON_CPU(SurveyParams);
+PADDLE_EXT_ON_CPU(PlaceParams);
+PADDLE_EXT_ON_CPU(SlopeParams);
+PADDLE_EXT_ON_CPU(MoveParams);
 
-// On CUDA.
-int64_t workspace_cuda(const AssignParams& p, int device);
-void run_cuda(const AssignParams& p, int device, void* stream);
-int64_t workspace_cuda(const CountParams& p, int device);
-void run_cuda(const CountParams& p, int device, void* stream);
-void run_cuda(const DualParams& p, int device, void* stream);
-void run_cuda(const LateParams& p, int device, void* stream);
-void run_cuda(const SplitParams& p, int device, void* stream);
-int64_t workspace_cuda(const SurveyParams& p, int device);
-void run_cuda(const SurveyParams& p, int device, void* stream);
-int64_t workspace_cuda(const PlaceParams& p, int device);
-void run_cuda(const PlaceParams& p, int device, void* stream);
-void run_cuda(const SlopeParams& p, int device, void* stream);
-void run_cuda(const MoveParams& p, int device, void* stream);
+PADDLE_EXT_ON_CUDA(AssignParams);
+PADDLE_EXT_ON_CUDA(CountParams);
+PADDLE_EXT_ON_CUDA(DualParams);
+PADDLE_EXT_ON_CUDA(LateParams);
+PADDLE_EXT_ON_CUDA(SplitParams);
+PADDLE_EXT_ON_CUDA(SurveyParams);
+PADDLE_EXT_ON_CUDA(PlaceParams);
+PADDLE_EXT_ON_CUDA(SlopeParams);
+PADDLE_EXT_ON_CUDA(MoveParams);
 
 }  // namespace paddle_ext

@@ -27,6 +27,15 @@ __device__ inline HighLow split(float value) {
     return {high, __float2half_rn(value - __half2float(high))};
 }
 
+// High parts of two numbers in range, and their low parts.
+__device__ inline uint2 split_pair(float first, float second) {
+    const __half2 high = __floats2half2_rn(first, second);
+    const float2 rounded = __half22float2(high);
+    const __half2 low = __floats2half2_rn(first - rounded.x, second - rounded.y);
+    return make_uint2(*reinterpret_cast<const unsigned*>(&high),
+                      *reinterpret_cast<const unsigned*>(&low));
+}
+
 // Two neighbours of a group: their high parts; the low parts are one group further.
 __device__ inline void store_halves(__half* to, float first, float second) {
     const HighLow x = split(first), y = split(second);

@@ -362,38 +362,30 @@ template <typename... Params>
 struct ParamsList;
 using OneByOne = ParamsList<SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
                             LikelihoodParams, PosteriorParams>;
-// ... and others have their own.
-int64_t workspace_cpu(const PaddleParams& p, int threads);
-void run_cpu(const PaddleParams& p, int threads);
-int64_t workspace_cpu(const CoordinatesParams& p, int threads);
-void run_cpu(const CoordinatesParams& p, int threads);
-int64_t workspace_cpu(const ValuesParams& p, int threads);
-void run_cpu(const ValuesParams& p, int threads);
-int64_t workspace_cpu(const TaskParams& p, int threads);
-void run_cpu(const TaskParams& p, int threads);
+// ... and others have their own. Those that need no memory have no function for it: kNeedsMemory in
+// calls.h. On CUDA everything runs on `stream`.
+#define PADDLE_EXT_ON_CPU(Params)                        \
+    int64_t workspace_cpu(const Params& p, int threads); \
+    void run_cpu(const Params& p, int threads)
+#define PADDLE_EXT_ON_CUDA(Params)                       \
+    int64_t workspace_cuda(const Params& p, int device); \
+    void run_cuda(const Params& p, int device, void* stream)
 
-// On CUDA: everything runs on `stream`.
-int64_t workspace_cuda(const PaddleParams& p, int device);
-void run_cuda(const PaddleParams& p, int device, void* stream);
-int64_t workspace_cuda(const SinkhornParams& p, int device);
-void run_cuda(const SinkhornParams& p, int device, void* stream);
-int64_t workspace_cuda(const ValuesParams& p, int device);
-void run_cuda(const ValuesParams& p, int device, void* stream);
-int64_t workspace_cuda(const TimParams& p, int device);
-void run_cuda(const TimParams& p, int device, void* stream);
-int64_t workspace_cuda(const AdaptParams& p, int device);
-void run_cuda(const AdaptParams& p, int device, void* stream);
-int64_t workspace_cuda(const LabelledParams& p, int device);
-void run_cuda(const LabelledParams& p, int device, void* stream);
-int64_t workspace_cuda(const CoordinatesParams& p, int device);
-void run_cuda(const CoordinatesParams& p, int device, void* stream);
-int64_t workspace_cuda(const CalibrateParams& p, int device);
-void run_cuda(const CalibrateParams& p, int device, void* stream);
-int64_t workspace_cuda(const StepParams& p, int device);
-void run_cuda(const StepParams& p, int device, void* stream);
-int64_t workspace_cuda(const LikelihoodParams& p, int device);
-void run_cuda(const LikelihoodParams& p, int device, void* stream);
-int64_t workspace_cuda(const PosteriorParams& p, int device);
-void run_cuda(const PosteriorParams& p, int device, void* stream);
+PADDLE_EXT_ON_CPU(PaddleParams);
+PADDLE_EXT_ON_CPU(CoordinatesParams);
+PADDLE_EXT_ON_CPU(ValuesParams);
+PADDLE_EXT_ON_CPU(TaskParams);
+
+PADDLE_EXT_ON_CUDA(PaddleParams);
+PADDLE_EXT_ON_CUDA(SinkhornParams);
+PADDLE_EXT_ON_CUDA(ValuesParams);
+PADDLE_EXT_ON_CUDA(TimParams);
+PADDLE_EXT_ON_CUDA(AdaptParams);
+PADDLE_EXT_ON_CUDA(LabelledParams);
+PADDLE_EXT_ON_CUDA(CoordinatesParams);
+PADDLE_EXT_ON_CUDA(CalibrateParams);
+PADDLE_EXT_ON_CUDA(StepParams);
+PADDLE_EXT_ON_CUDA(LikelihoodParams);
+PADDLE_EXT_ON_CUDA(PosteriorParams);
 
 }  // namespace paddle_ext

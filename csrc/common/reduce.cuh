@@ -28,6 +28,21 @@ __device__ Real warp_max(Real value) {
     return value;
 }
 
+// Over `width` neighbouring lanes, a power of two.
+__device__ inline float group_sum(float value, int width) {
+    for (int step = width / 2; step > 0; step /= 2) {
+        value += __shfl_xor_sync(kAllLanes, value, step);
+    }
+    return value;
+}
+
+__device__ inline float group_min(float value, int width) {
+    for (int step = width / 2; step > 0; step /= 2) {
+        value = fminf(value, __shfl_xor_sync(kAllLanes, value, step));
+    }
+    return value;
+}
+
 // Over the block; every thread gets the result. `scratch` has one number per warp.
 __device__ inline double block_sum(double value, double* scratch) {
     value = warp_sum(value);
@@ -67,10 +82,12 @@ __device__ inline float sum_over_quads(float value) {
     return value + __shfl_xor_sync(kAllLanes, value, 16);
 }
 
-// The label of the largest value of the warp; of equal values, the smallest label.
+// The label of the largest value of the warp, or of kLanes neighbours in it; of equal values, the
+// smallest label.
+template <int kLanes = 32>
 __device__ inline int warp_argmax(float best, int label) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = kLanes / 2; step > 0; step /= 2) {
         const float other = __shfl_xor_sync(kAllLanes, best, step);
         const int other_label = __shfl_xor_sync(kAllLanes, label, step);
         if (other > best || (other == best && other_label < label)) {
@@ -95,9 +112,38 @@ __device__ inline float root_approx(float x) {
     return result;
 }
 
+// 1 / x to about one unit in the last place, for numbers that are neither tiny nor huge.
+__device__ inline float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__half value) { return __half2float(value); }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+// Four numbers at once.
+__device__ inline float4 operator+(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ inline float4 operator-(float4 a, float4 b) {
+    return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w);
+}
+__device__ inline float4 operator*(float4 a, float4 b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+__device__ inline float4 operator*(float4 a, float b) { return a * make_float4(b, b, b, b); }
+__device__ inline float4 roots_approx(float4 v) {
+    return make_float4(root_approx(v.x), root_approx(v.y), root_approx(v.z), root_approx(v.w));
+}
+// Of magnitudes, and of squares.
+__device__ inline float largest_of(float4 v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+__device__ inline float squared_norm(float4 v) {
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
 
 // Four consecutive numbers; the address must be aligned to four of them.
 __device__ inline float4 load4(const float* from) {

@@ -39,8 +39,7 @@ __device__ inline float inverse_norm(const Feature* row, int64_t D, bool aligned
     float largest = 0.0f;
     for (int64_t d = 4 * lane; d < D; d += 128) {
         const float4 x = load_row4(row, d, D, aligned);
-        largest =
-            fmaxf(largest, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+        largest = fmaxf(largest, largest_of(x));
     }
     largest = warp_max(largest);
     if (largest == 0.0f) return 0.0f;
@@ -60,8 +59,7 @@ template <typename Feature>
 __device__ inline float warp_inverse_norm(const Feature* row, int64_t D, bool aligned) {
     float sum = 0.0f;
     for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
-        const float4 x = load_row4(row, d, D, aligned);
-        sum += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+        sum += squared_norm(load_row4(row, d, D, aligned));
     }
     return inverse_norm(row, D, aligned, warp_sum(sum));
 }

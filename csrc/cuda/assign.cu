@@ -326,30 +326,26 @@ void launch_assign(const AssignParams& p, const RowsWorkspace& all, cudaStream_t
     RowStats* stats = nullptr;
     if (p.K > kTile) {
         stats = static_cast<RowStats*>(all.stats);
-        stats_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p, stats);
-        check_launch("stats_kernel");
+        launch("stats_kernel", stats_kernel, row_blocks(p.B * p.N), kThreads, 0, stream, p, stats);
     }
     with_shape(p.K, [&](auto shape) {
         using S = decltype(shape);
         const auto kernel = assign_kernel<S::kVectors, S::kWidth, Written>;
         const size_t line = Staged<S::kVectors, S::kWidth>::kLine * sizeof(float);
-        kernel<<<all.grid(p.B, p.K), kThreads, kWarps * line, stream>>>(p, all, stats);
+        launch("assign_kernel", kernel, all.grid(p.B, p.K), kThreads, kWarps * line, stream, p, all,
+               stats);
     });
-    check_launch("assign_kernel");
 }
 
 }  // namespace
 
 void add_parts(const RowsWorkspace& all, int64_t B, int64_t K, double* held, cudaStream_t stream) {
-    add_parts_kernel<<<grid_size(ceil_div(B * K, int64_t(32))), kThreads, 0, stream>>>(
-        all.parts, all.blocks, K, B * K, held);
-    check_launch("add_parts_kernel");
+    launch("add_parts_kernel", add_parts_kernel, ceil_div(B * K, 32), kThreads, 0, stream,
+           all.parts, all.blocks, K, B * K, held);
 }
 
-void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
-              cudaStream_t stream) {
-    add_logs_kernel<<<grid_size(lines), kThreads, 0, stream>>>(parts, length, sums);
-    check_launch("add_logs_kernel");
+void add_logs(const double* parts, int64_t lines, int64_t length, double* sums, void* stream) {
+    launch("add_logs_kernel", add_logs_kernel, lines, kThreads, 0, stream, parts, length, sums);
 }
 
 int64_t workspace_cuda(const AssignParams& p, int) { return RowsWorkspace::bytes(p.B, p.N, p.K); }
@@ -362,9 +358,9 @@ void run_cuda(const AssignParams& p, int device, void* on) {
     const auto stream = static_cast<cudaStream_t>(on);
     Arena arena(p.workspace);
     const RowsWorkspace all(arena, p.B, p.N, p.K);
+    const int64_t row_warps = row_blocks(p.B * p.N);
     if (p.top > 0 && p.K > kTile) {
-        top_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p);
-        check_launch("top_kernel");
+        launch("top_kernel", top_kernel, row_warps, kThreads, 0, stream, p);
     }
     if (p.probabilities != nullptr || p.held != nullptr || p.log_sums != nullptr || p.top > 0) {
         if (p.written == DType::kFloat16) {
@@ -378,8 +374,7 @@ void run_cuda(const AssignParams& p, int device, void* on) {
         }
     }
     if (p.leads != nullptr) {
-        leads_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p, all.log_parts);
-        check_launch("leads_kernel");
+        launch("leads_kernel", leads_kernel, row_warps, kThreads, 0, stream, p, all.log_parts);
         add_logs(all.log_parts, 2 * p.B, p.N, p.leads, stream);
     }
 }

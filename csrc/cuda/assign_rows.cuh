@@ -123,7 +123,6 @@ void with_shape(int64_t K, const Launch& launch) {
 void add_parts(const RowsWorkspace& all, int64_t B, int64_t K, double* held, cudaStream_t stream);
 
 // Adds lines of numbers to `sums`, one for each.
-void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
-              cudaStream_t stream);
+void add_logs(const double* parts, int64_t lines, int64_t length, double* sums, void* stream);
 
 }  // namespace paddle_ext

@@ -18,23 +18,6 @@ constexpr int kCalibrateThreads = 640, kCalibrateWarps = kCalibrateThreads / 32;
 constexpr int kRowLanes = 8;  // lanes that share a row
 constexpr int kRowsTogether = kCalibrateThreads / kRowLanes;
 
-// Over the lanes of a row.
-__device__ inline float row_sum(float value) {
-#pragma unroll
-    for (int step = kRowLanes / 2; step > 0; step /= 2) {
-        value += __shfl_xor_sync(kAllLanes, value, step);
-    }
-    return value;
-}
-
-__device__ inline float row_min(float value) {
-#pragma unroll
-    for (int step = kRowLanes / 2; step > 0; step /= 2) {
-        value = fminf(value, __shfl_xor_sync(kAllLanes, value, step));
-    }
-    return value;
-}
-
 // Exchange between the threads of a block.
 struct CalibrateShared {
     double lag[kCalibrateWarps], variance[kCalibrateWarps];
@@ -65,7 +48,7 @@ struct CalibrateTask {
         for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
             least = fminf(least, source(task, i, k, share));
         }
-        return row_min(least);
+        return group_min(least, kRowLanes);
     }
 
     __device__ float behind(int64_t i, int64_t k, float low) const {
@@ -104,9 +87,9 @@ struct CalibrateTask {
                 mean += e * d;
                 second += e * d * d;
             }
-            sum = row_sum(sum);
-            mean = row_sum(mean) / sum;
-            second = row_sum(second) / sum;
+            sum = group_sum(sum, kRowLanes);
+            mean = group_sum(mean, kRowLanes) / sum;
+            second = group_sum(second, kRowLanes) / sum;
             if (place != 0 || i >= count) continue;
             lag += double(behind(i, own(i), least) - mean);
             variance += double(fmaxf(second - mean * mean, 0.0f));
@@ -132,7 +115,7 @@ struct CalibrateTask {
             for (int64_t k = place; i < count && k < p.K; k += kRowLanes) {
                 sum += exp2f(-half * behind(i, k, least));
             }
-            sum = row_sum(sum);
+            sum = group_sum(sum, kRowLanes);
             if (place != 0 || i >= count) continue;
             normaliser[i] = half * least - log2f(sum);
             entropy += log(double(sum)) + 0.5 * double(f) * double(behind(i, own(i), least));
@@ -252,9 +235,8 @@ void launch_calibrate(const CalibrateParams& p, const Distances& source, int mix
         bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const auto kernel = calibrate_kernel<Distances>;
     allow_all_shared(kernel);
-    kernel<<<grid_size(p.B), kCalibrateThreads, staged ? size_t(bytes) : 0, stream>>>(
-        p, source, staged ? stride : 0, mixtures);
-    check_launch("calibrate_kernel");
+    launch("calibrate_kernel", kernel, p.B, kCalibrateThreads, staged ? bytes : 0, stream, p,
+           source, staged ? stride : 0, mixtures);
 }
 
 }  // namespace paddle_ext

@@ -315,35 +315,22 @@ void launch_factor(const Factor& f, int device, cudaStream_t stream) {
     constexpr int kBytes = int(sizeof(FactorShared<SquareTile>));
     const auto kernel = factor_kernel;
     allow_all_shared(kernel);
-    int resident = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, kBytes),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    const int64_t room =
-        int64_t(resident) * device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const int64_t room = resident_blocks(kernel, kThreads, kBytes) *
+                         device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int64_t tiles = factor_columns(f.M) / kSide + ceil_div(f.classes.count, kSide) +
                           ceil_div(f.judges.count, kSide);
-    int blocks = int(max(min(min(room / f.B, tiles), kMostBlocks), int64_t(1)));
-    if (blocks == 1) {
-        kernel<<<grid_size(f.B), kThreads, kBytes, stream>>>(f, blocks);
-    } else {
-        check_cuda(cudaMemsetAsync(f.teams, 0, sizeof(TeamMemory) * f.B, stream), "cudaMemset");
-        Factor copy = f;
-        void* arguments[] = {&copy, &blocks};
-        check_cuda(cudaLaunchCooperativeKernel(kernel, dim3(unsigned(f.B * blocks)), dim3(kThreads),
-                                               arguments, kBytes, stream),
-                   "cudaLaunchCooperativeKernel");
-    }
-    check_launch("factor_kernel");
+    const int blocks = int(max(min(min(room / f.B, tiles), kMostBlocks), int64_t(1)));
+    if (blocks == 1) return launch("factor_kernel", kernel, f.B, kThreads, kBytes, stream, f, 1);
+    fill_bytes(f.teams, 0, int64_t(sizeof(TeamMemory)) * f.B, stream);
+    launch_together("factor_kernel", kernel, f.B * blocks, kThreads, kBytes, stream, f, blocks);
 }
 
 void launch_solve(const SolvedRows& rows, const void* factor, const float* shares, int64_t M,
                   int64_t B, int64_t L, cudaStream_t stream) {
-    const auto kernel = solve_kernel;
-    allow_all_shared(kernel);
-    const unsigned blocks = grid_size(B * ceil_div(rows.count, QueryTile::kRows));
-    kernel<<<blocks, QueryTile::kThreads, sizeof(FactorShared<QueryTile>), stream>>>(
-        rows, static_cast<const __half*>(factor), shares, M, L == 1);
-    check_launch("solve_kernel");
+    allow_all_shared(solve_kernel);
+    launch("solve_kernel", solve_kernel, B * ceil_div(rows.count, QueryTile::kRows),
+           QueryTile::kThreads, sizeof(FactorShared<QueryTile>), stream, rows,
+           static_cast<const __half*>(factor), shares, M, L == 1);
 }
 
 }  // namespace paddle_ext

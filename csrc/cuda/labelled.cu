@@ -229,12 +229,8 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
                 const float4 row = load_row4(support + from.row * D, d, D, plan.aligned);
                 const float4 x = centred(row, from.first, c);
                 const float4 w = load_row4(means + from.own * D, d, D, plan.aligned);
-                const float4 away = make_float4(x.x * from.second - w.x, x.y * from.second - w.y,
-                                                x.z * from.second - w.z, x.w * from.second - w.w);
-                scatter.x += away.x * away.x;
-                scatter.y += away.y * away.y;
-                scatter.z += away.z * away.z;
-                scatter.w += away.w * away.w;
+                const float4 away = x * from.second - w;
+                scatter = scatter + away * away;
             }
             *reinterpret_cast<float4*>(parts[part] + 4 * lane) = scatter;
             __syncthreads();
@@ -264,8 +260,7 @@ __device__ float second_norm(const float* row, float first, const float* centre,
     float sum = 0;
     for (int64_t d = 4 * (threadIdx.x % 32); d < D; d += 128) {
         const float4 c = load_row4(centre, d, D, aligned);
-        const float4 x = centred(load_row4(row, d, D, aligned), first, c);
-        sum += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+        sum += squared_norm(centred(load_row4(row, d, D, aligned), first, c));
     }
     return inverse_of_centred(warp_sum(sum));
 }
@@ -291,9 +286,7 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
         if (centre != nullptr) x = centred(x, first, load_row4(centre, d, D, aligned));
         float4 s = make_float4(1, 1, 1, 1);
         if (scale != nullptr) s = load_row4(scale, d, D, aligned);
-        const float4 out =
-            make_float4(x.x * second * root_approx(s.x), x.y * second * root_approx(s.y),
-                        x.z * second * root_approx(s.z), x.w * second * root_approx(s.w));
+        const float4 out = x * second * roots_approx(s);
         if (p.split) {
             store_row4(static_cast<__half*>(p.x) + item * row_halves(D), d, out);
         } else {
@@ -307,11 +300,7 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
 
 }  // namespace
 
-int64_t workspace_cuda(const LabelledParams& p, int) {
-    LabelledParams counted = p;
-    counted.workspace = nullptr;
-    return LabelledPlan(counted, false).bytes;
-}
+int64_t workspace_cuda(const LabelledParams& p, int) { return LabelledPlan(p, false).bytes; }
 
 LabelledPlan labelled_plan(const LabelledParams& p) {
     return {p, rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means})};
@@ -320,21 +309,14 @@ LabelledPlan labelled_plan(const LabelledParams& p) {
 void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
     require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
-    const unsigned features = grid_size(p.B * ceil_div(p.D, int64_t(kThreads)));
-    order_kernel<<<grid_size(p.B), kThreads, 0, stream>>>(p, plan);
-    check_launch("order_kernel");
-    if (rows_held(p.D) > 0) {
-        launch_rows(p, plan, stream);
-        centre_kernel<<<features, kThreads, 0, stream>>>(p, plan.sums, plan.parts, 1.0f);
-    } else {
-        launch_means<false>(p, plan, stream);
-        const auto means = static_cast<const float*>(p.means);
-        centre_kernel<<<features, kThreads, 0, stream>>>(p, means, p.K, 1.0f / float(p.K));
-    }
-    check_launch("centre_kernel");
+    const bool held = rows_held(p.D) > 0;
+    launch("order_kernel", order_kernel, p.B, kThreads, 0, stream, p, plan);
+    held ? launch_rows(p, plan, stream) : launch_means<false>(p, plan, stream);
+    launch("centre_kernel", centre_kernel, p.B * ceil_div(p.D, kThreads), kThreads, 0, stream, p,
+           held ? plan.sums : static_cast<const float*>(p.means), held ? plan.parts : p.K,
+           held ? 1.0f : 1.0f / float(p.K));
     launch_means<true>(p, plan, stream);
-    scale_kernel<<<grid_size(p.B), kScaleThreads, 0, stream>>>(p, plan);
-    check_launch("scale_kernel");
+    launch("scale_kernel", scale_kernel, p.B, kScaleThreads, 0, stream, p, plan);
 }
 
 void run_cuda(const LabelledParams& p, int device, void* stream) {
@@ -349,9 +331,8 @@ void run_cuda(const CoordinatesParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
     const DeviceGuard guard(device);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.scale, p.x});
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
-    coordinates_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, aligned);
-    check_launch("coordinates_kernel");
+    launch("coordinates_kernel", coordinates_kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0,
+           stream, p, aligned);
 }
 
 }  // namespace paddle_ext

@@ -32,9 +32,7 @@ struct LabelledPlan {
     }
 };
 
-__device__ inline float4 centred(float4 x, float first, float4 c) {
-    return make_float4(x.x * first - c.x, x.y * first - c.y, x.z * first - c.z, x.w * first - c.w);
-}
+__device__ inline float4 centred(float4 x, float first, float4 c) { return x * first - c; }
 
 __device__ inline void store_row4(float* row, int64_t d, int64_t D, bool aligned, float4 value) {
     if (aligned) {
@@ -45,17 +43,6 @@ __device__ inline void store_row4(float* row, int64_t d, int64_t D, bool aligned
     if (d + 1 < D) row[d + 1] = value.y;
     if (d + 2 < D) row[d + 2] = value.z;
     if (d + 3 < D) row[d + 3] = value.w;
-}
-
-__device__ inline void add_scaled(float4& sum, float4 x, float factor) {
-    sum.x += x.x * factor;
-    sum.y += x.y * factor;
-    sum.z += x.z * factor;
-    sum.w += x.w * factor;
-}
-
-__device__ inline float squared_norm(float4 v) {
-    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
 // Registers per lane, of four numbers each, that hold a row; 0 if it is too long.
@@ -100,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, Labell
             }
             const float factor = k < 0 ? 0.0f : first / (float(p.K) * shots[k]);
 #pragma unroll
-            for (int h = 0; h < kHeld; ++h) add_scaled(sum[h], x[i][h], factor);
+            for (int h = 0; h < kHeld; ++h) sum[h] = sum[h] + x[i][h] * factor;
         }
     }
 #pragma unroll
@@ -118,9 +105,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, Labell
 inline void launch_rows(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
     const int held = rows_held(p.D);
     const auto kernel = held == 1 ? rows_kernel<1> : held == 4 ? rows_kernel<4> : rows_kernel<8>;
-    const size_t bytes = sizeof(float) * kWarps * held * 128;
-    kernel<<<grid_size(p.B * plan.parts), kThreads, bytes, stream>>>(p, plan);
-    check_launch("rows_kernel");
+    const int64_t bytes = int64_t(sizeof(float)) * kWarps * held * 128;
+    launch("rows_kernel", kernel, p.B * plan.parts, kThreads, bytes, stream, p, plan);
 }
 
 // --- rows of a class -----------------------------------------------------------------------------
@@ -159,8 +145,7 @@ struct ClassRows {
     __device__ void write(int64_t d, float4 v) const {
         if (d >= D) return;
         const float share = 1.0f / float(max(end - begin, 1));
-        v = make_float4(v.x * share, v.y * share, v.z * share, v.w * share);
-        store_row4(mean, d, D, aligned, v);
+        store_row4(mean, d, D, aligned, v * share);
     }
 };
 
@@ -194,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, 
         for (int i = c.begin; i < c.end; ++i) {
             const int64_t s = c.order[i];
             const float first = kCentred ? c.firsts[s] : 1.0f;
-            add_scaled(total, c.load<kCentred>(s, first, d), factors[s]);
+            total = total + c.load<kCentred>(s, first, d) * factors[s];
         }
         c.write(d, total);
     }
@@ -236,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, Label
             if (i + j >= c.end) continue;
             if (lane == 0) c.seconds[rows[j]] = second;
 #pragma unroll
-            for (int h = 0; h < kHeld; ++h) add_scaled(sum[h], x[j][h], second);
+            for (int h = 0; h < kHeld; ++h) sum[h] = sum[h] + x[j][h] * second;
         }
     }
 #pragma unroll
@@ -245,14 +230,12 @@ __global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, Label
 
 template <bool kCentred>
 void launch_means(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
-    const unsigned blocks = grid_size(ceil_div(p.B * p.K, int64_t(kWarps)));
     const int held = kCentred ? rows_held(p.D) : 0;
     const auto kernel = held == 1   ? means_kernel<1>
                         : held == 4 ? means_kernel<4>
                         : held == 8 ? means_kernel<8>
                                     : long_means_kernel<kCentred>;
-    kernel<<<blocks, kThreads, 0, stream>>>(p, plan);
-    check_launch("means_kernel");
+    launch("means_kernel", kernel, ceil_div(p.B * p.K, kWarps), kThreads, 0, stream, p, plan);
 }
 
 // All outputs of `labelled`.

@@ -89,14 +89,9 @@ struct LikelihoodPlan {
         const auto z = static_cast<__half*>(p.solved);
         factor.classes = {K, by_rows ? p.solved : p.rows, !by_rows, nullptr, pitch, z};
         factor.judges = {J, away, true, nullptr, pitch, judges};
-        labelled.workspace_bytes = LabelledPlan(without_workspace(labelled), false).bytes;
+        labelled.workspace_bytes = LabelledPlan(labelled, false).bytes;
         labelled.workspace = arena.take<char>(labelled.workspace_bytes);
         bytes = arena.used();
-    }
-
-    static LabelledParams without_workspace(LabelledParams p) {
-        p.workspace = nullptr;
-        return p;
     }
 
     // Classes that are multiplied with all others: all, or with more classes than judges, those of
@@ -131,9 +126,7 @@ struct ScaledRows {
         return load_row4(static_cast<const float*>(rows) + row * p.D, d, p.D, aligned);
     }
     __device__ float4 scaled(int64_t task, int64_t d, float4 x) const {
-        const float4 s = load(p.scale, task, d);
-        return make_float4(x.x * root_approx(s.x), x.y * root_approx(s.y), x.z * root_approx(s.z),
-                           x.w * root_approx(s.w));
+        return x * roots_approx(load(p.scale, task, d));
     }
     __device__ float4 mean(int64_t task, int64_t k, int64_t d) const {
         return scaled(task, d, load(p.means, task * p.K + k, d));
@@ -148,9 +141,7 @@ struct ScaledRows {
         const float second = static_cast<const float*>(p.second)[at];
         const float4 x = centred(load(p.support, at, d), first, load(p.centre, task, d));
         const float4 w = offset ? load(p.means, task * p.K + k, d) : make_float4(0, 0, 0, 0);
-        return scaled(task, d,
-                      make_float4(x.x * second - w.x, x.y * second - w.y, x.z * second - w.z,
-                                  x.w * second - w.w));
+        return scaled(task, d, x * second - w);
     }
 };
 
@@ -416,11 +407,7 @@ struct LeftOutDistances {
 
 }  // namespace
 
-int64_t workspace_cuda(const LikelihoodParams& p, int) {
-    LikelihoodParams counted = p;
-    counted.workspace = nullptr;
-    return LikelihoodPlan(counted).bytes;
-}
+int64_t workspace_cuda(const LikelihoodParams& p, int) { return LikelihoodPlan(p).bytes; }
 
 void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, workspace_cuda(p, device));
@@ -437,9 +424,8 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     const bool aligned = rows.aligned && rows_aligned(p.dtype, p.D, {p.scale});
     const ScaledRows scaled{plan.labelled, aligned};
     const int64_t items = p.B * (p.K + (plan.by_rows ? p.S : plan.J));
-    const unsigned blocks = grid_size(ceil_div(items, int64_t(kWarps)));
-    scaled_kernel<<<blocks, kThreads, 0, on>>>(scaled, p, plan, judged);
-    check_launch("scaled_kernel");
+    launch("scaled_kernel", scaled_kernel, ceil_div(items, kWarps), kThreads, 0, on, scaled, p,
+           plan, judged);
     const int64_t depth = row_numbers(p.D);
     if (plan.by_rows) {
         const int64_t all = p.S + p.K;
@@ -448,9 +434,8 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
         launch_product(JudgedProducts{{plan.J, p.K, depth}, p, plan}, p.B, on);
     }
     if (p.full && !plan.by_rows) {
-        const int64_t tiles = ceil_div(p.S, int64_t(32)) * ceil_div(p.D, int64_t(32));
-        turn_kernel<<<grid_size(p.B * tiles), kThreads, 0, on>>>(scaled, plan.turned);
-        check_launch("turn_kernel");
+        const int64_t tiles = ceil_div(p.S, 32) * ceil_div(p.D, 32);
+        launch("turn_kernel", turn_kernel, p.B * tiles, kThreads, 0, on, scaled, plan.turned);
         launch_product(
             FeatureProducts{{p.D, p.D, row_numbers(p.S), true}, plan.turned, plan.factor.factor},
             p.B, on);

@@ -92,8 +92,7 @@ __global__ void __launch_bounds__(kThreads) move_kernel(MoveParams p) {
 void run_cuda(const MoveParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
     const DeviceGuard guard(device);
-    move_kernel<<<grid_size(p.B * p.K), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-    check_launch("move_kernel");
+    launch("move_kernel", move_kernel, p.B * p.K, kThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext

@@ -271,40 +271,20 @@ __device__ void write_rows(const Block& b, int64_t task) {
     }
 }
 
-// Proportions and dual of a task.
-__device__ void write_classes(const Block& b, int64_t task) {
-    const PaddleParams& p = b.c.call;
-    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
-        const float proportion = b.s.held[k] / float(b.Q);
-        static_cast<float*>(p.proportions)[task * b.K + k] = proportion;
-        static_cast<float*>(p.dual)[task * b.K + k] = 1.0f + logf(proportion + b.limit.epsilon);
-    }
-}
-
 template <bool SharedGram, int MaxThreads>
 __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
     solve_block_kernel(Chunk c) {
-    extern __shared__ __align__(16) char memory[];
-    const Shared s(memory, c.plan.Qp, c.call.size.K, SharedGram, nullptr);
-    const Limits limits(c.call);
-    while (true) {
-        const int64_t at = next_task(c, s);
-        if (at >= c.tasks) return;
-        const int64_t task = c.first + at;
-        Block b(c, s, at, limits, SharedGram);
-        const double unit = load_task(b, at);
+    solve_tasks<SharedGram>(c, [&](const Block& b, int64_t task, float tol) {
         float4* const zero = reinterpret_cast<float4*>(b.u);
         for (int i = threadIdx.x; i < b.K * b.Qp / 4; i += blockDim.x)
             zero[i] = make_float4(0, 0, 0, 0);
-        __syncthreads();  // the task is in shared memory
-        const float tol = scaled_tolerance(c.call.tol, unit);
+        __syncthreads();  // u is in place
         const Outcome outcome = iterate(b, tol, c.call.max_iter);
         __syncthreads();  // u of all threads is in place
         write_rows(b, task);
         write_classes(b, task);
-        write_outcome(c.call, task, outcome, unit);
-        __syncthreads();  // shared memory is free for the next task
-    }
+        return outcome;
+    });
 }
 
 }  // namespace

@@ -116,13 +116,6 @@ struct Block {
     }
 };
 
-// 1 / x to about one unit in the last place, for numbers that are neither tiny nor huge.
-__device__ inline float reciprocal(float x) {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-
 // (slope, bias) of a class from its mass N and its P.
 __device__ inline float2 logit_line(const Block& b, float mass, double norm, float dual_term) {
     const float inverse = 1.0f / mass;

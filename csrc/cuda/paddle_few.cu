@@ -105,23 +105,10 @@ __device__ inline void write_few(const Block& b, int64_t task, const float2 (&u)
                 label = k;
             }
         }
-#pragma unroll
-        for (int step = 1; step < 4; step *= 2) {
-            const float other = __shfl_xor_sync(kAllLanes, best, step);
-            const int other_label = __shfl_xor_sync(kAllLanes, label, step);
-            if (other > best || (other == best && other_label < label)) {
-                best = other;
-                label = other_label;
-            }
-        }
+        label = warp_argmax<4>(best, label);
         if (b.quarter == 0 && q < b.Q) p.labels[task * b.Q + q] = label;
     }
-    if (b.warp == 0 && b.lane < b.K) {
-        const float proportion = b.s.held[b.lane] / float(b.Q);
-        static_cast<float*>(p.proportions)[task * b.K + b.lane] = proportion;
-        static_cast<float*>(p.dual)[task * b.K + b.lane] =
-            1.0f + logf(proportion + b.limit.epsilon);
-    }
+    write_classes(b, task);
 }
 
 // A whole task; the initial slopes and biases of the logits are in shared memory.
@@ -170,21 +157,9 @@ template <int MaxThreads, int Columns>
 __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1
                                               : Columns > 3    ? 3
                                                                : 4) solve_few_kernel(Chunk c) {
-    extern __shared__ __align__(16) char memory[];
-    const Shared s(memory, c.plan.Qp, c.call.size.K, true, nullptr);
-    const Limits limits(c.call);
-    while (true) {
-        const int64_t at = next_task(c, s);
-        if (at >= c.tasks) return;
-        const int64_t task = c.first + at;
-        Block b(c, s, at, limits, true);
-        const double unit = load_task(b, at);
-        __syncthreads();  // the task is in shared memory
-        const float tol = scaled_tolerance(c.call.tol, unit);
-        const Outcome outcome = solve_few<Columns>(b, task, tol, c.call.max_iter);
-        write_outcome(c.call, task, outcome, unit);
-        __syncthreads();  // shared memory is free for the next task
-    }
+    solve_tasks<true>(c, [&](const Block& b, int64_t task, float tol) {
+        return solve_few<Columns>(b, task, tol, c.call.max_iter);
+    });
 }
 
 template <int MaxThreads>

@@ -23,15 +23,6 @@ constexpr int kLeastRowExponent = -90;  // two to minus this, with the scales ab
 constexpr int kStepPieces = 2 * 32;     // of 16 bytes: halves of G for one step of one warp
 constexpr int kColumnPieces = 32;       // of 16 bytes: changes of an n-tile and one warp's queries
 
-// High parts of two numbers, and their low parts.
-__device__ inline uint2 split_pair(float first, float second) {
-    const __half2 high = __floats2half2_rn(first, second);
-    const float2 rounded = __half22float2(high);
-    const __half2 low = __floats2half2_rn(first - rounded.x, second - rounded.y);
-    return make_uint2(*reinterpret_cast<const unsigned*>(&high),
-                      *reinterpret_cast<const unsigned*>(&low));
-}
-
 // Splits this thread's two rows of G; returns the factor for the products of each. `rows` of them
 // are inside the matrix.
 __device__ inline float2 split_gram(const float* gram, int rows, int Qp, int quarter, int lane,
@@ -40,9 +31,6 @@ __device__ inline float2 split_gram(const float* gram, int rows, int Qp, int qua
     const auto load = [&](int step, int row) {
         if (row >= rows) return make_float4(0, 0, 0, 0);
         return *reinterpret_cast<const float4*>(gram + int64_t(row) * Qp + 16 * step + 4 * quarter);
-    };
-    const auto largest_of = [](float4 v) {
-        return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     };
     float largest[2] = {};
     for (int step = 0; step < steps; ++step) {

@@ -39,16 +39,13 @@ struct Place {
 
 // Halves of four numbers: the high parts; the low parts are one group further.
 __device__ inline void place_four(unsigned char* row_start, int row, int slot, float4 v) {
-    const __half2 high0 = __floats2half2_rn(v.x, v.y), high1 = __floats2half2_rn(v.z, v.w);
-    const float2 r0 = __half22float2(high0), r1 = __half22float2(high1);
-    const __half2 low0 = __floats2half2_rn(v.x - r0.x, v.y - r0.y);
-    const __half2 low1 = __floats2half2_rn(v.z - r1.x, v.w - r1.y);
-    const auto bits = [](const __half2& two) { return *reinterpret_cast<const unsigned*>(&two); };
+    const uint2 first = split_pair(v.x, v.y), second = split_pair(v.z, v.w);
     unsigned char* const here = row_start + slot % 2 * 8;
-    *reinterpret_cast<uint2*>(here + piece_offset(row, slot / 2)) =
-        make_uint2(bits(high0), bits(high1));
-    *reinterpret_cast<uint2*>(here + piece_offset(row, 4 + slot / 2)) =
-        make_uint2(bits(low0), bits(low1));
+    const auto piece = [&](int at) {
+        return reinterpret_cast<uint2*>(here + piece_offset(row, at + slot / 2));
+    };
+    *piece(0) = make_uint2(first.x, second.x);
+    *piece(4) = make_uint2(first.y, second.y);
 }
 
 struct Stage {
@@ -89,8 +86,8 @@ struct Loads {
         for (int i = 0; i < kRowLoads; ++i) {
             const int r = threadIdx.x / 8 + i * kRowStep;
             const float4 v = row[i];
-            squares[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+            squares[i] += squared_norm(v);
+            float most = largest_of(v);
 #pragma unroll
             for (int step = 4; step > 0; step /= 2) {
                 most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
@@ -98,18 +95,14 @@ struct Loads {
             // The exponent bits: most is in [2^exponent, 2^(exponent + 1)).
             const int exponent = max((__float_as_int(most) >> 23) - 127, kLeastExponent);
             const float scale = __int_as_float((127 - exponent) << 23) * kHalfRange;
-            place_four(stage.rows[r], r, slot,
-                       make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale));
+            place_four(stage.rows[r], r, slot, v * scale);
             const float unscale = __int_as_float((127 + exponent) << 23);
             if (slot == 0) stage.unscale[r] = unscale / (kHalfRange * kHalfRange);
         }
 #pragma unroll
         for (int i = 0; i < kColumnLoads; ++i) {
             const int q = threadIdx.x / 8 + i * kRowStep;
-            const float4 v = column[i];
-            place_four(stage.columns[q], q, slot,
-                       make_float4(v.x * kHalfRange, v.y * kHalfRange, v.z * kHalfRange,
-                                   v.w * kHalfRange));
+            place_four(stage.columns[q], q, slot, column[i] * kHalfRange);
         }
     }
 };
@@ -215,10 +208,8 @@ __global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
 
 void launch_products(const Chunk& c) {
     const PaddleSizes& n = c.call.size;
-    const int64_t tiles =
-        ceil_div(n.K + n.Q, int64_t(kTileRows)) * ceil_div(n.Q, int64_t(kTileColumns));
-    products_kernel<<<grid_size(c.tasks * tiles), kThreads, 0, c.stream>>>(c);
-    check_launch("products_kernel");
+    const int64_t tiles = ceil_div(n.K + n.Q, kTileRows) * ceil_div(n.Q, kTileColumns);
+    launch("products_kernel", products_kernel, c.tasks * tiles, kThreads, 0, c.stream, c);
 }
 
 }  // namespace paddle_ext

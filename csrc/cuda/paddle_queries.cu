@@ -131,10 +131,9 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
 void launch_scale_queries(const Chunk& c) {
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
-        scale_queries_kernel<Feature>
-            <<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c, rows_aligned(c));
+        launch("scale_queries_kernel", scale_queries_kernel<Feature>, c.tasks, kThreads, 0,
+               c.stream, c, rows_aligned(c));
     });
-    check_launch("scale_queries_kernel");
 }
 
 }  // namespace paddle_ext

@@ -91,18 +91,42 @@ __device__ inline void write_outcome(const PaddleParams& p, int64_t task, const 
         float(fmin(outcome.criterion * unit, double(Range<float>::kInfinity)));
 }
 
+// Proportions and dual of a task.
+__device__ inline void write_classes(const Block& b, int64_t task) {
+    const PaddleParams& p = b.c.call;
+    for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
+        const float proportion = b.s.held[k] / float(b.Q);
+        static_cast<float*>(p.proportions)[task * b.K + k] = proportion;
+        static_cast<float*>(p.dual)[task * b.K + k] = 1.0f + logf(proportion + b.limit.epsilon);
+    }
+}
+
+// A block solves one task after the other by solve(block, task, tolerance).
+template <bool SharedGram, typename Solve>
+__device__ __forceinline__ void solve_tasks(const Chunk& c, const Solve& solve) {
+    extern __shared__ __align__(16) char memory[];
+    const Shared s(memory, c.plan.Qp, c.call.size.K, SharedGram, nullptr);
+    const Limits limits(c.call);
+    while (true) {
+        const int64_t at = next_task(c, s);
+        if (at >= c.tasks) return;
+        Block b(c, s, at, limits, SharedGram);
+        const double unit = load_task(b, at);
+        __syncthreads();  // the task is in shared memory
+        const Outcome outcome = solve(b, c.first + at, scaled_tolerance(c.call.tol, unit));
+        write_outcome(c.call, c.first + at, outcome, unit);
+        __syncthreads();  // shared memory is free for the next task
+    }
+}
+
 // As many blocks as the device can run at once.
 template <typename Kernel>
 void launch_resident(Kernel* kernel, const Chunk& c) {
     const int threads = int(c.plan.Qp / kRowsPerWarp * 32), bytes = c.plan.shared_bytes;
     allow_all_shared(kernel);
-    int resident = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    const int64_t blocks = std::min<int64_t>(c.tasks, int64_t(resident) * c.multiprocessors);
-    check_cuda(cudaMemsetAsync(c.next_task, 0, sizeof(int), c.stream), "cudaMemsetAsync");
-    kernel<<<static_cast<unsigned>(blocks), threads, bytes, c.stream>>>(c);
-    check_launch("the block solver");
+    const int64_t resident = resident_blocks(kernel, threads, bytes) * c.multiprocessors;
+    fill_bytes(c.next_task, 0, sizeof(int), c.stream);
+    launch("the block solver", kernel, std::min(c.tasks, resident), threads, bytes, c.stream, c);
 }
 
 }  // namespace paddle_ext

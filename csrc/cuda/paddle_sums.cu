@@ -102,12 +102,7 @@ template <int Pieces>
 __device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], float norm,
                         const float4 (&shift)[Pieces]) {
 #pragma unroll
-    for (int i = 0; i < Pieces; ++i) {
-        sum[i].x += value[i].x * norm - shift[i].x;
-        sum[i].y += value[i].y * norm - shift[i].y;
-        sum[i].z += value[i].z * norm - shift[i].z;
-        sum[i].w += value[i].w * norm - shift[i].w;
-    }
+    for (int i = 0; i < Pieces; ++i) sum[i] = sum[i] + (value[i] * norm - shift[i]);
 }
 
 // One warp per class and slice of 128 * Pieces features, two rows in flight.
@@ -141,10 +136,7 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
         if (slices > 1) return warp_inverse_norm(x, n.D, aligned);
         float squared = 0.0f;
 #pragma unroll
-        for (int i = 0; i < Pieces; ++i) {
-            const float4 v = value[i];
-            squared += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        }
+        for (int i = 0; i < Pieces; ++i) squared += squared_norm(value[i]);
         return inverse_norm(x, n.D, aligned, warp_sum(squared));
     };
     for (int base = first; base < end; base += 32) {
@@ -277,20 +269,18 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
 }
 
 void launch_groups(const Chunk& c) {
-    const unsigned tasks = grid_size(c.call.size.support_shared ? 1 : c.tasks);
     const GroupPlan plan = group_plan(c.call.size);
-    const int bytes = plan.shared ? int(plan.warps * c.call.size.K * int64_t(sizeof(int))) : 0;
-    group_support_kernel<<<tasks, 32 * plan.warps, bytes, c.stream>>>(c, plan.shared);
-    check_launch("group_support_kernel");
+    const int64_t bytes = plan.shared ? plan.warps * c.call.size.K * int64_t(sizeof(int)) : 0;
+    launch("group_support_kernel", group_support_kernel, c.call.size.support_shared ? 1 : c.tasks,
+           32 * plan.warps, bytes, c.stream, c, plan.shared);
 }
 
 template <typename Feature, int Pieces>
 void launch_pieces(const Chunk& c, const SumsOut& out) {
-    const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
+    const int64_t slices = ceil_div(c.plan.Dp, 128 * Pieces);
     const int64_t warps = (c.call.size.support_shared ? 1 : c.tasks) * slices * c.call.size.K;
-    const unsigned blocks = grid_size(ceil_div(warps, int64_t(kWarps)));
-    class_sums_kernel<Feature, Pieces><<<blocks, kThreads, 0, c.stream>>>(c, out, rows_aligned(c));
-    check_launch("class_sums_kernel");
+    launch("class_sums_kernel", class_sums_kernel<Feature, Pieces>, ceil_div(warps, kWarps),
+           kThreads, 0, c.stream, c, out, rows_aligned(c));
 }
 
 template <typename Feature>
@@ -323,19 +313,15 @@ void launch_class_sums(const Chunk& c) {
             return;
         }
         if (c.first == 0) {
-            first_row_kernel<Feature>
-                <<<1, 32, 0, c.stream>>>(c, true, unit_norm, rows_aligned(c), c.shift);
-            check_launch("first_row_kernel");
+            launch("first_row_kernel", first_row_kernel<Feature>, 1, 32, 0, c.stream, c, true,
+                   unit_norm, rows_aligned(c), c.shift);
             launch_groups(c);
             launch_sums<Feature>(c, {c.shift, 0, nullptr, c.shared_sums, c.count, unit_norm});
         }
-        const unsigned blocks = grid_size(c.tasks * n.K);
-        move_sums_kernel<<<blocks, 128, 0, c.stream>>>(c);
-        check_launch("move_sums_kernel");
+        launch("move_sums_kernel", move_sums_kernel, c.tasks * n.K, 128, 0, c.stream, c);
     });
     if (unit_norm) return;  // nothing is far
-    bound_sums_kernel<<<grid_size(c.tasks), kThreads, 0, c.stream>>>(c);
-    check_launch("bound_sums_kernel");
+    launch("bound_sums_kernel", bound_sums_kernel, c.tasks, kThreads, 0, c.stream, c);
 }
 
 void launch_prototypes(const Chunk& c) {
@@ -343,17 +329,14 @@ void launch_prototypes(const Chunk& c) {
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
         if (!n.support_shared || c.first == 0) {
-            const unsigned shifts = grid_size(n.support_shared ? 1 : c.tasks);
-            first_row_kernel<Feature><<<shifts, 32, 0, c.stream>>>(c, n.support_shared, false,
-                                                                   rows_aligned(c), c.raw_shift);
-            check_launch("first_row_kernel");
+            launch("first_row_kernel", first_row_kernel<Feature>, n.support_shared ? 1 : c.tasks,
+                   32, 0, c.stream, c, n.support_shared, false, rows_aligned(c), c.raw_shift);
             const int64_t stride = n.support_shared ? 0 : n.D;
             launch_sums<Feature>(c, {c.raw_shift, stride, nullptr, c.raw_sums, c.raw_count, false});
         }
-        const unsigned blocks = grid_size(c.tasks * n.K);
-        prototypes_kernel<Feature><<<blocks, kThreads, 0, c.stream>>>(c);
+        launch("prototypes_kernel", prototypes_kernel<Feature>, c.tasks * n.K, kThreads, 0,
+               c.stream, c);
     });
-    check_launch("prototypes_kernel");
 }
 
 }  // namespace paddle_ext

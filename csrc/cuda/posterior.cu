@@ -212,11 +212,7 @@ __global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, Post
 
 }  // namespace
 
-int64_t workspace_cuda(const PosteriorParams& p, int) {
-    PosteriorParams counted = p;
-    counted.workspace = nullptr;
-    return PosteriorPlan(counted).bytes;
-}
+int64_t workspace_cuda(const PosteriorParams& p, int) { return PosteriorPlan(p).bytes; }
 
 void run_cuda(const PosteriorParams& p, int device, void* stream) {
     const auto [B, Q, K, D, M, N, L] = p.size;
@@ -226,7 +222,7 @@ void run_cuda(const PosteriorParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     const auto on = static_cast<cudaStream_t>(stream);
     const PosteriorPlan plan(p);
-    check_cuda(cudaMemsetAsync(p.finite, 1, size_t(B), on), "cudaMemset");
+    fill_bytes(p.finite, 1, B, stream);
     run_cuda(plan.coordinates, device, stream);
     launch_product(ScaledProducts{{Q, N + Q, row_numbers(D)}, p, plan}, B, on);
     if (M > 0) {
@@ -239,9 +235,8 @@ void run_cuda(const PosteriorParams& p, int device, void* stream) {
         launch_product(SolvedProducts{{{Q, K + Q, pitch}, p, plan}}, B, on);
     }
     run_cuda(plan.adapt, device, stream);
-    const int64_t tiles = ceil_div(Q, int64_t(kInnerRows)) * ceil_div(K, int64_t(kInnerClasses));
-    inner_kernel<<<grid_size(B * tiles), kThreads, 0, on>>>(p, plan);
-    check_launch("inner_kernel");
+    const int64_t tiles = ceil_div(Q, kInnerRows) * ceil_div(K, kInnerClasses);
+    launch("inner_kernel", inner_kernel, B * tiles, kThreads, 0, stream, p, plan);
     run_cuda(plan.step, device, stream);
 }
 

@@ -1,18 +1,16 @@
 // Large tasks on CUDA before their iterations: a survey of the queries, and the coordinates. Sums
 // are taken in a fixed order, without atomics.
 
-#include "common/arena.h"
 #include "common/check.h"
-#include "common/device.cuh"
 #include "common/large.h"
 #include "common/prepare.h"
 #include "common/rows.cuh"
+#include "cuda/assign_rows.cuh"
 
 namespace paddle_ext {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kColumns = 128;  // features of a block, four per lane
 
 // 1 / norm by one warp; 0 for a row of zeros. Squares of float32 cannot overflow in double.
@@ -34,6 +32,13 @@ __global__ void __launch_bounds__(kThreads)
     if (row >= count) return;
     const double found = inverse_norm_of(rows + row * D, D, aligned);
     if (threadIdx.x % 32 == 0) lengths[row] = Real(fmin(found, double(Range<float>::kInfinity)));
+}
+
+template <typename Feature, typename Real>
+void launch_lengths(const Feature* rows, int64_t count, int64_t D, bool aligned, Real* lengths,
+                    void* stream) {
+    launch("lengths_kernel", lengths_kernel<Feature, Real>, ceil_div(count, kWarps), kThreads, 0,
+           stream, rows, count, D, aligned, lengths);
 }
 
 // --- survey -------------------------------------------------------------------------------------
@@ -119,15 +124,6 @@ __global__ void __launch_bounds__(kThreads) add_survey_kernel(SurveyParams p, Su
     *most = higher(*most, all.most);
 }
 
-// One block per task.
-__global__ void __launch_bounds__(kThreads) add_squares_kernel(SurveyParams p, SurveyPlan plan) {
-    __shared__ double scratch[kWarps];
-    double sum = 0;
-    for (int64_t d = threadIdx.x; d < p.D; d += kThreads) sum += plan.squares[blockIdx.x * p.D + d];
-    sum = block_sum(sum, scratch);
-    if (threadIdx.x == 0) p.squares[blockIdx.x] += sum;
-}
-
 // --- place --------------------------------------------------------------------------------------
 
 struct PlaceWorkspace {
@@ -205,67 +201,54 @@ __global__ void __launch_bounds__(kThreads) slope_kernel(SlopeParams p) {
     if (task < p.B) find_slope(p, task);
 }
 
-unsigned blocks_of(int64_t items, int64_t each) { return grid_size(ceil_div(items, each)); }
-
 }  // namespace
 
 int64_t workspace_cuda(const SurveyParams& p, int) { return SurveyPlan(p).used; }
 
-void run_cuda(const SurveyParams& p, int device, void* on) {
+void run_cuda(const SurveyParams& p, int device, void* stream) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
     const SurveyPlan plan(p);
     require_workspace(p.workspace_bytes, plan.used);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows});
     with_feature_type(p.dtype, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         if (p.length != nullptr) {
-            lengths_kernel<<<blocks_of(p.B * p.N, kWarps), kThreads, 0, stream>>>(
-                static_cast<const Feature*>(p.rows), p.B * p.N, p.D, aligned,
-                static_cast<float*>(p.length));
-            check_launch("lengths_kernel");
+            launch_lengths(static_cast<const Feature*>(p.rows), p.B * p.N, p.D, aligned,
+                           static_cast<float*>(p.length), stream);
         }
-        const unsigned blocks = grid_size(p.B * plan.blocks * plan.tiles);
-        survey_kernel<Feature><<<blocks, kThreads, 0, stream>>>(p, plan, aligned);
-        check_launch("survey_kernel");
+        launch("survey_kernel", survey_kernel<Feature>, p.B * plan.blocks * plan.tiles, kThreads, 0,
+               stream, p, plan, aligned);
     });
-    add_survey_kernel<<<blocks_of(p.B * p.D, kThreads), kThreads, 0, stream>>>(p, plan);
-    check_launch("add_survey_kernel");
-    add_squares_kernel<<<grid_size(p.B), kThreads, 0, stream>>>(p, plan);
-    check_launch("add_squares_kernel");
+    launch("add_survey_kernel", add_survey_kernel, ceil_div(p.B * p.D, kThreads), kThreads, 0,
+           stream, p, plan);
+    add_logs(plan.squares, p.B, p.D, p.squares, stream);
 }
 
 int64_t workspace_cuda(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
 
-void run_cuda(const PlaceParams& p, int device, void* on) {
+void run_cuda(const PlaceParams& p, int device, void* stream) {
     require(p.rows != DType::kFloat64 && p.dtype == DType::kFloat32,
             "support on CUDA must be of half or single precision");
     const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
     const PlaceWorkspace all(p);
     require_workspace(p.workspace_bytes, all.used);
-    const unsigned classes = grid_size(p.B * p.K);
     with_feature_type(p.rows, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         const int64_t rows = (p.shared ? 1 : p.B) * p.S;
         if (p.scaling == Scaling::kAuto && rows > 0) {
-            lengths_kernel<<<blocks_of(rows, kWarps), kThreads, 0, stream>>>(
-                static_cast<const Feature*>(p.support), rows, p.D,
-                rows_aligned(p.rows, p.D, {p.support}), all.lengths);
-            check_launch("lengths_kernel");
+            launch_lengths(static_cast<const Feature*>(p.support), rows, p.D,
+                           rows_aligned(p.rows, p.D, {p.support}), all.lengths, stream);
         }
-        class_means_kernel<Feature><<<classes, kThreads, 0, stream>>>(p, all);
-        check_launch("class_means_kernel");
+        launch("class_means_kernel", class_means_kernel<Feature>, p.B * p.K, kThreads, 0, stream, p,
+               all);
     });
-    place_kernel<<<classes, kThreads, 0, stream>>>(p, all);
-    check_launch("place_kernel");
+    launch("place_kernel", place_kernel, p.B * p.K, kThreads, 0, stream, p, all);
 }
 
 void run_cuda(const SlopeParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
-    slope_kernel<<<blocks_of(p.B, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-    check_launch("slope_kernel");
+    launch("slope_kernel", slope_kernel, ceil_div(p.B, kThreads), kThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext

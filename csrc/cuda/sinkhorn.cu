@@ -48,12 +48,8 @@ constexpr int64_t kNumbersPerThread = 64;
 
 // As many blocks as a task can use, and as many teams as are resident at the same time.
 TeamPlan plan_teams(const SinkhornParams& p, int device) {
-    int on_each = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, sinkhorn_teams_kernel,
-                                                             kLargeThreads, 0),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    const int64_t resident =
-        on_each * int64_t(device_attribute(cudaDevAttrMultiProcessorCount, device));
+    const int64_t resident = resident_blocks(sinkhorn_teams_kernel, kLargeThreads, 0) *
+                             device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int64_t useful = ceil_div(p.Q * p.K, kNumbersPerThread * kLargeThreads);
     TeamPlan plan{};
     plan.blocks = int(std::min(useful, resident));
@@ -104,16 +100,9 @@ double seconds_at_most(const SinkhornParams& p, const LaunchPlan& plan, int devi
 void launch_teams(const SinkhornParams& p, const TeamPlan& plan, const Watch& watch,
                   cudaStream_t stream) {
     require_workspace(p.workspace_bytes, plan.bytes);
-    check_cuda(cudaMemsetAsync(p.workspace, 0, size_t(plan.team_bytes()), stream),
-               "cudaMemsetAsync");
-    SinkhornParams params = p;
-    TeamPlan teams = plan;
-    const volatile int* stop = watch.stop();
-    void* arguments[] = {&params, &teams, &stop};
-    check_cuda(
-        cudaLaunchCooperativeKernel(sinkhorn_teams_kernel, dim3(unsigned(plan.blocks * plan.teams)),
-                                    dim3(kLargeThreads), arguments, 0, stream),
-        "sinkhorn_teams_kernel");
+    fill_bytes(p.workspace, 0, plan.team_bytes(), stream);
+    launch_together("sinkhorn_teams_kernel", sinkhorn_teams_kernel, plan.blocks * plan.teams,
+                    kLargeThreads, 0, stream, p, plan, watch.stop());
 }
 
 }  // namespace
@@ -130,16 +119,15 @@ void run_cuda(const SinkhornParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     const cudaStream_t on = static_cast<cudaStream_t>(stream);
     const LaunchPlan plan = make_plan(p, device);
-    const unsigned tasks = static_cast<unsigned>(p.B);
     Watch watch(on, seconds_at_most(p, plan, device));
     if (plan.tile != nullptr) {
         allow_all_shared(plan.tile->run);
-        plan.tile->run<<<tasks, 32 * plan.warps, size_t(plan.bytes), on>>>(p, watch.stop());
-        check_launch("sinkhorn_tile_kernel");
+        launch("sinkhorn_tile_kernel", plan.tile->run, p.B, 32 * plan.warps, plan.bytes, on, p,
+               watch.stop());
     } else if (plan.shared) {
         allow_all_shared(sinkhorn_shared_kernel);
-        sinkhorn_shared_kernel<<<tasks, kLargeThreads, size_t(plan.bytes), on>>>(p, watch.stop());
-        check_launch("sinkhorn_shared_kernel");
+        launch("sinkhorn_shared_kernel", sinkhorn_shared_kernel, p.B, kLargeThreads, plan.bytes, on,
+               p, watch.stop());
     } else {
         launch_teams(p, plan.teams, watch, on);
     }

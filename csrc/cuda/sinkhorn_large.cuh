@@ -127,25 +127,19 @@ __device__ inline void go_home(Team& team, const Task& t, const LargeTask& s) {
     for (int k = team.thread; k < t.K; k += team.threads) s.b[k] = sqrtf(s.col_mass[k]);
 }
 
-__device__ inline void absorb_rows(Team& team, const Task& t, const LargeTask& s) {
-    for (int q = team.thread; q < t.Q; q += team.threads) {
-        s.potentials.row_log[q] += absorbed(s.a[q], s.row_mass[q]);
-    }
-}
-
-__device__ inline void absorb_columns(Team& team, const Task& t, const LargeTask& s) {
-    for (int k = team.thread; k < t.K; k += team.threads) {
-        s.potentials.col_log[k] += absorbed(s.b[k], s.col_mass[k]);
-    }
+// The factors of one side, into its potentials.
+__device__ inline void absorb(Team& team, int count, double* log, const float* factor,
+                              const float* mass) {
+    for (int i = team.thread; i < count; i += team.threads) log[i] += absorbed(factor[i], mass[i]);
 }
 
 // The functions for what is rare are not inlined, so that they cost the iteration no registers.
 
 // The row sums again, if a row is lost.
 __device__ __noinline__ void recover_rows(Team& team, const Task& t, const LargeTask& s) {
-    absorb_columns(team, t, s);
+    absorb(team, t.K, s.potentials.col_log, s.b, s.col_mass);
     team.sync();  // the potentials of the columns are in place
-    centre_rows(team, t, s.potentials);
+    centre<true>(team, t, s.potentials);
     go_home(team, t, s);
     fill(team, t, s);
     sum_rows(team, t, s);
@@ -160,9 +154,9 @@ __device__ inline void find_rows(Team& team, const Task& t, const LargeTask& s) 
 }
 
 __device__ __noinline__ bool recover_columns(Team& team, const Task& t, const LargeTask& s) {
-    absorb_rows(team, t, s);
+    absorb(team, t.Q, s.potentials.row_log, s.a, s.row_mass);
     team.sync();  // the potentials of the rows are in place
-    centre_columns(team, t, s.potentials);
+    centre<false>(team, t, s.potentials);
     go_home(team, t, s);
     fill(team, t, s);
     bool far = false, lost = false;
@@ -182,8 +176,8 @@ __device__ inline bool column_step(Team& team, const Task& t, const LargeTask& s
 }
 
 __device__ __noinline__ void absorb(Team& team, const Task& t, const LargeTask& s) {
-    absorb_rows(team, t, s);
-    absorb_columns(team, t, s);
+    absorb(team, t.Q, s.potentials.row_log, s.a, s.row_mass);
+    absorb(team, t.K, s.potentials.col_log, s.b, s.col_mass);
     go_home(team, t, s);
     fill(team, t, s);
 }
@@ -198,7 +192,7 @@ __device__ __noinline__ void first_iteration(Team& team, const Task& t, const La
     fill(team, t, s);
     sum_rows(team, t, s);
     if (!column_step(team, t, s, row_step(team, t, s), true)) return;
-    absorb_rows(team, t, s);
+    absorb(team, t.Q, s.potentials.row_log, s.a, s.row_mass);
     reduce_columns(team, t, s.potentials);
     go_home(team, t, s);
     fill(team, t, s);

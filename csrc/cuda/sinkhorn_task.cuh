@@ -82,20 +82,6 @@ __device__ inline void for_rows(const Team& team, int Q, int width, const Body& 
     }
 }
 
-__device__ inline float group_sum(float value, int width) {
-    for (int step = width / 2; step > 0; step /= 2) {
-        value += __shfl_xor_sync(kAllLanes, value, step);
-    }
-    return value;
-}
-
-__device__ inline float group_min(float value, int width) {
-    for (int step = width / 2; step > 0; step /= 2) {
-        value = fminf(value, __shfl_xor_sync(kAllLanes, value, step));
-    }
-    return value;
-}
-
 // The minima of the rows, and potentials of zero.
 __device__ inline void start_potentials(const Team& team, const Task& t, const Potentials& s) {
     const int width = lanes_per_row(t.K);
@@ -140,28 +126,19 @@ __device__ inline float element(const Task& t, const Potentials& s, int q, int k
     return exp2f(float(fmax(fmin(log_element(t, s, q, k, cost), kHighest), kLowest)));
 }
 
-// Potentials of the rows that make the largest element of each row 1; those of the columns are
-// given.
-__device__ inline void centre_rows(const Team& team, const Task& t, const Potentials& s) {
-    for (int q = team.thread; q < t.Q; q += team.threads) {
-        if (!(t.row_mass[q] > 0)) continue;
+// Potentials of the rows (or the columns) that make the largest element of each 1; those of the
+// other side are given.
+template <bool kRows>
+__device__ inline void centre(const Team& team, const Task& t, const Potentials& s) {
+    const int count = kRows ? t.Q : t.K, others = kRows ? t.K : t.Q;
+    for (int i = team.thread; i < count; i += team.threads) {
+        if (!((kRows ? t.row_mass : t.col_mass)[i] > 0)) continue;
         double most = kSinkhornGone;
-        for (int k = 0; k < t.K; ++k) {
+        for (int j = 0; j < others; ++j) {
+            const int q = kRows ? i : j, k = kRows ? j : i;
             most = fmax(most, log_element(t, s, q, k, t.cost[int64_t(q) * t.K + k]));
         }
-        s.row_log[q] -= most;
-    }
-}
-
-// The same for columns.
-__device__ inline void centre_columns(const Team& team, const Task& t, const Potentials& s) {
-    for (int k = team.thread; k < t.K; k += team.threads) {
-        if (!(t.col_mass[k] > 0)) continue;
-        double most = kSinkhornGone;
-        for (int q = 0; q < t.Q; ++q) {
-            most = fmax(most, log_element(t, s, q, k, t.cost[int64_t(q) * t.K + k]));
-        }
-        s.col_log[k] -= most;
+        (kRows ? s.row_log : s.col_log)[i] -= most;
     }
 }
 
@@ -180,8 +157,7 @@ __device__ inline bool is_lost(float sum, float mass) {
 // mass / sum, without the slow path of a division.
 __device__ inline float new_factor(float sum, float mass) {
     sum = fminf(fmaxf(sum, SinkhornBounds<float>::kLeast), SinkhornBounds<float>::kMost);
-    float inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+    const float inverse = reciprocal(sum);
     const float quotient = mass * inverse;
     return fmaf(fmaf(-sum, quotient, mass), inverse, quotient);
 }

@@ -258,7 +258,7 @@ enum class Refill { kNone, kStart, kReduce, kAbsorb, kCentreHeld, kCentreAcross 
 template <bool kRowsAcross, typename Tile>
 __device__ __forceinline__ void fill_for(Refill refill, const Task& t, const TileShared& s,
                                          Tile& tile) {
-    const bool centre = refill == Refill::kCentreHeld || refill == Refill::kCentreAcross;
+    const bool centres = refill == Refill::kCentreHeld || refill == Refill::kCentreAcross;
     if (refill == Refill::kAbsorb || refill == Refill::kCentreHeld ||
         (refill == Refill::kReduce && kRowsAcross)) {
         tile.absorb_across();
@@ -268,13 +268,10 @@ __device__ __forceinline__ void fill_for(Refill refill, const Task& t, const Til
         tile.absorb_held();
     }
     if (refill == Refill::kReduce) reduce_columns(Team(), t, s.potentials);
-    if (centre) {
+    if (centres) {
         __syncthreads();  // the potentials of the other side are in place
-        if (kRowsAcross == (refill == Refill::kCentreAcross)) {
-            centre_rows(Team(), t, s.potentials);
-        } else {
-            centre_columns(Team(), t, s.potentials);
-        }
+        const bool rows = kRowsAcross == (refill == Refill::kCentreAcross);
+        rows ? centre<true>(Team(), t, s.potentials) : centre<false>(Team(), t, s.potentials);
     }
     tile.fill();
     if (refill != Refill::kStart) tile.go_home();

@@ -42,8 +42,7 @@ struct Centred {
     __device__ float4 operator()(int64_t d) const {
         const float4 x = load_row4(row, d, D, aligned);
         const float4 s = load_row4(scale, d, D, aligned), c = load_row4(centre, d, D, aligned);
-        return make_float4(fmaf(x.x * length, s.x, -c.x), fmaf(x.y * length, s.y, -c.y),
-                           fmaf(x.z * length, s.z, -c.z), fmaf(x.w * length, s.w, -c.w));
+        return x * length * s - c;
     }
 };
 
@@ -51,10 +50,7 @@ struct Centred {
 template <typename Feature>
 __device__ float inverse_norm_of(const Centred<Feature>& x) {
     float sum = 0;
-    for (int64_t d = threadIdx.x % 32 * 4; d < x.D; d += 128) {
-        const float4 v = x(d);
-        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
+    for (int64_t d = threadIdx.x % 32 * 4; d < x.D; d += 128) sum += squared_norm(x(d));
     return inverse_of_centred(warp_sum(sum));
 }
 
@@ -77,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool ali
     for (int64_t d = lane * 4; d < D; d += 128) {
         float4 v = x(d);
         if (kUnit) {
-            v = make_float4(v.x * unit, v.y * unit, v.z * unit, v.w * unit);
+            v = v * unit;
             if (p.own != nullptr) {
                 const float4 m = load_row4(p.metric + task * D, d, D, aligned);
                 own += v.x * v.x * m.x + v.y * v.y * m.y + v.z * v.z * m.z + v.w * v.w * m.w;
@@ -107,15 +103,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Unit>
-void repeat(const SplitParams& p, cudaStream_t stream) {
+void repeat(const SplitParams& p, void* stream) {
     const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N * width, int64_t(kThreads)));
-    repeat_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const Unit*>(p.rows), p.B * p.N,
-                                                   width, static_cast<Unit*>(p.out));
-    check_launch("repeat_kernel");
+    launch("repeat_kernel", repeat_kernel<Unit>, ceil_div(p.B * p.N * width, kThreads), kThreads, 0,
+           stream, static_cast<const Unit*>(p.rows), p.B * p.N, width, static_cast<Unit*>(p.out));
 }
 
-void repeat_halves(const SplitParams& p, cudaStream_t stream) {
+void repeat_halves(const SplitParams& p, void* stream) {
     require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
     const auto places = reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
     if (p.D % 8 == 0 && places % 16 == 0) return repeat<uint4>(p, stream);
@@ -124,20 +118,18 @@ void repeat_halves(const SplitParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-void run_cuda(const SplitParams& p, int device, void* on) {
+void run_cuda(const SplitParams& p, int device, void* stream) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
     const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
     if (p.pieces == 2) return repeat_halves(p, stream);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
                          rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
-    const unsigned blocks = grid_size(ceil_div(p.B * p.N, int64_t(kWarps)));
     with_feature_type(p.dtype, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         const auto kernel = p.unit ? split_kernel<Feature, true> : split_kernel<Feature, false>;
-        kernel<<<blocks, kThreads, 0, stream>>>(p, aligned);
+        launch("split_kernel", kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0, stream, p,
+               aligned);
     });
-    check_launch("split_kernel");
 }
 
 }  // namespace paddle_ext

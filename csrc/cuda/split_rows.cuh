@@ -40,8 +40,7 @@ __device__ inline void store_row4(__half* row, int64_t d, float4 x) {
 }
 __device__ inline float4 load_row4(const __half* row, int64_t d) {
     const float4 high = load4(row + group_offset(d)), low = load4(row + group_offset(d) + kGroup);
-    return make_float4((high.x + low.x) / kSplitFactor, (high.y + low.y) / kSplitFactor,
-                       (high.z + low.z) / kSplitFactor, (high.w + low.w) / kSplitFactor);
+    return (high + low) * (1.0f / kSplitFactor);
 }
 
 }  // namespace paddle_ext

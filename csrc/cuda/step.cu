@@ -177,8 +177,7 @@ void run_cuda(const StepParams& p, int device, void* stream) {
                         : p.K <= 160 ? step_kernel<5>
                         : p.K <= 256 ? step_kernel<8>
                                      : step_kernel<0>;
-    kernel<<<grid_size(p.B), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-    check_launch("step_kernel");
+    launch("step_kernel", kernel, p.B, kThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext

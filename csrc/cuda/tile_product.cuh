@@ -197,11 +197,9 @@ template <typename T, typename Problem>
 void launch_tiles(const Problem& p, int64_t tasks, cudaStream_t stream) {
     const auto kernel = product_kernel<T, Problem>;
     allow_all_shared(kernel);
-    const int64_t tiles =
-        ceil_div(p.rows, int64_t(T::kRows)) * ceil_div(p.columns, int64_t(T::kColumns));
-    const unsigned blocks = grid_size(tasks * tiles);
-    kernel<<<blocks, T::kThreads, sizeof(typename T::Stages), stream>>>(p);
-    check_launch("product_kernel");
+    const int64_t tiles = ceil_div(p.rows, T::kRows) * ceil_div(p.columns, T::kColumns);
+    constexpr int64_t kBytes = sizeof(typename T::Stages);
+    launch("product_kernel", kernel, tasks * tiles, T::kThreads, kBytes, stream, p);
 }
 
 // In tiles with less padding.

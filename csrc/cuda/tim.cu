@@ -138,8 +138,7 @@ void iterate(const TimChunk& c, Watch& watch) {
     const int ahead = int(std::max(1.0, 0.25 / iteration_seconds(c.call.size, c.tasks)));
     const bool measure = measures(c.call);
     const auto clear_largest = [&] {
-        check_cuda(cudaMemsetAsync(c.largest_weight, 0, c.tasks * sizeof(unsigned), c.stream),
-                   "cudaMemsetAsync");
+        fill_bytes(c.largest_weight, 0, c.tasks * int64_t(sizeof(unsigned)), c.stream);
     };
     launch_tim_rows(c);
     clear_largest();

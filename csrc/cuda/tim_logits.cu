@@ -120,8 +120,16 @@ struct OwnRows {
     int across;               // which half of the classes
 };
 
-__device__ inline int row_of_lane(int row0, int tile, int side) {
-    return row0 + tile * 16 + side * 8 + int(threadIdx.x % 32) / 4;
+// Calls body(tile, side, row) for the rows of a lane in a warp's rows from row0 on.
+template <typename Body>
+__device__ __forceinline__ void for_own_rows(int row0, const Body& body) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            body(tile, side, row0 + tile * 16 + side * 8 + int(threadIdx.x % 32) / 4);
+        }
+    }
 }
 
 // 2) From scores to exponentials, and their sums over the class of a row and over the others:
@@ -131,45 +139,36 @@ __device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float tem
                                              int class0, const OwnRows& own_rows,
                                              Exchange& exchange) {
     const int lane = threadIdx.x % 32;
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        float best = Range<float>::kMinusInfinity;
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            float best = Range<float>::kMinusInfinity;
-#pragma unroll
-            for (auto& block : score[tile]) {
-                best = fmaxf(best, fmaxf(block[2 * side], block[2 * side + 1]));
-            }
-            best = quad_max(best);
-            if (lane % 4 == 0) exchange.best[own_rows.across][row_of_lane(row0, tile, side)] = best;
+        for (auto& block : score[tile]) {
+            best = fmaxf(best, fmaxf(block[2 * side], block[2 * side + 1]));
         }
-    }
+        best = quad_max(best);
+        if (lane % 4 == 0) exchange.best[own_rows.across][row] = best;
+    });
     __syncthreads();  // the best of both halves of the classes is known
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        const float best = fmaxf(exchange.best[0][row], exchange.best[1][row]);
+        float own = 0.0f, others = 0.0f;
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+        for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
 #pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const int row = row_of_lane(row0, tile, side);
-            const float best = fmaxf(exchange.best[0][row], exchange.best[1][row]);
-            float own = 0.0f, others = 0.0f;
-#pragma unroll
-            for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const int k = class0 + i * 8 + lane % 4 * 2 + j;
-                    float& value = score[tile][i][2 * side + j];
-                    value = tim_exp(temperature * (value - best));
-                    (k == own_rows.label[tile][side] ? own : others) += value;
-                }
-            }
-            own = quad_sum(own);
-            others = quad_sum(others);
-            if (lane % 4 == 0) {
-                exchange.own[own_rows.across][row] = own;
-                exchange.others[own_rows.across][row] = others;
+            for (int j = 0; j < 2; ++j) {
+                const int k = class0 + i * 8 + lane % 4 * 2 + j;
+                float& value = score[tile][i][2 * side + j];
+                value = tim_exp(temperature * (value - best));
+                (k == own_rows.label[tile][side] ? own : others) += value;
             }
         }
-    }
+        own = quad_sum(own);
+        others = quad_sum(others);
+        if (lane % 4 == 0) {
+            exchange.own[own_rows.across][row] = own;
+            exchange.others[own_rows.across][row] = others;
+        }
+    });
     __syncthreads();  // the sums of both halves are known
 }
 
@@ -183,36 +182,31 @@ __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, i
     const int lane = threadIdx.x % 32;
     const bool alternating = c.call.solver == TimSolver::kAlternating;
     const TimOrder<float> order(c.call.alpha[0]);
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const int row = row_of_lane(row0, tile, side);
-            const float own = exchange.own[0][row] + exchange.own[1][row];
-            const float others = exchange.others[0][row] + exchange.others[1][row];
-            const float inverse = 1.0f / (own + others), p = own * inverse;
-            const float factor = alternating ? -1.0f : tim_support_factor(p, order);
-            const float stored = factor * inverse * kHalfRange;
-            if (c.call.losses != nullptr && own_rows.across == 0 && lane % 4 == 0) {
-                exchange.loss[row] = first + row < S ? tim_cross_entropy(p, order) : 0.0f;
-            }
-            if (first + row >= S) continue;
-            __half* const out = weights_of(c, task, first + row);
-#pragma unroll
-            for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
-                const int k = class0 + i * 8 + lane % 4 * 2;
-                if (k >= c.plan.classes) continue;
-                float weight[2];
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const bool is_own = k + j == own_rows.label[tile][side];
-                    weight[j] = stored * (is_own ? -others : value[tile][i][2 * side + j]);
-                    column[i][j] += weight[j];
-                }
-                store_halves(out + group_offset(k), weight[0], weight[1]);
-            }
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        const float own = exchange.own[0][row] + exchange.own[1][row];
+        const float others = exchange.others[0][row] + exchange.others[1][row];
+        const float inverse = 1.0f / (own + others), p = own * inverse;
+        const float factor = alternating ? -1.0f : tim_support_factor(p, order);
+        const float stored = factor * inverse * kHalfRange;
+        if (c.call.losses != nullptr && own_rows.across == 0 && lane % 4 == 0) {
+            exchange.loss[row] = first + row < S ? tim_cross_entropy(p, order) : 0.0f;
         }
-    }
+        if (first + row >= S) return;
+        __half* const out = weights_of(c, task, first + row);
+#pragma unroll
+        for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
+            const int k = class0 + i * 8 + lane % 4 * 2;
+            if (k >= c.plan.classes) continue;
+            float weight[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const bool is_own = k + j == own_rows.label[tile][side];
+                weight[j] = stored * (is_own ? -others : value[tile][i][2 * side + j]);
+                column[i][j] += weight[j];
+            }
+            store_halves(out + group_offset(k), weight[0], weight[1]);
+        }
+    });
 }
 
 // From scores to the weights of support rows; like support_row of tim_weights.cu, on a tile.
@@ -224,14 +218,9 @@ __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, in
     const int64_t* const labels = of_support(c.call.support_labels, n, c.first + task, n.S);
     OwnRows own_rows;
     own_rows.across = class0 * kWarpsAcross / Classes;
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const int64_t row = first + row_of_lane(row0, tile, side);
-            own_rows.label[tile][side] = row < n.S ? load_label(labels, row, n.K) : -1;
-        }
-    }
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        own_rows.label[tile][side] = first + row < n.S ? load_label(labels, first + row, n.K) : -1;
+    });
     exponentiate<Classes>(score, c.scale[task].temperature, row0, class0, own_rows, exchange);
     float column[Classes / kWarpsAcross / 8][2] = {};
     write_weights<Classes>(c, task, first, score, row0, class0, own_rows, exchange, column);
@@ -317,22 +306,17 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
     if (is_query || !c.plan.fused) {
         float* const out = products_of(c, task, is_query ? n.S : 0);
         const int64_t classes = c.plan.classes;
+        for_own_rows(row0, [&](int tile, int side, int row) {
+            if (first + row >= rows) return;
 #pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const int64_t row = first + row0 + tile * 16 + side * 8 + lane / 4;
-                if (row >= rows) continue;
-#pragma unroll
-                for (int i = 0; i < kBlocks; ++i) {
-                    const int64_t k = first_class + class0 + i * 8 + lane % 4 * 2;
-                    if (k >= classes) continue;
-                    const float2 value = make_float2(total[tile][i][2 * side] * factor,
-                                                     total[tile][i][2 * side + 1] * factor);
-                    *reinterpret_cast<float2*>(out + row * classes + k) = value;
-                }
+            for (int i = 0; i < kBlocks; ++i) {
+                const int64_t k = first_class + class0 + i * 8 + lane % 4 * 2;
+                if (k >= classes) continue;
+                const float2 value = make_float2(total[tile][i][2 * side] * factor,
+                                                 total[tile][i][2 * side + 1] * factor);
+                *reinterpret_cast<float2*>(out + (first + row) * classes + k) = value;
             }
-        }
+        });
         return;
     }
 
@@ -372,11 +356,10 @@ void launch_tim_logits(const TimChunk& c, const TimIteration& it) {
         constexpr int kBytes = kStages * kStageBytes<kClasses>;
         static_assert(kBytes >= kClasses * 4 + int(sizeof(Exchange)), "the exchange must fit");
         allow_shared(logits_kernel<kClasses>, kBytes);
-        const unsigned blocks =
-            grid_size(c.tasks * (tiling.query_tiles + support_tiles) * tiling.class_tiles);
-        logits_kernel<kClasses><<<blocks, kThreads, kBytes, c.stream>>>(c, tiling, it.stage);
+        const int64_t tiles = (tiling.query_tiles + support_tiles) * tiling.class_tiles;
+        launch("logits_kernel", logits_kernel<kClasses>, c.tasks * tiles, kThreads, kBytes,
+               c.stream, c, tiling, it.stage);
     });
-    check_launch("logits_kernel");
 }
 
 }  // namespace paddle_ext

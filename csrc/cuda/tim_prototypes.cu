@@ -315,10 +315,10 @@ void launch_tim_prototypes(const TimChunk& c, const TimIteration& it) {
         const int64_t class_tiles = ceil_div(c.call.size.K, int64_t(kClasses));
         constexpr int kBytes = kStages * kStageBytes<kClasses>;
         allow_shared(prototypes_kernel<kClasses>, kBytes);
-        const unsigned blocks = grid_size(c.tasks * class_tiles * c.plan.chunks);
-        prototypes_kernel<kClasses><<<blocks, kThreads, kBytes, c.stream>>>(c, it, class_tiles);
+        launch("prototypes_kernel", prototypes_kernel<kClasses>,
+               c.tasks * class_tiles * c.plan.chunks, kThreads, kBytes, c.stream, c, it,
+               class_tiles);
     });
-    check_launch("prototypes_kernel");
 }
 
 }  // namespace paddle_ext

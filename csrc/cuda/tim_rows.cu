@@ -49,11 +49,7 @@ __global__ void centre_kernel(Rows<Feature> r, float* centre) {
     float4 sum = make_float4(0, 0, 0, 0);
     for (int64_t row = task * r.rows + warp; row < (task + 1) * r.rows; row += kWarps) {
         const float4 x = load_row4(r.features + row * r.D, d, r.D, r.aligned);
-        const float factor = r.factor[row] * share;
-        sum.x += x.x * factor;
-        sum.y += x.y * factor;
-        sum.z += x.z * factor;
-        sum.w += x.w * factor;
+        sum = sum + x * (r.factor[row] * share);
     }
     sums[warp][lane] = sum;
     __syncthreads();  // the sums of all warps are complete
@@ -136,11 +132,6 @@ __global__ void output_kernel(TimChunk c) {
         fminf(fmaxf(w, Range<float>::kMinusInfinity), Range<float>::kInfinity);
 }
 
-template <typename Feature>
-unsigned row_blocks(const Rows<Feature>& r) {
-    return grid_size(ceil_div(r.tasks * r.rows, int64_t(kWarps)));
-}
-
 }  // namespace
 
 void launch_tim_rows(const TimChunk& c) {
@@ -162,33 +153,27 @@ void launch_tim_rows(const TimChunk& c) {
         };
         const auto support = rows_of(c.call.support, n.support_shared, n.S, c.support_factor);
         const auto query = rows_of(c.call.query, false, n.Q, c.query_factor);
-        const unsigned support_blocks = row_blocks(support), query_blocks = row_blocks(query);
-        const unsigned centre_blocks = grid_size(support.tasks * ceil_div(n.D, int64_t(128)));
-        const unsigned task_blocks = grid_size(ceil_div(c.tasks, int64_t(kThreads)));
-        factor_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support);
-        factor_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query);
-        centre_kernel<<<centre_blocks, kThreads, 0, c.stream>>>(support, c.centre);
-        check_cuda(
-            cudaMemsetAsync(c.largest_support, 0, support.tasks * sizeof(unsigned), c.stream),
-            "cudaMemsetAsync");
-        check_cuda(cudaMemsetAsync(c.largest_query, 0, c.tasks * sizeof(unsigned), c.stream),
-                   "cudaMemsetAsync");
-        largest_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support, c.largest_support);
-        largest_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query, c.largest_query);
-        scale_kernel<<<task_blocks, kThreads, 0, c.stream>>>(c);
-        split_kernel<<<support_blocks, kThreads, 0, c.stream>>>(support, c.scale, false,
-                                                                c.plan.groups, c.support);
-        split_kernel<<<query_blocks, kThreads, 0, c.stream>>>(query, c.scale, true, c.plan.groups,
-                                                              c.query);
+        const auto each = [&](auto* kernel, const Rows<Feature>& r, const auto&... more) {
+            launch("a kernel that prepares rows", kernel, ceil_div(r.tasks * r.rows, kWarps),
+                   kThreads, 0, c.stream, r, more...);
+        };
+        each(factor_kernel<Feature>, support);
+        each(factor_kernel<Feature>, query);
+        launch("centre_kernel", centre_kernel<Feature>, support.tasks * ceil_div(n.D, 128),
+               kThreads, 0, c.stream, support, c.centre);
+        fill_bytes(c.largest_support, 0, support.tasks * int64_t(sizeof(unsigned)), c.stream);
+        fill_bytes(c.largest_query, 0, c.tasks * int64_t(sizeof(unsigned)), c.stream);
+        each(largest_kernel<Feature>, support, c.largest_support);
+        each(largest_kernel<Feature>, query, c.largest_query);
+        launch("scale_kernel", scale_kernel, ceil_div(c.tasks, kThreads), kThreads, 0, c.stream, c);
+        each(split_kernel<Feature>, support, c.scale, false, c.plan.groups, c.support);
+        each(split_kernel<Feature>, query, c.scale, true, c.plan.groups, c.query);
     });
-    check_launch("the kernels that prepare the rows");
 }
 
 void launch_tim_output(const TimChunk& c) {
     const int64_t numbers = c.tasks * c.call.size.K * c.call.size.D;
-    const unsigned blocks = grid_size(ceil_div(numbers, int64_t(kThreads)));
-    output_kernel<<<blocks, kThreads, 0, c.stream>>>(c);
-    check_launch("output_kernel");
+    launch("output_kernel", output_kernel, ceil_div(numbers, kThreads), kThreads, 0, c.stream, c);
 }
 
 }  // namespace paddle_ext

@@ -391,17 +391,14 @@ void launch_tim_weights(const TimChunk& c, const TimIteration& it) {
     const int64_t blocks = c.tasks * (support_parts + query_parts);
     const int64_t score_bytes = (c.call.size.Q + 1) * c.plan.classes * int64_t(sizeof(float));
     const bool use_shared = step && query_parts > 0 && score_bytes <= kMostShared;
-    const int bytes = use_shared ? int(score_bytes) : 0;
     if (blocks > 0) {
         allow_shared(weights_kernel, kMostShared);
-        weights_kernel<<<grid_size(blocks), kThreads, bytes, c.stream>>>(c, it, support_parts,
-                                                                         query_parts, use_shared);
-        check_launch("weights_kernel");
+        launch("weights_kernel", weights_kernel, blocks, kThreads, use_shared ? score_bytes : 0,
+               c.stream, c, it, support_parts, query_parts, use_shared);
     }
     if (!losses) return;
-    const unsigned task_blocks = grid_size(ceil_div(c.tasks, int64_t(128)));
-    sum_losses_kernel<<<task_blocks, 128, 0, c.stream>>>(c, it.number);
-    check_launch("sum_losses_kernel");
+    launch("sum_losses_kernel", sum_losses_kernel, ceil_div(c.tasks, 128), 128, 0, c.stream, c,
+           it.number);
 }
 
 }  // namespace paddle_ext

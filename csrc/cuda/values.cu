@@ -111,15 +111,13 @@ void run_cuda(const ValuesParams& p, int device, void* stream) {
     const Within within(p.dtype, p.most);
     const int size = Within::bytes_of(p.dtype);
     const DeviceGuard guard(device);
-    const auto queue = static_cast<cudaStream_t>(stream);
-    check_cuda(cudaMemsetAsync(p.found, 0x7f, 2 * sizeof(int64_t), queue), "cudaMemsetAsync");
+    fill_bytes(p.found, 0x7f, 2 * sizeof(int64_t), stream);
     int64_t bytes = 0;
     for (const int64_t count : p.counts) bytes += count * size;
     const int64_t filled = 4 * device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int64_t readers = min(filled, ceil_div(bytes, int64_t(16 * kThreads * kAtOnce)));
     if (p.B + readers == 0) return;
-    values_kernel<<<grid_size(p.B + readers), kThreads, 0, queue>>>(p, within, size);
-    check_launch("values_kernel");
+    launch("values_kernel", values_kernel, p.B + readers, kThreads, 0, stream, p, within, size);
 }
 
 }  // namespace paddle_ext
