@@ -170,7 +170,8 @@ struct FewTask {
             const double offset = logits.offset(q);
             float sum = warp_sum(weighted(q, z)), most = 0;
             if (!(sum > kFaint)) most = exact(q, z, sum);
-            normalisers += offset + double(most) + log(double(sum));
+            // Without kWrite only the difference of two bounds counts, and single precision will do.
+            normalisers += offset + double(most) + (kWrite ? log(double(sum)) : double(logf(sum)));
             const float share = 1.0f / sum;
             float best = -1.0f;
             int label = 0;

@@ -127,13 +127,12 @@ def adapt(
     (logits,) = check.tensors(logits)
     check.logits(logits)
     *batch, Q, K = logits.shape
-    measures = None
+    measures, all_possible = None, True
     if prior is not None:
-        measures = measures_of(prior, K, batch[0] if batch else None, logits)
-        measures = measures.to(computing_dtype(logits))
+        measures, all_possible = measures_of(prior, K, batch[0] if batch else None, logits)
     by_reference = takes_reference(backend, logits)
     if validate:
-        check_values(logits, measures)
+        check_values(logits, None if all_possible else measures)
     if by_reference:
         from .. import reference
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import check
+from ..rows import computing_dtype
 
 # Of a class, relative to the mean: less than this counts as this, so that float32 can hold it.
 LEAST_WEIGHT = 1e-8
 
 
-def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -> Tensor:
-    """The measures that a batch of tasks chooses from, [B or 1, 2, K]: even, and the prior.
+class Measures(NamedTuple):
+    """What the proportions of each task choose from, as far as the batch agrees."""
+
+    values: Tensor  # [B or 1, 2, K] even ones, and those of the prior; the mean is 1
+    all_possible: bool  # whether no class has a weight of 0
+
+
+def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -> Measures:
+    """Check a prior; on CUDA with one synchronisation.
 
     Parameters
     ----------
@@ -24,7 +33,7 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
     batch : int, optional
         B; None: one task, without a batch dimension.
     like : Tensor
-        The measures are in its dtype, and on its device.
+        The measures are on its device, in the dtype of its computation.
     """
     K = num_classes
     (prior,) = check.tensors(prior)
@@ -37,15 +46,18 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
         raise ValueError(f"prior must have shape {wanted}, got {list(prior.shape)}")
     if prior.is_complex():
         raise TypeError(f"prior must be real numbers, got {check.plain(prior.dtype)}")
-    p = prior.detach().to("cpu", torch.float64).reshape(-1, K)
-    if not bool((p >= 0).all() and p.isfinite().all()):
+    p = prior.detach().to(like.device).double().reshape(-1, K)
+    top = p.amax(-1, keepdim=True)
+    # A NaN anywhere makes both extremes NaN.
+    least, lowest_top, most = check.numbers_of([p.amin(), top.amin(), top.amax()])
+    if not 0 <= least <= most < math.inf:
         worst = p[~(p >= 0) | p.isinf()][0].item()
         raise ValueError(f"prior must be finite and at least 0, got {worst:g}")
-    largest = p.amax(-1, keepdim=True)
-    if not bool((largest > 0).all()):
+    if lowest_top == 0:
         raise ValueError("prior must have a positive weight, got zeros only")
-    p = p / largest  # the sum of very large weights would overflow
-    possible = p > 0
-    even = possible * (K / possible.sum(-1, keepdim=True))
-    given = (K * p / p.sum(-1, keepdim=True)).clamp(min=LEAST_WEIGHT) * possible
-    return torch.stack([even, given], 1).to(like.device, like.dtype)
+    p = p / top  # the sum of very large weights would overflow
+    even, given = torch.ones_like(p), (K * p / p.sum(-1, keepdim=True)).clamp(min=LEAST_WEIGHT)
+    if least == 0:
+        possible = p > 0
+        even, given = possible * (K / possible.sum(-1, keepdim=True)), given * possible
+    return Measures(torch.stack([even, given], 1).to(computing_dtype(like)), least > 0)

@@ -123,7 +123,7 @@ def adaptive(
     dtype = computing_dtype(support)
     measures = None
     if prior is not None:
-        measures = measures_of(prior, num_classes, B, support).to(dtype)
+        measures = measures_of(prior, num_classes, B, support).values
     all_classes = returns_all(return_assignments, Q, num_classes)
     if isinstance(query, Tensor) and query.dim() == 3 and len(query) == 0:
         none = query.new_empty(0, Q, num_classes)

@@ -300,7 +300,7 @@ def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:
     f = float(one.sharpness)
     bias = one.bias[0] + f / 2 * one.squares[0]
     return SpecifiedLikelihood(
-        one.centre[0], one.prototypes[0], one.shots[0], metric, f, bias, one.temper
+        one.centre[0], one.prototypes[0], one.shots[0], metric, f, bias, one.temper, one.rows
     )
 
 

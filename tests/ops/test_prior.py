@@ -138,7 +138,7 @@ def test_names_take_a_prior() -> None:
             query,
             12,
             prototypes=names.unsqueeze(0),
-            measures=measures_of(prior, 12, 2, query),
+            measures=measures_of(prior, 12, 2, query).values,
         )
         found = solve_tasks(own, "auto", max_iter=100, tol=1e-3)
         assert float(found.probabilities[..., 5].max()) == 0.0
