@@ -26,8 +26,8 @@ from ..task import Task, without_batch
 from .columns import Columns, columns_for
 from .embeddings import length, vectors
 from .fitted import Array, FittedAdaptive, array, arrays, chosen_device, on, tensors
-from .fitting import classified
-from .labels import checked_prototypes, classes_and_places
+from .fitting import classified, measures_in, of_names
+from .labels import checked_prototypes, classes_and_places, prior_weights
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -59,6 +59,8 @@ class BatchClassifier:
         Whether the result contains the embeddings too.
     prefix : str
         Prefix of "label", "probability" and "doubt", in case a batch has such columns.
+    prior : array [K] or mapping of class to weight, optional
+        What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
     label_noise, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
     threads : int, optional
@@ -110,6 +112,7 @@ class BatchClassifier:
         keep_embedding: bool = False,
         prefix: str = "",
         label_noise: float | str = 0.0,
+        prior: Any = None,
         max_iter: int = 100,
         tol: float = 1e-3,
         logit_scale: float = 100.0,
@@ -130,6 +133,7 @@ class BatchClassifier:
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
         self.classes, self._places = classes_and_places(given, len(rows), names, K)
+        self._options["prior"] = prior_weights(prior, self.classes)
         # Copies where they are stored: the caller's arrays may change.
         self._support = rows if text is None else rows.copy()
         self._prototypes = None if text is None else text.copy()
@@ -260,8 +264,10 @@ class BatchClassifier:
             return classified(self._known(self._fitted, device), rows, self._options)
         known = (self._support, self._places, cast("Array", self._prototypes))
         support, labels, names = (on(x, device).unsqueeze(0) for x in known)
-        task = Task(support, labels, rows.unsqueeze(0), len(self.classes), prototypes=names)
-        return without_batch(solve_tasks(task, "auto", **self._options))
+        K, measures = len(self.classes), measures_in(self._options, len(self.classes), rows)
+        batch = rows.unsqueeze(0)
+        task = Task(support, labels, batch, K, prototypes=names, measures=measures)
+        return without_batch(solve_tasks(task, "auto", **of_names(self._options)))
 
     def _known(self, fitted: FittedAdaptive, device: torch.device) -> Likelihood:
         """The likelihoods of the labelled rows on a device, transferred once per process."""

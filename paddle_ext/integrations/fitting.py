@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..ops import solve
 from ..ops.paddle_large import returns_all
+from ..ops.prior import measures_of
 from ..rows import class_means, unit_rows
 from ..rule.correction import corrected_likelihood
 from ..rule.engines import classify
@@ -102,7 +103,8 @@ def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any])
         solution = classified(likelihood, query, options)
         fitted: Fitted = FittedAdaptive.of(likelihood, solution.dual)
     else:
-        task = Task(support[None], labels[None], query[None], K, prototypes=names[None])
+        rows, measures = (support[None], labels[None], query[None]), measures_in(options, K, query)
+        task = Task(*rows, K, prototypes=names[None], measures=measures)
         options = of_names(options)
         found = solve_tasks(task, "auto", **options)
         fitted = FittedNames.of(row_logits(task, found, **options))
@@ -113,14 +115,23 @@ def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any])
 
 def of_names(options: dict[str, Any]) -> dict[str, Any]:
     """The options of classes with names, whose labels are all trusted."""
-    return {name: value for name, value in options.items() if name != "label_noise"}
+    return {name: options[name] for name in ("max_iter", "tol", "logit_scale")}
+
+
+def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Tensor | None:
+    """The priors that the proportions choose from."""
+    prior = options["prior"]
+    return None if prior is None else measures_of(prior, num_classes, None, query).values
 
 
 def classified(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
     """Classify one batch [Q, D]; if large, with only the largest probabilities of each row."""
     chosen: Any = {name: options[name] for name in ("max_iter", "tol")}
-    all_classes = returns_all(None, len(query), likelihood.bias.shape[-1])
-    found, _ = classify(likelihood, query[None], **chosen, all_classes=all_classes)
+    K = likelihood.bias.shape[-1]
+    all_classes, measures = returns_all(None, len(query), K), measures_in(options, K, query)
+    found, _ = classify(
+        likelihood, query[None], measures=measures, **chosen, all_classes=all_classes
+    )
     return without_batch(found)
 
 
@@ -159,7 +170,9 @@ def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
         fitted: Fitted = FittedNames.of(row_logits(task, None, **of_names(options)))
     elif method == "adaptive":
         likelihood = corrected_likelihood(support, labels, K, counts, options["label_noise"])
-        fitted = FittedAdaptive.of(likelihood, torch.log(proportions))
+        prior = options["prior"]
+        known_shares = proportions if prior is None else torch.from_numpy(prior / prior.sum())
+        fitted = FittedAdaptive.of(likelihood, torch.log(known_shares))
     else:
         warn_of_lost_length(support, options["scaling"])
         space = coordinates(support, labels, support, K, options["scaling"])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .. import check
+from ..ops.prior import measures_of
 from .embeddings import plain, vectors
 from .fitted import Array
 
@@ -32,6 +36,35 @@ def is_missing(label: object) -> bool:
     return bool(label != label) or (  # noqa: PLR0124 - detects NaN of any type
         isinstance(label, numbers.Real) and label == -1
     )
+
+
+def prior_weights(prior: Any, classes: Array) -> Array | None:
+    """A prior in the order of the classes, [K] float64: an array, or a mapping of class to weight.
+
+    Classes that a mapping lacks get its smallest weight, with a warning.
+    """
+    if prior is None:
+        return None
+    if isinstance(prior, Mapping):
+        names = classes.tolist()
+        odd = [name for name in prior if name not in names]
+        if odd:
+            raise ValueError(f"prior must have classes of y as keys, got {odd[0]!r}")
+        missing = [name for name in names if name not in prior]
+        least = min(prior.values(), default=0)
+        if missing:
+            warnings.warn(
+                f"prior lacks {len(missing)} classes, such as {missing[0]!r}: they get its "
+                f"smallest weight, {least}",
+                stacklevel=3,
+            )
+        prior = [prior.get(name, least) for name in names]
+    try:
+        weights: Array = np.asarray(prior, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
+    measures_of(weights, len(classes), None, torch.empty(0))  # raises if they are invalid
+    return weights
 
 
 def sorted_classes(y: Array) -> tuple[Array, Places]:

@@ -27,7 +27,14 @@ from .fitted import (
     tensors,
 )
 from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled, in_columns
-from .labels import Named, checked_weights, labelled, named_classes, sorted_classes
+from .labels import (
+    Named,
+    checked_weights,
+    labelled,
+    named_classes,
+    prior_weights,
+    sorted_classes,
+)
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -56,6 +63,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     method : {"adaptive", "paddle"}
         "adaptive" suits any number of classes present, see `paddle_ext.methods.Adaptive`. "paddle"
         is `paddle_ext.solve`, for batches known to contain few of the classes.
+    prior : array [K] or mapping of class to weight, optional
+        What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
+        of ``classes_``. For "adaptive". Without a batch, `predict` trusts it.
     max_iter : int
         At most this many iterations.
     tol : float, optional
@@ -103,6 +113,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     concentration_ : float or None
         Of "adaptive": small if few classes are present, large if all are equally frequent. None if
         no row is unlabelled.
+    prior_used_ : bool or None
+        Whether the unlabelled rows agree with `prior`; None without one, or without such rows.
     calibrated_ : bool
         Whether the probabilities are calibrated: not those of "paddle", nor with one labelled row
         per class, which leaves nothing to calibrate on.
@@ -156,6 +168,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epsilon: float = 1e-6,
         logit_scale: float = 100.0,
         label_noise: float | str = 0.0,
+        prior: Any = None,
         present_threshold: float = 1.5,
         device: str | torch.device = "auto",
     ) -> None:
@@ -168,6 +181,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.epsilon = epsilon
         self.logit_scale = logit_scale
         self.label_noise = label_noise
+        self.prior = prior
         self.present_threshold = present_threshold
         self.device = device
 
@@ -219,6 +233,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = labelled(y)
         named = self._checked_names(y[known], prototypes, classes)
         self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
+        options["prior"] = prior_weights(self.prior, self.classes_)
         weights = None
         if sample_weight is not None:
             if self.method != "adaptive" or named is not None:
@@ -280,11 +295,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         solution = fit.solution
         present = fit.proportions > 0
         self.n_iter_, self.concentration_ = 1, None  # computing the means is one pass
+        self.prior_used_ = None
         if solution is not None:
             present = solution.present(self.present_threshold)
             self.n_iter_ = int(solution.iterations)
             if solution.concentration is not None:
                 self.concentration_ = float(solution.concentration)
+            if solution.prior_used is not None:
+                self.prior_used_ = bool(solution.prior_used)
         self.present_classes_ = self.classes_[array(present)]
 
     def _set_rows(
@@ -334,6 +352,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked_rows(X)
         options = self._checked_options()
+        options["prior"] = prior_weights(self.prior, self.classes_)
         if isinstance(self._fitted, FittedAdaptive):
             known = self._fitted.on(rows.device)
             solution = classified(known, rows.to(known.weights.dtype), options)
@@ -391,6 +410,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check.real("logit_scale", self.logit_scale, positive=True)
         label_noise = check_label_noise("label_noise", self.label_noise)
         if self.method == "paddle":
+            if self.prior is not None:
+                raise ValueError(
+                    f"prior must be None unless method='adaptive', got {check.kind(self.prior)}"
+                )
             return chosen | {"max_iter": self.max_iter, "tol": tol}
         for name, default in OF_PADDLE.items():
             if chosen[name] != default:

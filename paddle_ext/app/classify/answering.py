@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ... import check
-from ...methods.base import Prediction
-from ...methods.registry import create
+from ...methods.adaptive import Adaptive
+from ...ops.prior import measures_of
 from ...presence.hierarchy import Hierarchy, RolledUp
 from ...presence.unknown import Familiar, familiar
 from ...research.progress import Progress
@@ -20,6 +19,7 @@ from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
 from ...rule.label_noise import AUTO
 from ...solution import Solution
+from ...task import Task
 from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
 
 BATCH = 300
@@ -126,6 +126,7 @@ def answer(
     total: int = 0,
     progress: bool = False,
     hierarchy: Hierarchy | None = None,
+    prior: Tensor | None = None,
 ) -> Answers:
     """Classify samples, one batch at a time, with `paddle_ext.methods.Adaptive`.
 
@@ -146,6 +147,8 @@ def answer(
     progress : bool
     hierarchy : Hierarchy or None
         Parents of the classes.
+    prior : Tensor [K] or None
+        As in `paddle_ext.adaptive`.
 
     Returns
     -------
@@ -173,6 +176,7 @@ def answer(
         batches,
         batch=batch,
         label_noise=label_noise,
+        prior=prior,
         place=place,
         source=source,
         total=total,
@@ -215,17 +219,18 @@ def classified(
     *,
     batch: int | None,
     label_noise: float | str,
+    prior: Tensor | None = None,
     place: torch.device,
     source: str,
     total: int,
     progress: bool,
-) -> Iterator[tuple[list[Batch], Tensor, Solution | Prediction]]:
+) -> Iterator[tuple[list[Batch], Tensor, Solution]]:
     """Batches as they are classified, with their features; arguments as in `answer`.
 
     The features are [B, n, D], or [B, n, D + 1] in the columns of a table.
     """
     size, together = batch_sizes(labelled, batch)
-    solve = solver(labelled, place, label_noise)
+    solve = solver(labelled, place, label_noise, prior)
     D, empty = labelled.features.shape[1], True
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in grouped_by_shape(rebatched(batches, size), together):
@@ -254,22 +259,24 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
 
 
 def solver(
-    labelled: Labelled, place: torch.device, label_noise: float | str
-) -> Callable[[Tensor], Solution | Prediction]:
+    labelled: Labelled, place: torch.device, label_noise: float | str, prior: Tensor | None
+) -> Callable[[Tensor], Solution]:
     """The function that classifies batches in the coordinates of `Labelled.rows`."""
     K = len(labelled.class_names)
     support = labelled.rows(place)
     labels = labelled.labels.to(place)
+    measures = None if prior is None else measures_of(prior, K, None, support).values
     if labelled.prototypes is None:
         known = corrected_likelihood(support, labels, K, label_noise=label_noise)
-        return lambda rows: classify(known, rows)[0]
-    return partial(
-        create("adaptive", logit_scale=labelled.logit_scale).predict,
-        support,
-        labels,
-        prototypes=labelled.prototypes.to(place, torch.float32),
-        num_classes=K,
-    )
+        return lambda rows: classify(known, rows, measures=measures)[0]
+    names = labelled.prototypes.to(place, torch.float32)
+    method = Adaptive(logit_scale=labelled.logit_scale)
+
+    def solve(rows: Tensor) -> Solution:
+        whole = support[None], labels[None], rows, K
+        return method.solution(Task(*whole, prototypes=names[None], measures=measures))
+
+    return solve
 
 
 @dataclass(frozen=True)

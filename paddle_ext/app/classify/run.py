@@ -11,13 +11,13 @@ import torch
 from ... import check
 from ...research.printable import plural
 from .answering import Answers, answer
+from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
 from .corrections import read_corrections, with_corrections
 from .labelled_check import LabelledCheck, check_labelled
 from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
 from .output import write_labelled, write_table
 from .page import write_page
-from .parents import hierarchy_of, read_parents
 from .samples import Labelled, Source
 from .settings import Settings
 
@@ -96,15 +96,21 @@ def classify(
     corrections = None
     if settings.corrected is not None:
         corrections = read_corrections(Path(settings.corrected))
-    parents = None if settings.parents is None else read_parents(Path(settings.parents))
+    parents = weights = hierarchy = prior = None
+    if settings.parents is not None:
+        parents = read_pairs(Path(settings.parents), "parents", "parent")
+    if settings.prior is not None:
+        weights = read_prior(Path(settings.prior))
     if settings.save is not None:
         check_model_path(Path(settings.save))
     source = open_data(known, new, settings, device)
     if corrections is not None:
         source = with_corrections(source, corrections, Path(str(settings.corrected)))
-    hierarchy = None
+    names, notes = source.labelled.class_names, list[str]()
     if parents is not None:
-        hierarchy = hierarchy_of(parents, source.labelled.class_names, settings.parents)
+        hierarchy = hierarchy_of(parents, names, settings.parents)
+    if weights is not None:
+        prior, notes = prior_of(weights, names, settings.prior)
     checked = check_labelled(source.labelled, device)
     answers = answer(
         source.labelled,
@@ -116,8 +122,9 @@ def classify(
         total=source.total,
         progress=settings.progress and source.kind != "pictures",
         hierarchy=hierarchy,
+        prior=prior,
     )
-    notes = [*dict.fromkeys(source.notes), *trust_notes(source.labelled)]
+    notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     source = replace(source, notes=notes)
     title = page_title(new or known, answers, source.kind)
     return write_all(Path(output), answers, source, checked, settings, title, began)

@@ -48,6 +48,8 @@ class Settings:
         labelled.
     parents : Path or None
         A CSV of classes and their parents, any depth, for `presence.roll_up`.
+    prior : Path or None
+        A CSV of classes and their weights, what is known of the class proportions.
     batch, label_noise
         As in `answer`.
     device : str or None
@@ -70,6 +72,7 @@ class Settings:
     save: Path | None = None
     corrected: Path | None = None
     parents: Path | None = None
+    prior: Path | None = None
     batch: int | None = None
     label_noise: float | str = AUTO
     device: str | None = None

@@ -43,6 +43,8 @@ paddle-ext classify photos/july --model trees.npz
 paddle-ext classify photos/labelled photos/june --corrected corrected.csv
 
 paddle-ext classify photos/labelled photos/june --parents families.csv
+
+paddle-ext classify photos/labelled photos/june --prior species-here.csv
 """
 MOST_CLASSES = 25  # in the terminal
 
@@ -150,6 +152,13 @@ def classify(
             help="Table of classes and their parents, any depth: unsure samples get a parent."
         ),
     ] = None,
+    prior: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of classes and their weights, such as the counts of last month; 0: "
+            "impossible. It counts as far as the samples agree with it."
+        ),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples classified together; default: 300.")
     ] = None,
@@ -189,6 +198,7 @@ def classify(
         save=save,
         corrected=corrected,
         parents=parents,
+        prior=prior,
         batch=batch,
         label_noise=number_or_text(label_noise),
         device=device,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paddle_ext.app.classify import Settings, classify
-from paddle_ext.app.classify.parents import read_parents
+from paddle_ext.app.classify.class_tables import read_pairs
 from paddle_ext.app.classify.streaming import check_settings
 
 NAMES = ("oak", "elm", "newt")
@@ -69,6 +69,6 @@ def test_bad_parents(files: tuple[Path, Path], tmp_path: Path, text: str, messag
 
 def test_parents_need_a_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which is not a file"):
-        read_parents(tmp_path / "none.csv")
+        read_pairs(tmp_path / "none.csv", "parents", "parent")
     with pytest.raises(ValueError, match="parents must be omitted unless the output is a folder"):
         check_settings(settings(tmp_path / "tree.csv"), one_batch=False)

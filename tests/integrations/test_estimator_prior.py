@@ -1,0 +1,103 @@
+"""A prior on the class proportions, in the estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("sklearn", reason="needs scikit-learn")
+
+from paddle_ext import BatchClassifier, PaddleClassifier
+
+CLASSES = np.array(["ash", "beech", "elm", "fir", "oak", "yew"])
+WEIGHTS = {"ash": 60.0, "beech": 30.0, "elm": 10.0, "fir": 1.0, "oak": 0.0, "yew": 1.0}
+
+
+def data(seed: int = 0) -> tuple[npt.NDArray[Any], ...]:
+    """Labelled rows, their classes, and unlabelled rows in proportions near the weights."""
+    g = np.random.default_rng(seed)
+    centres = g.normal(size=(6, 16))
+    own = np.repeat(np.arange(6), 4)
+    p = np.array(list(WEIGHTS.values()))
+    truth = g.choice(6, size=80, p=p / p.sum())
+    rows = [centres[i] + 1.3 * g.normal(size=(len(i), 16)) for i in (own, truth)]
+    return rows[0], CLASSES[own], rows[1], CLASSES[truth]
+
+
+def joined(X: npt.NDArray[Any], y: npt.NDArray[Any], new: npt.NDArray[Any]) -> tuple[Any, Any]:
+    return np.concatenate([X, new]), np.concatenate([y.astype(object), [None] * len(new)])
+
+
+def test_mapping_and_array_agree_and_help() -> None:
+    X, y, new, truth = data()
+    rows, labels = joined(X, y, new)
+    plain = PaddleClassifier().fit(rows, labels)
+    model = PaddleClassifier(prior=WEIGHTS).fit(rows, labels)
+    same = PaddleClassifier(prior=np.array(list(WEIGHTS.values()))).fit(rows, labels)
+    assert np.array_equal(model.transduction_, same.transduction_)
+    assert model.prior_used_ is True
+    assert plain.prior_used_ is None
+    found, before = (m.transduction_[len(X) :] for m in (model, plain))
+    assert (found == truth).mean() > (before == truth).mean()
+    assert "oak" not in found
+    assert "oak" not in model.predict(new)
+    assert "oak" not in model.predict_batch(new)
+
+
+def test_wrong_prior_is_ignored() -> None:
+    X, y, new, _ = data()
+    backwards = dict(zip(WEIGHTS, [1.0, 1, 1, 30, 10, 60], strict=True))
+    assert PaddleClassifier(prior=backwards).fit(*joined(X, y, new)).prior_used_ is False
+
+
+def test_names_and_labelled_rows_alone() -> None:
+    X, y, new, _ = data()
+    names = np.stack([X[y == name].mean(0) for name in CLASSES])
+    model = PaddleClassifier(prior=WEIGHTS)
+    model.fit(*joined(X, y, new), prototypes=names, classes=CLASSES)
+    assert "oak" not in model.transduction_[len(X) :]
+    alone = PaddleClassifier(prior=WEIGHTS).fit(X, y)
+    assert alone.prior_used_ is None
+    assert "oak" not in alone.predict(new)
+
+
+def test_batches() -> None:
+    X, y, new, _ = data()
+    names = np.stack([X[y == name].mean(0) for name in CLASSES])
+    for more in ({}, {"names": CLASSES, "prototypes": names}):
+        found = BatchClassifier(X, y, prior=WEIGHTS, **more)(new)["label"]
+        assert "oak" not in found
+        assert (found == "ash").sum() > 30
+
+
+def test_missing_classes_get_the_smallest_weight() -> None:
+    X, y, new, _ = data()
+    with pytest.warns(UserWarning, match="prior lacks 4 classes, such as 'elm'"):
+        model = PaddleClassifier(prior={"ash": 3, "beech": 1}).fit(*joined(X, y, new))
+    assert model.prior_used_ is not None
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ({"birch": 1.0}, "prior must have classes of y as keys, got 'birch'"),
+        ([1, 2], r"prior must have shape \[6\], got \[2\]"),
+        ("ash", "prior must be numbers, got "),
+        ([1, -1, 1, 1, 1, 1], "prior must be finite and at least 0, got -1"),
+    ],
+)
+def test_bad_priors(prior: Any, message: str) -> None:
+    X, y, new, _ = data()
+    with pytest.raises((TypeError, ValueError), match=message):
+        PaddleClassifier(prior=prior).fit(*joined(X, y, new))
+    with pytest.raises((TypeError, ValueError), match=message):
+        BatchClassifier(X, y, prior=prior)
+
+
+def test_paddle_takes_none() -> None:
+    X, y, new, _ = data()
+    with pytest.raises(ValueError, match="prior must be None unless method='adaptive'"):
+        PaddleClassifier(method="paddle", prior=WEIGHTS).fit(*joined(X, y, new))
