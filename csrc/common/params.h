@@ -181,20 +181,22 @@ struct StepParams : WithWorkspace {
     double temper;  // factor on the logits
 
     // in
-    const void* given;        // [B, Q, K] probabilities before the step
-    const void* cross;        // [B, Q, K] products of queries and prototypes, ...
-    const void* inner;        // [B, Q, K] ... of queries and weighted sums of queries, ...
-    const void* own;          // [B, Q]    ... and of queries with themselves
-    const void* added;        // [B, Q, K] further logits, reduced like the others; or null
-    const void* shots;        // [B, K], or [K] when shared
-    const void* squares;      // [B, K], or [K] when shared: products of prototypes with themselves
-    const void* sharpness;    // [B]
-    const void* bias;         // [B, K]    of the logits before the step
-    const void* proportions;  // [B, K]
+    const void* given;      // [B, Q, K] probabilities before the step
+    const void* cross;      // [B, Q, K] products of queries and prototypes, ...
+    const void* inner;      // [B, Q, K] ... of queries and weighted sums of queries, ...
+    const void* own;        // [B, Q]    ... and of queries with themselves
+    const void* added;      // [B, Q, K] further logits, reduced like the others; or null
+    const void* shots;      // [B, K], or [K] when shared
+    const void* squares;    // [B, K], or [K] when shared: products of prototypes with themselves
+    const void* sharpness;  // [B]
+    const void* bias;       // [B, K]    of the logits before the step
     const void* concentration;  // [B]
     int64_t priors;             // the same as in AdaptParams, like the next two
     const void* measures;
     const int32_t* chosen;
+
+    // in and out: those of the Dirichlet prior, then those of the labels and probabilities, halved
+    void* proportions;  // [B, K]
 
     // out
     void* probabilities;  // [B, Q, K]

@@ -11,7 +11,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
     const T* const squares = static_cast<const T*>(p.squares) + shared * K;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
-    const T* const proportions = static_cast<const T*>(p.proportions) + task * K;
+    T* const proportions = static_cast<T*>(p.proportions) + task * K;
     const T* const measure = chosen_measure<T>(p, task);
     const T a = static_cast<const T*>(p.concentration)[task], share = late_share(a);
     const T f = static_cast<const T*>(p.sharpness)[task], sharpness = f * share;
@@ -27,6 +27,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     T* __restrict__ constant = arena.take<T>(Kp);
     T* __restrict__ total = arena.take<T>(Kp);
     T* __restrict__ prior = arena.take<T>(Kp);
+    double* __restrict__ held = arena.take<double>(Kp);  // by labels and by probabilities
 
     for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
     for (int64_t k = 0; k < K; ++k) {
@@ -34,6 +35,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
         mass[k] = shots[k];
         constant[k] = (bias[k] + f / 2 * squares[k]) * share;
         total[k] = proportions[k] * count;
+        held[k] = 0;
         prior[k] = measure == nullptr ? a : a * measure[k];
         if (prior[k] > 0) continue;
         constant[k] = T(kImpossible);
@@ -73,14 +75,20 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
             sums += load(row + k);
         }
         const T unit = 1 / horizontal_sum<T>(sums);
-        for (int64_t k = 0; k < K; ++k) out[q * K + k] = row[k] * unit;
-        p.labels[task * Q + q] = largest(out + q * K, K);
+        for (int64_t k = 0; k < K; ++k) {
+            out[q * K + k] = row[k] * unit;
+            held[k] += double(out[q * K + k]);
+        }
+        const int64_t label = p.labels[task * Q + q] = largest(out + q * K, K);
+        held[label] += 1;
     }
+    for (int64_t k = 0; k < K; ++k) proportions[k] = T(held[k] / double(2 * Q));
 }
 
 template <typename T>
 static int64_t step_scratch_bytes(const StepParams& p) {
     Arena arena(nullptr);
     for (int i = 0; i < 7; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
+    arena.take<double>(round_up(p.K, Simd<T>::kLanes));
     return arena.used();
 }

@@ -155,6 +155,17 @@ __device__ void sum_queries(const Step& s, const StepParams& p) {
     }
 }
 
+// How much of the batch each class is: the mean of the shares by labels and by probabilities.
+__device__ void write_shares(const StepParams& p, const float* u, const int64_t* labels,
+                             float* shares) {
+    for (int k = threadIdx.x; k < int(p.K); k += kThreads) {
+        double sum = 0;
+#pragma unroll 1
+        for (int64_t q = 0; q < p.Q; ++q) sum += double(u[q * p.K + k] + float(labels[q] == k));
+        shares[k] = float(sum / double(2 * p.Q));
+    }
+}
+
 template <int kHeld>
 __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
     const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
@@ -162,6 +173,8 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
     sum_queries<(kHeld > 0 ? kHeld : 4)>(s, p);
     float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
     write_queries<kHeld>(s, p, out, p.labels + task * Q);
+    __syncthreads();  // all probabilities are written, and the proportions have been read
+    write_shares(p, out, p.labels + task * Q, static_cast<float*>(p.proportions) + task * K);
 }
 
 }  // namespace

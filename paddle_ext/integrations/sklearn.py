@@ -233,7 +233,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = labelled(y)
         named = self._checked_names(y[known], prototypes, classes)
         self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
-        options["prior"] = prior_weights(self.prior, self.classes_)
+        self._add_prior(options)
         weights = None
         if sample_weight is not None:
             if self.method != "adaptive" or named is not None:
@@ -352,7 +352,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked_rows(X)
         options = self._checked_options()
-        options["prior"] = prior_weights(self.prior, self.classes_)
+        self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
             known = self._fitted.on(rows.device)
             solution = classified(known, rows.to(known.weights.dtype), options)
@@ -397,6 +397,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _places_of(self, rows: Tensor) -> Tensor:
         """The index of each row's label in ``classes_``."""
         return torch.cat([logits.argmax(-1) for logits in self._fitted.logits(rows)])
+
+    def _add_prior(self, options: dict[str, Any]) -> None:
+        """Once the classes are known."""
+        if self.method == "adaptive":
+            options["prior"] = prior_weights(self.prior, self.classes_)
 
     def _checked_options(self) -> dict[str, Any]:
         """The options of the method."""
