@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..ops.adaptive import posterior
+from ..prevalence import with_labels
 from ..solution import Solution
 from .likelihood import Likelihood
 
@@ -41,7 +42,7 @@ def solve_small(
     if likelihood.correction is not None:
         correction = likelihood.corrected(likelihood.coordinates(query))
         added = correction if added is None else correction.add_(added)
-    return posterior(
+    found, finite = posterior(
         query,
         likelihood.centre,
         likelihood.scaled,
@@ -60,3 +61,5 @@ def solve_small(
         max_iter=max_iter,
         tol=tol,
     )
+    both = with_labels(found.probabilities.sum(1), found.labels)
+    return found._replace(proportions=both / (2 * query.shape[1])), finite
