@@ -136,11 +136,11 @@ class Solution(NamedTuple):
         Examples
         --------
         >>> import torch, paddle_ext
-        >>> logits = torch.tensor([[2.0, 0.0], [9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
+        >>> logits = torch.tensor([[0.7, 0.0], [9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
         >>> found = paddle_ext.adapt(logits).prevalence()
         >>> for share in found:
         ...     print(share)
-        tensor([0.4851, 0.5149], dtype=torch.float64)
+        tensor([0.4585, 0.5415], dtype=torch.float64)
         tensor([0.2500, 0.5000], dtype=torch.float64)
         tensor([0.5000, 0.7500], dtype=torch.float64)
         """
