@@ -39,6 +39,7 @@ LAYERS = (
     (
         ("reference", "the methods in plain torch: the specification"),
         ("solution.py", "results"),
+        ("prevalence.py", "shares of classes"),
         ("scaling.py", "coordinates"),
         ("rows.py", "arithmetic of rows"),
         ("check.py", "arguments"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import check
+from .prevalence import Prevalence, from_sums, sums_of
 
 # `doubt` removes this share of the preference for classes that hold much of the batch. Removing all
 # of it doubts labels that only the batch explains; removing none trusts labels that a large class
@@ -107,6 +108,58 @@ class Solution(NamedTuple):
         if self.held is not None:
             return self.held >= check.real("threshold", threshold, positive=True)
         return classes_present(self.probabilities, threshold)
+
+    def prevalence(self, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
+        """How much of the batch each class is, with an interval.
+
+        The interval accounts for uncertain labels and for class means from few labelled rows, but
+        not for classes that are missing among the candidates. It is measured in `docs/presence.md`.
+
+        Parameters
+        ----------
+        coverage : float
+            How often the interval of a class should contain its share, between 0 and 1.
+        sampling : bool
+            Whether the share is that in whatever the batch is a random sample of, rather than in
+            the batch itself. Intervals are then wider.
+
+        Returns
+        -------
+        Prevalence
+            `estimate`, `low` and `high`, each [.., K] in float64.
+
+        Raises
+        ------
+        ValueError
+            For a solution of PADDLE, whose probabilities are overconfident.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> logits = torch.tensor([[0.7, 0.0], [9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
+        >>> found = paddle_ext.adapt(logits).prevalence()
+        >>> for share in found:
+        ...     print(share)
+        tensor([0.4585, 0.5415], dtype=torch.float64)
+        tensor([0.2500, 0.5000], dtype=torch.float64)
+        tensor([0.5000, 0.7500], dtype=torch.float64)
+        """
+        if not self.calibrated:
+            raise ValueError(
+                "the prevalence needs calibrated probabilities, and those of PADDLE are "
+                "overconfident: use paddle_ext.adaptive"
+            )
+        return from_sums(self.class_sums(), coverage, sampling)
+
+    def class_sums(self) -> Tensor:
+        """What `prevalence` needs of the batch; sums of several batches may be added up.
+
+        Returns
+        -------
+        Tensor [.., 3, K] float64
+            Labels, probabilities u and u (1 - u), each summed over the queries.
+        """
+        return sums_of(self.labels, self.probabilities, self.classes, self.held)
 
     def doubt(self) -> Tensor:
         """How doubtful each label is.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import check
 from ..ops.paddle_large import returns_all
+from ..prevalence import Prevalence
 from ..rule.label_noise import check_label_noise
 from ..solution import Solution
 from .columns import Columns
@@ -105,6 +106,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         How doubtful each label is, in [0, 1]; 0 for labelled rows. See `paddle_ext.Solution.doubt`.
     class_proportions_ : array [K]
         The share of each class in the unlabelled rows.
+    prevalence_ : Prevalence or None
+        The same with intervals that cover 90 %: `estimate`, `low` and `high`, arrays [K]. None for
+        "paddle", or if no row is unlabelled. See `paddle_ext.Solution.prevalence`.
     present_classes_ : array
         The labels of the classes that occur in the unlabelled rows.
     prototypes_ : array [K, D]
@@ -295,12 +299,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         solution = fit.solution
         present = fit.proportions > 0
         self.n_iter_, self.concentration_ = 1, None  # computing the means is one pass
-        self.prior_used_ = None
+        self.prior_used_ = self.prevalence_ = None
         if solution is not None:
             present = solution.present(self.present_threshold)
             self.n_iter_ = int(solution.iterations)
             if solution.concentration is not None:
                 self.concentration_ = float(solution.concentration)
+                self.prevalence_ = Prevalence._make(map(array, solution.prevalence()))
             if solution.prior_used is not None:
                 self.prior_used_ = bool(solution.prior_used)
         self.present_classes_ = self.classes_[array(present)]

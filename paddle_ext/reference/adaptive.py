@@ -285,7 +285,10 @@ def posterior(
     others = weight * (u.sum(0) - u)  # of each query, [Q, K]
     left = torch.log(others.clamp(min=0) + a * m)
     u = torch.softmax(known.temper * (logits + left), dim=-1)
-    return found._replace(labels=u.argmax(-1), probabilities=u)
+    labels = u.argmax(-1)
+    counted = torch.stack([(labels == k).sum() for k in range(K)])
+    shares = (counted / Q + u.mean(0)) / 2
+    return found._replace(labels=labels, probabilities=u, proportions=shares)
 
 
 def adaptive(

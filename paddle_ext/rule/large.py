@@ -22,6 +22,7 @@ from ..ops.large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalv
 from ..ops.large.queries import Queries
 from ..ops.large.sources import Rows
 from ..ops.large.steps import IMPOSSIBLE, LateStep, State, split_unit
+from ..prevalence import with_labels
 from ..solution import Solution
 from .likelihood import Likelihood
 from .small import softer_share, trust_in_queries
@@ -228,20 +229,22 @@ def solve_large(
     late = LateScores(scores, all_sums, step)
     no_dual = torch.zeros_like(state.dual)
     found = classify_rows(late, no_dual, group, top=top, all_classes=all_classes)
-    solution = solution_of(found, state, weight * held)
+    counted = with_labels(torch.zeros_like(found.held), found.top.classes[..., 0])
+    group.sum(counted)
+    solution = solution_of(found, state, (counted + found.held) / (2 * total))
     if measures is None:
         return solution
     return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))
 
 
-def solution_of(found: RowResults, state: State, counts: Tensor) -> Solution:
-    """`counts` [1, K] are those before the late step."""
+def solution_of(found: RowResults, state: State, shares: Tensor) -> Solution:
+    """`shares` [1, K] of the classes in the batch."""
     real = found.top.probabilities.dtype
     all_classes = found.probabilities is not None
     return Solution(
         found.top.classes[..., 0],
         found.top.probabilities if found.probabilities is None else found.probabilities,
-        state.proportions(counts).to(real),
+        shares.to(real),
         state.dual.to(real),
         state.iterations,
         state.criterion.to(real),

@@ -45,6 +45,7 @@ def test_fit_of_paddle_is_solve(scaling: str, dtype: type) -> None:
     asked = y < 0
     np.testing.assert_array_equal(model.prototypes_, expected.prototypes)
     assert model.concentration_ is None
+    assert model.prevalence_ is None
     assert model.label_distributions_.dtype == dtype
     if scaling == "auto":
         assert (model.transduction_[asked] == truth[asked]).mean() > 0.9
@@ -59,6 +60,8 @@ def test_fit_is_adaptive(dtype: type) -> None:
     asked = y < 0
     assert model.label_distributions_.dtype == dtype
     assert model.concentration_ == float(expected.concentration)
+    for got, want in zip(model.prevalence_, expected.prevalence(), strict=True):
+        np.testing.assert_array_equal(got, want)
     weights = np.where(asked[:, None], model.label_distributions_, np.eye(CLASSES)[y])
     means = weights.T @ X / weights.sum(0)[:, None]
     np.testing.assert_allclose(model.prototypes_, means, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,245 @@
+"""How much of a batch each class is: errors and intervals on real features, beside QuaPy.
+
+Proportions are drawn from Dirichlet(1) over some classes of each bank or all. The first table has
+the mean absolute error of the shares, times 1000, and how far ahead of the best peer we are, with
+the standard error over batches; the second how many of the classes present lie in their intervals,
+and how wide these are. With --bootstrap: QuaPy's bootstrap on the same batches, beside our
+intervals at the coverage that it reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import harness
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import FeatureBank, Solution, TaskSampler
+
+EXAMPLES = """\
+  python benchmarks/prevalence.py dtd_vitb32.npz pets_vitb32.npz clinc150_minilm.npz
+  python benchmarks/prevalence.py pets_vitb32.npz --peers '' --shots 2,5,10,20 --n-tasks 50
+  python benchmarks/prevalence.py dtd_vitb32.npz --peers '' --bootstrap EMQ --n-tasks 5
+"""
+OURS = "prevalence"
+PEERS = ("EMQ", "KDEyML", "PACC", "CC")
+LEVELS = [0.02 * level for level in range(1, 50)]  # of coverage
+INSTALL = "the peers are methods of QuaPy: pip install quapy, or leave them out by --peers ''"
+SLACK = 1e-9  # rounding
+
+
+class Batch(NamedTuple):
+    """A batch, and the share of each class in it."""
+
+    support: Tensor
+    labels: Tensor
+    query: Tensor
+    shares: Tensor  # [K] float64
+
+
+class Found(NamedTuple):
+    """An interval of each class [K]."""
+
+    low: Tensor
+    high: Tensor
+
+
+def options() -> argparse.Namespace:
+    parser = harness.parser(__doc__, EXAMPLES)
+    add = parser.add_argument
+    add("banks", nargs="+", metavar="BANK", help="a file of features")
+    add("--shots", default="10", help="labelled rows of a class (default: 10)")
+    add("--n-query", type=int, default=250, help="limit; fewer if classes are small")
+    add("--present", default="all,5", help="classes present (default: all,5)")
+    add("--n-tasks", type=int, default=20, help="per setting (default: 20)")
+    add("--figure", action="store_true", help="draw one batch of each setting")
+    add("--peers", default=",".join(PEERS), help=f"default: {','.join(PEERS)}")
+    add("--C", type=float, default=100.0, help="of their logistic regression (default: 100)")
+    add("--bootstrap", choices=PEERS, help="intervals by QuaPy's bootstrap of this method")
+    add("--resamples", type=int, default=200, help="of the bootstrap (default: 200)")
+    return parser.parse_args()
+
+
+# --- batches and methods ------------------------------------------------------------------------
+
+
+def batches(bank: FeatureBank, shots: int, present: str, chosen: Any) -> Iterator[Batch]:
+    K = bank.num_classes
+    k_eff = K if present == "all" else int(present)
+    room = (bank.counts() - shots).sort().values[:k_eff].sum()
+    sampler = TaskSampler(
+        bank.labels,
+        shots=shots,
+        n_query=min(chosen.n_query, int(room)),
+        k_eff=k_eff,
+        sampling="dirichlet",
+        alpha=1.0,
+        seed=chosen.seed,
+    )
+    for number in range(chosen.n_tasks):
+        rows, labels, query, truth = (x[0] for x in sampler.batch(number, 1))
+        shares = torch.bincount(truth, minlength=K).double() / len(truth)
+        yield Batch(bank.features[rows], labels, bank.features[query], shares)
+
+
+def readings(found: Solution) -> dict[str, Tensor]:
+    """Shares that a solution gives."""
+    counted, held, _ = found.class_sums() / found.labels.shape[-1]
+    before = found.dual.double().softmax(-1)
+    return {OURS: found.prevalence().estimate, "counted": counted, "mean": held, "dual": before}
+
+
+def quantifier(name: str, C: float) -> Any:
+    """A method of QuaPy with its own options, on logistic regression."""
+    try:
+        from quapy.method import aggregative
+    except ImportError:
+        raise SystemExit(INSTALL) from None
+    from sklearn.linear_model import LogisticRegression
+
+    return getattr(aggregative, name)(LogisticRegression(C=C, max_iter=1000))
+
+
+def peer_shares(name: str, batch: Batch, C: float) -> Tensor:
+    fitted = quantifier(name, C).fit(batch.support.numpy(), batch.labels.numpy())
+    return torch.from_numpy(fitted.predict(batch.query.numpy())).double()
+
+
+def bootstrap(batch: Batch, chosen: Any) -> Found:
+    method = quantifier(chosen.bootstrap, chosen.C)
+    from quapy.method.confidence import AggregativeBootstrap
+
+    found = AggregativeBootstrap(
+        method, n_test_samples=chosen.resamples, confidence_level=0.9, random_state=0
+    )
+    found.fit(batch.support.numpy(), batch.labels.numpy())
+    _, region = found.predict_conf(batch.query.numpy())
+    return Found(torch.from_numpy(region.I_low), torch.from_numpy(region.I_high))
+
+
+# --- measures -----------------------------------------------------------------------------------
+
+
+def error(shares: Tensor, batch: Batch) -> float:
+    return 1000 * float((shares - batch.shares).abs().mean())
+
+
+def covered(found: Any, batch: Batch) -> Tensor:
+    """For each class present, whether it lies in its interval, and its width; [n, 2]."""
+    there = batch.shares > 0
+    inside = (found.low - SLACK <= batch.shares) & (batch.shares <= found.high + SLACK)
+    return 100 * torch.stack([inside.double(), found.high - found.low], 1)[there]
+
+
+def means(found: list[Tensor]) -> list[float]:
+    mean: list[float] = torch.cat(found).mean(0).tolist()
+    return mean
+
+
+def standard_error(x: Tensor) -> float:
+    return float(x.std()) / len(x) ** 0.5
+
+
+def at_coverage(wanted: float, solved: list[tuple[Solution, Batch]]) -> list[float]:
+    """Coverage and width of our narrowest intervals that cover this much."""
+    for level in LEVELS:
+        reached = means([covered(found.prevalence(level), batch) for found, batch in solved])
+        if reached[0] >= wanted:
+            break
+    return reached
+
+
+def measured(
+    bank: FeatureBank, shots: int, present: str, chosen: Any, peers: list[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    errors: dict[str, list[float]] = {}
+    solved, widths, theirs = [], [], []
+    for number, batch in enumerate(batches(bank, shots, present, chosen)):
+        harness.progress(f"batch {number + 1} of {chosen.n_tasks}")
+        found = paddle_ext.adaptive(batch.support, batch.labels, batch.query)
+        solved.append((found, batch))
+        widths.append(covered(found.prevalence(), batch))
+        for name, shares in readings(found).items():
+            errors.setdefault(name, []).append(error(shares, batch))
+        for name in peers:
+            errors.setdefault(name, []).append(error(peer_shares(name, batch, chosen.C), batch))
+        if chosen.bootstrap:
+            theirs.append(covered(bootstrap(batch, chosen), batch))
+    harness.progress("")
+    if chosen.figure:
+        draw(chosen.output / f"prevalence-{present}.png", *solved[0], present)
+    row = {name: sum(x) / len(x) for name, x in errors.items()}
+    if peers:
+        best = min(peers, key=row.__getitem__)
+        ahead = torch.tensor(errors[best]) - torch.tensor(errors[OURS])
+        row |= {"ahead": float(ahead.mean()), "standard error": standard_error(ahead)}
+    interval = dict(zip(("covered %", "width %"), means(widths), strict=True))
+    if theirs:
+        reached = means(theirs)
+        same = at_coverage(reached[0], solved)
+        interval |= {"bootstrap: covered %": reached[0], "bootstrap: width %": reached[1]}
+        interval |= {"ours at that: covered %": same[0], "ours at that: width %": same[1]}
+    return row, interval
+
+
+def draw(path: Path, found: Solution, batch: Batch, present: str) -> None:
+    """One batch: estimates with their intervals, and the true shares; the largest classes first."""
+    plt = harness.pyplot()
+    if plt is None:
+        return
+    got = found.prevalence()
+    order = batch.shares.argsort(descending=True, stable=True)
+    order = order[(torch.maximum(batch.shares, got.estimate) > 0.002)[order]]
+    share, low, high, true = (100 * x[order] for x in (*got, batch.shares))
+    place = range(len(order))
+    figure, axes = plt.subplots(figsize=(9, 3.2))
+    axes.bar(place, share, color="#9ecae1", label="estimate")
+    axes.vlines(place, low, high, color="#08519c", linewidth=2, label="90 % interval")
+    axes.plot(place, true, "D", color="#d94801", markersize=4, label="truth")
+    axes.set(xlabel="classes", ylabel="% of the batch", xticks=[], ylim=(0, None))
+    axes.set_title(f"{present} classes present, {len(found.labels)} queries")
+    axes.legend()
+    harness.save_figure(figure, path)
+    plt.close(figure)
+
+
+def mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    numbers = [name for name in rows[0] if isinstance(rows[0][name], float)]
+    row: dict[str, Any] = {"bank": "mean"}
+    return row | {name: sum(x[name] for x in rows) / len(rows) for name in numbers}
+
+
+def main() -> None:
+    chosen = options()
+    harness.start(chosen)
+    peers = [name for name in chosen.peers.split(",") if name]
+    for name in [*peers, *([chosen.bootstrap] if chosen.bootstrap else [])]:
+        quantifier(name, chosen.C)
+    errors, intervals = [], []
+    for path in chosen.banks:
+        bank = FeatureBank.load(path).to(dtype=torch.float32)
+        for shots, present in product(chosen.shots.split(","), chosen.present.split(",")):
+            if int(bank.counts().min()) < int(shots) + 5:
+                print(f"{Path(path).stem}: classes too small for {shots} labelled rows")
+                continue
+            where = {"bank": Path(path).stem, "shots": int(shots), "present": present}
+            row, interval = measured(bank, int(shots), present, chosen, peers)
+            errors.append(where | row)
+            intervals.append(where | interval)
+    harness.print_table("mean absolute error of the shares x 1000", [*errors, mean_row(errors)])
+    harness.print_table("90 % intervals of classes present", [*intervals, mean_row(intervals)])
+    harness.write_csv(chosen.output / "prevalence.csv", errors)
+    harness.write_csv(chosen.output / "prevalence-intervals.csv", intervals)
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peers: QuaPy and scikit-learn
+        main()

@@ -1,0 +1,122 @@
+"""How much of a batch each class is, with intervals. Letters: Q queries, K classes.
+
+A class holds ``N = sum_q u`` queries, with u its probability for each. Two errors add up:
+
+- Every query is of the class or not, which gives the count the variance ``V = sum_q u (1 - u)``.
+- A class mean from few labelled rows is off, which shifts all logits of the class together. A shift
+  by d changes N by d V, so one with the standard deviation s adds ``(s V)^2``.
+
+The interval is between quantiles of a gamma distribution with mean N and variance ``V + (s V)^2``;
+if N > Q / 2 it is that of the other classes, mirrored, so it stays between 0 and Q. It ends at the
+whole counts inside, as mid-P intervals do: those that end outside cover more than they should.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import check
+
+# The standard deviation s of the common error of a class's logits: with it, intervals of 90 % cover
+# 90 % on average over mini-ImageNet, CLINC150 and DTD, 5 to 20 labelled rows a class, 75 to 1000
+# queries, five classes present or all. It hardly depends on the number of labelled rows, because V
+# does.
+LOGIT_ERROR = 1.2
+
+
+class Prevalence(NamedTuple):
+    """The share of each class, between 0 and 1, in float64."""
+
+    estimate: Tensor  # [.., K], with a sum of 1
+    low: Tensor  # [.., K] of the interval
+    high: Tensor  # [.., K]
+
+
+def sums_of(
+    labels: Tensor, probabilities: Tensor, classes: Tensor | None, held: Tensor | None
+) -> Tensor:
+    """Labels, probabilities u and u (1 - u), each summed over the queries, [.., 3, K] in float64.
+
+    Arguments are fields of `Solution`. If only the largest probabilities are kept, the last is an
+    upper bound, because the squares of the others are missing in it.
+    """
+    if classes is None or held is None:
+        held = probabilities.sum(-2, dtype=torch.float64)
+        squares = torch.linalg.vector_norm(probabilities, dim=-2, dtype=torch.float64).square()
+    else:
+        Q = labels.shape[-1]
+        total = float(held.sum(-1).max()) if held.numel() else Q
+        if abs(total - Q) > 0.5:
+            raise ValueError(
+                f"the prevalence needs the probabilities of all {total:.0f} queries of the batch, "
+                f"and this process has {Q}: use return_assignments=True, and add up `class_sums` "
+                "of all processes"
+            )
+        squares = torch.zeros_like(held, dtype=torch.float64).scatter_add_(
+            -1, classes.flatten(-2), probabilities.double().square().flatten(-2)
+        )
+    counted = with_labels(torch.zeros_like(held, dtype=torch.float64), labels)
+    return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
+
+
+def with_labels(sums: Tensor, labels: Tensor) -> Tensor:
+    """Adds to sums [.., K] how many labels [.., Q] each class has, in place.
+
+    With the sums of the probabilities, and divided by 2 Q, this is the estimate: the mean of the
+    shares by labels, better if few classes are present, and by probabilities, better if all are.
+    """
+    return sums.scatter_add_(-1, labels, sums.new_ones(()).expand_as(labels))
+
+
+def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
+    """The prevalence of one batch, or of several together.
+
+    Parameters
+    ----------
+    sums : Tensor [.., 3, K]
+        `Solution.class_sums`; those of batches with the same labelled rows may be added up.
+    coverage, sampling
+        As in `Solution.prevalence`.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> from paddle_ext.prevalence import from_sums
+    >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    >>> batches = [paddle_ext.adapt(logits), paddle_ext.adapt(-logits)]
+    >>> from_sums(sum(batch.class_sums() for batch in batches)).estimate
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    coverage = check.real("coverage", coverage, positive=True, most=1.0)
+    if coverage == 1.0:
+        raise check.ArgumentValueError("coverage", f"must be > 0 and below 1, got {coverage:g}")
+    check.flag("sampling", sampling)
+    counted, held, spread = sums.double().unbind(-2)
+    Q = counted.sum(-1, keepdim=True).clamp(min=1)
+    estimate = (counted + held) / (2 * Q)
+    variance = spread + (LOGIT_ERROR * spread).square()
+    if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
+        held = (held + 0.5) * Q / (Q + 1)
+        variance = variance + held * (Q - held) / (Q + 2)
+    mirrored = held > Q / 2
+    mean = torch.where(mirrored, Q - held, held).clamp(min=0)
+    tail = (1 - coverage) / 2
+    low, high = gamma_quantile(mean, variance, tail), gamma_quantile(mean, variance, 1 - tail)
+    if not sampling:
+        nearest = mean.round()
+        low, high = torch.minimum(low.ceil(), nearest), torch.maximum(high.floor(), nearest)
+        high = torch.maximum(high, (mean > 2 * tail).double())  # one query is likely enough
+    low, high = torch.where(mirrored, Q - high, low) / Q, torch.where(mirrored, Q - low, high) / Q
+    low, high = torch.minimum(low.clamp(min=0), estimate), torch.maximum(high, estimate)
+    return Prevalence(estimate, low, high.clamp(max=1))
+
+
+def gamma_quantile(mean: Tensor, variance: Tensor, share: float) -> Tensor:
+    """The quantile of a gamma distribution, by Wilson and Hilferty's approximation."""
+    spread = variance.sqrt() / mean.clamp(min=1e-12)
+    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(2 * share - 1).double()))
+    return mean * (1 - spread.square() / 9 + z * spread / 3).clamp(min=0) ** 3
