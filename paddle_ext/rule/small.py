@@ -5,10 +5,11 @@ Letters: B tasks, Q queries, K classes, D features. The equations are in docs/ad
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..ops.adaptive import posterior
-from ..prevalence import with_labels
+from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood
 
@@ -61,5 +62,6 @@ def solve_small(
         max_iter=max_iter,
         tol=tol,
     )
-    both = with_labels(found.probabilities.sum(1), found.labels)
-    return found._replace(proportions=both / (2 * query.shape[1])), finite
+    counted = counts_of(found.labels, torch.zeros_like(found.dual))
+    shares = estimated_shares(counted, found.probabilities.sum(1), query.shape[1])
+    return found._replace(proportions=shares), finite
