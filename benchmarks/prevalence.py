@@ -1,9 +1,9 @@
-"""How much of a batch each class is: errors and intervals on real features, beside QuaPy.
+"""How much of a batch each class is: errors and intervals on real features, next to QuaPy.
 
 Proportions are drawn from Dirichlet(1) over some classes of each bank or all. The first table has
 the mean absolute error of the shares, times 1000, and how far ahead of the best peer we are, with
 the standard error over batches; the second how many of the classes present lie in their intervals,
-and how wide these are. With --bootstrap: QuaPy's bootstrap on the same batches, beside our
+and how wide these are. With --bootstrap: QuaPy's bootstrap on the same batches, next to our
 intervals at the coverage that it reaches.
 """
 

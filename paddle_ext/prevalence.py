@@ -59,17 +59,23 @@ def sums_of(
         squares = torch.zeros_like(held, dtype=torch.float64).scatter_add_(
             -1, classes.flatten(-2), probabilities.double().square().flatten(-2)
         )
-    counted = with_labels(torch.zeros_like(held, dtype=torch.float64), labels)
+    counted = counts_of(labels, torch.zeros_like(held, dtype=torch.float64))
     return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
 
 
-def with_labels(sums: Tensor, labels: Tensor) -> Tensor:
-    """Adds to sums [.., K] how many labels [.., Q] each class has, in place.
+def counts_of(labels: Tensor, counts: Tensor) -> Tensor:
+    """How many labels [.., Q] each class has, added to `counts` [.., K] in place."""
+    return counts.scatter_add_(-1, labels, counts.new_ones(()).expand_as(labels))
 
-    With the sums of the probabilities, and divided by 2 Q, this is the estimate: the mean of the
-    shares by labels, better if few classes are present, and by probabilities, better if all are.
+
+def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> Tensor:
+    """Between the share of the labels and that of the probabilities, [.., K].
+
+    Labels are better if few classes are present: the probabilities count as much as the share of
+    classes that have a label.
     """
-    return sums.scatter_add_(-1, labels, sums.new_ones(()).expand_as(labels))
+    some = (counted > 0).to(counted.dtype).mean(-1, keepdim=True)
+    return torch.lerp(counted, held, some) / queries
 
 
 def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
@@ -97,7 +103,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     check.flag("sampling", sampling)
     counted, held, spread = sums.double().unbind(-2)
     Q = counted.sum(-1, keepdim=True).clamp(min=1)
-    estimate = (counted + held) / (2 * Q)
+    estimate = estimated_shares(counted, held, Q)
     variance = spread + (LOGIT_ERROR * spread).square()
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)

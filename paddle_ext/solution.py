@@ -33,15 +33,16 @@ class Trace(NamedTuple):
 class Solution(NamedTuple):
     """Result of a solver and its options; has a batch dimension if the queries have one.
 
-    `present` says which classes are in the batch, `doubt` which labels to check, and
-    `paddle_ext.presence.novelty` which queries are of an unknown class. `repr` is a summary, with a
-    hint if a PADDLE batch looks mixed.
+    `present` says which classes are in the batch, `prevalence` how much of it each of them is,
+    `doubt` which labels to check, and `paddle_ext.presence.novelty` which queries are of an unknown
+    class. `repr` is a summary, with a hint if a PADDLE batch looks mixed.
     """
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     # [.., Q, K]: soft assignments, rows on the simplex; with `classes`, the largest of each row
     probabilities: Tensor
-    proportions: Tensor  # [.., K] of the classes in the batch
+    # [.., K] of the classes in the batch; of `adaptive`, the estimate of `prevalence`
+    proportions: Tensor
     dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
     iterations: Tensor  # [..] int32
     criterion: Tensor  # [..]: change in the last iteration, of prototypes or, by `adapt`, of counts
@@ -140,7 +141,7 @@ class Solution(NamedTuple):
         >>> found = paddle_ext.adapt(logits).prevalence()
         >>> for share in found:
         ...     print(share)
-        tensor([0.4585, 0.5415], dtype=torch.float64)
+        tensor([0.4170, 0.5830], dtype=torch.float64)
         tensor([0.2500, 0.5000], dtype=torch.float64)
         tensor([0.5000, 0.7500], dtype=torch.float64)
         """

@@ -229,6 +229,7 @@ PUBLIC: dict[str, list[str]] = {
     "paddle_ext": [],
     "paddle_ext.methods": [],
     "paddle_ext.presence": [],
+    "paddle_ext.prevalence": ["Prevalence", "from_sums"],
     "paddle_ext.reference": [],
     "paddle_ext.app.classify": [],
     "paddle_ext.integrations.easyfsl": [],

@@ -195,7 +195,7 @@ struct StepParams : WithWorkspace {
     const void* measures;
     const int32_t* chosen;
 
-    // in and out: those of the Dirichlet prior, then those of the labels and probabilities, halved
+    // in and out: under the Dirichlet prior, then class_share
     void* proportions;  // [B, K]
 
     // out

@@ -32,6 +32,13 @@ PADDLE_EXT_HD Real total_count(double weight, int64_t Q, int64_t K, Real a) {
 // How far queries may move a prototype: less where there is hardly a query per class.
 PADDLE_EXT_HD double trust_of(int64_t Q, int64_t K) { return double(Q) / double(Q + K); }
 
+// The share of a class in the batch, from its labels and the sum of its probabilities: labels are
+// better if few classes are present, so probabilities count by the share of classes with a label.
+template <typename Real>
+PADDLE_EXT_HD Real class_share(Real counted, Real held, Real labelled, int64_t Q) {
+    return (counted + labelled * (held - counted)) / Real(Q);
+}
+
 template <typename Real>
 PADDLE_EXT_HD Real query_weight(Real u, Real trust) {
     return trust * u * u;

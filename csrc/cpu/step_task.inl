@@ -27,7 +27,8 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     T* __restrict__ constant = arena.take<T>(Kp);
     T* __restrict__ total = arena.take<T>(Kp);
     T* __restrict__ prior = arena.take<T>(Kp);
-    double* __restrict__ held = arena.take<double>(Kp);  // by labels and by probabilities
+    double* __restrict__ held = arena.take<double>(Kp);     // sums of the probabilities, ...
+    double* __restrict__ counted = arena.take<double>(Kp);  // ... and numbers of labels
 
     for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
     for (int64_t k = 0; k < K; ++k) {
@@ -35,7 +36,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
         mass[k] = shots[k];
         constant[k] = (bias[k] + f / 2 * squares[k]) * share;
         total[k] = proportions[k] * count;
-        held[k] = 0;
+        held[k] = counted[k] = 0;
         prior[k] = measure == nullptr ? a : a * measure[k];
         if (prior[k] > 0) continue;
         constant[k] = T(kImpossible);
@@ -80,15 +81,16 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
             held[k] += double(out[q * K + k]);
         }
         const int64_t label = p.labels[task * Q + q] = largest(out + q * K, K);
-        held[label] += 1;
+        counted[label] += 1;
     }
-    for (int64_t k = 0; k < K; ++k) proportions[k] = T(held[k] / double(2 * Q));
+    const double some = double(K - std::count(counted, counted + K, 0.0)) / double(K);
+    for (int64_t k = 0; k < K; ++k) proportions[k] = T(class_share(counted[k], held[k], some, Q));
 }
 
 template <typename T>
 static int64_t step_scratch_bytes(const StepParams& p) {
     Arena arena(nullptr);
     for (int i = 0; i < 7; ++i) arena.take<T>(round_up(p.K, Simd<T>::kLanes));
-    arena.take<double>(round_up(p.K, Simd<T>::kLanes));
+    for (int i = 0; i < 2; ++i) arena.take<double>(round_up(p.K, Simd<T>::kLanes));
     return arena.used();
 }

@@ -155,14 +155,25 @@ __device__ void sum_queries(const Step& s, const StepParams& p) {
     }
 }
 
-// How much of the batch each class is: the mean of the shares by labels and by probabilities.
-__device__ void write_shares(const StepParams& p, const float* u, const int64_t* labels,
-                             float* shares) {
-    for (int k = threadIdx.x; k < int(p.K); k += kThreads) {
-        double sum = 0;
+// How much of the batch each class is; see class_share. `square` and `mass` are not needed any more.
+__device__ void write_shares(const Step& s, const StepParams& p, const float* u,
+                             const int64_t* labels, float* shares) {
+    const int K = int(p.K);
+    int labelled = 0;  // classes with a label
+    for (int first = 0; first < K; first += kThreads) {
+        const int k = first + int(threadIdx.x);
+        double held = 0;
+        float counted = 0;
 #pragma unroll 1
-        for (int64_t q = 0; q < p.Q; ++q) sum += double(u[q * p.K + k] + float(labels[q] == k));
-        shares[k] = float(sum / double(2 * p.Q));
+        for (int64_t q = 0; k < K && q < p.Q; ++q) {
+            held += double(u[q * K + k]);
+            counted += float(labels[q] == k);
+        }
+        if (k < K) s.square[k] = counted, s.mass[k] = float(held);
+        labelled += __syncthreads_count(counted > 0);
+    }
+    for (int k = threadIdx.x; k < K; k += kThreads) {
+        shares[k] = class_share(s.square[k], s.mass[k], float(labelled) / float(K), p.Q);
     }
 }
 
@@ -174,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
     float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
     write_queries<kHeld>(s, p, out, p.labels + task * Q);
     __syncthreads();  // all probabilities are written, and the proportions have been read
-    write_shares(p, out, p.labels + task * Q, static_cast<float*>(p.proportions) + task * K);
+    write_shares(s, p, out, p.labels + task * Q, static_cast<float*>(p.proportions) + task * K);
 }
 
 }  // namespace

@@ -287,7 +287,8 @@ def posterior(
     u = torch.softmax(known.temper * (logits + left), dim=-1)
     labels = u.argmax(-1)
     counted = torch.stack([(labels == k).sum() for k in range(K)])
-    shares = (counted / Q + u.mean(0)) / 2
+    some = int((counted > 0).sum()) / K
+    shares = (1 - some) * counted / Q + some * u.mean(0)
     return found._replace(labels=labels, probabilities=u, proportions=shares)
 
 

@@ -22,7 +22,7 @@ from ..ops.large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalv
 from ..ops.large.queries import Queries
 from ..ops.large.sources import Rows
 from ..ops.large.steps import IMPOSSIBLE, LateStep, State, split_unit
-from ..prevalence import with_labels
+from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood
 from .small import softer_share, trust_in_queries
@@ -229,9 +229,9 @@ def solve_large(
     late = LateScores(scores, all_sums, step)
     no_dual = torch.zeros_like(state.dual)
     found = classify_rows(late, no_dual, group, top=top, all_classes=all_classes)
-    counted = with_labels(torch.zeros_like(found.held), found.top.classes[..., 0])
+    counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     group.sum(counted)
-    solution = solution_of(found, state, (counted + found.held) / (2 * total))
+    solution = solution_of(found, state, estimated_shares(counted, found.held, total))
     if measures is None:
         return solution
     return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))

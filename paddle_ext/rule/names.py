@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..ops.adapt import adapt_checked
 from ..ops.adaptive import CENTRE, calibrate
-from ..prevalence import with_labels
 from ..rows import class_sums, evenly_spread, products, unit_rows
 from ..solution import Solution
 from ..task import Task, how_many, merged
@@ -260,8 +259,7 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
         d = sums.distances_with(W, torch.bmm(gram, W), own)
         logits = torch.addcmul(added, d, sharpness, value=-1)
         found = proportions(logits, weight, STEP_ITERATIONS, options, measures)
-    shares = with_labels(found.probabilities.sum(1), found.labels) / (2 * Q)
-    found = found._replace(proportions=shares)
+    found = found._replace(proportions=found.prevalence().estimate.to(found.dual.dtype))
     return found if kept is None else widened(found, kept, K)
 
 
