@@ -14,6 +14,7 @@ from ...methods.adaptive import Adaptive
 from ...ops.prior import measures_of
 from ...presence.hierarchy import Hierarchy, RolledUp
 from ...presence.unknown import Familiar, familiar
+from ...prevalence import Prevalence, from_sums
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
@@ -56,6 +57,8 @@ class Answers:
         The most specific node that is probable enough, see `paddle_ext.presence.roll_up`; empty if
         none is. None without a hierarchy.
     node_probability : Tensor [N] or None
+    prevalence : Prevalence or None
+        The share of each class in all samples, with 90 % intervals.
     """
 
     class_names: tuple[str, ...]
@@ -71,6 +74,7 @@ class Answers:
     novelty: Tensor | None = None
     nodes: list[str] | None = None
     node_probability: Tensor | None = None
+    prevalence: Prevalence | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -170,7 +174,8 @@ def answer(
     familiar = familiar_classes(labelled, place)
     best: list[tuple[Tensor, ...]] = []
     rolled: list[RolledUp] = []
-    present = torch.zeros(len(labelled.class_names), dtype=torch.bool)
+    K = len(labelled.class_names)
+    present, sums = torch.zeros(K, dtype=torch.bool), torch.zeros(3, K, dtype=torch.float64)
     groups = classified(
         labelled,
         batches,
@@ -193,6 +198,7 @@ def answer(
             found.append(flat.view(solution.labels.shape).float())
         best.append(tuple(x.flatten(0, 1).cpu() for x in found))
         present |= solution.present().any(0).cpu()
+        sums += solution.class_sums().sum(0).cpu()
         if hierarchy is not None:
             rolled.append(hierarchy.roll_up(solution.probabilities, CONFIDENCE))
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
@@ -210,6 +216,7 @@ def answer(
         rest[0] if rest else None,
         [str(name or "") for part in rolled for name in part.names()] if rolled else None,
         torch.cat([part.probability.flatten().cpu() for part in rolled]) if rolled else None,
+        from_sums(sums),
     )
 
 

@@ -34,6 +34,22 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
     write(path, (name_column, *text, *HEADER, *node, *truth), rows)
 
 
+def write_classes(path: Path, answers: Answers) -> None:
+    """Write a CSV file with the share of each class, the largest first, and a 90 % interval."""
+    shares = answers.prevalence
+    if shares is None:
+        return
+    order = shares.estimate.argsort(descending=True, stable=True)
+    names = [answers.class_names[k] for k in order.tolist()]
+    counts = [str(n) for n in answers.counts()[order].tolist()]
+    numbers = [decimals(x[order]) for x in shares]
+    write(
+        path,
+        ("class", "samples", "share", "low", "high"),
+        zip(names, counts, *numbers, strict=True),
+    )
+
+
 def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[str]]:
     """Some rows of the table; the numbers of all rows at once would take much memory."""
     classes, names = answers.class_names, answers.names[part]

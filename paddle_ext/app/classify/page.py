@@ -12,6 +12,7 @@ from string import Template
 
 import torch
 
+from ...prevalence import Prevalence
 from ...research.files import replacing
 from ...research.printable import encodable, plural
 from .answering import RATE, Answers
@@ -185,16 +186,28 @@ def unsure_note(answers: Answers) -> str:
 UNSURE_ATTRIBUTES = ' class="unsure" title="too few samples to be sure that this class is present"'
 
 
+def interval(shares: Prevalence | None, k: int, total: int, longest: int) -> str:
+    """How many samples of a class there are with 90 % confidence, as a line over its bar."""
+    if shares is None:
+        return ""
+    low, high = (total * float(x[k]) for x in (shares.low, shares.high))
+    return (
+        f'<b title="{low:,.0f} to {high:,.0f} samples, with 90 % confidence" '
+        f'style="left:{100 * low / longest:.1f}%;width:{100 * (high - low) / longest:.1f}%"></b>'
+    )
+
+
 def bars(answers: Answers, order: Sequence[int], counts: Sequence[int]) -> str:
     """The number of samples of each class."""
-    longest = max(counts)
+    longest, shares = max(counts), answers.prevalence
     items = ""
     for number, k in enumerate(order[:MOST_CLASSES]):
         name = escape(answers.class_names[k])
         items += (
             f'<li{"" if answers.present[k] else UNSURE_ATTRIBUTES}><a href="#class-{number}">'
             f'<span class="name" title="{name}">{name}</span>'
-            f'<span class="track"><i style="width:{100 * counts[k] / longest:.1f}%"></i></span>'
+            f'<span class="track"><i style="width:{100 * counts[k] / longest:.1f}%"></i>'
+            f"{interval(shares, k, len(answers), longest)}</span>"
             f'<span class="count">{counts[k]:,}</span></a></li>'
         )
     if len(order) > MOST_CLASSES:

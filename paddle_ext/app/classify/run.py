@@ -16,7 +16,7 @@ from .corrections import read_corrections, with_corrections
 from .labelled_check import LabelledCheck, check_labelled
 from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
-from .output import write_labelled, write_table
+from .output import write_classes, write_labelled, write_table
 from .page import write_page
 from .samples import Labelled, Source
 from .settings import Settings
@@ -158,6 +158,7 @@ def write_all(
     write_table(
         table, answers, settings.columns.name or ("file" if pictures else "row"), texts=texts
     )
+    write_classes(folder / "classes.csv", answers)
     if checked is not None:
         write_labelled(labelled, checked, "file" if pictures else "text" if texts else "sample")
     if settings.save is not None:

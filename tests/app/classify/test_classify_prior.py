@@ -72,3 +72,16 @@ def test_bad_files(files: tuple[Path, Path], tmp_path: Path, text: str, message:
 def test_streams_take_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prior must be omitted"):
         check_settings(Settings(prior=tmp_path / "prior.csv"), one_batch=False)
+
+
+def test_shares_of_the_classes(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "out", Settings(device="cpu", cache=None))
+    with (tmp_path / "out" / "classes.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["class"] for row in rows} == set(NAMES)
+    assert sum(int(row["samples"]) for row in rows) == 40
+    assert abs(sum(float(row["share"]) for row in rows) - 1) < 1e-3
+    assert all(float(row["low"]) <= float(row["share"]) <= float(row["high"]) for row in rows)
+    newt = next(row for row in rows if row["class"] == "newt")
+    assert float(newt["low"]) <= 0.5 <= float(newt["high"])
+    assert "with 90 % confidence" in report.page.read_text(encoding="utf-8")
