@@ -21,6 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmar
 # What a page needs besides torch and NumPy.
 NEEDS = {
     "docs/estimator.md": ["sklearn"],
+    "docs/prior.md": ["sklearn"],
     "docs/quickstart.md": ["sklearn"],
     "docs/training.md": ["PIL", "matplotlib", "safetensors"],
 }
