@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OTHER: dict[str | tuple[str, str], object] = {
     "alphas": (1.0, 2.0, 3.0),
     "epsilon": 1.0,
+    "label_noise": 0.3,
     "lam": 5.0,
     "max_iter": 2,
     "tol": 10.0,
