@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..solution import Solution
 from . import native
+from .adapt import solution_of
 from .calls import options_of, pointers, run, where_code_is
 from .coordinates import split_kind
 from .operators import integers
@@ -303,18 +304,5 @@ def posterior(
         "chosen": (torch.int32, (B,)),
         "finite": (torch.bool, (B,)),
     }
-    labels, u, proportions, dual, iterations, criterion, a, bound, chosen, finite = run(
-        call, query, given, wanted
-    )
-    found = Solution(
-        labels,
-        u,
-        proportions,
-        dual,
-        iterations,
-        criterion,
-        concentration=a,
-        bound=bound,
-        prior_used=None if measures is None else chosen > 0,
-    )
-    return found, finite
+    *outputs, finite = run(call, query, given, wanted)
+    return solution_of(tuple(outputs), measures), finite

@@ -17,11 +17,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from .label_noise import takes_noise, weighed
-from .likelihood import Likelihood, calibrated, learned, likelihood_of, reweighted
+from .label_noise import takes_noise, trusted, weighed
+from .likelihood import Likelihood, likelihood_of, reweighted
 from .logistic import Fit, fit
 
 SHOTS = 16  # labelled rows per class from which a correction pays
@@ -58,40 +57,25 @@ def corrected_likelihood(
     >>> known.logits(torch.tensor([[0.2, 1.0]])).argmax(-1)
     tensor([1])
     """
-    if takes_noise(label_noise, len(labels), num_classes):
-        noisy = noisy_rows(support, labels, num_classes, weights, label_noise)
-        if noisy is not None:
-            return noisy
-    if takes_correction(len(labels), support.shape[1], num_classes):
-        found, rows = left_out(support, labels, num_classes)
-        found = replace(found, correction=correction_of(rows, weights))
-    else:
-        found = likelihood_of(support.unsqueeze(0), labels.unsqueeze(0), num_classes)
-    if weights is None:
-        return found
-    x = found.coordinates(support.unsqueeze(0))
-    return reweighted(found, x, labels.unsqueeze(0), weights.unsqueeze(0))
-
-
-def noisy_rows(
-    support: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    weights: Tensor | None,
-    label_noise: float | str,
-) -> Likelihood | None:
-    """The same with rows that count by the probability of their label; None if all are right."""
+    K, S, total, noisy = num_classes, len(labels), weights, False
+    corrects = takes_correction(S, support.shape[1], K)
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     given = None if weights is None else weights.unsqueeze(0)
-    found, rate, right, logits = weighed(rows, own, num_classes, label_noise, given=given)
-    if not float(rate):
-        return None
-    if not takes_correction(len(labels), support.shape[1], num_classes):
+    if takes_noise(label_noise, S, K):
+        found, rate, right, logits = weighed(rows, own, K, label_noise, given=given)
+        noisy = bool(rate > 0)
+        if noisy:  # the likelihood has these weights already
+            total = right[0] if weights is None else right[0] * weights
+    elif corrects:
+        found, logits = trusted(rows, own, K)
+    else:
+        found = likelihood_of(rows, own, K)
+    if corrects:
+        judged = LeftOut.of(found, rows, own, logits)
+        found = replace(found, correction=correction_of(judged, total))
+    if given is None or noisy:
         return found
-    total = right[0] if weights is None else right[0] * weights
-    counts = (labels.bincount() > 1).to(logits.dtype)[labels]
-    judged = LeftOut(found.coordinates(rows)[0], labels, counts, logits[0])
-    return replace(found, correction=correction_of(judged, total))
+    return reweighted(found, found.coordinates(rows), own, given)
 
 
 def takes_correction(S: int, D: int, K: int) -> bool:
@@ -113,21 +97,21 @@ class LeftOut(NamedTuple):
     counts: Tensor  # [S] 1; 0 for the only row of its class, of which nothing is known
     logits: Tensor  # [S, K]
 
+    @classmethod
+    def of(cls, found: Likelihood, rows: Tensor, labels: Tensor, logits: Tensor) -> LeftOut:
+        """Of one task: rows [1, S, D], labels [1, S] and logits [1, S, K]."""
+        counts = (labels[0].bincount() > 1).to(logits.dtype)[labels[0]]
+        return cls(found.coordinates(rows)[0], labels[0], counts, logits[0])
+
 
 def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, LeftOut]:
     """The likelihood of labelled rows [S, D] of one task, and the rows left out of their classes.
 
     They are classified in its metric, with the covariance without the row, in closed form.
     """
-    rows = support.unsqueeze(0)
-    native = learned(rows, labels.unsqueeze(0), num_classes, every=True)
-    assert native.left_out is not None
-    found = calibrated(native, len(support))
-    half = found.sharpness / 2
-    hubs = torch.addcmul(found.bias, found.squares, half.unsqueeze(-1))
-    logits = torch.addcmul(hubs, native.left_out[0], half, value=-1)
-    counts = (found.shots[0] > 1).to(logits.dtype)[labels]
-    return found, LeftOut(found.coordinates(rows)[0], labels, counts, logits)
+    rows, own = support.unsqueeze(0), labels.unsqueeze(0)
+    found, logits = trusted(rows, own, num_classes)
+    return found, LeftOut.of(found, rows, own, logits)
 
 
 def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:

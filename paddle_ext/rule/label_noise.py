@@ -124,9 +124,7 @@ def weighed(
     noisy = found.rate > 0
     weights = torch.ones_like(found.own)
     if not bool(noisy.any()):
-        half = likelihood.sharpness / 2
-        hubs = likelihood.bias + likelihood.squares * half.unsqueeze(-1)
-        logits = hubs.unsqueeze(-2) - native.left_out * column(half)
+        logits = left_out_logits(likelihood, native.left_out)
         return Weighed(likelihood, found.rate, weights, logits)
     rows = LeftOut.of(likelihood, support, labels)
     for _ in range(ROUNDS):
@@ -137,6 +135,21 @@ def weighed(
         d = rows.distances(likelihood, total)
         found = judges.estimate(d)
     return replaced(likelihood, rows, judges, found, noisy, weights, total, d)
+
+
+def trusted(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, Tensor]:
+    """If all labels are right: the likelihood, and the logits of each row left out of its class."""
+    native = learned(support, labels, num_classes, every=True)
+    assert native.left_out is not None
+    likelihood = calibrated(native, labels.shape[-1])
+    return likelihood, left_out_logits(likelihood, native.left_out)
+
+
+def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
+    """From the squared distances of rows left out of their classes, [B, S, K] both."""
+    half = likelihood.sharpness / 2
+    hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
+    return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
 
 
 def replaced(
