@@ -52,6 +52,7 @@ def corrected_likelihood(
 
     Examples
     --------
+    >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> known = corrected_likelihood(x, torch.tensor([0, 0, 1, 1]), 2)
     >>> known.logits(torch.tensor([[0.2, 1.0]])).argmax(-1)
