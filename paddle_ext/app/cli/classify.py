@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...research.printable import plural
+from . import classify_options as options
 from . import show
 from .arguments import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..classify import Report, StreamReport
+    from ..classify import Report, Settings, StreamReport
 
 EXAMPLES = """Examples:
 
@@ -55,156 +56,68 @@ def register(app: typer.Typer) -> None:
 
 
 def classify(
-    labelled: Annotated[
-        Path,
-        typer.Argument(
-            help="Embeddings (.npz, .npy, .safetensors, .pt, .csv, .tsv, .parquet), a folder with "
-            "one folder of images per class, or a table with missing labels. With "
-            "names: the data to classify, if nothing is labelled."
-        ),
-    ],
-    unlabelled: Annotated[
-        Path | None, typer.Argument(help="Embeddings or images to classify.")
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for answers.csv and answers.html; or a .parquet or .csv file, to "
-            "classify a .parquet file of any size."
-        ),
-    ] = Path(),
-    label: Annotated[
-        str | None, typer.Option(help="Column, or array, of classes; default: label.")
-    ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="File of labels for a .npy: .npy, or one per line.")
-    ] = None,
-    embedding: Annotated[
-        str | None,
-        typer.Option(
-            "--embedding",
-            "--features",
-            help="Numeric columns: FIRST:LAST, A,B,C, a common prefix, or one column "
-            "of lists; default: all.",
-        ),
-    ] = None,
-    text: Annotated[str | None, typer.Option(help="Column of texts to embed.")] = None,
-    row_names: Annotated[
-        str | None, typer.Option("--id", help="Column of row names; default: row numbers.")
-    ] = None,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            help="Column or array of true classes, to report the accuracy; for images: folder."
-        ),
-    ] = None,
-    names: Annotated[
-        Path | None,
-        typer.Option(
-            help="Names of the classes, which then need no labels: a text file with one per "
-            "line (and prompts after tabs), or a .npz with text and class_names."
-        ),
-    ] = None,
-    template: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Prompt for the encoder, with {} for the name; several are averaged. "
-            "Default: 'a photo of a {}.' for images, the name alone for texts."
-        ),
-    ] = None,
-    logit_scale: Annotated[
-        float | None,
-        typer.Option(help="Factor on cosines with names; default: the encoder's, or 100."),
-    ] = None,
-    backbone: Annotated[
-        str, typer.Option(help="For images: efficientnet_lite0, timm:NAME, or a checkpoint.")
-    ] = "efficientnet_lite0",
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="For texts: a sentence-transformers model. For images with names: an "
-            "image-text model on disk, as a transformers, open_clip or ONNX folder, "
-            "open_clip:NAME:WEIGHTS, or IMAGES.onnx,TEXTS.onnx."
-        ),
-    ] = None,
-    sep: Annotated[
-        str | None,
-        typer.Option(help="CSV separator: a character, or tab; default: detected."),
-    ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="CSV encoding, such as latin-1; default: detected.")
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Save the classes in this .npz, for --model."),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="A file from --save instead of labelled data: classify --model M NEW."),
-    ] = None,
-    corrected: Annotated[
-        Path | None,
-        typer.Option(help="Corrected labels, as exported by the page, used as labelled samples."),
-    ] = None,
-    parents: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of classes and their parents, any depth: unsure samples get a parent."
-        ),
-    ] = None,
-    prior: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of classes and their weights, such as the counts of last month; 0: "
-            "impossible. It counts as far as the samples agree with it."
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Samples classified together; default: 300.")
-    ] = None,
-    label_noise: Annotated[
-        str,
-        typer.Option(help="Share of wrong labels among the labelled, or auto to estimate it."),
-    ] = "auto",
-    one_batch: Annotated[
-        bool,
-        typer.Option(
-            "--one-batch", help="Treat all rows of a .parquet file as one batch; see --output."
-        ),
-    ] = False,
+    labelled: options.Labelled,
+    unlabelled: options.Unlabelled = None,
+    output: options.Output = Path(),
+    label: options.Label = None,
+    labels: options.Labels = None,
+    embedding: options.Embedding = None,
+    text: options.Text = None,
+    row_names: options.RowNames = None,
+    truth: options.Truth = None,
+    sep: options.Separator = None,
+    encoding: options.Encoding = None,
+    names: options.Names = None,
+    template: options.Template = None,
+    logit_scale: options.LogitScale = None,
+    parents: options.Parents = None,
+    prior: options.Prior = None,
+    label_noise: options.LabelNoise = "auto",
+    corrected: options.Corrected = None,
+    save: options.Save = None,
+    model: options.Model = None,
+    backbone: options.Backbone = "efficientnet_lite0",
+    encoder: options.Encoder = None,
+    batch: options.BatchSize = None,
+    one_batch: options.OneBatch = False,
     device: Device = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Folder of cached features; default: the user's.")
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not cache features.")] = False,
+    cache: options.Cache = None,
+    no_cache: options.NoCache = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page."""
-    from ...check import ArgumentValueError
     from ...research.files import user_cache
-    from ..classify import Columns, Settings, stream, streams
-    from ..classify import classify as run
+    from ..classify import Columns, Settings
 
     settings = Settings(
         columns=Columns(embedding, text, label, row_names, truth),
         labels=labels,
+        separator=sep,
+        encoding=encoding,
         names=names,
         templates=tuple(template or ()),
         logit_scale=logit_scale,
-        backbone=backbone,
-        encoder=encoder,
-        separator=sep,
-        encoding=encoding,
-        model=model,
-        save=save,
-        corrected=corrected,
         parents=parents,
         prior=prior,
-        batch=batch,
         label_noise=number_or_text(label_noise),
+        corrected=corrected,
+        save=save,
+        model=model,
+        backbone=backbone,
+        encoder=encoder,
+        batch=batch,
         device=device,
         cache=None if no_cache else cache or user_cache("classify"),
         progress=True,
     )
+    classify_and_show(labelled, unlabelled, output, settings, one_batch)
+
+
+def classify_and_show(
+    labelled: Path, unlabelled: Path | None, output: Path, settings: Settings, one_batch: bool
+) -> None:
+    from ...check import ArgumentValueError
+    from ..classify import classify, stream, streams
+
     if streams(output):
         show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
         return
@@ -212,8 +125,7 @@ def classify(
         raise ArgumentValueError(
             "one_batch", "must be omitted unless the output is a .parquet or .csv file, got True"
         )
-    report = run(labelled, unlabelled, output, settings)
-    show_report(report)
+    show_report(classify(labelled, unlabelled, output, settings))
 
 
 def number_or_text(value: str) -> float | str:
