@@ -183,8 +183,9 @@ struct StepParams : WithWorkspace {
     // in
     const void* given;      // [B, Q, K] probabilities before the step
     const void* cross;      // [B, Q, K] products of queries and prototypes, ...
-    const void* inner;      // [B, Q, K] ... of queries and weighted sums of queries, ...
-    const void* own;        // [B, Q]    ... and of queries with themselves
+    const void* gram;       // [B, Q, Q] on CUDA: of queries with one another, for the next two
+    void* inner;            // [B, Q, K] ... of queries and weighted sums of queries, ...
+    void* own;              // [B, Q]    ... and of queries with themselves
     const void* added;      // [B, Q, K] further logits, reduced like the others; or null
     const void* shots;      // [B, K], or [K] when shared
     const void* squares;    // [B, K], or [K] when shared: products of prototypes with themselves

@@ -1,9 +1,9 @@
 // `labelled` and `coordinates` on CUDA; the algebra is in common/labelled.h.
 //
-// order_kernel groups the rows by class and selects the calibration rows. Two passes over the
-// support follow: the first computes the norms and the centre; the second, with one warp per class,
-// the norms after centring and the class means. The rest reads only the calibration rows. Sums are
-// taken in a fixed order, without atomics.
+// One kernel groups the rows by class and selects the calibration rows, then passes over the support
+// twice: for the norms and the centre, and with one warp per class for the norms after centring and
+// the class means. The feature scale reads only the calibration rows. Sums are taken in a fixed
+// order, without atomics, whatever the number of blocks.
 
 #include "common/check.h"
 #include "common/params.h"
@@ -14,140 +14,9 @@ namespace paddle_ext {
 
 namespace {
 
-// --- which rows ----------------------------------------------------------------------------------
-
-// The sum of `value` over the threads before this one; `total` over all. Has two barriers.
-__device__ int block_scan(int value, int* scratch, int& total) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = value;
-    for (int step = 1; step < 32; step *= 2) {
-        const int below = __shfl_up_sync(kAllLanes, sum, step);
-        if (lane >= step) sum += below;
-    }
-    if (lane == 31) scratch[warp] = sum;
-    __syncthreads();
-    int before = 0;
-    total = 0;
-    for (int other = 0; other < kWarps; ++other) {
-        before += other < warp ? scratch[other] : 0;
-        total += scratch[other];
-    }
-    __syncthreads();
-    return before + sum - value;
-}
-
-constexpr int kTile = 4096;  // labels in shared memory at once
-
-// Calls body(s) for the rows of class k, in order; all threads of the block take part.
-template <typename Body>
-__device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, int* tile,
-                             const Body& body) {
-    for (int64_t first = 0; first < p.S; first += kTile) {
-        const int size = int(min(p.S - first, int64_t(kTile)));
-        __syncthreads();  // the previous tile has been read
-        for (int i = threadIdx.x; i < size; i += kThreads) {
-            tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
-        }
-        __syncthreads();
-        if (k >= p.K) continue;
-        for (int i = 0; i < size; ++i) {
-            if (tile[i] == k) body(int(first) + i);
-        }
-    }
-}
-
-// One block per task.
-__global__ void __launch_bounds__(kThreads) order_kernel(LabelledParams p, LabelledPlan plan) {
-    __shared__ int scratch[kWarps];
-    __shared__ int tile[kTile];
-    const int64_t task = blockIdx.x, S = p.S, K = p.K;
-    const int64_t* const labels = p.labels + task * S;
-    float* const shots = static_cast<float*>(p.shots) + task * K;
-    int* const start = plan.start + task * (K + 1);
-    int* const order = plan.order + task * S;
-    int done = 0;
-    bool empty = false;  // whether a class of this thread is empty
-    for (int64_t first = 0; first < K; first += kThreads) {
-        const int64_t k = first + threadIdx.x;
-        int count = 0;
-        for_each_row(p, task, k, tile, [&](int) { ++count; });
-        int total;
-        int at = done + block_scan(count, scratch, total);
-        done += total;
-        if (k < K) {
-            start[k] = at;
-            shots[k] = float(count);
-            empty |= count == 0;
-        }
-        for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
-    }
-    if (threadIdx.x == 0) start[K] = done;
-    if (done < S) {  // no other kernel writes the factors of a row without a class
-        for (int64_t s = threadIdx.x; s < S; s += kThreads) {
-            if (load_label(labels, s, K) >= 0) continue;
-            static_cast<float*>(p.first)[task * S + s] = 0.0f;
-            static_cast<float*>(p.second)[task * S + s] = 0.0f;
-        }
-    }
-    if (p.finite != nullptr) {
-        const bool complete = __syncthreads_or(empty) == 0 && done == S;
-        if (threadIdx.x == 0) p.finite[task] = complete;
-    }
-    if (p.R == 0) {
-        if (threadIdx.x == 0) p.judging[task] = 0;
-        return;
-    }
-    __syncthreads();  // the shots are complete
-
-    const auto eligible = [&](int64_t s) {
-        const int label = s < S ? load_label(labels, s, K) : -1;
-        return label >= 0 && shots[label] > 1;
-    };
-    int total = 0;
-    for (int64_t first = 0; first < S; first += kThreads) {
-        int here;
-        block_scan(eligible(first + threadIdx.x), scratch, here);
-        total += here;
-    }
-    const int64_t count = min(int64_t(total), p.R);
-    if (threadIdx.x == 0) p.judging[task] = count;
-    int ranked = 0;
-    for (int64_t first = 0; first < S; first += kThreads) {
-        const int64_t s = first + threadIdx.x;
-        const bool is = eligible(s);
-        int here;
-        const int rank = ranked + block_scan(is, scratch, here);
-        ranked += here;
-        const int64_t place = is ? place_of(rank, total, count) : -1;
-        if (place < 0) continue;
-        plan.chosen[task * p.R + place] = int(s);
-        p.own[task * p.R + place] = labels[s];
-    }
-    for (int64_t i = count + threadIdx.x; i < p.R; i += kThreads) {
-        plan.chosen[task * p.R + i] = -1;
-        p.own[task * p.R + i] = 0;
-    }
-}
-
-// --- the centre --------------------------------------------------------------------------------
-
-// The mean of the class means, from these or from partial sums of the rows; one thread per feature.
-__global__ void __launch_bounds__(kThreads)
-    centre_kernel(LabelledParams p, const float* from, int64_t count, float share) {
-    const int64_t tiles = ceil_div(p.D, int64_t(kThreads));
-    const int64_t task = blockIdx.x / tiles, d = blockIdx.x % tiles * kThreads + threadIdx.x;
-    if (d >= p.D) return;
-    float sum = 0;
-#pragma unroll 8
-    for (int64_t i = 0; i < count; ++i) sum += from[(task * count + i) * p.D + d];
-    static_cast<float*>(p.centre)[task * p.D + d] =
-        p.K > 1 ? sum * share : 0.0f;  // a single class is not centred
-}
-
 // --- calibration rows ---------------------------------------------------------------------------
 
-constexpr int kScaleLanes = 128, kScaleParts = 4;  // of four features each; of the rows
-constexpr int kScaleThreads = kScaleLanes * kScaleParts;
+constexpr int kScaleParts = 2, kScaleLanes = kThreads / kScaleParts;  // of the rows; of 4 features
 constexpr int kRowsAtATime = 256;
 
 // The source of a calibration row.
@@ -161,7 +30,7 @@ __device__ void find_one_shot_scale(const LabelledParams& p, const float* means,
                                     float* scale, double* scratch) {
     const int64_t K = p.K, D = p.D;
     double total = 0, scales = 0, scaled = 0;
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         float square = 0, fourth = 0;
 #pragma unroll 8
         for (int64_t k = 0; k < K; ++k) {
@@ -173,7 +42,7 @@ __device__ void find_one_shot_scale(const LabelledParams& p, const float* means,
         total += double(square);
     }
     total = block_sum(total, scratch);
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         const double square = scale[d], rows = effective_rows(square, fourths[d]);
         const double mean = rows * total / double(K * D);
         const double found = feature_scale(rows * square / double(K), mean, rows, double(D));
@@ -183,16 +52,16 @@ __device__ void find_one_shot_scale(const LabelledParams& p, const float* means,
     }
     scales = block_sum(scales, scratch);
     const double factor = length_factor(total, scales, block_sum(scaled, scratch), double(D));
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) scale[d] *= float(factor);
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] *= float(factor);
 }
 
-// One block per task: the feature scale.
-__global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, LabelledPlan plan) {
-    __shared__ double scratch[kScaleThreads / 32];
+// The feature scale, by one block.
+__device__ void find_scale(const LabelledParams& p, const LabelledPlan& plan, int64_t task) {
+    __shared__ double scratch[kThreads / 32];
     __shared__ Source sources[kRowsAtATime];
     __shared__ __align__(16) float parts[kScaleParts][4 * kScaleLanes];
     const int lane = threadIdx.x % kScaleLanes, part = threadIdx.x / kScaleLanes;
-    const int64_t task = blockIdx.x, D = p.D, count = p.judging[task];
+    const int64_t D = p.D, count = p.judging[task];
     const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
     const float* const firsts = static_cast<const float*>(p.first) + task * p.S;
     const float* const seconds = static_cast<const float*>(p.second) + task * p.S;
@@ -206,15 +75,15 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
         return find_one_shot_scale(p, means, fourths, scale, scratch);
     }
     double degrees = 0, mean = 0, sum = 0;
-    for (int64_t i = threadIdx.x; i < count; i += kScaleThreads) {
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
         degrees += 1 - 1 / double(shots[own[i]]);
     }
     degrees = block_sum(degrees, scratch);
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) scale[d] = 0;
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = 0;
     for (int64_t start = 0; start < count; start += kRowsAtATime) {
         const int size = int(min(count - start, int64_t(kRowsAtATime)));
         __syncthreads();  // the previous rows have been read
-        for (int i = threadIdx.x; i < size; i += kScaleThreads) {
+        for (int i = threadIdx.x; i < size; i += kThreads) {
             const int row = plan.chosen[task * p.R + start + i];
             sources[i] = {row, int(own[start + i]), firsts[row], seconds[row]};
         }
@@ -234,22 +103,71 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(LabelledParams p, 
             }
             *reinterpret_cast<float4*>(parts[part] + 4 * lane) = scatter;
             __syncthreads();
-            const int64_t mine = first + threadIdx.x;  // as many features as threads
-            for (int i = 0; i < kScaleParts && mine < D; ++i) scale[mine] += parts[i][threadIdx.x];
+            for (int i = threadIdx.x; i < 4 * kScaleLanes && first + i < D; i += kThreads) {
+                for (int other = 0; other < kScaleParts; ++other)
+                    scale[first + i] += parts[other][i];
+            }
             __syncthreads();
         }
     }
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) mean += double(scale[d]);
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) mean += double(scale[d]);
     mean = block_sum(mean, scratch) / double(D);
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         const double found = feature_scale(double(scale[d]), mean, degrees, double(D));
         scale[d] = float(found);
         sum += found;
     }
     sum = block_sum(sum, scratch);
-    for (int64_t d = threadIdx.x; d < D; d += kScaleThreads) {
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         scale[d] = float(double(scale[d]) * double(D) / sum);
     }
+}
+
+// --- all of it ----------------------------------------------------------------------------------
+
+// By one block per task, or a team of blocks if there are few tasks.
+template <int kHeld>
+__global__ void __launch_bounds__(kThreads, kHeld <= 4 ? 3 : 1)
+    labelled_kernel(LabelledParams p, LabelledPlan plan, int blocks) {
+    const int64_t task = blockIdx.x / blocks, D = p.D;
+    const int rank = int(blockIdx.x % blocks);
+    Team team = blocks == 1 ? Team() : Team(plan.teams + task, rank, blocks);
+    const auto each_class = [&](const auto& body) {  // one warp each
+        for (int64_t k = team.thread / 32; k < p.K; k += team.threads / 32) {
+            body(ClassRows(p, plan, task, k));
+        }
+        team.sync();
+    };
+    if (rank == 0) order_rows(p, plan, task);
+    team.sync();
+    if constexpr (kHeld > 0) {
+        for (int64_t part = rank; part < plan.parts; part += blocks) {
+            sum_rows<kHeld>(p, plan, task, part);
+        }
+        team.sync();
+    } else {
+        each_class([&](const ClassRows& c) { find_long_mean<false>(c); });
+    }
+    // The mean of the class means: from sums of rows, or from the means. A single class is not
+    // centred.
+    const float* const from = kHeld > 0 ? plan.sums : static_cast<const float*>(p.means);
+    const int64_t count = kHeld > 0 ? plan.parts : p.K;
+    const float share = kHeld > 0 ? 1.0f : 1.0f / float(p.K);
+    for (int64_t d = team.thread; d < D; d += team.threads) {
+        float sum = 0;
+#pragma unroll 8
+        for (int64_t i = 0; i < count; ++i) sum += from[(task * count + i) * D + d];
+        static_cast<float*>(p.centre)[task * D + d] = p.K > 1 ? sum * share : 0.0f;
+    }
+    team.sync();
+    each_class([&](const ClassRows& c) {
+        if constexpr (kHeld > 0) {
+            find_mean<kHeld>(c);
+        } else {
+            find_long_mean<true>(c);
+        }
+    });
+    if (rank == 0) find_scale(p, plan, task);
 }
 
 // --- query rows ---------------------------------------------------------------------------------
@@ -306,23 +224,24 @@ LabelledPlan labelled_plan(const LabelledParams& p) {
     return {p, rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means})};
 }
 
-void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
+void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, int device,
+                     cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
     require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
-    const bool held = rows_held(p.D) > 0;
-    launch("order_kernel", order_kernel, p.B, kThreads, 0, stream, p, plan);
-    held ? launch_rows(p, plan, stream) : launch_means<false>(p, plan, stream);
-    launch("centre_kernel", centre_kernel, p.B * ceil_div(p.D, kThreads), kThreads, 0, stream, p,
-           held ? plan.sums : static_cast<const float*>(p.means), held ? plan.parts : p.K,
-           held ? 1.0f : 1.0f / float(p.K));
-    launch_means<true>(p, plan, stream);
-    launch("scale_kernel", scale_kernel, p.B, kScaleThreads, 0, stream, p, plan);
+    const int held = rows_held(p.D);
+    const auto kernel = held == 1   ? labelled_kernel<1>
+                        : held == 4 ? labelled_kernel<4>
+                        : held == 8 ? labelled_kernel<8>
+                                    : labelled_kernel<0>;
+    const int64_t useful = max(plan.parts, ceil_div(p.K, kWarps));
+    launch_teams("labelled_kernel", kernel, p.B, useful, kThreads, row_sums_bytes(p.D), plan.teams,
+                 device, stream, p, plan);
 }
 
 void run_cuda(const LabelledParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, workspace_cuda(p, device));
     const DeviceGuard guard(device);
-    launch_labelled(p, labelled_plan(p), static_cast<cudaStream_t>(stream));
+    launch_labelled(p, labelled_plan(p), device, static_cast<cudaStream_t>(stream));
 }
 
 int64_t workspace_cuda(const CoordinatesParams&, int) { return 0; }

@@ -1,10 +1,12 @@
-// The two passes over labelled rows: norms and centre, then norms after centring and class means.
+// Labelled rows by class, and two passes over them: norms and centre, then norms after centring and
+// class means.
 #pragma once
 
 #include "common/device.cuh"
 #include "common/labelled.h"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
+#include "cuda/team.cuh"
 
 namespace paddle_ext {
 
@@ -13,10 +15,11 @@ constexpr int kPartRows = 128;  // rows per block of the first pass
 
 // Arrays of all tasks in the workspace.
 struct LabelledPlan {
-    int* order;   // [B, S]      rows, by class
-    int* start;   // [B, K + 1]  where a class begins in `order`
-    int* chosen;  // [B, R]      calibration rows
-    float* sums;  // [B, parts, D] partial sums of the rows
+    int* order;         // [B, S]      rows, by class
+    int* start;         // [B, K + 1]  where a class begins in `order`
+    int* chosen;        // [B, R]      calibration rows
+    float* sums;        // [B, parts, D] partial sums of the rows
+    TeamMemory* teams;  // [B]
     int64_t parts;
     bool aligned;  // rows can be read four numbers at a time
     int64_t bytes;
@@ -28,6 +31,7 @@ struct LabelledPlan {
         start = arena.take<int>(p.B * (p.K + 1));
         chosen = arena.take<int>(p.B * p.R);
         sums = arena.take<float>(p.B * parts * p.D);
+        teams = arena.take<TeamMemory>(p.B);
         bytes = arena.used();
     }
 };
@@ -48,14 +52,130 @@ __device__ inline void store_row4(float* row, int64_t d, int64_t D, bool aligned
 // Registers per lane, of four numbers each, that hold a row; 0 if it is too long.
 inline int rows_held(int64_t D) { return D <= 128 ? 1 : D <= 512 ? 4 : D <= 1024 ? 8 : 0; }
 
+// --- which rows ----------------------------------------------------------------------------------
+
+// The sum of `value` over the threads before this one; `total` over all. Has two barriers.
+__device__ inline int block_scan(int value, int* scratch, int& total) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = value;
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(kAllLanes, sum, step);
+        if (lane >= step) sum += below;
+    }
+    if (lane == 31) scratch[warp] = sum;
+    __syncthreads();
+    int before = 0;
+    total = 0;
+    for (int other = 0; other < kWarps; ++other) {
+        before += other < warp ? scratch[other] : 0;
+        total += scratch[other];
+    }
+    __syncthreads();
+    return before + sum - value;
+}
+
+constexpr int kTile = 2048;  // labels in shared memory at once
+
+// Calls body(s) for the rows of class k, in order; all threads of the block take part.
+template <typename Body>
+__device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, int* tile,
+                             const Body& body) {
+    for (int64_t first = 0; first < p.S; first += kTile) {
+        const int size = int(min(p.S - first, int64_t(kTile)));
+        __syncthreads();  // the previous tile has been read
+        for (int i = threadIdx.x; i < size; i += kThreads) {
+            tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
+        }
+        __syncthreads();
+        if (k >= p.K) continue;
+        for (int i = 0; i < size; ++i) {
+            if (tile[i] == k) body(int(first) + i);
+        }
+    }
+}
+
+// By one block.
+__device__ inline void order_rows(const LabelledParams& p, const LabelledPlan& plan, int64_t task) {
+    __shared__ int scratch[kWarps];
+    __shared__ int tile[kTile];
+    const int64_t S = p.S, K = p.K;
+    const int64_t* const labels = p.labels + task * S;
+    float* const shots = static_cast<float*>(p.shots) + task * K;
+    int* const start = plan.start + task * (K + 1);
+    int* const order = plan.order + task * S;
+    int done = 0;
+    bool empty = false;  // whether a class of this thread is empty
+    for (int64_t first = 0; first < K; first += kThreads) {
+        const int64_t k = first + threadIdx.x;
+        int count = 0;
+        for_each_row(p, task, k, tile, [&](int) { ++count; });
+        int total;
+        int at = done + block_scan(count, scratch, total);
+        done += total;
+        if (k < K) {
+            start[k] = at;
+            shots[k] = float(count);
+            empty |= count == 0;
+        }
+        for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
+    }
+    if (threadIdx.x == 0) start[K] = done;
+    if (done < S) {  // no other kernel writes the factors of a row without a class
+        for (int64_t s = threadIdx.x; s < S; s += kThreads) {
+            if (load_label(labels, s, K) >= 0) continue;
+            static_cast<float*>(p.first)[task * S + s] = 0.0f;
+            static_cast<float*>(p.second)[task * S + s] = 0.0f;
+        }
+    }
+    if (p.finite != nullptr) {
+        const bool complete = __syncthreads_or(empty) == 0 && done == S;
+        if (threadIdx.x == 0) p.finite[task] = complete;
+    }
+    if (p.R == 0) {
+        if (threadIdx.x == 0) p.judging[task] = 0;
+        return;
+    }
+    __syncthreads();  // the shots are complete
+
+    const auto eligible = [&](int64_t s) {
+        const int label = s < S ? load_label(labels, s, K) : -1;
+        return label >= 0 && shots[label] > 1;
+    };
+    int total = 0;
+    for (int64_t first = 0; first < S; first += kThreads) {
+        int here;
+        block_scan(eligible(first + threadIdx.x), scratch, here);
+        total += here;
+    }
+    const int64_t count = min(int64_t(total), p.R);
+    if (threadIdx.x == 0) p.judging[task] = count;
+    int ranked = 0;
+    for (int64_t first = 0; first < S; first += kThreads) {
+        const int64_t s = first + threadIdx.x;
+        const bool is = eligible(s);
+        int here;
+        const int rank = ranked + block_scan(is, scratch, here);
+        ranked += here;
+        const int64_t place = is ? place_of(rank, total, count) : -1;
+        if (place < 0) continue;
+        plan.chosen[task * p.R + place] = int(s);
+        p.own[task * p.R + place] = labels[s];
+    }
+    for (int64_t i = count + threadIdx.x; i < p.R; i += kThreads) {
+        plan.chosen[task * p.R + i] = -1;
+        p.own[task * p.R + i] = 0;
+    }
+}
+
 // --- first pass, for rows that fit in registers --------------------------------------------------
 
-// One block per part of the rows of a task, one warp per two rows: norms, and the part's share of
-// the mean of the class means.
+// Norms of a part of the rows of a task, and the part's share of the mean of the class means, by
+// one block; a warp takes two rows at a time.
 template <int kHeld>
-__global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, LabelledPlan plan) {
+__device__ void sum_rows(const LabelledParams& p, const LabelledPlan& plan, int64_t task,
+                         int64_t part) {
     extern __shared__ float warp_sums[];  // [kWarps, 128 kHeld]
-    const int64_t task = blockIdx.x / plan.parts, part = blockIdx.x % plan.parts, D = p.D;
+    const int64_t D = p.D;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
     const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
@@ -98,15 +218,13 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(LabelledParams p, Labell
     for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         float total = 0;
         for (int other = 0; other < kWarps; ++other) total += warp_sums[other * kHeld * 128 + d];
-        plan.sums[blockIdx.x * D + d] = total;
+        plan.sums[(task * plan.parts + part) * D + d] = total;
     }
+    __syncthreads();  // the sums of the warps have been read
 }
 
-inline void launch_rows(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
-    const int held = rows_held(p.D);
-    const auto kernel = held == 1 ? rows_kernel<1> : held == 4 ? rows_kernel<4> : rows_kernel<8>;
-    const int64_t bytes = int64_t(sizeof(float)) * kWarps * held * 128;
-    launch("rows_kernel", kernel, p.B * plan.parts, kThreads, bytes, stream, p, plan);
+inline int64_t row_sums_bytes(int64_t D) {
+    return int64_t(sizeof(float)) * kWarps * rows_held(D) * 128;
 }
 
 // --- rows of a class -----------------------------------------------------------------------------
@@ -120,19 +238,21 @@ struct ClassRows {
     int begin, end;
     int64_t D;
     bool aligned;
+    bool* finite;
 
-    __device__ ClassRows(const LabelledParams& p, const LabelledPlan& plan, int64_t item) {
-        const int64_t task = item / p.K, k = item % p.K;
+    __device__ ClassRows(const LabelledParams& p, const LabelledPlan& plan, int64_t task,
+                         int64_t k) {
         D = p.D;
         aligned = plan.aligned;
         support = static_cast<const float*>(p.support) + task * p.S * D;
         centre = static_cast<const float*>(p.centre) + task * D;
         firsts = static_cast<float*>(p.first) + task * p.S;
         seconds = static_cast<float*>(p.second) + task * p.S;
-        mean = static_cast<float*>(p.means) + item * D;
+        mean = static_cast<float*>(p.means) + (task * p.K + k) * D;
         order = plan.order + task * p.S;
         begin = plan.start[task * (p.K + 1) + k];
         end = plan.start[task * (p.K + 1) + k + 1];
+        finite = p.finite == nullptr ? nullptr : p.finite + task;
     }
 
     // Four numbers of a row, scaled and, in the second pass, centred.
@@ -149,14 +269,11 @@ struct ClassRows {
     }
 };
 
-// One warp per class and task: reads the rows twice, for their norms and their mean. The first pass
-// has no centre.
+// By one warp, which reads the rows twice, for their norms and their mean. The first pass has no
+// centre.
 template <bool kCentred>
-__global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, LabelledPlan plan) {
-    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
-    if (item >= p.B * p.K) return;
+__device__ void find_long_mean(const ClassRows& c) {
     const int lane = threadIdx.x % 32;
-    const ClassRows c(p, plan, item);
     float* const factors = kCentred ? c.seconds : c.firsts;
     for (int i = c.begin; i < c.end; ++i) {
         const int64_t s = c.order[i];
@@ -169,8 +286,8 @@ __global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, 
         const float factor = kCentred ? inverse_of_centred(squared)
                                       : inverse_norm(c.support + s * c.D, c.D, c.aligned, squared);
         if (lane == 0) factors[s] = factor;
-        if (!kCentred && lane == 0 && p.finite != nullptr && !plainly_finite(factor)) {
-            p.finite[item / p.K] = false;
+        if (!kCentred && lane == 0 && c.finite != nullptr && !plainly_finite(factor)) {
+            *c.finite = false;
         }
     }
     __syncwarp();
@@ -185,13 +302,10 @@ __global__ void __launch_bounds__(kThreads) long_means_kernel(LabelledParams p, 
     }
 }
 
-// The second pass, with two rows in registers at a time.
+// The second pass by one warp, with two rows in registers at a time.
 template <int kHeld>
-__global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, LabelledPlan plan) {
-    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
-    if (item >= p.B * p.K) return;
+__device__ void find_mean(const ClassRows& c) {
     const int lane = threadIdx.x % 32;
-    const ClassRows c(p, plan, item);
     float4 sum[kHeld] = {}, centre[kHeld];
 #pragma unroll
     for (int h = 0; h < kHeld; ++h) {
@@ -228,18 +342,9 @@ __global__ void __launch_bounds__(kThreads) means_kernel(LabelledParams p, Label
     for (int h = 0; h < kHeld; ++h) c.write(4 * lane + 128 * h, sum[h]);
 }
 
-template <bool kCentred>
-void launch_means(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream) {
-    const int held = kCentred ? rows_held(p.D) : 0;
-    const auto kernel = held == 1   ? means_kernel<1>
-                        : held == 4 ? means_kernel<4>
-                        : held == 8 ? means_kernel<8>
-                                    : long_means_kernel<kCentred>;
-    launch("means_kernel", kernel, ceil_div(p.B * p.K, kWarps), kThreads, 0, stream, p, plan);
-}
-
 // All outputs of `labelled`.
 LabelledPlan labelled_plan(const LabelledParams& p);
-void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, cudaStream_t stream);
+void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, int device,
+                     cudaStream_t stream);
 
 }  // namespace paddle_ext

@@ -417,7 +417,7 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
     LikelihoodPlan plan(p);
     const LabelledPlan rows = labelled_plan(plan.labelled);
-    launch_labelled(plan.labelled, rows, on);
+    launch_labelled(plan.labelled, rows, device, on);
     const int* const chosen = p.every ? nullptr : rows.chosen;
     const Judged judged{chosen, p.labels, p.S, p.K, plan.J};
     plan.factor.judges.units = chosen;
@@ -441,9 +441,8 @@ void run_cuda(const LikelihoodParams& p, int device, void* stream) {
             p.B, on);
     }
     if (p.full) {
-        launch_factor(plan.factor, device, on);
         const int64_t rows = plan.J + plan.class_rows(p.K), z = factor_columns(plan.factor.M);
-        launch_product(SolvedProducts{{rows, p.K, z}, plan, judged}, p.B, on);
+        launch_factor(plan.factor, SolvedProducts{{rows, p.K, z}, plan, judged}, device, on);
     }
     const LeftOutDistances source{p, plan, judged, rows.chosen};
     launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, device, on);

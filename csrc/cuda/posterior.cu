@@ -17,8 +17,6 @@ namespace paddle_ext {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-
 // Arrays of all tasks in the workspace, and the calls that use them.
 struct PosteriorPlan {
     CoordinatesParams coordinates{};
@@ -57,7 +55,8 @@ struct PosteriorPlan {
         adapt.workspace = arena.take<char>(adapt.workspace_bytes);
         step.B = B, step.Q = Q, step.K = K, step.dtype = p.dtype;
         step.shared = p.size.L == 1, step.weight = p.weight, step.temper = p.temper;
-        step.given = given, step.cross = cross, step.inner = inner, step.own = own;
+        step.given = given, step.cross = cross, step.gram = gram, step.inner = inner,
+        step.own = own;
         step.added = p.added;
         step.shots = p.shots, step.squares = p.squares;
         step.sharpness = p.sharpness, step.bias = p.bias;
@@ -145,68 +144,29 @@ struct SolvedProducts : ScaledProducts {
     }
 };
 
-constexpr int kInnerRows = 80;     // queries per block, ...
-constexpr int kInnerDepth = 32;    // ... others at a time, ...
-constexpr int kInnerClasses = 64;  // ... and classes, two for each lane
-constexpr int kInnerHeld = kInnerRows / kWarps;
-
-// The diagonal of the Gram matrix, and inner = gram W, where W holds the weights of the queries in the classes.
-__global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorParams p, PosteriorPlan plan) {
-    __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
-    __shared__ float weights[kInnerDepth][kInnerClasses];
-    const int64_t Q = p.size.Q, K = p.size.K;
-    const int64_t row_tiles = ceil_div(Q, int64_t(kInnerRows));
-    const int64_t tiles = ceil_div(K, int64_t(kInnerClasses));
-    const int64_t task = blockIdx.x / (row_tiles * tiles);
-    const int64_t row0 = blockIdx.x / tiles % row_tiles * kInnerRows;
-    const int64_t class0 = blockIdx.x % tiles * kInnerClasses;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t weighed = class0 + threadIdx.x % kInnerClasses;  // for this thread
-    const float trust = float(trust_of(Q, K));
-    float sum[kInnerHeld][2] = {};
-    for (int64_t first = 0; first < Q; first += kInnerDepth) {
-        __syncthreads();  // the previous tiles have been read
-#pragma unroll
-        for (int i = 0; i < kInnerHeld; ++i) {
-            const int64_t q = row0 + warp + i * kWarps, other = first + lane;
-            const bool there = q < Q && other < Q;
-            const float value = there ? plan.gram[(task * Q + q) * Q + other] : 0.0f;
-            gram[warp + i * kWarps][lane] = value;
-            if (there && q == other) plan.own[task * Q + q] = value;
+// Rows solved for with the factor; not where the full metric has no share. One block per tile of rows,
+// which also finds their products if there is no other tile.
+__global__ void __launch_bounds__(QueryTile::kThreads, 3)
+    solve_kernel(SolvedRows rows, SolvedProducts next) {
+    extern __shared__ __align__(128) char memory[];
+    auto& s = *reinterpret_cast<FactorShared<QueryTile>*>(memory);
+    const int64_t tiles = ceil_div(rows.count, QueryTile::kRows), task = blockIdx.x / tiles;
+    const int64_t likelihood = likelihood_of(next.p, task), M = next.p.size.M;
+    const int pitch = int(next.depth);
+    if (next.projected(task) == 0) return;
+    const __half* const of_task =
+        static_cast<const __half*>(next.p.factor) + likelihood * pitch * 2 * int64_t(pitch);
+    const FactorTask<QueryTile> t{s, of_task, pitch};
+    const TileRows mine = tile_rows<QueryTile>(rows, task, blockIdx.x % tiles, M, pitch);
+    for (int column0 = 0; column0 < pitch; column0 += kSide) {
+        for (int at = threadIdx.x; at < kSide * kSidePieces; at += QueryTile::kThreads) {
+            copy_async16(shared_address(t.inverse(at)), of_task + t.place(column0, at), true);
         }
-#pragma unroll
-        for (int i = threadIdx.x / kInnerClasses; i < kInnerDepth; i += kThreads / kInnerClasses) {
-            const bool there = first + i < Q && weighed < K;
-            const float u = there ? plan.given[(task * Q + first + i) * K + weighed] : 0.0f;
-            weights[i][threadIdx.x % kInnerClasses] = query_weight(u, trust);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < kInnerDepth; j += 4) {
-            float w[4][2];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                w[i][0] = weights[j + i][lane];
-                w[i][1] = weights[j + i][lane + 32];
-            }
-#pragma unroll
-            for (int i = 0; i < kInnerHeld; ++i) {
-                const float4 g = *reinterpret_cast<const float4*>(&gram[warp + i * kWarps][j]);
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    sum[i][c] += (g.x * w[0][c] + g.y * w[1][c]) + (g.z * w[2][c] + g.w * w[3][c]);
-                }
-            }
-        }
+        t.solve_tile(mine, column0);  // waits for all copies
     }
-#pragma unroll
-    for (int i = 0; i < kInnerHeld; ++i) {
-        const int64_t q = row0 + warp + i * kWarps;
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int64_t k = class0 + lane + 32 * c;
-            if (q < Q && k < K) plan.inner[(task * Q + q) * K + k] = sum[i][c];
-        }
+    const int64_t columns = ceil_div(next.columns, int64_t(QueryTile::kColumns));
+    for (int64_t tile = 0; tiles == 1 && tile < columns; ++tile) {
+        find_tile<QueryTile>(next, task * columns + tile);
     }
 }
 
@@ -231,12 +191,14 @@ void run_cuda(const PosteriorParams& p, int device, void* stream) {
         const auto z = reinterpret_cast<__half*>(plan.z);
         const SolvedRows rows = by_rows ? SolvedRows{Q, plan.z, false, nullptr, pitch, z}
                                         : SolvedRows{Q, plan.x, true, nullptr, row_numbers(D), z};
-        launch_solve(rows, p.factor, static_cast<const float*>(p.shares), M, B, L, on);
-        launch_product(SolvedProducts{{{Q, K + Q, pitch}, p, plan}}, B, on);
+        const SolvedProducts products{{{Q, K + Q, pitch}, p, plan}};
+        const int64_t tiles = ceil_div(Q, QueryTile::kRows);
+        allow_all_shared(solve_kernel);
+        launch("solve_kernel", solve_kernel, B * tiles, QueryTile::kThreads,
+               sizeof(FactorShared<QueryTile>), stream, rows, products);
+        if (tiles > 1) launch_product(products, B, on);
     }
     run_cuda(plan.adapt, device, stream);
-    const int64_t tiles = ceil_div(Q, kInnerRows) * ceil_div(K, kInnerClasses);
-    launch("inner_kernel", inner_kernel, B * tiles, kThreads, 0, stream, p, plan);
     run_cuda(plan.step, device, stream);
 }
 

@@ -1,5 +1,6 @@
-// The late step of `adaptive` on CUDA: one block per task. First sums over the queries, then one
-// warp per query. The algebra is in common/step.h.
+// The late step of `adaptive` on CUDA: one block per task. First products with weighted sums of
+// queries, in tiles, which have a kernel of their own if there are many; then sums over the queries;
+// then one warp per query. The algebra is in common/step.h.
 
 #include "common/check.h"
 #include "common/device.cuh"
@@ -113,6 +114,82 @@ __device__ void write_queries(const Step& s, const StepParams& p, float* out, in
     }
 }
 
+constexpr int kInnerRows = 80;     // queries per block, ...
+constexpr int kInnerDepth = 32;    // ... others at a time, ...
+constexpr int kInnerClasses = 64;  // ... and classes, two for each lane
+constexpr int kInnerHeld = kInnerRows / kWarps;
+
+// A tile of inner = gram W, where W holds the weights of the queries in the classes, and the diagonal
+// of the Gram matrix.
+__device__ void find_inner(const StepParams& p, int64_t task, int64_t tile) {
+    __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
+    __shared__ float weights[kInnerDepth][kInnerClasses];
+    const int64_t Q = p.Q, K = p.K, tiles = ceil_div(K, int64_t(kInnerClasses));
+    const int64_t row0 = tile / tiles * kInnerRows, class0 = tile % tiles * kInnerClasses;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t weighed = class0 + threadIdx.x % kInnerClasses;  // for this thread
+    const float trust = float(trust_of(Q, K));
+    const float* const all = static_cast<const float*>(p.gram) + task * Q * Q;
+    const float* const given = static_cast<const float*>(p.given) + task * Q * K;
+    float sum[kInnerHeld][2] = {};
+    for (int64_t first = 0; first < Q; first += kInnerDepth) {
+        __syncthreads();  // the previous tiles have been read
+#pragma unroll
+        for (int i = 0; i < kInnerHeld; ++i) {
+            const int64_t q = row0 + warp + i * kWarps, other = first + lane;
+            const bool there = q < Q && other < Q;
+            const float value = there ? all[q * Q + other] : 0.0f;
+            gram[warp + i * kWarps][lane] = value;
+            if (there && q == other) static_cast<float*>(p.own)[task * Q + q] = value;
+        }
+#pragma unroll
+        for (int i = threadIdx.x / kInnerClasses; i < kInnerDepth; i += kThreads / kInnerClasses) {
+            const bool there = first + i < Q && weighed < K;
+            const float u = there ? given[(first + i) * K + weighed] : 0.0f;
+            weights[i][threadIdx.x % kInnerClasses] = query_weight(u, trust);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < kInnerDepth; j += 4) {
+            float w[4][2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                w[i][0] = weights[j + i][lane];
+                w[i][1] = weights[j + i][lane + 32];
+            }
+#pragma unroll
+            for (int i = 0; i < kInnerHeld; ++i) {
+                const float4 g = *reinterpret_cast<const float4*>(&gram[warp + i * kWarps][j]);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    sum[i][c] += (g.x * w[0][c] + g.y * w[1][c]) + (g.z * w[2][c] + g.w * w[3][c]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kInnerHeld; ++i) {
+        const int64_t q = row0 + warp + i * kWarps;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int64_t k = class0 + lane + 32 * c;
+            if (q < Q && k < K) static_cast<float*>(p.inner)[(task * Q + q) * K + k] = sum[i][c];
+        }
+    }
+}
+
+__host__ __device__ int64_t inner_tiles(const StepParams& p) {
+    return ceil_div(p.Q, int64_t(kInnerRows)) * ceil_div(p.K, int64_t(kInnerClasses));
+}
+
+constexpr int64_t kFewTiles = 4;  // a block of the step itself finds as many
+
+// One block per tile.
+__global__ void __launch_bounds__(kThreads) inner_kernel(StepParams p) {
+    const int64_t tiles = inner_tiles(p);
+    find_inner(p, blockIdx.x / tiles, blockIdx.x % tiles);
+}
+
 // Sums over the queries: kTiles tiles of 32 classes at a time, some of the queries for each warp.
 template <int kTiles>
 __device__ void sum_queries(const Step& s, const StepParams& p) {
@@ -181,6 +258,10 @@ template <int kHeld>
 __global__ void __launch_bounds__(kThreads) step_kernel(StepParams p) {
     const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
     const Step s(p, task);
+    for (int64_t tile = 0; inner_tiles(p) <= kFewTiles && tile < inner_tiles(p); ++tile) {
+        find_inner(p, task, tile);
+    }
+    __syncthreads();
     sum_queries<(kHeld > 0 ? kHeld : 4)>(s, p);
     float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
     write_queries<kHeld>(s, p, out, p.labels + task * Q);
@@ -201,6 +282,10 @@ void run_cuda(const StepParams& p, int device, void* stream) {
                         : p.K <= 160 ? step_kernel<5>
                         : p.K <= 256 ? step_kernel<8>
                                      : step_kernel<0>;
+    const int64_t tiles = inner_tiles(p);
+    if (tiles > kFewTiles) {
+        launch("inner_kernel", inner_kernel, p.B * tiles, kThreads, 0, stream, p);
+    }
     launch("step_kernel", kernel, p.B, kThreads, 0, stream, p);
 }
 

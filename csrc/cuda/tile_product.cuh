@@ -172,13 +172,13 @@ struct ProductSizes {
 };
 
 template <typename T, typename Problem>
-__global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
+__device__ void find_tile(const Problem& p, int64_t block) {
     extern __shared__ __align__(128) char memory[];
     const int64_t row_tiles = ceil_div(p.rows, int64_t(T::kRows));
     const int64_t column_tiles = ceil_div(p.columns, int64_t(T::kColumns));
-    const int64_t task = blockIdx.x / (row_tiles * column_tiles);
-    const int64_t row0 = blockIdx.x / column_tiles % row_tiles * T::kRows;
-    const int64_t column0 = blockIdx.x % column_tiles * T::kColumns;
+    const int64_t task = block / (row_tiles * column_tiles);
+    const int64_t row0 = block / column_tiles % row_tiles * T::kRows;
+    const int64_t column0 = block % column_tiles * T::kColumns;
     if (!p.needs(task, row0 + T::kRows - 1, column0, column0 + T::kColumns - 1)) return;
     const auto row = [&](int r) { return p.row(task, min(row0 + r, p.rows - 1)); };
     const auto column = [&](int c) { return p.column(task, min(column0 + c, p.columns - 1)); };
@@ -194,12 +194,21 @@ __global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
 }
 
 template <typename T, typename Problem>
+__global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
+    find_tile<T>(p, blockIdx.x);
+}
+
+template <typename T>
+__host__ __device__ int64_t tiles_of(const ProductSizes& p) {
+    return ceil_div(p.rows, int64_t(T::kRows)) * ceil_div(p.columns, int64_t(T::kColumns));
+}
+
+template <typename T, typename Problem>
 void launch_tiles(const Problem& p, int64_t tasks, cudaStream_t stream) {
     const auto kernel = product_kernel<T, Problem>;
     allow_all_shared(kernel);
-    const int64_t tiles = ceil_div(p.rows, T::kRows) * ceil_div(p.columns, T::kColumns);
     constexpr int64_t kBytes = sizeof(typename T::Stages);
-    launch("product_kernel", kernel, tasks * tiles, T::kThreads, kBytes, stream, p);
+    launch("product_kernel", kernel, tasks * tiles_of<T>(p), T::kThreads, kBytes, stream, p);
 }
 
 // In tiles with less padding.
