@@ -101,16 +101,16 @@ void add_adaptive(py::module_& module) {
         PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::K, &P::D, &P::R, &P::full,
                           &P::every, &P::prior_sharpness, &P::spread, &P::support, &P::labels);
         PADDLE_EXT_FIELDS(all.run, &P::centre, &P::means, &P::rows, &P::squares, &P::bias,
-                          &P::shots, &P::sharpness, &P::finite, &P::scale, &P::factor, &P::solved,
-                          &P::shares, &P::left_out);
+                          &P::variance, &P::shots, &P::sharpness, &P::finite, &P::scale, &P::factor,
+                          &P::solved, &P::shares, &P::left_out);
     });
     add_call<PosteriorParams>(module, "posterior", "solve", [](CallKeywords<PosteriorParams>& all) {
         using P = PosteriorParams;
         PADDLE_EXT_FIELDS(all.make, &P::dtype);
         all.make.add_as<&P::size>("sizes");
-        PADDLE_EXT_FIELDS(all.make, &P::weight, &P::temper, &P::max_iter, &P::tol, &P::added,
-                          &P::factor, &P::solved, &P::shares, &P::squares, &P::bias, &P::shots,
-                          &P::sharpness, &P::priors, &P::measures);
+        PADDLE_EXT_FIELDS(all.make, &P::weight, &P::temper, &P::mean_shots, &P::max_iter, &P::tol,
+                          &P::added, &P::factor, &P::solved, &P::shares, &P::squares, &P::bias,
+                          &P::shots, &P::variance, &P::sharpness, &P::priors, &P::measures);
         PADDLE_EXT_FIELDS(all.run, &P::query, &P::centre, &P::rows, &P::scale, &P::labels,
                           &P::probabilities, &P::proportions, &P::dual, &P::iterations,
                           &P::criterion, &P::concentration, &P::bound, &P::chosen, &P::finite);

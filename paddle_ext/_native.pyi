@@ -140,15 +140,16 @@ def likelihood_call(
 class LikelihoodCall:
     def workspace(self) -> int: ...
     def solve(
-        self, *, centre: int, means: int, rows: int, squares: int, bias: int, shots: int,
-        sharpness: int, finite: int, scale: int, factor: int, solved: int, shares: int,
+        self, *, centre: int, means: int, rows: int, squares: int, bias: int, variance: int,
+        shots: int, sharpness: int, finite: int, scale: int, factor: int, solved: int, shares: int,
         left_out: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def posterior_call(
     *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int, int], weight: float,
-    temper: float, max_iter: int, tol: float, added: int, factor: int, solved: int, shares: int,
-    squares: int, bias: int, shots: int, sharpness: int, priors: int, measures: int,
+    temper: float, mean_shots: float, max_iter: int, tol: float, added: int, factor: int,
+    solved: int, shares: int, squares: int, bias: int, shots: int, variance: int, sharpness: int,
+    priors: int, measures: int,
 ) -> PosteriorCall: ...
 
 @final

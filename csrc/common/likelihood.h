@@ -14,6 +14,21 @@ PADDLE_EXT_HD Real left_out_rate(Real shots) {
     return (n + 1) / (n - 1);
 }
 
+// The mean of n rows is off the mean of its class: by variance / n in squared distance on average,
+// and queries of the class are that much farther from it. Beyond that of a class of mean_shots rows:
+template <typename Real>
+PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real mean_shots) {
+    return variance / (shots > 1 ? shots : Real(1)) -
+           variance / (mean_shots > 1 ? mean_shots : Real(1));
+}
+
+// The variance by a row at squared distance `square` from the mean of its class, which it is in.
+template <typename Real>
+PADDLE_EXT_HD Real variance_by(Real square, Real shots) {
+    const Real n = shots > 2 ? shots : Real(2);
+    return square * n / (n - 1);
+}
+
 // The full metric is A = (V^T V / scatter + 1)^-1, with V the offsets [S, D] of labelled rows from
 // the means of their classes, and `scatter` the sum of squares of a feature on average. It is found
 // in the space of the rows if there are fewer of them than features, else in that of the features:

@@ -181,16 +181,18 @@ struct StepParams : WithWorkspace {
     double temper;  // factor on the logits
 
     // in
-    const void* given;      // [B, Q, K] probabilities before the step
-    const void* cross;      // [B, Q, K] products of queries and prototypes, ...
-    const void* gram;       // [B, Q, Q] on CUDA: of queries with one another, for the next two
-    void* inner;            // [B, Q, K] ... of queries and weighted sums of queries, ...
-    void* own;              // [B, Q]    ... and of queries with themselves
-    const void* added;      // [B, Q, K] further logits, reduced like the others; or null
-    const void* shots;      // [B, K], or [K] when shared
-    const void* squares;    // [B, K], or [K] when shared: products of prototypes with themselves
-    const void* sharpness;  // [B]
-    const void* bias;       // [B, K]    of the logits before the step
+    const void* given;     // [B, Q, K] probabilities before the step
+    const void* cross;     // [B, Q, K] products of queries and prototypes, ...
+    const void* gram;      // [B, Q, Q] on CUDA: of queries with one another, for the next two
+    void* inner;           // [B, Q, K] ... of queries and weighted sums of queries, ...
+    void* own;             // [B, Q]    ... and of queries with themselves
+    const void* added;     // [B, Q, K] further logits, reduced like the others; or null
+    const void* shots;     // [B, K], or [K] when shared
+    const void* squares;   // [B, K], or [K] when shared: products of prototypes with themselves
+    const void* variance;  // [B], or [1] when shared: see excess_distance, like the next
+    double mean_shots;
+    const void* sharpness;      // [B]
+    const void* bias;           // [B, K]    of the logits before the step
     const void* concentration;  // [B]
     int64_t priors;             // the same as in AdaptParams, like the next two
     const void* measures;
@@ -227,6 +229,7 @@ struct LikelihoodParams : WithWorkspace {
     void* bias;       // [B, K]
     void* shots;      // [B, K]
     void* sharpness;  // [B]
+    void* variance;   // [B]          of the calibration rows, see excess_distance
     bool* finite;     // [B]          see plainly_finite
     void* scale;      // [B, D]
     void* factor;     // [B, M', M']  null unless full, like the next two
@@ -253,16 +256,18 @@ struct PosteriorParams : WithWorkspace {
     double tol;
 
     // in
-    const void* query;      // [B, Q, D]
-    const void* added;      // [B, Q, K] further logits, or null
-    const void* centre;     // [L, D]
-    const void* scale;      // [L, D]
-    const void* rows;       // [L, N, D]
-    const void* factor;     // [L, M', M'] or null, like the next two
-    const void* solved;     // [L, K, M']
-    const void* shares;     // [L, 3]
-    const void* squares;    // [L, K]
-    const void* shots;      // [L, K]
+    const void* query;     // [B, Q, D]
+    const void* added;     // [B, Q, K] further logits, or null
+    const void* centre;    // [L, D]
+    const void* scale;     // [L, D]
+    const void* rows;      // [L, N, D]
+    const void* factor;    // [L, M', M'] or null, like the next two
+    const void* solved;    // [L, K, M']
+    const void* shares;    // [L, 3]
+    const void* squares;   // [L, K]
+    const void* shots;     // [L, K]
+    const void* variance;  // [L]
+    double mean_shots;
     const void* bias;       // [B, K]
     const void* sharpness;  // [B]
     int64_t priors;         // as in AdaptParams, like the next

@@ -27,6 +27,7 @@ struct JudgedScratch {
     T* squares = arena.take<T>(K);                         // w.w
     T* square = arena.take<T>(N);                          // v.v
     T* plain = arena.take<T>(N * Kp);                      // distances in the feature scale
+    T* excess = arena.take<T>(K);                          // see excess_distance
     T* factor = static_cast<T*>(p.factor) + task * C * C;  // all others are for the full metric
     T* solved = static_cast<T*>(p.solved) + task * K * C;
     T* second = arena.take<T>(C > 0 ? K : 0);  // (Z w).(Z w)
@@ -110,6 +111,16 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledParams& p, i
         s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
         for (int64_t k = 0; k < K; ++k) to[k] = s.squares[k] - 2 * to[k];
         to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < *p.judging; ++i) {
+        const int64_t at = s.judge[i];
+        sum += double(variance_by(s.square[at], shots[s.own[at]]));
+    }
+    const T variance = T(sum / double(std::max(*p.judging, int64_t(1))));
+    static_cast<T*>(s.p.variance)[s.task] = variance;
+    for (int64_t k = 0; k < K; ++k) {
+        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K));
     }
 }
 

@@ -73,7 +73,9 @@ static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& jud
     for (int step = 0; step <= (judged.C > 0 ? kMixtureSteps : 0) && !interrupted(); ++step) {
         const T mixture = T(step) / T(kMixtureSteps);
         for (int64_t i = 0; i < *s.judging; ++i) {
-            mix(judged, judged.judge[i], mixture, s.distances + i * K);
+            T* __restrict__ to = s.distances + i * K;
+            mix(judged, judged.judge[i], mixture, to);
+            for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
         }
         calibrate_task<T>(trial, 0, s.calibrate_scratch);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
@@ -120,7 +122,8 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     const T half = static_cast<T*>(p.sharpness)[task] / 2;
     T* const bias = static_cast<T*>(p.bias) + task * K;
     for (int64_t k = 0; k < K; ++k) {
-        bias[k] = T(hub_bias(double(s.drawn[k]), mean, rows)) - half * squares[k];
+        const T hub = T(hub_bias(double(s.drawn[k]), mean, rows));
+        bias[k] = hub - half * (squares[k] - judged.excess[k]);
     }
 }
 

@@ -66,6 +66,7 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     step.priors = p.priors, step.measures = adapt.measures, step.chosen = adapt.chosen;
     step.shots = static_cast<const T*>(p.shots) + at * K;
     step.squares = static_cast<const T*>(p.squares) + at * K;
+    step.variance = static_cast<const T*>(p.variance) + at, step.mean_shots = p.mean_shots;
     if (p.added != nullptr) step.added = static_cast<const T*>(p.added) + task * Q * K;
     step.probabilities = of_task(p.probabilities, Q * K);
     step.labels = p.labels + task * Q;

@@ -10,6 +10,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const T* const added = p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + at;
     const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
     const T* const squares = static_cast<const T*>(p.squares) + shared * K;
+    const T variance = static_cast<const T*>(p.variance)[shared], mean_shots = T(p.mean_shots);
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
     T* const proportions = static_cast<T*>(p.proportions) + task * K;
     const T* const measure = chosen_measure<T>(p, task);
@@ -34,13 +35,8 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     for (int64_t k = 0; k < K; ++k) {
         square[k] = shots[k] * shots[k] * squares[k];
         mass[k] = shots[k];
-        constant[k] = (bias[k] + f / 2 * squares[k]) * share;
         total[k] = proportions[k] * count;
         held[k] = counted[k] = 0;
-        prior[k] = measure == nullptr ? a : a * measure[k];
-        if (prior[k] > 0) continue;
-        constant[k] = T(kImpossible);
-        prior[k] = 1;  // any number with a logarithm
     }
     for (int64_t q = 0; q < Q; ++q) {
         const T* __restrict__ u = given + q * K;
@@ -51,6 +47,15 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
             square[k] += w * (2 * shots[k] * x[k] + y[k]);
             mass[k] += w;
         }
+    }
+    for (int64_t k = 0; k < K; ++k) {
+        const T early = excess_distance(variance, shots[k], mean_shots);
+        const T late = excess_distance(variance, mass[k], mass[k] + (mean_shots - shots[k]));
+        constant[k] = (bias[k] + f / 2 * (squares[k] - early + late)) * share;
+        prior[k] = measure == nullptr ? a : a * measure[k];
+        if (prior[k] > 0) continue;
+        constant[k] = T(kImpossible);
+        prior[k] = 1;  // any number with a logarithm
     }
     for (int64_t q = 0; q < Q; ++q) {
         const T* __restrict__ u = given + q * K;

@@ -35,6 +35,7 @@ struct LikelihoodPlan {
     float* solved;   // [B, J + N, K] products of z of judges and of N classes with z of classes
     float* full;     // [B, J, K] distances in the full metric
     float* own;      // [B, 2, J] distances to the own class in both metrics
+    float* excess;   // [B, K]    see excess_distance
     float* lengths;  // [B, K]    z of classes with themselves
     float* shrink;   // [B]       1 / kappa
     int64_t bytes;
@@ -61,7 +62,8 @@ struct LikelihoodPlan {
         judges = halves(p.full, B * J, factor_columns(M));
         solved = floats(p.full, B * (J + class_rows(K)) * K);
         full = floats(p.full, B * J * K);
-        own = floats(p.full, B * 2 * J);
+        own = arena.take<float>(B * 2 * J);
+        excess = arena.take<float>(B * K);
         lengths = floats(p.full, B * K);
         shrink = floats(p.full, B);
         labelled.B = B, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
@@ -297,15 +299,25 @@ struct LeftOutDistances {
         __syncthreads();
         for (int64_t j = warp; j < plan.J; j += kCalibrateWarps) find_distances(task, j);
         __syncthreads();
-        if (!p.full) return;
-        double base = 0, other = 0;
+        double base = 0, other = 0, variance = 0;
         const int64_t count = plan.labelled.judging[task];
         const float* const own = plan.own + task * 2 * plan.J;
+        const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
         for (int64_t i = threadIdx.x; i < count; i += kCalibrateThreads) {
-            base += double(own[judge(task, i)]);
-            other += double(own[plan.J + judge(task, i)]);
+            const int64_t j = judge(task, i);
+            const float n = shots[judged.own(task, j)];
+            base += double(own[j]);
+            variance += double(variance_by(own[j] / left_out_rate(n), n));
+            if (p.full) other += double(own[plan.J + j]);
         }
         const double rows = fmax(double(count), 1.0);
+        const float each = float(block_sum(variance, scratch) / rows);
+        if (threadIdx.x == 0) static_cast<float*>(p.variance)[task] = each;
+        for (int64_t k = threadIdx.x; k < p.K; k += kCalibrateThreads) {
+            plan.excess[task * p.K + k] = excess_distance(each, shots[k], float(p.S) / float(p.K));
+        }
+        __syncthreads();
+        if (!p.full) return;
         base = block_sum(base, scratch) / rows + kNoScatter;
         other = block_sum(other, scratch) / rows + kNoScatter;
         if (threadIdx.x == 0) plan.shrink[task] = float(base / other);
@@ -340,6 +352,7 @@ struct LeftOutDistances {
             const float plain = squares[k] - 2.0f * cross(k);
             plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
         }
+        if (lane == 0) plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
         if (!p.full) return;
         const float scatter = plan.factor.scatter[task];
         const float unit = plan.by_rows ? -1.0f / scatter : 1.0f;
@@ -358,9 +371,7 @@ struct LeftOutDistances {
             plan.full[at + k] =
                 k == own ? to_own : row.distance(of_class, between(k) + along[k], along[k]);
         }
-        if (lane != 0) return;
-        plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
-        plan.own[(task * 2 + 1) * J + j] = row.own;
+        if (lane == 0) plan.own[(task * 2 + 1) * J + j] = row.own;
     }
 
     __device__ float mixed(int64_t task, int64_t j, int64_t k, float share) const {
@@ -371,7 +382,7 @@ struct LeftOutDistances {
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float share) const {
-        return mixed(task, judge(task, i), k, share);
+        return mixed(task, judge(task, i), k, share) - plan.excess[task * p.K + k];
     }
 
     // What depends on the mixture.
@@ -393,7 +404,8 @@ struct LeftOutDistances {
             float& square = static_cast<float*>(p.squares)[task * K + k];
             if (p.full) square = plain * square + projected * plan.lengths[task * K + k];
             static_cast<float*>(p.bias)[task * K + k] =
-                hub_bias(drawn[k], float(mean), rows) - 0.5f * sharpness * square;
+                hub_bias(drawn[k], float(mean), rows) -
+                0.5f * sharpness * (square - plan.excess[task * K + k]);
         }
         for (int64_t at = threadIdx.x; p.every && at < p.S * K; at += kCalibrateThreads) {
             static_cast<float*>(p.left_out)[task * p.S * K + at] =

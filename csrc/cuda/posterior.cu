@@ -59,6 +59,7 @@ struct PosteriorPlan {
         step.own = own;
         step.added = p.added;
         step.shots = p.shots, step.squares = p.squares;
+        step.variance = p.variance, step.mean_shots = p.mean_shots;
         step.sharpness = p.sharpness, step.bias = p.bias;
         step.proportions = p.proportions, step.concentration = p.concentration;
         step.priors = p.priors, step.measures = p.measures, step.chosen = p.chosen;

@@ -20,7 +20,7 @@ struct Step {
     const float *given, *cross, *inner, *own, *added;   // [Q, K], own [Q], added may be null
     const float *shots, *squares, *bias, *proportions;  // [K]
     const float* measure;                               // [K]; null: 1 for all classes
-    float sharpness, prior, share, weight, trust, temper, count;
+    float sharpness, prior, share, weight, trust, temper, count, variance, mean_shots;
     float *square, *mass;  // [K] in the workspace
 
     __device__ Step(const StepParams& p, int64_t task) {
@@ -36,6 +36,7 @@ struct Step {
         proportions = static_cast<const float*>(p.proportions) + task * p.K;
         measure = chosen_measure<float>(p, task);
         sharpness = static_cast<const float*>(p.sharpness)[task];
+        variance = static_cast<const float*>(p.variance)[shared], mean_shots = float(p.mean_shots);
         prior = static_cast<const float*>(p.concentration)[task];
         share = late_share(prior);
         count = total_count(p.weight, p.Q, p.K, prior);
@@ -49,13 +50,17 @@ struct Step {
 
 // A class, as needed by the rows of all queries.
 struct StepClass {
-    float shots, square, mass, hub, total, prior;
+    float shots, square, mass, total, prior, hub;
 
     __device__ StepClass() {}
     __device__ StepClass(const Step& s, int64_t k)
         : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]),
-          hub(s.bias[k] + 0.5f * s.sharpness * s.squares[k]), total(s.proportions[k] * s.count),
-          prior(s.measure == nullptr ? s.prior : s.prior * s.measure[k]) {}
+          total(s.proportions[k] * s.count),
+          prior(s.measure == nullptr ? s.prior : s.prior * s.measure[k]) {
+        const float early = excess_distance(s.variance, shots, s.mean_shots);
+        const float late = excess_distance(s.variance, mass, mass + (s.mean_shots - shots));
+        hub = s.bias[k] + 0.5f * s.sharpness * (s.squares[k] - early + late);
+    }
 
     __device__ float logit(const Step& s, int64_t at, float own) const {
         const float u = s.given[at], w = query_weight(u, s.trust);

@@ -65,6 +65,7 @@ class Likelihoods(NamedTuple):
     bias: Tensor  # [B, K] of log-likelihoods
     shots: Tensor  # [B, K]
     sharpness: Tensor  # [B] factor on products with the means in log-likelihoods
+    variance: Tensor  # [B] mean squared distance of a row to the mean of its class
     finite: Tensor  # [B] bool: every class has a row, all plainly finite; False is inconclusive
     scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
     factor: Tensor | None = None  # [B, M, M] its diagonal blocks of 64 are inverted
@@ -188,6 +189,7 @@ def likelihood(
         "bias": (B, K),
         "shots": (B, K),
         "sharpness": (B,),
+        "variance": (B,),
         "finite": (torch.bool, (B,)),
         "scale": (B, D),
     }
@@ -213,6 +215,7 @@ def posterior(
     squares: Tensor,
     bias: Tensor,
     shots: Tensor,
+    variance: Tensor,
     sharpness: Tensor,
     factor: Tensor | None = None,
     solved: Tensor | None = None,
@@ -222,6 +225,7 @@ def posterior(
     *,
     weight: float,
     temper: float,
+    mean_shots: float,
     max_iter: int,
     tol: float,
 ) -> tuple[Solution, Tensor]:
@@ -235,7 +239,7 @@ def posterior(
     Parameters
     ----------
     query : Tensor [B, Q, D]
-    centre, scaled, scale, squares, bias, shots, sharpness, factor, solved, shares
+    centre, scaled, scale, squares, bias, shots, variance, sharpness, factor, solved, shares
         Fields of `Likelihoods`, for each task or shared by all; bias and sharpness may be for each
         task if the others are shared.
     added : Tensor [B, Q, K], optional
@@ -246,6 +250,8 @@ def posterior(
         Those of `adapt`.
     temper : float
         A factor on the final logits.
+    mean_shots : float
+        Labelled rows per class.
 
     Returns
     -------
@@ -261,6 +267,7 @@ def posterior(
     # Copies, if any, live as long as the call.
     each = query, centre, scaled, scale, squares, bias, shots, sharpness
     query, centre, scaled, scale, squares, bias, shots, sharpness = (x.contiguous() for x in each)
+    variance = variance.contiguous()
     factor, solved, shares, added = (
         None if x is None else x.contiguous() for x in (factor, solved, shares, added)
     )
@@ -272,6 +279,7 @@ def posterior(
         sizes=(B, Q, K, D, M, N, L),
         weight=weight,
         temper=temper,
+        mean_shots=mean_shots,
         max_iter=max_iter,
         tol=tol,
         priors=priors,
@@ -283,6 +291,7 @@ def posterior(
             squares=(squares, (L, K)),
             bias=(bias, (B, K)),
             shots=(shots, (L, K)),
+            variance=(variance, (L,)),
             sharpness=(sharpness, (B,)),
         ),
         factor=pointer(factor, *split_kind(query, L, wide, wide), device),

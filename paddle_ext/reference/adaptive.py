@@ -41,6 +41,9 @@ class Judged(NamedTuple):
     metric: Tensor  # [D, D]
     rows: Tensor  # [R, K]
 
+    def own(self, rows: Rows) -> Tensor:
+        return self.rows.gather(1, rows.own.unsqueeze(1)).squeeze(1)
+
 
 class Likelihood(NamedTuple):
     """What labelled rows say: the logits of a row are ``bias - sharpness / 2 distances``."""
@@ -53,6 +56,12 @@ class Likelihood(NamedTuple):
     bias: Tensor  # [K]
     temper: float
     rows: int  # S
+    variance: float = 0.0  # mean squared distance of a row to the mean of its class
+
+    def excess(self, more: Tensor | float = 0.0) -> Tensor:
+        """How much farther prototypes of few rows are, with `more` rows; it is in the bias."""
+        usual = self.rows / len(self.shots)
+        return self.variance * (1 / (self.shots + more) - 1 / (usual + more))
 
     def distances(self, x: Tensor) -> Tensor:
         """Squared distances of rows in the coordinates to the class means, [N, K]."""
@@ -134,8 +143,7 @@ def by_covariance(rows: Rows, means: Tensor, off: Tensor, plain: Judged) -> Judg
     others = squared(rows.x, means, metric) + (cut / kept).unsqueeze(1) * along.square()
     own = (rows.shots + 1) / (rows.shots - 1) * square / kept
 
-    plain_own = plain.rows.gather(1, rows.own.unsqueeze(1))
-    kappa = (own.mean() + NO_SCATTER) / (plain_own.mean() + NO_SCATTER)
+    kappa = (own.mean() + NO_SCATTER) / (plain.own(rows).mean() + NO_SCATTER)
     found = judged(metric, others, own, rows)
     return Judged(found.metric / kappa, found.rows / kappa)
 
@@ -224,28 +232,31 @@ def likelihood(
     full_metric = takes_full_metric(metric, S, K)
     rows = calibrating(x, labels, means, shots, full_metric)
     plain = best = by_scale(rows, means)
+    variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
+    excess = variance / shots - variance * K / S
     share, full = 0.0, plain
-    f, objective = sharpness_of(plain.rows, rows.own)
+    f, objective = sharpness_of(plain.rows - excess, rows.own)
     if full_metric:
         full = by_covariance(rows, means, x - means[labels], plain)
         for t in MIXTURES:
             mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
-            f_mixed, objective_mixed = sharpness_of(mixed.rows, rows.own)
+            f_mixed, objective_mixed = sharpness_of(mixed.rows - excess, rows.own)
             if objective_mixed >= objective:
                 break
             f, objective, best, share = f_mixed, objective_mixed, mixed, t
-    found = Likelihood(centre, means, shots, best.metric, f, hubs(best.rows, rows, f), 1.0, S)
+    bias = hubs(best.rows - excess, rows, f) + f / 2 * excess
+    found = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
     if label_noise == 0.0 or K == 1:
         return found
     off = x - means[labels]
     known = label_noise_metric(plain.metric, full.metric, share, off, K)
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
-    noisy = weighed(x, labels, off, known._replace(whole=best.metric), judges, label_noise)
+    known = known._replace(whole=best.metric)
+    noisy = weighed(x, labels, off, known, judges, label_noise, variance)
     if noisy is None:
         return found
-    return found._replace(
-        means=noisy.means, shots=noisy.shots, sharpness=noisy.sharpness, bias=noisy.hubs
-    )
+    found = found._replace(means=noisy.means, shots=noisy.shots, sharpness=noisy.sharpness)
+    return found._replace(bias=noisy.hubs + noisy.sharpness / 2 * found.excess())
 
 
 def label_noise_metric(plain: Tensor, full: Tensor, share: float, off: Tensor, K: int) -> Metric:
@@ -278,7 +289,9 @@ def posterior(
     found = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
     assert found.concentration is not None
     u, a = found.probabilities, found.concentration
-    moved = moved_distances(z, known.means, known.shots, u.square() * Q / (Q + K), known.metric)
+    W = u.square() * Q / (Q + K)
+    moved = moved_distances(z, known.means, known.shots, W, known.metric)
+    moved = moved + known.excess() - known.excess(W.sum(0))
     logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
     even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
     m = own if found.prior_used else even

@@ -108,10 +108,12 @@ def weighed(
     metric: Metric,
     judges: Tensor,
     label_noise: float | str,
+    variance: float,
 ) -> Noisy | None:
     """Estimate wrong labels of rows [S, D] in the coordinates; None if all are right.
 
-    `judges` [R] are the numbers of the rows that choose the sharpness and the rate.
+    `judges` [R] are the numbers of the rows that choose the sharpness and the rate; `variance` is
+    the mean squared distance of a row to the mean of its class.
     """
     S, K = len(x), int(labels.max()) + 1
     able = labels.bincount()[labels] > 1
@@ -119,7 +121,9 @@ def weighed(
     rate = None if label_noise == "auto" else float(label_noise)
     weights = x.new_ones(S)
     for step in range(ROUNDS + 1):
+        _, mass, squares = weighted_means(x, labels, weights, K)
         d = distances(x, labels, offsets, weights, metric)
+        d = d - variance * (squares / mass.square() - K / S)
         f = sharpness_of(d[judges], labels[judges], rate)
         p = (-f / 2 * d).softmax(-1)
         own = p.gather(1, labels.unsqueeze(1)).squeeze(1)

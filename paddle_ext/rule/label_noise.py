@@ -120,7 +120,7 @@ def weighed(
     judges = Judges.of(
         labels, able, num_classes, None if label_noise == AUTO else float(label_noise)
     )
-    found = judges.estimate(native.left_out)
+    found = judges.estimate(native.left_out - likelihood.excess().unsqueeze(-2))
     noisy = found.rate > 0
     weights = torch.ones_like(found.own)
     if not bool(noisy.any()):
@@ -132,9 +132,10 @@ def weighed(
         right = shares(found.own, rate, num_classes)[0].clamp(min=LEAST)
         weights = torch.where(able, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
-        d = rows.distances(likelihood, total)
+        moved = reweighted(likelihood, rows.x, labels, total)
+        d = rows.distances(likelihood, total) - moved.excess().unsqueeze(-2)
         found = judges.estimate(d)
-    return replaced(likelihood, rows, judges, found, noisy, weights, total, d)
+    return replaced(likelihood, moved, judges, found, noisy, weights, d)
 
 
 def trusted(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, Tensor]:
@@ -154,24 +155,22 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
 
 def replaced(
     likelihood: Likelihood,
-    rows: LeftOut,
+    moved: Likelihood,
     judges: Judges,
     found: Estimate,
     noisy: Tensor,
     weights: Tensor,
-    total: Tensor,
     d: Tensor,
 ) -> Weighed:
-    """The likelihood of weighted rows, with the sharpness and hubs of their `Estimate`.
+    """The likelihood `moved` to weighted rows, with the sharpness and hubs of their `Estimate`.
 
     Tasks that are not `noisy` keep theirs.
     """
     half = (likelihood.sharpness / 2).unsqueeze(-1)
-    plain = likelihood.bias + likelihood.squares * half
+    plain = likelihood.bias + (likelihood.squares - likelihood.excess()) * half
     hubs = torch.where(noisy.unsqueeze(-1), judges.hubs(found), plain)
     f = torch.where(noisy, found.sharpness, likelihood.sharpness)
-    moved = reweighted(likelihood, rows.x, rows.labels, total)
-    bias = hubs - moved.squares * (f / 2).unsqueeze(-1)
+    bias = hubs - (moved.squares - moved.excess()) * (f / 2).unsqueeze(-1)
     logits = hubs.unsqueeze(-2) - d * column(f / 2)
     rate = torch.where(noisy, found.rate, 0)
     return Weighed(replace(moved, sharpness=f, bias=bias), rate, weights, logits)

@@ -171,7 +171,9 @@ def late_step_of(
     shots = likelihood.shots.double()
     all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
     square = (likelihood.in_metric(all_sums) * all_sums).sum(-1)
-    constant = likelihood.bias + likelihood.sharpness.unsqueeze(-1) / 2 * likelihood.squares
+    excess = likelihood.excess(mass.to(real)) - likelihood.excess()
+    half = likelihood.sharpness.unsqueeze(-1) / 2
+    constant = likelihood.bias + half * (likelihood.squares + excess)
     share, sharpness = softer_share(a), float(likelihood.sharpness)
     prior = a.unsqueeze(-1) * state.measure
     possible = prior > 0

@@ -49,6 +49,7 @@ class Likelihood:
     bias: Tensor  # [B or 1, K]
     shots: Tensor  # [B or 1, K] labelled rows of each class
     sharpness: Tensor  # [B or 1]
+    variance: Tensor  # [B or 1] mean squared distance of a labelled row to its prototype
     temper: float  # factor on the final logits
     rows: int  # S
     scale: Tensor  # [B or 1, D]
@@ -139,6 +140,19 @@ class Likelihood:
         P, projected = self.projection
         return plain + products(x, P).square().sum(-1) * projected.unsqueeze(-1)
 
+    @property
+    def mean_shots(self) -> float:
+        return self.rows / self.bias.shape[-1]
+
+    def excess(self, more: Tensor | float = 0.0) -> Tensor:
+        """How much farther prototypes are because they have few rows, [B or 1, K].
+
+        The mean of n rows is variance / n from the mean of its class, in squared distance; this is
+        relative to classes of `mean_shots` rows. `more` [1, K] is the weight of further rows.
+        """
+        v, few = self.variance.unsqueeze(-1), self.shots.clamp(min=1)
+        return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
+
     def weight_of(self, queries: float) -> float:
         """The weight of one of this many queries in the class counts, next to the labelled rows."""
         return 2 * self.rows / (2 * self.rows + queries)
@@ -227,6 +241,7 @@ def calibrated(found: Likelihoods, rows: int) -> Likelihood:
         bias=found.bias,
         shots=found.shots,
         sharpness=found.sharpness,
+        variance=found.variance,
         temper=1.0,
         rows=rows,
         scale=found.scale,
@@ -249,6 +264,7 @@ def one_shot(data: Labelled, R: int) -> Likelihood:
         bias=hubs - CENTRE / 2 * squares,
         shots=data.shots,
         sharpness=means.new_full((len(means),), CENTRE),
+        variance=means.new_zeros(len(means)),
         temper=ONE_SHOT_TEMPER,
         rows=K,
         scale=data.scale,
@@ -272,15 +288,16 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
         found = products(means, likelihood.projection[0])
         pad = (0, likelihood.factor.shape[1] - found.shape[-1])
         solved = as_split(torch.nn.functional.pad(found, pad))
-    return replace(
+    moved = replace(
         likelihood,
         prototypes=means,
         scaled=scaled,
         solved=solved,
         squares=squares,
-        bias=likelihood.bias + (likelihood.squares - squares) * half,
         shots=(mass.square() / squared_mass).to(likelihood.shots.dtype),
     )
+    nearer = likelihood.squares - likelihood.excess() - squares + moved.excess()
+    return replace(moved, bias=likelihood.bias + nearer * half)
 
 
 def masses(labels: Tensor, num_classes: int, weights: Tensor) -> tuple[Tensor, Tensor]:

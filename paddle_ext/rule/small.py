@@ -49,6 +49,7 @@ def solve_small(
         likelihood.squares,
         likelihood.bias,
         likelihood.shots,
+        likelihood.variance,
         likelihood.sharpness,
         likelihood.factor,
         likelihood.solved,
@@ -57,6 +58,7 @@ def solve_small(
         measures,
         weight=likelihood.weight_of(query.shape[1]),
         temper=likelihood.temper,
+        mean_shots=likelihood.mean_shots,
         max_iter=max_iter,
         tol=tol,
     )

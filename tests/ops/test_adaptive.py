@@ -299,9 +299,8 @@ def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:
         metric = metric + projected * P.mT @ P
     f = float(one.sharpness)
     bias = one.bias[0] + f / 2 * one.squares[0]
-    return SpecifiedLikelihood(
-        one.centre[0], one.prototypes[0], one.shots[0], metric, f, bias, one.temper, one.rows
-    )
+    known = one.centre[0], one.prototypes[0], one.shots[0], metric, f, bias, one.temper, one.rows
+    return SpecifiedLikelihood(*known, float(one.variance))
 
 
 def assert_solved(problem: Problem, place: Place, full: bool) -> None:

@@ -60,7 +60,8 @@ def test_same_results_without_undocumented_functions(
     def results() -> list[torch.Tensor]:
         found = likelihood(support, labels, 4, 8)
         known = found.centre, found.scaled, found.scale, found.squares, found.bias, found.shots
-        options = {"weight": 1.0, "temper": 1.0, "max_iter": 20, "tol": 1e-3}
+        known = *known, found.variance
+        options = {"weight": 1.0, "temper": 1.0, "mean_shots": 2.0, "max_iter": 20, "tol": 1e-3}
         after, finite = posterior(query, *known, found.sharpness, **options)
         kept = [x for x in (*found, *after, finite) if isinstance(x, torch.Tensor)]
         return [*adapt_op(logits, 1.0, 20, 1e-3), *kept]

@@ -168,4 +168,7 @@ def test_weights_move_class_means(shots: int) -> None:
     torch.testing.assert_close(found.squares[0], squares)
     moved = found.bias - likelihood.bias
     half = likelihood.sharpness / 2
-    torch.testing.assert_close(moved, (likelihood.squares - found.squares) * half)
+    nearer = found.excess() - likelihood.excess()  # one row is farther than `shots`, by v
+    variance = likelihood.variance * (1 - 1 / shots)
+    torch.testing.assert_close(nearer[0], variance * torch.tensor([0.0, 1.0, 0.0]).double())
+    torch.testing.assert_close(moved, (likelihood.squares - found.squares + nearer) * half)
