@@ -56,11 +56,11 @@ def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ..
     for one in corrected.given:
         source = "given" if one.label == one.given else "corrected"
         yield known, one.name, one.text, one.label, source, "", ""
-    sure = decimals(answers.probability)
-    for row, name in enumerate(answers.names):
-        source = "corrected" if row in answers.corrected else "predicted"
-        said = answers.class_names[int(answers.labels[row])]
-        yield new, name, answers.texts[row], answers.label(row), source, said, sure[row]
+    sure, labels = decimals(answers.probability), answers.labels.tolist()
+    for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
+        said, own = answers.class_names[labels[row]], answers.corrected.get(row)
+        source = "corrected" if own else "predicted"
+        yield new, name, text, own or said, source, said, sure[row]
 
 
 def order_of(source: Source) -> dict[str, int]:

@@ -70,11 +70,12 @@ def rows_of(
     if texts:
         columns.append(answers.texts[part])
     novelty = [""] * len(names) if answers.novelty is None else decimals(answers.novelty[part])
-    numbers = range(*part.indices(len(answers)))
+    predicted = [classes[k] for k in answers.labels[part].tolist()]
+    own = [answers.corrected.get(row) for row in range(*part.indices(len(answers)))]
     columns += [
-        [answers.label(row) for row in numbers],
-        ["corrected" if row in answers.corrected else "predicted" for row in numbers],
-        [classes[k] for k in answers.labels[part].tolist()],
+        [label or other for label, other in zip(own, predicted, strict=True)],
+        ["corrected" if label else "predicted" for label in own],
+        predicted,
         decimals(answers.probability[part]),
         [classes[k] for k in answers.second[part].tolist()],
         decimals(answers.second_probability[part]),

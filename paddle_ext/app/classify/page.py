@@ -32,10 +32,10 @@ from .pictures import thumbnails
 from .review import ToCheck
 
 HERE = Path(__file__).parent
-MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # over all classes
+MOST_SHOWN = {"pictures": 1000, "texts": 4000, "rows": 4000}  # over all classes
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
 MOST_TO_CHECK = {"pictures": 300, "texts": 600, "rows": 600}
-MOST_LABELLED = {"pictures": 600, "texts": 3000, "rows": 3000}  # over all classes
+MOST_LABELLED = {"pictures": 400, "texts": 2000, "rows": 2000}  # over all classes
 MOST_CLASSES = 500  # with a bar and a section
 SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of an image; most large ones
 MOST_OFFERED = 2000  # classes suggested for a correction

@@ -33,7 +33,8 @@ def figures(outcome: Outcome) -> list[tuple[str, str]]:
         shown.append((f"{suspects:,}", "labels that look wrong"))
     expected = outcome.expected()
     if expected is not None:
-        shown.append((percent(expected.share), f"expected accuracy, {interval_of(expected)}"))
+        caption = f"expected accuracy, {interval_of(expected)}, of samples of known classes"
+        shown.append((percent(expected.share), caption))
     accuracy = answers.accuracy()
     if accuracy is not None:
         known = f"correct, of {accuracy[1]:,} with a true label"

@@ -254,8 +254,8 @@ def show_trust(report: Report) -> None:
     expected = report.outcome.expected()
     if expected is not None:
         show.say(
-            f"expected accuracy: {percents(expected)}, from {expected.samples} labelled samples, "
-            "each classified by the others"
+            f"expected accuracy: {percents(expected)} of samples of known classes, from "
+            f"{expected.samples} labelled samples, each classified by the others"
         )
     check = report.outcome.to_check()
     if check:

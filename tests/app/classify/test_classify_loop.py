@@ -243,9 +243,13 @@ def test_five_thousand_samples(
     report.samples = document.querySelectorAll(".sample").length;
     document.querySelector("main").remove();  // printing all of it takes long
     """
-    shown = probed(browser, path, script, real_time=True)
-    assert shown["samples"] > 1000
-    assert 0 < shown["load"] <= shown["all"] < 3000
+    for _ in range(2):  # other work on the machine may delay one
+        shown = probed(browser, path, script, real_time=True)
+        assert shown["samples"] > 1000
+        assert 0 < shown["load"] <= shown["all"]
+        if shown["all"] < 3000:
+            break
+    assert shown["all"] < 3000
 
 
 def large_page(folder: Path, kind: str, N: int = 5000, K: int = 50) -> Path:

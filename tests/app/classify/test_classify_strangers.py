@@ -145,7 +145,8 @@ def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:
 def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:
     """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
     told = run(*files, "--output", tmp_path / "out")
-    assert re.search(r"expected accuracy: \d+ % \(\d+ to \d+\), from \d+ labelled samples", told)
+    pattern = r"expected accuracy: \d+ % \(\d+ to \d+\) of samples of known classes, from \d+ "
+    assert re.search(pattern, told)
     classes = {row["class"]: row for row in table(tmp_path / "out" / "classes.csv")}
     wrong = next(row for row in classes.values() if float(row["accuracy"]) < 1)
     assert float(wrong["accuracy"]) == pytest.approx(4 / 5, abs=1e-4)
