@@ -80,6 +80,7 @@ class ArrayFile:
             [values[row] for row in rows],
             tuple(f"row {row}" for row in rows),
             str(self.path),
+            tuple(map(str, rows)),
         )
 
     def samples(self, rows: Sequence[int] | None = None) -> UnlabelledArrays:

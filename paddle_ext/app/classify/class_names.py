@@ -86,6 +86,7 @@ class NamedClasses:
             examples.source,
             self.prototypes,
             self.logit_scale,
+            examples.names,
         )
 
 

@@ -202,7 +202,8 @@ def labelled_folder(
         notes.append(f"no image of {name!r} could be read, so it is not a class")
     features = torch.cat([features for _, features in parts])
     texts = tuple(str(paths[row]) for row in rows)
-    return Examples(features, [classes[row] for row in rows], texts, str(root))
+    names = tuple(encodable(paths[row].relative_to(root).as_posix()) for row in rows)
+    return Examples(features, [classes[row] for row in rows], texts, str(root), names)
 
 
 class UnlabelledFolder:

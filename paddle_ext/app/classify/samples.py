@@ -36,6 +36,8 @@ class Labelled:
         Embeddings of the class names, by the encoder that computed the features.
     logit_scale : float
         Factor from cosines with the prototypes to logits.
+    names : tuple of str
+        What the samples are called, as in `Batch`; none: their numbers.
     """
 
     features: Tensor
@@ -45,6 +47,7 @@ class Labelled:
     source: str = "labelled"
     prototypes: Tensor | None = None
     logit_scale: float = LOGIT_SCALE
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -78,11 +81,14 @@ class Examples(NamedTuple):
     labels: list[str]
     texts: tuple[str, ...]  # as in `Labelled`
     source: str
+    names: tuple[str, ...] = ()  # as in `Labelled`
 
     def labelled(self) -> Labelled:
         """The same with integer labels; the classes are those with a sample."""
         numbers, class_names = named_labels(self.labels)
-        return Labelled(self.features, numbers, class_names, self.texts, self.source)
+        return Labelled(
+            self.features, numbers, class_names, self.texts, self.source, names=self.names
+        )
 
 
 class Batch(NamedTuple):

@@ -173,7 +173,8 @@ def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
     shown = tuple(
         text or f"row {name}" for text, name in zip(found.texts, found.names, strict=True)
     )
-    return Examples(found.features, found.truth or [], shown, str(samples.table.path))
+    path, names = str(samples.table.path), tuple(found.names)
+    return Examples(found.features, found.truth or [], shown, path, names)
 
 
 def cell_value(value: object) -> object:
