@@ -21,7 +21,7 @@ from ...rule.engines import classify
 from ...rule.label_noise import AUTO
 from ...solution import Solution
 from ...task import Task
-from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
+from .samples import Batch, Labelled, check_finite, grouped_by_shape, matched_names, rebatched
 
 BATCH = 300
 BATCHES = 8  # per call
@@ -191,7 +191,7 @@ def answer(
         for part in group:
             names += part.names
             texts += part.texts
-            truth += part.truth or []
+            truth += matched_names(part.truth or [], labelled.class_names)
         found = [*solution.probabilities.topk(2), solution.doubt()]
         if familiar is not None:
             flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())

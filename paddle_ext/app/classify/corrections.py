@@ -95,8 +95,14 @@ def joined(known: Labelled, new: Batch, labels: list[str], path: Path) -> Labell
     else:
         numbers, class_names = named_labels([*old, *labels])
     features = torch.cat([known.features.float(), new.features])
-    texts = (*known.texts, *new.texts)
-    return replace(known, features=features, labels=numbers, class_names=class_names, texts=texts)
+    return replace(
+        known,
+        features=features,
+        labels=numbers,
+        class_names=class_names,
+        texts=(*known.texts, *new.texts),
+        names=(*known.names, *new.names),
+    )
 
 
 def selected(batches: Iterable[Batch], wanted: Callable[[str], bool]) -> Iterator[Batch]:

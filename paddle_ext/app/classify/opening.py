@@ -139,7 +139,7 @@ def open_files(
         texts = features.embedder
     named = names_of_rows(given, texts, [labelled, unlabelled], settings, device)
     if features is not None:
-        own = replace(own, name=None)
+        own = replace(own, name=columns.name if columns.name in table.names else None)
         examples = labelled_rows(table, own, features, notes, required=named is None)
     else:
         names = () if named is None else named.class_names

@@ -14,7 +14,7 @@ import torch
 
 from ...prevalence import Prevalence
 from ...research.files import replacing
-from ...research.printable import encodable, plural
+from ...research.printable import plural, without_controls
 from .answering import RATE, Answers
 from .labelled_check import LabelledCheck
 from .pictures import thumbnails
@@ -44,7 +44,7 @@ def write_page(
     """Write the page; an older one is replaced only when the new one is complete."""
     with replacing(path) as new:
         text = page(answers, source, title, seconds, checked)
-        new.write_text(encodable(text), encoding="utf-8")
+        new.write_text(without_controls(text), encoding="utf-8")
 
 
 def page(

@@ -160,7 +160,9 @@ def write_all(
     )
     write_classes(folder / "classes.csv", answers)
     if checked is not None:
-        write_labelled(labelled, checked, "file" if pictures else "text" if texts else "sample")
+        shown = "file" if pictures else "text" if texts else "sample"
+        names = source.labelled.names
+        write_labelled(labelled, checked, shown, settings.columns.name, names)
     if settings.save is not None:
         save_model(Path(settings.save), source, settings)
     write_page(page, answers, source, checked, title, time.perf_counter() - began)

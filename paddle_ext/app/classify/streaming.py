@@ -27,7 +27,7 @@ from ...rule.engines import classify
 from ...task import without_batch
 from .answering import check_batch, classified
 from .run import open_data
-from .samples import Batch, Source, concatenated, rebatched
+from .samples import Batch, Source, concatenated, matched_names, rebatched
 from .settings import Settings
 from .tables import TableSamples
 
@@ -291,7 +291,7 @@ def answer_table(
 ) -> Any:
     """The rows of the output as a pyarrow.Table; `report` counts them."""
     arrow = libraries()[0]
-    names = report.count(labels, probability, batch.truth or [])
+    names = report.count(labels, probability, matched_names(batch.truth or [], report.class_names))
     answers = (
         arrow.array(names, arrow.string()),
         arrow.array(probability.float().numpy()),

@@ -27,6 +27,7 @@ from .columns import Chosen, as_number, choose, is_gap, is_numeric, plain_number
 from .text_encodings import (
     checked_encoding,
     checked_separator,
+    csv_reader,
     sniffed_encoding,
     sniffed_separator,
 )
@@ -265,7 +266,7 @@ class CsvTable(Table):
                 open_regular(self.path) as file,
                 io.TextIOWrapper(file, self.encoding, newline="") as text,
             ):
-                yield from self.lines(csv.reader(text, delimiter=self.separator), size)
+                yield from self.lines(csv_reader(text, self.separator), size)
         except (UnicodeError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} must be a table in {self.encoding.removesuffix('-sig')}, got: {error}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...research.data.labels import label_text
-from ...research.printable import plain_cell
+from ...research.printable import plain_cell, without_controls
 from .columns import as_number, is_gap
 from .samples import Batch, Examples, concatenated
 from .table_files import ArrowPart, Part, Table, shortened
@@ -121,7 +121,7 @@ class TableSamples:
         columns = self.columns
         names = [str(row) for row in part.rows]
         if columns.name is not None:
-            names = [cell_text(cell) for cell in part.cells(columns.name)]
+            names = [without_controls(cell_text(cell)) for cell in part.cells(columns.name)]
         texts = [""] * len(names)
         if columns.text is not None:
             texts = [cell_text(cell) for cell in part.cells(columns.text)]
@@ -130,7 +130,7 @@ class TableSamples:
             truth = [label_text(cell_value(cell)) for cell in part.cells(columns.truth)]
         features = self.numbers(part) if self.embedder is None else self.embedder(texts)
         other = part.columns(copied) if copied is not None and isinstance(part, ArrowPart) else None
-        return Batch(names, features, texts, truth, other)
+        return Batch(names, features, [without_controls(text) for text in texts], truth, other)
 
     def numbers(self, part: Part) -> Tensor:
         """[n, D] float32."""

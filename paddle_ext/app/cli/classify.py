@@ -118,14 +118,23 @@ def classify_and_show(
     from ...check import ArgumentValueError
     from ..classify import classify, stream, streams
 
-    if streams(output):
-        show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
-        return
-    if one_batch:
-        raise ArgumentValueError(
-            "one_batch", "must be omitted unless the output is a .parquet or .csv file, got True"
-        )
-    show_report(classify(labelled, unlabelled, output, settings))
+    try:
+        if streams(output):
+            show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
+            return
+        if one_batch:
+            raise ArgumentValueError(
+                "one_batch", "must be omitted unless the output is a file, got True"
+            )
+        show_report(classify(labelled, unlabelled, output, settings))
+    except KeyboardInterrupt:
+        computed = labelled.is_dir() or settings.columns.text is not None
+        if computed and settings.cache is not None and any(settings.cache.glob("*.sqlite")):
+            raise show.Interrupted(
+                "interrupted: run the same command to continue; the features computed so far are "
+                f"in {settings.cache}"
+            ) from None
+        raise
 
 
 def number_or_text(value: str) -> float | str:

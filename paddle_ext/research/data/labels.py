@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..printable import without_controls
+
 NO_LABEL = ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null")
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
 
@@ -33,7 +35,7 @@ def label_text(value: object) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     text = "" if value is None else str(value).strip()
-    return "" if text in NO_LABEL else text
+    return "" if text in NO_LABEL else without_controls(text)
 
 
 def sorted_names(labels: Sequence[str]) -> list[str]:

@@ -279,7 +279,7 @@ def test_labels_in_a_text_file_of_any_encoding(tmp_path: Path) -> None:
     path = tmp_path / "labels.txt"
     for encoding in ("utf-8", "utf-8-sig", "cp1252", "utf-16"):
         path.write_bytes("Käuzchen\r\n\r\ncat\x1cdog\r\n".encode(encoding))
-        assert read_labels(path) == ["Käuzchen", "", "cat\x1cdog"]
+        assert read_labels(path) == ["Käuzchen", "", "cat\\x1cdog"]
 
 
 def test_formulas_in_a_table_come_back_as_they_were(tmp_path: Path) -> None:
