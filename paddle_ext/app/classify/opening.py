@@ -164,6 +164,7 @@ def open_rows(
         kind = "rows" if features is None else features.kind
         return Source(known, stored, str(path), kind, len(stored), notes)
     table = open_table(path, *settings.csv_format)
+    notes += table.notes
     if features is None:
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
@@ -235,6 +236,7 @@ def table_features(
     receives the columns used and why others are not; the user sees it before the run.
     """
     kind = "rows" if columns.text is None else "texts"
+    notes += table.notes
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:

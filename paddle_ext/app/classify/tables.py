@@ -89,7 +89,7 @@ class TableSamples:
         return self.batches()
 
     def batches(self, copied: Sequence[str] | None = None) -> Iterator[Batch]:
-        """Batches, with these columns of a Parquet file, which are not decoded."""
+        """Batches, with these columns, which are not decoded."""
         wanted = {*self.features, *self.columns.others(), *(copied or ())}
         names = [name for name in self.table.names if name in wanted]
         label = None if self.rows == "all" else self.columns.label
@@ -129,7 +129,7 @@ class TableSamples:
         if columns.truth is not None:
             truth = [label_text(cell_value(cell)) for cell in part.cells(columns.truth)]
         features = self.numbers(part) if self.embedder is None else self.embedder(texts)
-        other = part.columns(copied) if copied is not None and isinstance(part, ArrowPart) else None
+        other = None if copied is None else part.columns(copied)
         return Batch(names, features, [without_controls(text) for text in texts], truth, other)
 
     def numbers(self, part: Part) -> Tensor:

@@ -166,8 +166,16 @@ def show_classes(
         show.say(f"note: {line}")
 
 
+def show_unreadable(report: Report | StreamReport, where: str) -> None:
+    for path, why in list(report.unreadable.items())[:5]:
+        show.say(f"unreadable: {path}: {why}")
+    if len(report.unreadable) > 5:
+        show.say(f"unreadable: {len(report.unreadable) - 5} others{where}")
+
+
 def show_streamed(report: StreamReport) -> None:
     show_classes(report, report.class_names, report.counts, report.probability, "")
+    show_unreadable(report, "")
     if report.known:
         right = 100 * report.right / report.known
         show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
@@ -181,10 +189,7 @@ def show_report(report: Report) -> None:
     counts = answers.counts()
     sums = answers.labels.bincount(answers.probability, len(counts))
     show_classes(report, answers.class_names, counts, sums / counts, unsure_note(answers))
-    for path, why in list(report.unreadable.items())[:5]:
-        show.say(f"unreadable: {path}: {why}")
-    if len(report.unreadable) > 5:
-        show.say(f"unreadable: {len(report.unreadable) - 5} others, listed on the page")
+    show_unreadable(report, ", listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
         right, known, foreign = accuracy

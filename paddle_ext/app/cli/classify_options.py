@@ -15,17 +15,17 @@ def option(panel: str, text: str, *names: str) -> Any:
 Labelled = Annotated[
     Path,
     typer.Argument(
-        help="Embeddings (.npz, .npy, .safetensors, .pt, .csv, .tsv, .parquet), a folder with "
-        "one folder of images per class, or a table with missing labels. With names: the data to "
-        "classify, if nothing is labelled."
+        help="Embeddings (.npz, .npy, .safetensors, .pt), a table (.csv, .tsv, .parquet, .xlsx, "
+        ".jsonl, .json), maybe with missing labels, or a folder with one folder of images per "
+        "class. With names: the data to classify, if nothing is labelled."
     ),
 ]
 Unlabelled = Annotated[Path | None, typer.Argument(help="Embeddings or images to classify.")]
 Output = Annotated[
     Path,
     typer.Option(
-        help="Folder for answers.csv and answers.html; or a .parquet or .csv file, to classify a "
-        ".parquet file of any size."
+        help="Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for "
+        "data of any size."
     ),
 ]
 
@@ -126,7 +126,7 @@ OneBatch = Annotated[
     bool,
     option(
         COMPUTING,
-        "Treat all rows of a .parquet file as one batch; see --output.",
+        "Treat all samples as one batch, if --output is a file.",
         "--one-batch",
     ),
 ]

@@ -146,17 +146,18 @@ def test_a_model_that_does_not_exist(arrays: tuple[Path, Path], tmp_path: Path) 
     assert "none.npz, which does not exist" in done.output
 
 
-@pytest.mark.parametrize("option", ["folder", "save"])
+@pytest.mark.parametrize("option", ["folder", "file", "save"])
 def test_a_full_disk_is_reported_with_the_file(
     arrays: tuple[Path, Path], tmp_path: Path, option: str
 ) -> None:
     """With a limit on the size of files, which fails like a full disk."""
     words, name = {
         "folder": (["--output", tmp_path], "answers.csv"),
+        "file": (["--output", tmp_path / "all.csv"], "all.csv"),
         "save": (["--output", tmp_path, "--save", tmp_path / "kept.npz"], "kept.npz"),
     }[option]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = {"folder": 500, "save": 2500}[option]
+    largest = {"folder": 500, "file": 500, "save": 2500}[option]
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
     try:
         done = run(*arrays, *words)
