@@ -25,7 +25,7 @@ from .samples import (
     spoken_name,
 )
 from .settings import Settings
-from .text_embedding import CachedTexts, TextEmbedder
+from .text_embedding import CachedTexts
 from .text_encodings import decoded
 
 FOR_PICTURES = ("a photo of a {}.",)
@@ -279,7 +279,7 @@ def names_of_pictures(
 
 def names_of_rows(
     given: Given,
-    embedder: TextEmbedder | None,
+    embedder: TextEncoder | None,
     files: Sequence[Path],
     settings: Settings,
     device: torch.device,

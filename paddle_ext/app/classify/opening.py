@@ -9,7 +9,6 @@ import torch
 
 from ... import check
 from ...research.data.images import require_pillow
-from ...research.progress import Progress
 from . import arrays
 from .class_names import (
     Given,
@@ -233,7 +232,7 @@ def table_features(
     """How to compute the features of a table.
 
     If both are given, the columns are the features and the texts are only displayed. `notes`
-    receives the columns used and why others are not; the user sees it before the run.
+    receives the columns used and why others are not.
     """
     kind = "rows" if columns.text is None else "texts"
     notes += table.notes
@@ -243,23 +242,30 @@ def table_features(
             embedder = TextEmbedder(settings.encoder, device, settings.cache, notes)
             return TableFeatures(embedder, [], kind)
     chosen = table.feature_columns(columns.features, columns.others())
-    lines = column_notes(chosen)
-    notes += lines
-    progress = Progress("", 0, show=settings.progress)
-    for line in lines:
-        progress.line(line)
+    notes += column_notes(chosen)
     return TableFeatures(None, chosen.names, kind)
 
 
 def column_notes(chosen: Chosen) -> list[str]:
     """Which columns are used: some of them may not be features."""
-    names, notes = chosen.names, list[str]()
-    if len(names) > 1:
-        notes.append(f"features: {len(names)} columns, {names[0]} to {names[-1]}")
-    elif chosen.left_out:
-        notes.append(f"features: 1 column, {names[0]}")
+    notes: list[str] = []
+    if len(chosen.names) > 1 or chosen.left_out:
+        notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
-        listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
-        more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
-        notes.append(f"columns not used: {', '.join(listed[:MOST_LISTED])}{more}")
+        notes.append(f"columns not used: {left_out_columns(chosen)}")
     return notes + chosen.warnings
+
+
+def used_columns(chosen: Chosen) -> str:
+    names = chosen.names
+    return (
+        f"1 column, {names[0]}"
+        if len(names) == 1
+        else (f"{len(names)} columns, {names[0]} to {names[-1]}")
+    )
+
+
+def left_out_columns(chosen: Chosen) -> str:
+    listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
+    more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
+    return ", ".join(listed[:MOST_LISTED]) + more

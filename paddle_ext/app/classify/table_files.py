@@ -25,7 +25,15 @@ from ...ops.large.parquet import (
 )
 from ...research.printable import encodable, plain_cell
 from . import row_files
-from .columns import Chosen, as_number, choose, is_gap, is_numeric, plain_number
+from .columns import (
+    Chosen,
+    choose,
+    is_gap,
+    is_numeric,
+    looks_like_text,
+    plain_number,
+    why_no_feature,
+)
 from .text_encodings import (
     checked_encoding,
     checked_separator,
@@ -37,6 +45,7 @@ from .text_encodings import (
 SUFFIXES = (".csv", ".tsv", ".parquet", *row_files.SUFFIXES)
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
 EMBEDDING = "embedding"  # a column of lists used by default
+FEW_FEATURES = 2  # numeric columns that hardly are what to classify if there are texts
 SAMPLE_ROWS = 100  # to detect the numeric columns of a CSV file
 NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of Arrow
 
@@ -130,7 +139,7 @@ class Table(ABC):
     names: list[str]  # of all columns
     numeric: list[str]  # columns of numbers
     lists: list[str]  # columns of lists
-    first: dict[str, list[Any]]  # the first cells of numeric columns; of all columns of a CSV file
+    first: dict[str, list[Any]]  # the first cells of each column; in Parquet not of lists
     count: int | None = None  # number of rows, if the file says it
     notes: Sequence[str] = ()  # for the user
 
@@ -186,7 +195,7 @@ class Table(ABC):
             found, left_out, warnings = choose(self.first, numeric)
             known = {*numeric, *others}
             left_out |= {
-                name: why_no_feature(self.first.get(name, []))
+                name: "it has lists" if name in self.lists else why_no_feature(self.first[name])
                 for name in self.names
                 if name not in known
             }
@@ -200,6 +209,8 @@ class Table(ABC):
             found = [name for name in self.names[first : last + 1] if name not in others]
         else:
             found = [name for name in self.names if name.startswith(given) and name not in others]
+        if given is None and len(found) <= FEW_FEATURES:
+            self.check_text(others)
         if not found:
             beginning = "" if given is None else f" starting with {given!r}"
             raise check.ArgumentValueError(
@@ -208,6 +219,17 @@ class Table(ABC):
                 or_pass="text",
             )
         return Chosen(found, left_out, warnings)
+
+    def check_text(self, others: set[str]) -> None:
+        """Raise an error if there is a column of texts, which is probably what to classify."""
+        for name, cells in self.first.items():
+            if name not in others and looks_like_text(cells):
+                raise check.ArgumentValueError(
+                    "text",
+                    f"must be given, because the column {name!r} of {self.path} looks like text: "
+                    f"add --text {name}",
+                    or_pass="features",
+                )
 
 
 def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
@@ -231,8 +253,9 @@ class ParquetTable(Table):
             raise ValueError(f"{path} must have unique column names, got one twice")
         self.numeric = [one.name for one in schema if is_number(one.type)]
         self.lists = [one.name for one in schema if is_lists(one.type)]
-        first = next(self.parts(self.numeric, SAMPLE_ROWS), None)
-        self.first = {} if first is None else {name: first.cells(name) for name in self.numeric}
+        plain = [name for name in self.names if name not in self.lists]
+        first = next(self.parts(plain, SAMPLE_ROWS), None) if plain else None
+        self.first = {} if first is None else {name: first.cells(name) for name in plain}
 
     def parts(
         self, names: Sequence[str], size: int, labelled: LabelTest | None = None
@@ -357,19 +380,6 @@ class CsvTable(RowTable):
             raise ValueError(
                 f"{self.path} must be a table in {self.encoding.removesuffix('-sig')}, got: {error}"
             ) from error
-
-
-def why_no_feature(cells: Sequence[object]) -> str:
-    """Why a column is not numeric."""
-    if all(is_gap(cell) for cell in cells):
-        return "it is empty"
-    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
-    return f"it has {shortened(odd)!r}, which is not a number"
-
-
-def shortened(cell: object) -> str:
-    text = str(cell)
-    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def is_number(kind: Any) -> bool:

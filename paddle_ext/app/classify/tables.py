@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from ...research.data.labels import label_text
 from ...research.printable import plain_cell, without_controls
-from .columns import as_number, is_gap
+from .columns import as_number, is_gap, shortened
 from .samples import Batch, Examples, concatenated
-from .table_files import ArrowPart, Part, Table, shortened
-from .text_embedding import TextEmbedder
+from .table_files import ArrowPart, Part, Table
 
 READ_AT_ONCE = 2048  # rows
 LARGEST = float(np.finfo(np.float32).max)
@@ -51,7 +50,7 @@ class Columns:
 class TableFeatures(NamedTuple):
     """How the features of a table are computed."""
 
-    embedder: TextEmbedder | None  # of its texts
+    embedder: Callable[[list[str]], Tensor] | None  # of its texts
     names: list[str]  # otherwise its columns of numbers
     kind: str  # "texts" or "rows"
 
@@ -80,6 +79,7 @@ class TableSamples:
         self.rows = rows
         self.width: int | None = None  # of a column of lists, once a row has been read
         self.gap_words: Counter[str] = Counter()  # words that counted as missing labels
+        self.padded: Counter[str] = Counter()  # labels with white space around them
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
         for argument, name in others.items():
             if name is not None:
@@ -115,6 +115,8 @@ class TableSamples:
         found = label_text(cell_value(value))
         if not found and isinstance(value, str) and value.strip() not in ("", "-1"):
             self.gap_words[value.strip()] += 1
+        if found and isinstance(value, str) and value != value.strip():
+            self.padded[value] += 1
         return found
 
     def batch(self, part: Part, copied: Sequence[str] | None) -> Batch:

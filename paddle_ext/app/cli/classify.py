@@ -83,6 +83,7 @@ def classify(
     device: Device = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
+    check: options.Check = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page."""
     from ...research.files import user_cache
@@ -109,7 +110,20 @@ def classify(
         cache=None if no_cache else cache or user_cache("classify"),
         progress=True,
     )
-    classify_and_show(labelled, unlabelled, output, settings, one_batch)
+    show_check(labelled, unlabelled, settings)
+    if not check:
+        classify_and_show(labelled, unlabelled, output, settings, one_batch)
+
+
+def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
+    """Print what is odd about the input."""
+    from ..classify.input_check import check_input
+    from ..classify.run import existing
+
+    paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
+    found = check_input(*paths, settings)
+    if found:
+        show.table(["input", "found", "advice"], found, text_columns=(0, 1, 2))
 
 
 def classify_and_show(

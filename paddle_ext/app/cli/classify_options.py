@@ -56,6 +56,9 @@ Separator = Annotated[
 Encoding = Annotated[
     str | None, option(TABLES, "CSV encoding, such as latin-1; default: detected.")
 ]
+Check = Annotated[
+    bool, typer.Option("--check", help="Only check the input, and print what is odd about it.")
+]
 
 CLASSES = "What is known of the classes"
 Names = Annotated[

@@ -1,7 +1,7 @@
 """The meaning of a label in a file: one rule for every format.
 
-A label is a name or an integer. A missing label is empty, -1, or what programs write for missing
-values: see `NO_LABEL`. Case matters, so that a class may be called "none".
+A label is a name or an integer. A missing label is empty, -1, or what programs and people write for
+missing values: see `NO_LABEL`. Case matters, so that a class may be called "none".
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ..printable import without_controls
 
-NO_LABEL = ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null")
+NO_LABEL = frozenset(
+    ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
+) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
 
 
