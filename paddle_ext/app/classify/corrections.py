@@ -12,6 +12,7 @@ import torch
 from ... import check
 from ...research.data.labels import numbered
 from ...research.printable import plain_cell
+from .label_studio import read_label_studio
 from .samples import Batch, Labelled, Source, concatenated, named_labels
 from .text_encodings import table_rows
 
@@ -19,12 +20,16 @@ from .text_encodings import table_rows
 def read_corrections(path: Path) -> dict[str, str]:
     """Label of each sample name: a CSV with names in its first column and a column ``label``.
 
-    The page exports such a file; an edited ``answers.csv`` also works.
+    The page exports such a file; an edited ``answers.csv`` also works, and so does an export of
+    Label Studio.
     """
     if not path.is_file():
         raise check.ArgumentValueError(
             "corrected", f"must be a CSV file with a column label, got {path}, which is not a file"
         )
+    from_label_studio = read_label_studio(path)
+    if from_label_studio is not None:
+        return from_label_studio
     try:
         rows = table_rows(path)
     except (UnicodeError, csv.Error) as error:

@@ -13,6 +13,7 @@ from ...research.printable import plural
 from .answering import Answers, answer
 from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
 from .corrections import read_corrections, with_corrections
+from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled
 from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
@@ -104,6 +105,8 @@ def classify(
     if settings.save is not None:
         check_model_path(Path(settings.save))
     source = open_data(known, new, settings, device)
+    if settings.label_studio is not None:
+        check_tasks(source)
     if corrections is not None:
         source = with_corrections(source, corrections, Path(str(settings.corrected)))
     names, notes = source.labelled.class_names, list[str]()
@@ -163,6 +166,8 @@ def write_all(
         shown = "file" if pictures else "text" if texts else "sample"
         names = source.labelled.names
         write_labelled(labelled, checked, shown, settings.columns.name, names)
+    if settings.label_studio is not None:
+        write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
         save_model(Path(settings.save), source, settings)
     write_page(page, answers, source, checked, title, time.perf_counter() - began)

@@ -43,6 +43,8 @@ class Settings:
         A file written by `save`, instead of labelled samples.
     save : Path or None
         A ``.npz`` file to write what is known about the classes to.
+    label_studio : Path or None
+        A ``.json`` file to write tasks for Label Studio to, with the predictions.
     corrected : Path or None
         A CSV of sample names and their labels, as exported by the page: these samples become
         labelled.
@@ -70,6 +72,7 @@ class Settings:
     encoding: str | None = None
     model: Path | None = None
     save: Path | None = None
+    label_studio: Path | None = None
     corrected: Path | None = None
     parents: Path | None = None
     prior: Path | None = None

@@ -164,7 +164,7 @@ def stream(
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
-    for name in ("save", "corrected", "parents", "prior"):
+    for name in ("save", "label_studio", "corrected", "parents", "prior"):
         if (given := getattr(settings, name)) is not None:
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"

@@ -36,6 +36,7 @@ OTHER_ARGUMENTS = {
     "row_names": ("name",),
     "template": ("templates",),
     "sep": ("separator",),
+    "export": ("label_studio",),
 }
 
 

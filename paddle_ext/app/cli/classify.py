@@ -74,6 +74,7 @@ def classify(
     prior: options.Prior = None,
     label_noise: options.LabelNoise = "auto",
     corrected: options.Corrected = None,
+    export: options.Export = None,
     save: options.Save = None,
     model: options.Model = None,
     backbone: options.Backbone = "efficientnet_lite0",
@@ -101,6 +102,7 @@ def classify(
         prior=prior,
         label_noise=number_or_text(label_noise),
         corrected=corrected,
+        label_studio=label_studio_file(export),
         save=save,
         model=model,
         backbone=backbone,
@@ -141,6 +143,9 @@ def classify_and_show(
                 "one_batch", "must be omitted unless the output is a file, got True"
             )
         show_report(classify(labelled, unlabelled, output, settings))
+        if settings.label_studio is not None:
+            interface = settings.label_studio.with_suffix(".xml")
+            show.say(f"written: {settings.label_studio}, {interface}")
     except KeyboardInterrupt:
         computed = labelled.is_dir() or settings.columns.text is not None
         if computed and settings.cache is not None and any(settings.cache.glob("*.sqlite")):
@@ -149,6 +154,16 @@ def classify_and_show(
                 f"in {settings.cache}"
             ) from None
         raise
+
+
+def label_studio_file(export: tuple[str, Path] | None) -> Path | None:
+    if export is None:
+        return None
+    if export[0] != "label-studio" or export[1].suffix != ".json":
+        raise typer.BadParameter(
+            f"--export must be label-studio and a .json file, got {export[0]} {export[1]}"
+        )
+    return export[1]
 
 
 def number_or_text(value: str) -> float | str:

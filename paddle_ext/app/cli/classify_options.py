@@ -101,7 +101,19 @@ LabelNoise = Annotated[
 REVIEW = "Review, and the next round"
 Corrected = Annotated[
     Path | None,
-    option(REVIEW, "Corrected labels, as exported by the page, used as labelled samples."),
+    option(
+        REVIEW,
+        "Corrected labels, as exported by the page or Label Studio, used as labelled samples.",
+    ),
+]
+Export = Annotated[
+    tuple[str, Path] | None,
+    typer.Option(
+        help="label-studio FILE.json: tasks for Label Studio with the predictions, of images or "
+        "texts, and FILE.xml, its labelling interface. --corrected reads what it exports.",
+        metavar="FORMAT FILE",
+        rich_help_panel=REVIEW,
+    ),
 ]
 Save = Annotated[Path | None, option(REVIEW, "Save the classes in this .npz, for --model.")]
 Model = Annotated[
