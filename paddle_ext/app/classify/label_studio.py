@@ -34,15 +34,15 @@ NAMED = "as classify --export label-studio writes them"
 
 
 def check_tasks(source: Source) -> None:
-    """Reject embeddings, which nobody can look at, before they are classified."""
+    """Reject embeddings, of which there is nothing to show, before they are classified."""
     if source.kind not in OBJECTS:
         raise check.ArgumentValueError(
             "label_studio", f"must be omitted unless there are images or texts, got {source.name}"
         )
 
 
-def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> Path:
-    """Write one task per sample with its prediction; returns the file with the interface.
+def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> None:
+    """Write one task per sample with its prediction, and next to it the labelling interface.
 
     An image is where Label Studio serves local files: below the folder that holds the folder of
     images.
@@ -73,10 +73,8 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
         for row in range(len(answers)):
             file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
         file.write("]\n")
-    interface = path.with_suffix(".xml")
-    with replacing(interface) as new:
+    with replacing(path.with_suffix(".xml")) as new:
         new.write_text(interface_of(tag, key, answers.class_names), encoding="utf-8")
-    return interface
 
 
 def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
