@@ -135,9 +135,9 @@ def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding
 def array_samples(path: Path, settings: Settings) -> Samples:
     file = ArrayFile(path, replace(settings.columns, truth=None))
     values = file.labels(settings.labels, required=False)
-    known = [row for row, value in enumerate(values) if value]
-    contents = [digest(file.features[row].numpy().tobytes()) for row in known]
-    return Samples([values[row] for row in known], [f"row {row}" for row in known], list(contents))
+    known = file.examples(values)
+    contents: list[Hashable] = [digest(row.tobytes()) for row in known.features.numpy()]
+    return Samples(known.labels, list(known.texts), contents)
 
 
 def picture_samples(root: Path) -> Samples:
