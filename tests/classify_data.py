@@ -9,6 +9,7 @@ from PIL import Image
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)
+STRANGE = [40, 41, 42, 43, 44]  # rows of `strange_files`
 
 
 def embeddings(
@@ -22,6 +23,17 @@ def embeddings(
     random.shuffle(truth)
     rows = [centres[k] + 0.3 * random.normal(size=(len(k), features)) for k in (labels, truth)]
     return rows[0].astype(np.float32), labels, rows[1].astype(np.float32), truth
+
+
+def strange_files(folder: Path) -> tuple[Path, Path]:
+    """Labelled rows, one with a wrong label; rows of two classes, and five alike of no class."""
+    support, labels, query, _ = embeddings()
+    labels[5] = (labels[5] + 2) % len(NAMES)
+    np.savez(folder / "known.npz", features=support, labels=NAMES[labels])
+    noise = 0.3 * np.random.default_rng(1).normal(size=(len(STRANGE), query.shape[1]))
+    rows = np.concatenate([query, noise - 10 * query[:3].mean(0)])
+    np.savez(folder / "new.npz", features=rows.astype(np.float32))
+    return folder / "known.npz", folder / "new.npz"
 
 
 def pattern(kind: int, seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:

@@ -97,7 +97,9 @@ def test_photos(run: Run) -> None:
     assert Path("results/answers.html").is_file()
     Path("corrected.csv").write_text(f"file,label\n{found[0]['file']},kind 9\n")
     assert "corrected" in run(corrected)
-    assert len(table("results/answers.csv")) == 3 * 5 - 1
+    answers = table("results/answers.csv")
+    assert len(answers) == 3 * 5
+    assert (answers[0]["label"], answers[0]["source"]) == ("kind 9", "corrected")
     run(model)
     assert len(table("july/answers.csv")) == 3 * 5
 

@@ -5,7 +5,8 @@ it writes a table and a page. `stream` handles a Parquet file of any size, and `
 same on tensors.
 """
 
-from .answering import Answers, answer
+from .answering import answer
+from .answers import Answers
 from .run import Report, classify
 from .samples import Batch, Labelled
 from .settings import Settings

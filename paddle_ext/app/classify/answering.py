@@ -14,109 +14,21 @@ from ...methods.adaptive import Adaptive
 from ...ops.prior import measures_of
 from ...presence.hierarchy import Hierarchy, RolledUp
 from ...presence.unknown import Familiar, familiar
-from ...prevalence import Prevalence, from_sums
+from ...prevalence import from_sums
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
 from ...rule.label_noise import AUTO
 from ...solution import Solution
 from ...task import Task
+from .alike import Strange
+from .answers import RATE, Answers
 from .samples import Batch, Labelled, check_finite, grouped_by_shape, matched_names, rebatched
 
 BATCH = 300
 BATCHES = 8  # per call
 MOST_ENTRIES = 50_000_000  # limit on the probabilities of a batch
-BINS = 10  # of the calibration error
-RATE = 0.05  # of samples of known classes that are shown as strangers
 CONFIDENCE = 0.9  # of the node that a sample is rolled up to
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Predicted classes of N samples.
-
-    Parameters
-    ----------
-    class_names : tuple of str
-    names, texts : list of N str
-        Names of the samples, and the texts shown to the user.
-    labels, second : Tensor [N] int64
-        The most and the second most probable class.
-    probability, second_probability : Tensor [N]
-    doubt : Tensor [N]
-        In [0, 1], see `paddle_ext.Solution.doubt`.
-    present : Tensor [K] bool
-        Classes present in any batch by the rule of `paddle_ext.Solution.present`; a class that is
-        not may still have a sample or two.
-    truth : list of N str or None
-        Names of the true classes, if known.
-    novelty : Tensor [N] or None
-        In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has no labelled sample.
-        None if no class has two.
-    nodes : list of N str or None
-        The most specific node that is probable enough, see `paddle_ext.presence.roll_up`; empty if
-        none is. None without a hierarchy.
-    node_probability : Tensor [N] or None
-    prevalence : Prevalence or None
-        The share of each class in all samples, with 90 % intervals.
-    """
-
-    class_names: tuple[str, ...]
-    names: list[str]
-    texts: list[str]
-    labels: Tensor
-    second: Tensor
-    probability: Tensor
-    second_probability: Tensor
-    doubt: Tensor
-    present: Tensor
-    truth: list[str] | None = None
-    novelty: Tensor | None = None
-    nodes: list[str] | None = None
-    node_probability: Tensor | None = None
-    prevalence: Prevalence | None = None
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def counts(self) -> Tensor:
-        """Samples of each class, [K]."""
-        return torch.bincount(self.labels, minlength=len(self.class_names))
-
-    def accuracy(self) -> tuple[float, int, int] | None:
-        """Share of correct labels, and numbers of samples with a true and with an unknown class."""
-        if self.truth is None:
-            return None
-        known = [name for name in self.truth if name]
-        classes = set(self.class_names)
-        foreign = len(known) - sum(name in classes for name in known)
-        return int(self.right().sum()) / max(1, len(known)), len(known), foreign
-
-    def strangers(self) -> Tensor:
-        """Samples that may be of an unknown class, strangest first, [n] int64."""
-        if self.novelty is None:
-            return torch.empty(0, dtype=torch.int64)
-        order = torch.argsort(self.novelty.nan_to_num(-1.0), descending=True, stable=True)
-        return order[self.novelty[order] > 1 - RATE]
-
-    def right(self) -> Tensor:
-        """Whether each label is correct, [N]; not if the true class is unknown."""
-        pairs = zip(self.labels.tolist(), self.truth or [], strict=True)
-        return torch.tensor([self.class_names[label] == name for label, name in pairs])
-
-    def calibration_error(self) -> float | None:
-        """Mean gap between probability and share of correct labels, over ten bins."""
-        if self.truth is None:
-            return None
-        known = torch.tensor([bool(name) for name in self.truth])
-        if not known.any():
-            return None
-        right = self.right()[known]
-        probability = self.probability[known].double()
-        place = (probability * BINS).long().clamp(max=BINS - 1)
-        gap = torch.zeros(BINS, dtype=torch.float64)
-        gap.index_add_(0, place, probability - right.double())
-        return float(gap.abs().sum()) / len(place)
 
 
 def answer(
@@ -131,6 +43,7 @@ def answer(
     progress: bool = False,
     hierarchy: Hierarchy | None = None,
     prior: Tensor | None = None,
+    certain: Tensor | None = None,
 ) -> Answers:
     """Classify samples, one batch at a time, with `paddle_ext.methods.Adaptive`.
 
@@ -153,6 +66,8 @@ def answer(
         Parents of the classes.
     prior : Tensor [K] or None
         As in `paddle_ext.adaptive`.
+    certain : Tensor [K] or None
+        Numbers of other samples whose classes are certain, for the shares of the classes.
 
     Returns
     -------
@@ -171,7 +86,7 @@ def answer(
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
-    familiar = familiar_classes(labelled, place)
+    familiar, strange = familiar_classes(labelled, place), Strange()
     best: list[tuple[Tensor, ...]] = []
     rolled: list[RolledUp] = []
     K = len(labelled.class_names)
@@ -195,12 +110,16 @@ def answer(
         found = [*solution.probabilities.topk(2), solution.doubt()]
         if familiar is not None:
             flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
+            strange.add(rows.flatten(0, 1), flat, flat > 1 - RATE)
             found.append(flat.view(solution.labels.shape).float())
         best.append(tuple(x.flatten(0, 1).cpu() for x in found))
         present |= solution.present().any(0).cpu()
         sums += solution.class_sums().sum(0).cpu()
         if hierarchy is not None:
             rolled.append(hierarchy.roll_up(solution.probabilities, CONFIDENCE))
+    if certain is not None:
+        sums[:2] += certain
+        present |= certain > 0
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     return Answers(
         labelled.class_names,
@@ -217,6 +136,7 @@ def answer(
         [str(name or "") for part in rolled for name in part.names()] if rolled else None,
         torch.cat([part.probability.flatten().cpu() for part in rolled]) if rolled else None,
         from_sums(sums),
+        strange.groups(labelled, place),
     )
 
 
@@ -294,10 +214,14 @@ class FamiliarClasses:
     place: Tensor  # [K] int64: index of each class among these; -1: no labelled sample
 
     def novelty(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Novelty of rows [n, D] with these labels; NaN for classes without a labelled sample."""
+        """Novelty of rows [n, D] with these labels; NaN where a class has fewer than two samples.
+
+        The spread of a class is unknown from one sample, so nothing can be said about others.
+        """
         place = self.place[labels]
         found = self.known.novelty(rows, place.clamp(min=0))
-        return found.masked_fill(place < 0, math.nan)
+        alone = self.known.shots[place.clamp(min=0)] < 2
+        return found.masked_fill((place < 0) | alone, math.nan)
 
 
 def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:

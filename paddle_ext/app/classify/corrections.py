@@ -1,24 +1,40 @@
-"""Labels corrected by the user, which become labelled samples of the next round."""
+"""Files of labels corrected by the user, and the one in the output folder that keeps all."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import torch
+from typing import NamedTuple, TypeAlias
 
 from ... import check
-from ...research.data.labels import numbered
 from ...research.printable import plain_cell
 from .label_studio import read_label_studio
-from .samples import Batch, Labelled, Source, concatenated, named_labels
+from .output import write
 from .text_encodings import table_rows
 
+KEPT = "corrected.csv"  # in the output folder
+HEADER = ("name", "label", "data")
 
-def read_corrections(path: Path) -> dict[str, str]:
-    """Label of each sample name: a CSV with names in its first column and a column ``label``.
+
+class Key(NamedTuple):
+    """Which sample a correction is about."""
+
+    name: str
+    data: str = ""  # name of the file or folder it is from; empty: not known
+
+
+Corrections: TypeAlias = dict[Key, str]  # labels; an empty one withdraws an earlier correction
+
+
+class CorrectionFile(NamedTuple):
+    path: Path
+    corrections: Corrections
+    asked: bool  # by the user; otherwise it is the one in the output folder
+
+
+def read_corrections(path: Path) -> Corrections:
+    """Read a CSV with names in its first column, a column ``label``, and maybe a column ``data``.
 
     The page exports such a file; an edited ``answers.csv`` also works, and so does an export of
     Label Studio.
@@ -29,7 +45,7 @@ def read_corrections(path: Path) -> dict[str, str]:
         )
     from_label_studio = read_label_studio(path)
     if from_label_studio is not None:
-        return from_label_studio
+        return {Key(name): label for name, label in from_label_studio.items()}
     try:
         rows = table_rows(path)
     except (UnicodeError, csv.Error) as error:
@@ -45,79 +61,67 @@ def read_corrections(path: Path) -> dict[str, str]:
             f"{listed}{check.did_you_mean('label', header)}",
         )
     column = header.index("label", 1)
-    found: dict[str, str] = {}
+    data = header.index("data", 1) if "data" in header[1:] else None
+    found: Corrections = {}
     for number, row in enumerate(rows[1:], start=2):
-        if len(row) <= column:
+        if len(row) <= max(column, data or 0):
             if any(row):
                 raise check.ArgumentValueError(
                     "corrected", f"must have a label in every line, got none in line {number}"
                 )
             continue
-        name, label = plain_cell(row[0]), plain_cell(row[column]).strip()
-        if label and found.setdefault(name, label) != label:
+        key = Key(plain_cell(row[0]), "" if data is None else plain_cell(row[data]))
+        label = plain_cell(row[column]).strip()
+        if found.setdefault(key, label) != label:
             raise check.ArgumentValueError(
                 "corrected",
-                f"must have one label for each sample, got {found[name]!r} and {label!r} for "
-                f"{name!r}",
+                f"must have one label for each sample, got {found[key]!r} and {label!r} for "
+                f"{key.name!r}",
             )
-    if not found:
-        raise check.ArgumentValueError("corrected", f"must have a label, got none in {path}")
     return found
 
 
-def with_corrections(source: Source, corrections: Mapping[str, str], path: Path) -> Source:
-    """The source with the corrected samples moved to the labelled ones."""
-    parts = list(selected(source.unlabelled, lambda name: name in corrections))
-    found = concatenated(parts) if parts else None
-    names = [] if found is None else found.names
-    missing = next((name for name in corrections if name not in set(names)), None)
-    if missing is not None:
-        raise check.ArgumentValueError(
-            "corrected",
-            f"must have names of samples of {source.name}, got {missing!r} in {path}, which is "
-            f"none{check.did_you_mean(missing, names[:1000])}",
-        )
-    assert found is not None
-    known = joined(source.labelled, found, [corrections[name] for name in names], path)
-    total = max(0, source.total - len(names))
-    notes = [*source.notes, f"{len(names):,} corrected labels were added to the labelled samples"]
-    others = selected(source.unlabelled, lambda name: name not in corrections)
-    return replace(source, labelled=known, unlabelled=others, total=total, notes=notes)
+def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile], list[str]]:
+    """The file in the output folder, then those that were asked for, and what to tell the user.
 
-
-def joined(known: Labelled, new: Batch, labels: list[str], path: Path) -> Labelled:
-    """Labelled samples, old and new; labels may name new classes unless the classes are named."""
-    old = [known.class_names[label] for label in known.labels.tolist()]
-    if known.prototypes is not None:
-        for label in labels:
-            if label not in known.class_names:
-                raise check.ArgumentValueError(
-                    "corrected",
-                    f"must have labels among the names of the classes, got {label!r} in {path}"
-                    f"{check.did_you_mean(label, known.class_names)}",
-                )
-        numbers, class_names = numbered([*old, *labels], known.class_names), known.class_names
-    else:
-        numbers, class_names = named_labels([*old, *labels])
-    features = torch.cat([known.features.float(), new.features])
-    return replace(
-        known,
-        features=features,
-        labels=numbers,
-        class_names=class_names,
-        texts=(*known.texts, *new.texts),
-        names=(*known.names, *new.names),
-    )
-
-
-def selected(batches: Iterable[Batch], wanted: Callable[[str], bool]) -> Iterator[Batch]:
-    """The samples with these names."""
-    for batch in batches:
-        rows = [row for row, name in enumerate(batch.names) if wanted(name)]
-        if rows:
-            yield Batch(
-                [batch.names[row] for row in rows],
-                batch.features[torch.tensor(rows)],
-                [batch.texts[row] for row in rows],
-                None if batch.truth is None else [batch.truth[row] for row in rows],
+    A file of that name that the page or `classify` did not write is neither read nor replaced.
+    """
+    own, files, notes = folder / KEPT, list[CorrectionFile](), list[str]()
+    same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
+    if own.is_file() and not any(same):
+        if is_kept(own):
+            files.append(CorrectionFile(own, read_corrections(own), asked=False))
+        elif asked:
+            raise check.ArgumentValueError(
+                "output",
+                f"must be a folder whose {KEPT} has the columns {', '.join(HEADER)}, because "
+                f"corrections are kept in it, got {folder}",
             )
+        else:
+            notes.append(
+                f"{own} was not read, because it has not the columns {', '.join(HEADER)}; if it "
+                "has corrected labels, give it as --corrected"
+            )
+    for path in asked:
+        found = read_corrections(path)
+        if not any(found.values()) and not any(key.data for key in found):
+            raise check.ArgumentValueError("corrected", f"must have a label, got none in {path}")
+        files.append(CorrectionFile(path, found, asked=True))
+    return files, notes
+
+
+def is_kept(path: Path) -> bool:
+    """Whether the page or `classify` wrote this file."""
+    try:
+        rows = table_rows(path)
+    except (UnicodeError, csv.Error):
+        return False
+    return bool(rows) and tuple(rows[0]) == HEADER
+
+
+def write_corrections(path: Path, corrections: Corrections) -> None:
+    """Write the file in the output folder, without withdrawn corrections."""
+    rows: Iterable[Sequence[str]] = (
+        (key.name, label, key.data) for key, label in corrections.items() if label
+    )
+    write(path, HEADER, rows)

@@ -20,7 +20,7 @@ from ...ops.large.files import open_regular, readable
 from ...research.files import replacing
 from ...research.printable import plain_cell
 from ...version import version
-from .answering import Answers
+from .answers import UNKNOWN, Answers
 from .samples import Source
 from .settings import Settings
 from .text_encodings import decoded, table_rows
@@ -79,7 +79,8 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
 
 def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
     """The labelling interface for the settings of a project."""
-    choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in class_names)
+    names = dict.fromkeys((*class_names, UNKNOWN))
+    choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
     return (
         f'<View>\n  <{tag} name="{key}" value="${key}"/>\n'
         f'  <Choices name="{CONTROL}" toName="{key}" choice="single">\n{choices}'

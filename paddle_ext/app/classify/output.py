@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from ...research.files import replacing
 from ...research.printable import spreadsheet_cell
-from .answering import Answers
-from .labelled_check import LabelledCheck
+from .answers import Answers
+from .labelled_check import Expected, LabelledCheck
+from .review import reasons
 
 WRITTEN_AT_ONCE = 10_000  # rows
-HEADER = ("label", "probability", "second", "second_probability", "doubt", "novelty")
+ACCURACY = ("accuracy", "accuracy_low", "accuracy_high")
+PREDICTED = ("probability", "second", "second_probability", "doubt", "novelty", "check")
+HEADER = ("label", "source", "prediction", *PREDICTED)
 
 
 def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool = False) -> None:
@@ -26,16 +29,20 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
     """
     text, truth = ("text",) if texts else (), ("truth",) if answers.truth else ()
     node = () if answers.nodes is None else ("node", "node_probability")
+    check = reasons(answers)
     rows = (
         row
         for start in range(0, len(answers), WRITTEN_AT_ONCE)
-        for row in rows_of(answers, slice(start, start + WRITTEN_AT_ONCE), texts=texts)
+        for row in rows_of(answers, slice(start, start + WRITTEN_AT_ONCE), check, texts=texts)
     )
     write(path, (name_column, *text, *HEADER, *node, *truth), rows)
 
 
-def write_classes(path: Path, answers: Answers) -> None:
-    """Write a CSV file with the share of each class, the largest first, and a 90 % interval."""
+def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
+    """Write a CSV file with the classes, the largest first: shares, and expected accuracies.
+
+    Both have 90 % intervals.
+    """
     shares = answers.prevalence
     if shares is None:
         return
@@ -43,27 +50,37 @@ def write_classes(path: Path, answers: Answers) -> None:
     names = [answers.class_names[k] for k in order.tolist()]
     counts = [str(n) for n in answers.counts()[order].tolist()]
     numbers = [decimals(x[order]) for x in shares]
+    accuracies = [
+        ("", "", "") if (one := expected(k)) is None else tuple(f"{x:.4f}" for x in one[:3])
+        for k in order.tolist()
+    ]
     write(
         path,
-        ("class", "samples", "share", "low", "high"),
-        zip(names, counts, *numbers, strict=True),
+        ("class", "samples", "share", "low", "high", *ACCURACY),
+        zip(names, counts, *numbers, *zip(*accuracies, strict=True), strict=True),
     )
 
 
-def rows_of(answers: Answers, part: slice, *, texts: bool) -> Iterator[Sequence[str]]:
+def rows_of(
+    answers: Answers, part: slice, check: Sequence[str], *, texts: bool
+) -> Iterator[Sequence[str]]:
     """Some rows of the table; the numbers of all rows at once would take much memory."""
     classes, names = answers.class_names, answers.names[part]
     columns: list[Iterable[str]] = [names]
     if texts:
         columns.append(answers.texts[part])
     novelty = [""] * len(names) if answers.novelty is None else decimals(answers.novelty[part])
+    numbers = range(*part.indices(len(answers)))
     columns += [
+        [answers.label(row) for row in numbers],
+        ["corrected" if row in answers.corrected else "predicted" for row in numbers],
         [classes[k] for k in answers.labels[part].tolist()],
         decimals(answers.probability[part]),
         [classes[k] for k in answers.second[part].tolist()],
         decimals(answers.second_probability[part]),
         decimals(answers.doubt[part]),
         novelty,
+        check[part],
     ]
     if answers.nodes is not None and answers.node_probability is not None:
         columns += [answers.nodes[part], decimals(answers.node_probability[part])]

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ... import check
+from ...presence.hierarchy import Hierarchy
 from ...research.printable import plural
-from .answering import Answers, answer
+from .answering import answer
+from .answers import Answers, label_counts, with_corrected
 from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
-from .corrections import read_corrections, with_corrections
+from .correcting import Corrected, DataNames, corrected_source
+from .corrections import KEPT, gathered, write_corrections
+from .final import check_final, order_of, write_final
 from .label_studio import check_tasks, write_tasks
-from .labelled_check import LabelledCheck, check_labelled
+from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
+from .outcome import Outcome
 from .output import write_classes, write_labelled, write_table
 from .page import write_page
 from .samples import Labelled, Source
 from .settings import Settings
+from .sorting import check_sort_into, sort_into
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,8 @@ class Report:
 
     Parameters
     ----------
-    answers : Answers
+    outcome : Outcome
+        The predictions, the corrections, and what the labelled samples say about both.
     table, page : Path
         The files written.
     notes : list of str
@@ -37,21 +45,33 @@ class Report:
     unreadable : dict of str to str
         Files that could not be read, and why.
     seconds : float
-    checked : LabelledCheck or None
-        Doubts about the labels of labelled samples; None if no class has two of them.
-    labelled, model : Path or None
-        The files with that check and with the saved model.
+    labelled, model, final, sorted_into : Path or None
+        The files with the check of the labelled samples, the saved model and all labels, and the
+        folder of sorted images.
     """
 
-    answers: Answers
+    outcome: Outcome
     table: Path
     page: Path
     notes: list[str]
     unreadable: dict[str, str]
     seconds: float
-    checked: LabelledCheck | None = None
     labelled: Path | None = None
     model: Path | None = None
+    final: Path | None = None
+    sorted_into: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    @property
+    def answers(self) -> Answers:
+        return self.outcome.answers
+
+    @property
+    def checked(self) -> LabelledCheck | None:
+        """Doubts about the labels of labelled samples; None if no class has two of them."""
+        return self.outcome.checked
 
 
 def classify(
@@ -94,9 +114,7 @@ def classify(
     known = existing(labelled)
     new = None if unlabelled is None else existing(unlabelled)
     device = check.device(settings.device)
-    corrections = None
-    if settings.corrected is not None:
-        corrections = read_corrections(Path(settings.corrected))
+    files, notes = gathered(Path(output), settings.corrections)
     parents = weights = hierarchy = prior = None
     if settings.parents is not None:
         parents = read_pairs(Path(settings.parents), "parents", "parent")
@@ -104,33 +122,71 @@ def classify(
         weights = read_prior(Path(settings.prior))
     if settings.save is not None:
         check_model_path(Path(settings.save))
-    source = open_data(known, new, settings, device)
+    if settings.sort_into is not None:
+        check_sort_into(Path(settings.sort_into), (known, new))
+    if settings.final is not None:
+        check_final(Path(settings.final), (known, new))
+    opened = open_data(known, new, settings, device)
     if settings.label_studio is not None:
-        check_tasks(source)
-    if corrections is not None:
-        source = with_corrections(source, corrections, Path(str(settings.corrected)))
-    names, notes = source.labelled.class_names, list[str]()
+        check_tasks(opened)
+    corrected = corrected_source(opened, files, data_names(known, new, settings))
+    source = corrected.source
+    names = source.labelled.class_names
     if parents is not None:
         hierarchy = hierarchy_of(parents, names, settings.parents)
     if weights is not None:
-        prior, notes = prior_of(weights, names, settings.prior)
+        prior, more = prior_of(weights, names, settings.prior)
+        notes += more
     checked = check_labelled(source.labelled, device)
-    answers = answer(
-        source.labelled,
-        source.unlabelled,
-        batch=settings.batch,
-        label_noise=settings.label_noise,
-        device=device,
-        source=source.name,
-        total=source.total,
-        progress=settings.progress and source.kind != "pictures",
-        hierarchy=hierarchy,
-        prior=prior,
-    )
+    accuracy = expected_accuracy(checked, source.labelled, len(corrected.before.labels))
+    answers = all_answers(corrected, settings, device, hierarchy, prior)
+    outcome = Outcome(answers, corrected, checked, accuracy)
     notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
-    source = replace(source, notes=notes)
+    outcome = replace(outcome, corrected=replace(corrected, source=replace(source, notes=notes)))
     title = page_title(new or known, answers, source.kind)
-    return write_all(Path(output), answers, source, checked, settings, title, began)
+    order = {} if settings.final is None else order_of(opened)
+    return write_all(Path(output), outcome, settings, title, order, began)
+
+
+def data_names(known: Path, new: Path | None, settings: Settings) -> DataNames:
+    """What corrections call the data."""
+    if settings.model is not None:
+        return DataNames.of(Path(settings.model), known)
+    return DataNames.of(known, new)
+
+
+def all_answers(
+    corrected: Corrected,
+    settings: Settings,
+    device: torch.device,
+    hierarchy: Hierarchy | None,
+    prior: torch.Tensor | None,
+) -> Answers:
+    """Predictions of all samples.
+
+    Those with a corrected label are predicted by the labelled samples alone, so that the
+    corrections do not predict themselves; in a batch of their own, so without a prior.
+    """
+    source, rest = corrected.source, None
+    certain = label_counts(corrected.labels, source.labelled.class_names)
+    common = partial(answer, batch=settings.batch, label_noise=settings.label_noise, device=device)
+    if corrected.remaining != 0:
+        rest = common(
+            source.labelled,
+            source.unlabelled,
+            source=source.name,
+            total=source.total,
+            progress=settings.progress and source.kind != "pictures",
+            hierarchy=hierarchy,
+            prior=prior,
+            certain=certain,
+        )
+    if corrected.samples is None:
+        assert rest is not None
+        return rest
+    own = common(corrected.before, [corrected.samples])
+    places, names = corrected.places, source.labelled.class_names
+    return with_corrected(rest, own, places, corrected.labels, names)
 
 
 def open_data(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
@@ -145,43 +201,48 @@ def open_data(known: Path, new: Path | None, settings: Settings, device: torch.d
 
 def write_all(
     folder: Path,
-    answers: Answers,
-    source: Source,
-    checked: LabelledCheck | None,
+    outcome: Outcome,
     settings: Settings,
     title: str,
+    order: dict[str, int],
     began: float,
 ) -> Report:
-    """Write the tables, the page and the model."""
+    """Write the tables, the page, the model and the sorted images."""
+    answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
     folder.mkdir(parents=True, exist_ok=True)
     table, page, labelled = (
         folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
     )
     pictures, texts = source.kind == "pictures", source.kind == "texts"
-    write_table(
-        table, answers, settings.columns.name or ("file" if pictures else "row"), texts=texts
-    )
-    write_classes(folder / "classes.csv", answers)
-    if checked is not None:
+    name_column = settings.columns.name or ("file" if pictures else "row")
+    if settings.corrections:
+        write_corrections(folder / KEPT, corrected.kept)
+    write_table(table, answers, name_column, texts=texts)
+    write_classes(folder / "classes.csv", answers, outcome.expected)
+    if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
         names = source.labelled.names
-        write_labelled(labelled, checked, shown, settings.columns.name, names)
+        write_labelled(labelled, outcome.checked, shown, settings.columns.name, names)
     if settings.label_studio is not None:
         write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
         save_model(Path(settings.save), source, settings)
-    write_page(page, answers, source, checked, title, time.perf_counter() - began)
-    seconds = time.perf_counter() - began
+    if settings.final is not None:
+        write_final(Path(settings.final), answers, corrected, name_column, order, texts=texts)
+    if settings.sort_into is not None:
+        sort_into(Path(settings.sort_into), answers)
+    write_page(page, outcome, title, time.perf_counter() - began)
     return Report(
-        answers,
+        outcome,
         table,
         page,
         source.notes,
         source.unreadable,
-        seconds,
-        checked,
-        None if checked is None else labelled,
-        None if settings.save is None else Path(settings.save),
+        time.perf_counter() - began,
+        None if outcome.checked is None else labelled,
+        settings.save,
+        settings.final,
+        settings.sort_into,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,9 +46,13 @@ class Settings:
         A ``.npz`` file to write what is known about the classes to.
     label_studio : Path or None
         A ``.json`` file to write tasks for Label Studio to, with the predictions.
-    corrected : Path or None
-        A CSV of sample names and their labels, as exported by the page: these samples become
-        labelled.
+    corrected : Path or sequence of Path
+        CSV files of sample names and their labels, as exported by the page; later ones win. They
+        are added to ``corrected.csv`` in the output folder, which every run reads.
+    final : Path or None
+        A file to write all samples with their labels to, labelled ones too.
+    sort_into : Path or None
+        A new folder to copy the images to, by class.
     parents : Path or None
         A CSV of classes and their parents, any depth, for `presence.roll_up`.
     prior : Path or None
@@ -73,7 +78,9 @@ class Settings:
     model: Path | None = None
     save: Path | None = None
     label_studio: Path | None = None
-    corrected: Path | None = None
+    corrected: Path | Sequence[Path] = ()
+    final: Path | None = None
+    sort_into: Path | None = None
     parents: Path | None = None
     prior: Path | None = None
     batch: int | None = None
@@ -84,6 +91,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_label_noise("label_noise", self.label_noise)
+
+    @property
+    def corrections(self) -> list[Path]:
+        """The files of `corrected`."""
+        if isinstance(self.corrected, (str, Path)):
+            return [Path(self.corrected)]
+        return [Path(path) for path in self.corrected]
 
     @property
     def csv_format(self) -> tuple[str | None, str | None]:

@@ -73,6 +73,9 @@ class StreamReport:
         self.sums = torch.zeros(len(self.class_names), dtype=torch.float64)
         self.names = np.array(self.class_names, dtype=object)
 
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
     @property
     def probability(self) -> Tensor:
         """The mean probability of the samples of each class, [K]; 0 where there are none."""
@@ -164,8 +167,8 @@ def stream(
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
-    for name in ("save", "label_studio", "corrected", "parents", "prior"):
-        if (given := getattr(settings, name)) is not None:
+    for name in ("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior"):
+        if (given := getattr(settings, name)) not in (None, ()):
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
             )

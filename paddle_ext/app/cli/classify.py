@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..classify import Report, Settings, StreamReport
+    from ..classify.labelled_check import Expected
 
 EXAMPLES = """Examples:
 
@@ -41,7 +43,9 @@ paddle-ext classify photos/labelled photos/june --save trees.npz
 
 paddle-ext classify photos/july --model trees.npz
 
-paddle-ext classify photos/labelled photos/june --corrected corrected.csv
+paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
+
+paddle-ext classify photos/labelled photos/june --sort-into sorted
 
 paddle-ext classify photos/labelled photos/june --parents families.csv
 
@@ -74,6 +78,8 @@ def classify(
     prior: options.Prior = None,
     label_noise: options.LabelNoise = "auto",
     corrected: options.Corrected = None,
+    final: options.Final = None,
+    sort_into: options.SortInto = None,
     export: options.Export = None,
     save: options.Save = None,
     model: options.Model = None,
@@ -101,7 +107,9 @@ def classify(
         parents=parents,
         prior=prior,
         label_noise=number_or_text(label_noise),
-        corrected=corrected,
+        corrected=tuple(corrected or ()),
+        final=final,
+        sort_into=sort_into,
         label_studio=label_studio_file(export),
         save=save,
         model=model,
@@ -174,21 +182,34 @@ def number_or_text(value: str) -> float | str:
 
 
 def show_classes(
-    report: Report | StreamReport, names: tuple[str, ...], counts: Tensor, sure: Tensor, note: str
+    report: Report | StreamReport,
+    names: tuple[str, ...],
+    counts: Tensor,
+    sure: Tensor,
+    note: str,
+    more: Mapping[str, Callable[[int], str]],
 ) -> None:
-    """Print the classes found, with the number and mean probability of their samples."""
+    """Print the classes found, with the number and mean probability of their samples.
 
-    total = int(counts.sum())
+    `more` has further columns: their titles, and their cells by class.
+    """
+    total = len(report)
     order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
     cells = [
-        [names[k], f"{counts[k]}", f"{100 * float(counts[k]) / total:.1f} %", f"{sure[k]:.2f}"]
+        [
+            names[k],
+            f"{counts[k]}",
+            f"{100 * float(counts[k]) / total:.1f} %",
+            f"{sure[k]:.2f}" if sure[k] > 0 else "",
+            *(cell(k) for cell in more.values()),
+        ]
         for k in order[:MOST_CLASSES]
     ]
     title = (
         f"{plural(total, 'sample')}, {len(order)} of {len(names)} classes found{note}, "
         f"{report.seconds:.1f} s"
     )
-    show.table(["class", "samples", "share", "mean probability"], cells, title=title)
+    show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
     if len(order) > MOST_CLASSES:
         show.say(f"and {len(order) - MOST_CLASSES} other classes")
     for line in report.notes:
@@ -203,7 +224,7 @@ def show_unreadable(report: Report | StreamReport, where: str) -> None:
 
 
 def show_streamed(report: StreamReport) -> None:
-    show_classes(report, report.class_names, report.counts, report.probability, "")
+    show_classes(report, report.class_names, report.counts, report.probability, "", {})
     show_unreadable(report, "")
     if report.known:
         right = 100 * report.right / report.known
@@ -211,13 +232,38 @@ def show_streamed(report: StreamReport) -> None:
     show.say(f"written: {report.output}")
 
 
+def columns_of_review(report: Report) -> dict[str, Callable[[int], str]]:
+    """Columns of the table of classes: samples to check, and the expected accuracy."""
+    outcome = report.outcome
+    check = outcome.to_check_of_class().tolist()
+    columns: dict[str, Callable[[int], str]] = {}
+    if any(check):
+        columns["to check"] = lambda k: f"{check[k]}"
+    if outcome.accuracy is not None:
+        columns["expected accuracy"] = lambda k: percents(outcome.expected(k))
+    return columns
+
+
+def percents(expected: Expected | None) -> str:
+    """An accuracy and its 90 % interval."""
+    if expected is None:
+        return ""
+    share, low, high = (100 * x for x in expected[:3])
+    return f"{share:.0f} % ({low:.0f} to {high:.0f})"
+
+
 def show_report(report: Report) -> None:
-    from ..classify.page import unsure_note
+    from ..classify.page_overview import unsure_note
 
     answers = report.answers
-    counts = answers.counts()
-    sums = answers.labels.bincount(answers.probability, len(counts))
-    show_classes(report, answers.class_names, counts, sums / counts, unsure_note(answers))
+    counts, own = answers.counts(), answers.predicted()
+    labels = answers.labels[own]
+    sure = labels.bincount(answers.probability[own], len(counts)) / labels.bincount(
+        minlength=len(counts)
+    )
+    unknown = len(answers) - int(counts.sum())
+    note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
+    show_classes(report, answers.class_names, counts, sure, note, columns_of_review(report))
     show_unreadable(report, ", listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
@@ -227,7 +273,14 @@ def show_report(report: Report) -> None:
             f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a true label{more}"
         )
     show_trust(report)
-    written = (report.table, report.page, report.labelled, report.model)
+    written = (
+        report.table,
+        report.page,
+        report.labelled,
+        report.model,
+        report.final,
+        report.sorted_into,
+    )
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 
@@ -241,9 +294,22 @@ def show_trust(report: Report) -> None:
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
             f"{100 * mean:.1f} % in the mean"
         )
-    strange = len(answers.strangers())
-    if strange:
-        show.say(f"possibly of an unknown class: {plural(strange, 'sample')}, see the page")
-    suspects = [] if report.checked is None else report.checked.suspects()
+    expected = report.outcome.expected()
+    if expected is not None:
+        show.say(
+            f"expected accuracy: {percents(expected)}, from {expected.samples} labelled samples, "
+            "each classified by the others"
+        )
+    check = report.outcome.to_check()
+    if check:
+        unknown = sum(one.unknown for one in check)
+        show.say(
+            f"to check: {plural(len(check), 'sample')}, see the page: {len(check) - unknown} "
+            f"doubtful, {unknown} possibly of an unknown class"
+        )
+    silent = report.outcome.about_strangers()
+    if silent:
+        show.say(f"note: {silent}")
+    suspects = report.outcome.suspects()
     if suspects:
         show.say(f"labels that look wrong: {len(suspects)}, see {report.labelled}")

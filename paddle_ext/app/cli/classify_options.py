@@ -100,10 +100,23 @@ LabelNoise = Annotated[
 
 REVIEW = "Review, and the next round"
 Corrected = Annotated[
+    list[Path] | None,
+    option(
+        REVIEW,
+        "Corrected labels, as exported by the page or Label Studio; several times: later ones "
+        "win. They are kept in corrected.csv of the output folder, which every run reads.",
+    ),
+]
+Final = Annotated[
+    Path | None,
+    option(REVIEW, "Write all samples with their labels, given, corrected or predicted."),
+]
+SortInto = Annotated[
     Path | None,
     option(
         REVIEW,
-        "Corrected labels, as exported by the page or Label Studio, used as labelled samples.",
+        "Copy the images into class folders in this new folder, and into unknown and doubtful.",
+        "--sort-into",
     ),
 ]
 Export = Annotated[

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import csv
 import http.server
-import json
 import re
-import shutil
-import subprocess
 import threading
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from classify_data import NAMES, embeddings
+from pages import CLASSES, dumped, made, shown_by, told, with_probe
 from typer.testing import CliRunner
 
-from paddle_ext.app.classify import Answers, Labelled
 from paddle_ext.app.classify import page as module
 from paddle_ext.app.classify.corrections import read_corrections
-from paddle_ext.app.classify.page import MOST_OF_A_CLASS, page
-from paddle_ext.app.classify.samples import Source
+from paddle_ext.app.classify.page import MOST_OF_A_CLASS, MOST_TO_CHECK
 from paddle_ext.app.cli.app import app
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Written into the page before its end: what only a browser knows, as JSON in an attribute.
 PROBE = """<script>
 window.addEventListener("load", () => {
@@ -55,10 +48,6 @@ window.addEventListener("load", () => {
   document.body.dataset.shown = JSON.stringify(shown);
 });
 </script></body>"""
-ODD = '<b onmouseover="x()">bold & "quoted"</b>'
-CLASSES = ("plain", ODD, "a_very_long_name_without_any_space_" * 4, "absent")
-
-
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 
 
@@ -68,82 +57,18 @@ def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "thumbnails", lambda paths, _: [PIXEL] * len(paths))
 
 
-def made(kind: str, count: int = 90) -> str:
-    """A page of three classes; every tenth sample is doubtful."""
-    labels = torch.arange(count) % 3
-    probability = torch.where(torch.arange(count) % 10 == 0, 0.4, 0.97)
-    texts = [
-        f"number {row} of the {kind} {'with a long tail ' * (row % 9)}" for row in range(count)
-    ]
-    answers = Answers(
-        CLASSES,
-        [f"number {row}" for row in range(count)],
-        texts,
-        labels,
-        (labels + 1) % 3,
-        probability,
-        (1 - probability) * 0.9,
-        1 - probability,
-        torch.tensor([True, True, True, False]),
-    )
-    features = torch.eye(4)
-    labelled = Labelled(features, torch.arange(4), CLASSES, ("one", "two", "three", "four"))
-    return page(answers, Source(labelled, [], "new", kind), "What is in <new>", 1.0)
-
-
-def with_probe(text: str, probe: str) -> str:
-    """A page with more at its end, which its policy then allows."""
-    for tag in ("script", "style"):
-        for content in re.findall(f"<{tag}>(.*?)</{tag}>", probe, re.DOTALL):
-            text = text.replace(f"{tag}-src ", f"{tag}-src {module.digest_source(content)} ", 1)
-    return text.replace("</body>", probe)
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    return found
-
-
-def dumped(browser: str, path: Path, width: int) -> str:
-    """The final document in the browser."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    options += ["--hide-scrollbars", f"--window-size={width},900", "--virtual-time-budget=3000"]
-    profile = f"--user-data-dir={path.parent / 'profile'}"
-    command = [browser, *options, profile, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
-
-
-def shown_by(browser: str, path: Path, width: int) -> dict[str, object]:
-    """The output of the probe of a page."""
-    parser = Told()
-    parser.feed(dumped(browser, path, width))
-    return json.loads(parser.shown)
-
-
-class Told(HTMLParser):
-    shown = ""
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag == "body":
-            self.shown = dict(attributes).get("data-shown") or ""
-
-
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
     shown = shown_by(browser, path, 1200)
-    assert shown["titles"] == list(CLASSES[:3])
+    assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3]]
     assert shown["counts"] == ["30", "30", "30"]
-    assert (shown["sections"], shown["samples"]) == (3, 90)
+    assert (shown["sections"], shown["samples"]) == (4, 93)  # and a labelled one of each class
     assert shown["targets"] is True
     assert shown["loaded"] == 0
-    assert shown["scripts"] == 2  # its own, and the probe
+    assert shown["scripts"] == 3  # its own, its data, and the probe
     assert shown["found"] == 11  # number 3, and 30 to 39
     assert shown["nothing"] is True
     assert shown["doubtful"] == 9
@@ -174,6 +99,8 @@ window.addEventListener("load", async () => {
   shown.disabled = document.getElementById("export").disabled;
   label.value = '=new, "one"';
   document.getElementById("look-save").click();
+  shown.asked = document.getElementById("ask-text").textContent;
+  document.getElementById("ask-new").click();
   shown.marked = first.classList.contains("corrected");
   shown.mine = first.querySelector(".mine").textContent;
   shown.next = document.getElementById("look-said").textContent;
@@ -201,20 +128,21 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: s
     shown = shown_by(browser, path, 1200)
     assert shown["open"] is True
     assert shown["large"] is (kind == "pictures")
-    assert shown["offered"] == len(CLASSES)
+    assert shown["offered"] == len(CLASSES) + 1  # and unknown
+    assert shown["asked"] == "New class '=new, \"one\"'?"
     assert shown["before"] == CLASSES[0]
     assert shown["disabled"] is True
     assert shown["marked"] is True
     assert shown["mine"] == 'changed to =new, "one"'
-    assert str(shown["next"]).startswith(f"predicted: {CLASSES[0]}, ")
+    assert str(shown["next"]).startswith(f"predicted: {CLASSES[1]}, ")
     assert shown["button"] == "Export 2 corrected labels"
     assert shown["download"] == "corrected.csv"
     assert shown["same"] is True
     assert shown["how"] is True
     (tmp_path / "corrected.csv").write_bytes(str(shown["file"]).encode())
     found = read_corrections(tmp_path / "corrected.csv")
-    assert list(found.values()) == ['=new, "one"', CLASSES[0]]
-    assert all(name.startswith("number ") for name in found)
+    assert list(found.values()) == ['=new, "one"', CLASSES[1]]
+    assert list(found) == [("number 0", "new"), ("number 10", "new")]
 
 
 def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser: str) -> None:
@@ -281,9 +209,7 @@ def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str
     for name, content, shown in (("ours", text, ""), ("free", free, "obeyed")):
         path = tmp_path / f"{name}.html"
         path.write_text(content, encoding="utf-8")
-        parser = Told()
-        parser.feed(dumped(browser, path, 800))
-        assert parser.shown == shown
+        assert told(dumped(browser, path, 800)) == shown
 
 
 # --- without a browser --------------------------------------------------------------------------
@@ -291,16 +217,20 @@ def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str
 
 def test_large_classes_are_cut(tmp_path: Path) -> None:
     text = made("rows", 6000)
-    assert text.count('class="sample') == 3 * MOST_OF_A_CLASS + 3  # and three lists
-    assert f"{2000 - MOST_OF_A_CLASS:,} more in answers.csv" in text
-    assert len(text) < 300_000
+    listed = MOST_TO_CHECK["rows"]
+    assert text.count('class="sample" tabindex') == 3 * MOST_OF_A_CLASS
+    assert text.count('class="sample doubtful" tabindex') == listed
+    assert f"{2000 - MOST_OF_A_CLASS - listed // 3:,} more in answers.csv" in text
+    assert len(text) < 500_000
 
 
-def test_the_most_doubtful_come_first() -> None:
+def test_doubtful_samples_are_in_one_list() -> None:
     text = made("rows")
+    review = text[text.index('id="review"') : text.index('id="class-0"')]
+    assert re.findall(r'<li class="sample( doubtful)?"', review) == [" doubtful"] * 9
     first = text[text.index('id="class-0"') : text.index('id="class-1"')]
-    marks = re.findall(r'<li class="sample( doubtful)?"', first)
-    assert marks == [" doubtful"] * 3 + [""] * 27
+    assert re.findall(r'<li class="sample( doubtful)?"', first) == [""] * 27
+    assert '27 here; 3 in <a href="#to-check">the list to check</a>.' in first
 
 
 def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
@@ -337,7 +267,7 @@ def test_markup_is_escaped_and_complete() -> None:
     assert "<b onmouseover" not in text
     assert "&lt;b onmouseover" in text
     assert "What is in &lt;new&gt;" in text
-    assert text.count("<section") == text.count("</section>") == 3
+    assert text.count("<section") == text.count("</section>") == 4
     assert not re.search(r'(src|href)="(?!data:|#)', text)
 
 

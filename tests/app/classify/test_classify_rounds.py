@@ -11,7 +11,6 @@ from classify_data import NAMES, embeddings, picture_folders
 from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Batch, Labelled, Settings, answer, classify
-from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.labelled_check import check_labelled
 from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.run import page_title
@@ -46,11 +45,14 @@ def test_columns_of_the_output(files: tuple[Path, Path], tmp_path: Path) -> None
     assert list(rows[0]) == [
         "row",
         "label",
+        "source",
+        "prediction",
         "probability",
         "second",
         "second_probability",
         "doubt",
         "novelty",
+        "check",
     ]
     assert report.answers.novelty is not None
     for row, novelty in zip(rows, report.answers.novelty.tolist(), strict=True):
@@ -86,21 +88,6 @@ def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) 
     assert any("do not trust the probabilities" in note for note in report.notes)
     more = classify(*files, tmp_path / "more", settings())
     assert not any("trust" in note for note in more.notes)
-
-
-def test_strangers_are_a_group_of_the_page(files: tuple[Path, Path], tmp_path: Path) -> None:
-    _, _, query, _ = embeddings()
-    strange = np.concatenate([query, -10 * query[:3].mean(0, keepdims=True) * np.ones((3, 1))])
-    np.savez(tmp_path / "strange.npz", features=strange.astype(np.float32))
-    report = classify(files[0], tmp_path / "strange.npz", tmp_path / "out", settings())
-    assert report.answers.novelty is not None
-    assert report.answers.novelty[-3:].min() >= 0.98
-    page = report.page.read_text()
-    group = page.partition('id="strangers"')[2].partition("</section>")[0]
-    for name in ("40", "41", "42"):
-        assert f'data-name="{name}"' in group
-        assert page.count(f'data-name="{name}"') == 1  # and not in its class as well
-    assert "Unknown classes?" in page
 
 
 def test_names_and_labelled_samples_of_some_classes() -> None:
@@ -276,84 +263,6 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     classify(*files, tmp_path, settings(save=saved))
     with pytest.raises(ValueError, match="must have as many features as"):
         classify(tmp_path / "wide.npz", None, tmp_path, settings(model=saved))
-
-
-# --- corrected labels -----------------------------------------------------------------------------
-
-
-def test_corrected_labels_are_labelled_samples(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """They are removed from the samples to classify, and may have a new class."""
-    path = tmp_path / "corrected.csv"
-    path.write_text("name,label\r\n3,ginkgo\r\n4,ginkgo\r\n7,birch\r\n")
-    report = classify(*files, tmp_path / "out", settings(corrected=path))
-    assert "ginkgo" in report.answers.class_names
-    assert len(report.answers) == 37
-    assert not {"3", "4", "7"} & set(report.answers.names)
-    assert "3 corrected labels were added to the labelled samples" in report.notes
-    assert report.checked is not None
-    assert len(report.checked.labels) == 27
-
-
-@pytest.mark.parametrize(
-    ("text", "encoding"),
-    [
-        ("name;label\r\n3;Lärche\r\n7;Öl, Fett\r\n", "cp1252"),
-        ("name\tlabel\n3\tLärche\n7\tÖl, Fett\n", "utf-16"),
-        ('name,label\n3,Lärche\n7,"Öl, Fett"\n', "utf-8-sig"),
-    ],
-)
-def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encoding: str) -> None:
-    """Separator and encoding are detected, as for other tables."""
-    path = tmp_path / "corrected.csv"
-    path.write_bytes(text.encode(encoding))
-    assert read_corrections(path) == {"3": "Lärche", "7": "Öl, Fett"}
-
-
-def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "a", settings())
-    rows = table(report.table)[:5]
-    with (tmp_path / "edited.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    again = classify(*files, tmp_path / "b", settings(corrected=tmp_path / "edited.csv"))
-    assert len(again.answers) == 35
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name,lable\n3,elm\n", "then a column 'label', got .* with name, lable .did you mean"),
-        ("", "got .* with no column"),
-        ("name,label\n3,elm\n3,fir\n", "one label for each sample, got 'elm' and 'fir' for '3'"),
-        ("name,label\n3\n", "a label in every line, got none in line 2"),
-        ("name,label\n3,\n", "have a label, got none in"),
-        ("name,label\n99,elm\n", "names of samples of .*, got '99'"),
-    ],
-)
-def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "corrected.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^corrected must .*{message}"):
-        classify(*files, tmp_path, settings(corrected=path))
-    with pytest.raises(ValueError, match="which is not a file"):
-        read_corrections(tmp_path / "nothing.csv")
-    path.write_bytes(b"name,label\n3,\x81\n")  # a byte that no common encoding has
-    with pytest.raises(ValueError, match=r"^corrected must be a CSV file, got .*cannot be read"):
-        read_corrections(path)
-
-
-def test_corrections_of_named_classes(tmp_path: Path) -> None:
-    np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["a", "b", "c"])
-    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
-    path = tmp_path / "corrected.csv"
-    path.write_text("name,label\n0,b\n")
-    options = {"names": tmp_path / "text.npz", "corrected": path}
-    report = classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
-    assert len(report.answers) == 3
-    path.write_text("name,label\n0,bb\n")
-    with pytest.raises(ValueError, match=r"among the names of the classes, got 'bb'"):
-        classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
 
 
 # --- the command ----------------------------------------------------------------------------------

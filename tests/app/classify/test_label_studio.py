@@ -64,7 +64,7 @@ def test_tasks_of_texts(tmp_path: Path) -> None:
     assert [tag.tag for tag in view] == ["Text", "Choices"]
     assert view[0].attrib == {"name": "text", "value": "$text"}
     assert view[1].attrib == {"name": "label", "toName": "text", "choice": "single"}
-    assert [choice.attrib["value"] for choice in view[1]] == NAMES.tolist()
+    assert [choice.attrib["value"] for choice in view[1]] == [*NAMES, "unknown"]
 
 
 def test_tasks_of_images(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""What is known about the samples after classification: predictions, and corrected labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...prevalence import Prevalence, from_sums
+
+UNKNOWN = "unknown"  # what the user calls a sample of no class
+BINS = 10  # of the calibration error
+RATE = 0.05  # of samples of known classes that are shown as strangers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Predicted classes of N samples.
+
+    Parameters
+    ----------
+    class_names : tuple of str
+    names, texts : list of N str
+        Names of the samples, and the texts shown to the user.
+    labels, second : Tensor [N] int64
+        The most and the second most probable class.
+    probability, second_probability : Tensor [N]
+    doubt : Tensor [N]
+        In [0, 1], see `paddle_ext.Solution.doubt`.
+    present : Tensor [K] bool
+        Classes present in any batch by the rule of `paddle_ext.Solution.present`; a class that is
+        not may still have a sample or two.
+    truth : list of N str or None
+        Names of the true classes, if known.
+    novelty : Tensor [N] or None
+        In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has fewer than two
+        labelled samples, which say nothing about its spread. None if no class has two.
+    nodes : list of N str or None
+        The most specific node that is probable enough, see `paddle_ext.presence.roll_up`; empty if
+        none is. None without a hierarchy.
+    node_probability : Tensor [N] or None
+    prevalence : Prevalence or None
+        The share of each class in all samples, with 90 % intervals.
+    alike : list of list of int
+        Groups of strangers that resemble one another, the largest first.
+    corrected : dict of int to str
+        Labels by the user, which may be ``unknown``. The predictions of these samples are by the
+        labelled samples without any of them.
+    """
+
+    class_names: tuple[str, ...]
+    names: list[str]
+    texts: list[str]
+    labels: Tensor
+    second: Tensor
+    probability: Tensor
+    second_probability: Tensor
+    doubt: Tensor
+    present: Tensor
+    truth: list[str] | None = None
+    novelty: Tensor | None = None
+    nodes: list[str] | None = None
+    node_probability: Tensor | None = None
+    prevalence: Prevalence | None = None
+    alike: list[list[int]] = field(default_factory=list)
+    corrected: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def label(self, row: int) -> str:
+        """The label by the user, or else the predicted one."""
+        return self.corrected.get(row) or self.class_names[int(self.labels[row])]
+
+    def final(self) -> Tensor:
+        """Indices of these labels, [N]; -1: unknown."""
+        final = self.labels.clone()
+        place = {name: k for k, name in enumerate(self.class_names)}
+        for row, label in self.corrected.items():
+            final[row] = -1 if label == UNKNOWN else place[label]
+        return final
+
+    def predicted(self) -> Tensor:
+        """Samples without a label by the user, [N] bool."""
+        own = torch.ones(len(self), dtype=torch.bool)
+        own[torch.tensor(list(self.corrected), dtype=torch.int64)] = False
+        return own
+
+    def counts(self) -> Tensor:
+        """Samples of each class, corrected ones included, unknown ones not, [K]."""
+        final = self.final()
+        return torch.bincount(final[final >= 0], minlength=len(self.class_names))
+
+    def accuracy(self) -> tuple[float, int, int] | None:
+        """Share of correct predictions; numbers of samples with a true and with a foreign class.
+
+        Corrected samples do not count.
+        """
+        if self.truth is None:
+            return None
+        known = [
+            name for name, own in zip(self.truth, self.predicted(), strict=True) if name and own
+        ]
+        classes = set(self.class_names)
+        foreign = len(known) - sum(name in classes for name in known)
+        right = int(self.right()[self.predicted()].sum())
+        return right / max(1, len(known)), len(known), foreign
+
+    def strangers(self) -> Tensor:
+        """Samples that may be of an unknown class, strangest first, [n] int64."""
+        if self.novelty is None:
+            return torch.empty(0, dtype=torch.int64)
+        order = torch.argsort(self.novelty.nan_to_num(-1.0), descending=True, stable=True)
+        return order[(self.novelty[order] > 1 - RATE) & self.predicted()[order]]
+
+    def unjudged(self) -> Tensor:
+        """Samples that cannot be compared with the labelled ones of their class, [n] int64."""
+        if self.novelty is None:
+            return self.predicted().nonzero().view(-1)
+        return (self.novelty.isnan() & self.predicted()).nonzero().view(-1)
+
+    def right(self) -> Tensor:
+        """Whether each prediction is correct, [N]; not if the true class is unknown."""
+        pairs = zip(self.labels.tolist(), self.truth or [], strict=True)
+        return torch.tensor([self.class_names[label] == name for label, name in pairs])
+
+    def calibration_error(self) -> float | None:
+        """Mean gap between probability and share of correct labels, over ten bins."""
+        if self.truth is None:
+            return None
+        known = torch.tensor([bool(name) for name in self.truth]) & self.predicted()
+        if not known.any():
+            return None
+        right = self.right()[known]
+        probability = self.probability[known].double()
+        place = (probability * BINS).long().clamp(max=BINS - 1)
+        gap = torch.zeros(BINS, dtype=torch.float64)
+        gap.index_add_(0, place, probability - right.double())
+        return float(gap.abs().sum()) / len(place)
+
+
+def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
+    """How many of the labels name each class, [K] float64."""
+    place = {name: k for k, name in enumerate(class_names)}
+    known = [place[label] for label in labels if label != UNKNOWN]
+    counts = torch.bincount(torch.tensor(known, dtype=torch.int64), minlength=len(place))
+    return counts.double()
+
+
+def with_corrected(
+    rest: Answers | None,
+    corrected: Answers,
+    places: Sequence[int],
+    labels: Sequence[str],
+    class_names: tuple[str, ...],
+) -> Answers:
+    """All samples in their order: those that were classified, and those with a corrected label.
+
+    Parameters
+    ----------
+    rest : Answers or None
+        The samples without a corrected label; None if there are none.
+    corrected : Answers
+        Predictions of the others.
+    places, labels : list
+        Where the corrected samples are among all, and their labels.
+    class_names : tuple of str
+        All classes, of which those of `corrected` may be a part.
+    """
+    N = len(places) + (0 if rest is None else len(rest))
+    own = torch.tensor(places, dtype=torch.int64)
+    other = torch.ones(N, dtype=torch.bool)
+    other[own] = False
+    order = torch.cat([own, other.nonzero().view(-1)]).argsort()
+    mine = torch.tensor([class_names.index(name) for name in corrected.class_names])
+    numbers = replace_classes(corrected, mine)
+
+    def tensors(name: str) -> Tensor:
+        first = numbers.get(name, getattr(corrected, name))
+        parts = [first] if rest is None else [first, getattr(rest, name)]
+        return torch.cat(parts)[order]
+
+    def lists(name: str, default: str | None = None) -> list[str]:
+        first = getattr(corrected, name) if default is None else [default] * len(places)
+        both = [*first, *([] if rest is None else getattr(rest, name))]
+        return [both[row] for row in order.tolist()]
+
+    def optional(name: str) -> Tensor | None:
+        parts = [getattr(one, name) for one in (corrected, rest) if one is not None]
+        if all(part is None for part in parts):
+            return None
+        sizes = [len(places), N - len(places)]
+        filled = [
+            torch.full((size,), math.nan) if part is None else part
+            for part, size in zip(parts, sizes, strict=False)
+        ]
+        return torch.cat(filled)[order]
+
+    counts = label_counts(labels, class_names)
+    position = other.nonzero().view(-1).tolist()
+    nodes = rest is not None and rest.nodes is not None
+    return Answers(
+        class_names,
+        lists("names"),
+        lists("texts"),
+        tensors("labels"),
+        tensors("second"),
+        tensors("probability"),
+        tensors("second_probability"),
+        tensors("doubt"),
+        counts > 0 if rest is None else rest.present,
+        None if corrected.truth is None else lists("truth"),
+        optional("novelty"),
+        lists("nodes", "") if nodes else None,
+        optional("node_probability") if nodes else None,
+        from_sums(torch.stack([counts, counts, torch.zeros_like(counts)]))
+        if rest is None
+        else rest.prevalence,
+        [] if rest is None else [[position[row] for row in group] for group in rest.alike],
+        dict(zip(places, labels, strict=True)),
+    )
+
+
+def replace_classes(answers: Answers, places: Tensor) -> dict[str, Tensor]:
+    """The labels, as indices into a longer list of classes."""
+    return {"labels": places[answers.labels], "second": places[answers.second]}

@@ -1,0 +1,58 @@
+"""All that a run found out, for the tables, the page and the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .answers import Answers
+from .correcting import Corrected
+from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
+from .review import ToCheck, about_strangers, to_check
+from .samples import Source
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Predictions, corrections, and what the labelled samples say about both."""
+
+    answers: Answers
+    corrected: Corrected
+    checked: LabelledCheck | None
+    accuracy: ExpectedAccuracy | None
+
+    @property
+    def source(self) -> Source:
+        return self.corrected.source
+
+    def to_check(self) -> list[ToCheck]:
+        return to_check(self.answers)
+
+    def to_check_of_class(self) -> Tensor:
+        """How many samples of each class are to be checked, [K]."""
+        rows = torch.tensor([one.row for one in self.to_check()], dtype=torch.int64)
+        return torch.bincount(self.answers.labels[rows], minlength=len(self.answers.class_names))
+
+    def expected(self, k: int | None = None) -> Expected | None:
+        """The expected accuracy of a class, or of all predictions; None: it is not known."""
+        if self.accuracy is None:
+            return None
+        if k is not None:
+            return self.accuracy.of_class(k)
+        own = self.answers.labels[self.answers.predicted()]
+        return self.accuracy.of_batch(torch.bincount(own, minlength=len(self.accuracy.right)))
+
+    def suspects(self) -> list[int]:
+        """Labelled samples whose label looks wrong, unless the user has said what they are."""
+        if self.checked is None:
+            return []
+        keys, kept = self.corrected.keys, self.corrected.kept
+        return [row for row in self.checked.suspects() if keys[row] not in kept]
+
+    def about_strangers(self) -> str:
+        """For which samples nothing can be said about unknown classes."""
+        known = self.source.labelled
+        shots = torch.bincount(known.labels, minlength=len(known.class_names))
+        return about_strangers(self.answers, shots)

@@ -1,0 +1,177 @@
+"""The sections of the page: what to check, corrected samples, suspicious labels, and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from ...research.printable import plural
+from .outcome import Outcome
+from .page_overview import interval_of
+from .page_samples import Images, labelled_sample, percent, sample
+from .review import ToCheck, by_chance
+
+MOST_CORRECTED = 600
+LABELLED_AT_FIRST = {"pictures": 3, "texts": 2, "rows": 0}  # shown before a click
+
+
+class ClassSamples(NamedTuple):
+    """What the section of a class shows."""
+
+    rows: list[int]  # of its samples
+    labelled: list[int]  # labelled ones, as numbers in `Corrected.given`
+    total: int  # samples of the class
+    check: int  # samples that are in the list to check
+    corrected: int  # corrected samples
+
+
+def review_section(outcome: Outcome, check: Sequence[ToCheck], images: Images) -> str:
+    """All samples to check, those most likely wrong first; groups of strangers stay together."""
+    if not check:
+        silent = outcome.about_strangers()
+        return f'<p class="note">Strangers: {escape(silent)}.</p>' if silent else ""
+    answers, kind = outcome.answers, outcome.source.kind
+    group_of = {row: group for group in answers.alike for row in group}
+    shown = {one.row: one for one in check}
+    items, done = "", set[int]()
+    for one in check:
+        if one.row in done:
+            continue
+        group = [row for row in group_of.get(one.row, [one.row]) if row in shown]
+        tiles = "".join(sample(outcome, row, images, shown[row]) for row in group)
+        items += tiles if len(group) < 2 else group_item(tiles, len(group), kind)
+        done.update(group)
+    total = len(outcome.to_check())
+    return (
+        '<h2 id="to-check">Check these</h2><section class="class" id="review" '
+        f'data-name="to check"><h2>Most likely wrong first<small>{plural(total, "sample")}</small>'
+        f'</h2><p class="note">{review_note(outcome, total, len(check))}</p>'
+        f'<ul class="samples {kind}">{items}</ul></section>'
+    )
+
+
+def review_note(outcome: Outcome, total: int, shown: int) -> str:
+    answers, check = outcome.answers, outcome.to_check()
+    unknown = sum(one.unknown for one in check)
+    parts = []
+    if total > unknown:
+        parts.append(f"{total - unknown:,} doubtful: another class is as likely.")
+    if unknown:
+        parts.append(
+            f"{unknown:,} possibly of an unknown class: unlike the labelled samples of the class "
+            f"they would be in. About {max(1, round(by_chance(answers))):,} of all samples look so "
+            "by chance."
+        )
+    if total > shown:
+        parts.append(f"{total - shown:,} more are in answers.csv, column check.")
+    silent = outcome.about_strangers()
+    if silent:
+        parts.append(f"Note: {escape(silent)}.")
+    return " ".join(parts)
+
+
+def group_item(tiles: str, size: int, kind: str) -> str:
+    """Strangers that resemble one another, and a field to name their class."""
+    small = " small" if size < 4 else ""
+    return (
+        f'<li class="group{small}"><p><b>{size} that resemble one another.</b> A new class? '
+        '<span class="naming"><input list="classes" autocomplete="off" '
+        'aria-label="Class of this group" placeholder="Name of the class"> '
+        f'<button type="button">Label all {size}</button></span></p>'
+        f'<ul class="samples {kind}">{tiles}</ul></li>'
+    )
+
+
+def corrected_section(outcome: Outcome, rows: Sequence[int], images: Images) -> str:
+    """Samples with a corrected label, so that it can be corrected again."""
+    given = [one for one in outcome.corrected.given if one.label != one.given]
+    total = len(outcome.answers.corrected) + len(given)
+    if not total:
+        return ""
+    tiles = "".join(sample(outcome, row, images) for row in rows)
+    tiles += "".join(
+        labelled_sample(outcome, one, images, f"labelled <b>{escape(one.given)}</b>")
+        for one in given[:MOST_CORRECTED]
+    )
+    return (
+        '<h2>Corrected</h2><section class="class" id="corrected" data-name="corrected">'
+        f"<h2>Labelled by you<small>{plural(total, 'sample')}</small></h2>"
+        '<p class="note">With what is predicted without any of these corrections.</p>'
+        f'<ul class="samples {outcome.source.kind}">{tiles}</ul></section>'
+    )
+
+
+def suspects_section(outcome: Outcome, rows: Sequence[int], images: Images) -> str:
+    """Labelled samples whose label looks wrong."""
+    checked = outcome.checked
+    if checked is None or not rows:
+        return ""
+    given = {one.row: one for one in outcome.corrected.given}
+    items = "".join(
+        labelled_sample(
+            outcome,
+            given[row],
+            images,
+            f"labelled <b>{escape(checked.label(row))}</b>, probably "
+            f"<b>{escape(checked.suggested(row))}</b>",
+            " suspect",
+        )
+        for row in rows
+    )
+    total = len(outcome.suspects())
+    return (
+        "<h2>Labelled samples that look wrong</h2>"
+        f'<section class="class" id="suspects" data-name="labelled samples that look wrong">'
+        f"<h2>{plural(total, 'label')} to check</h2>"
+        f'<p class="note">Compared with the other labelled samples; all are in labelled.csv.</p>'
+        f'<ul class="samples {outcome.source.kind}">{items}</ul></section>'
+    )
+
+
+def class_section(outcome: Outcome, k: int, number: int, own: ClassSamples, images: Images) -> str:
+    """One class: its labelled samples, then the others, and where the rest are."""
+    name = escape(outcome.answers.class_names[k])
+    samples = "".join(sample(outcome, row, images) for row in own.rows)
+    expected = outcome.expected(k)
+    accuracy = ""
+    if expected is not None:
+        accuracy = (
+            f"<small>expected accuracy {percent(expected.share)} ({interval_of(expected)}, from "
+            f"{expected.samples:,} labelled)</small>"
+        )
+    where = elsewhere(own)
+    note = f'<p class="note">{where}</p>' if where else ""
+    return (
+        f'<section class="class" id="class-{number}" data-name="{name}"><h2>{name}'
+        f"<small>{plural(own.total, 'sample')}</small>{accuracy}</h2>"
+        f"{note}{labelled_list(outcome, own.labelled, images)}"
+        f'<ul class="samples {outcome.source.kind}">{samples}</ul></section>'
+    )
+
+
+def elsewhere(own: ClassSamples) -> str:
+    """Where the samples of a class are that its section does not show; empty if it shows all."""
+    more = own.total - len(own.rows) - own.check - own.corrected
+    parts = [
+        f'{own.check:,} in <a href="#to-check">the list to check</a>' if own.check else "",
+        f'{own.corrected:,} among <a href="#corrected">the corrected</a>' if own.corrected else "",
+        f"{more:,} more in answers.csv" if more else "",
+    ]
+    listed = "; ".join(part for part in parts if part)
+    return f"{len(own.rows):,} here; {listed}." if listed else ""
+
+
+def labelled_list(outcome: Outcome, numbers: Sequence[int], images: Images) -> str:
+    """Labelled samples, which can be corrected as well; a button shows those after the first."""
+    if not numbers:
+        return ""
+    given, first = outcome.corrected.given, LABELLED_AT_FIRST[outcome.source.kind]
+    items = "".join(labelled_sample(outcome, given[number], images) for number in numbers)
+    button = ""
+    if len(numbers) > first:
+        button = f'<button type="button" class="all">all {len(numbers):,}</button>'
+    return (
+        f'<div class="known"><span>labelled:</span>'
+        f'<ul class="samples few few-{first}">{items}</ul>{button}</div>'
+    )

@@ -1,0 +1,279 @@
+"""The page where labels are corrected, in a browser: the loop, keyboards, phones, many samples."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from classify_data import STRANGE, pattern, strange_files
+from pages import probed, shown_by, with_probe
+
+from paddle_ext.app.classify import Answers, Labelled, Settings, classify
+from paddle_ext.app.classify import page as module
+from paddle_ext.app.classify.correcting import DataNames, corrected_source
+from paddle_ext.app.classify.corrections import read_corrections
+from paddle_ext.app.classify.outcome import Outcome
+from paddle_ext.app.classify.page import page
+from paddle_ext.app.classify.pictures import thumbnail
+from paddle_ext.app.classify.samples import Source
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(device="cpu", cache=None, **options)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return strange_files(tmp_path)
+
+
+FILE = """
+const exportedFile = async () => {
+  let saved = null;
+  URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
+  HTMLAnchorElement.prototype.click = function () {};
+  at("export").click();
+  return saved.text();
+};
+"""
+
+
+def test_the_loop_in_a_browser(files: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
+    """An export has old corrections and new ones; each run shows them, to be changed again."""
+    out = tmp_path / "out"
+    classify(*files, out, settings())
+    script = (
+        FILE
+        + """
+    const group = document.querySelector(".group");
+    group.querySelector("input").value = "yew";
+    group.querySelector("button").click();
+    report.asked = at("ask-text").textContent;
+    at("ask-new").click();
+    report.marked = group.querySelectorAll(".sample.corrected").length;
+    const suspect = document.querySelector("#suspects .sample");
+    suspect.click();
+    report.said = at("look-said").textContent;
+    at("look-class").value = "birch";
+    at("look-save").click();
+    at("look-close").click();
+    document.querySelector("section.class .known .all").click();
+    const labelled = document.querySelector(".known .sample");
+    report.labelled = labelled.dataset.name;
+    labelled.click();
+    at("look-unknown").click();
+    report.file = await exportedFile();
+    """
+    )
+    first = probed(browser, out / "answers.html", script)
+    assert first["asked"] == "New class 'yew'?"
+    assert first["marked"] == 5
+    assert first["said"] == "labelled date palm, probably birch"
+    (out / "corrected.csv").write_bytes(first["file"].encode())  # into the folder of the page
+    report = classify(*files, out, settings())
+    labels = {report.answers.names[row]: label for row, label in report.answers.corrected.items()}
+    assert labels == {str(row): "yew" for row in STRANGE}
+    changed = [one for one in report.outcome.corrected.given if one.label != one.given]
+    labels = {one.name: one.label for one in changed}
+    assert labels == {"5": "birch", first["labelled"]: "unknown"}
+    script = (
+        FILE
+        + """
+    const tiles = [...document.querySelectorAll("#corrected .sample")];
+    report.shown = tiles.map((tile) => tile.querySelector(".mine").textContent);
+    report.button = at("export").textContent;
+    tiles[0].click();
+    report.before = at("look-class").value;
+    at("look-class").value = "yaw";
+    at("look-save").click();
+    report.asked = at("ask-text").textContent;
+    at("ask-near").click();
+    tiles[1].click();
+    at("look-undo").click();
+    at("look-close").click();
+    const other = document.querySelector("[id^=class-] > .samples > .sample");
+    report.name = other.dataset.name;
+    other.click();
+    at("look-unknown").click();
+    report.after = at("export").textContent;
+    report.file = await exportedFile();
+    """
+    )
+    second = probed(browser, report.page, script)
+    assert second["shown"][:5] == ["changed to yew"] * 5
+    count = 5 + len(changed)
+    assert second["button"] == f"Export {count} corrected labels"
+    assert second["before"] == "yew"
+    assert second["asked"] == "New class 'yaw', or did you mean 'yew'?"
+    assert second["after"] == f"Export {count} corrected labels (2 changed)"
+    (tmp_path / "more.csv").write_bytes(second["file"].encode())
+    found = {key.name: label for key, label in read_corrections(tmp_path / "more.csv").items()}
+    assert found["40"] == "yew"
+    assert found["41"] == ""
+    assert found[second["name"]] == "unknown"
+    classify(*files, out, settings(corrected=[tmp_path / "more.csv"]))
+    kept = {key.name for key in read_corrections(out / "corrected.csv")}
+    assert "41" not in kept
+    assert {"40", "42", second["name"]} <= kept
+
+
+def test_the_question_about_a_new_class(
+    files: tuple[Path, Path], tmp_path: Path, browser: str
+) -> None:
+    report = classify(*files, tmp_path / "out", settings())
+    script = """
+    const first = document.querySelector("#review .sample");
+    const say = (label) => {
+      first.click();
+      at("look-class").value = label;
+      at("look-save").click();
+      return at("ask").open ? at("ask-text").textContent : "";
+    };
+    report.near = say("birhc");
+    at("ask-back").click();
+    report.none = first.classList.contains("corrected");
+    report.far = say("Zanthoxylum");
+    at("ask-new").click();
+    report.again = say("Zanthoxylum");
+    report.known = say("birch");
+    """
+    shown = probed(browser, report.page, script)
+    assert shown["near"] == "New class 'birhc', or did you mean 'birch'?"
+    assert shown["none"] is False
+    assert shown["far"] == "New class 'Zanthoxylum'?"
+    assert shown["again"] == shown["known"] == ""
+
+
+def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
+    np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["oak", "elm", "fir"])
+    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
+    names = settings(names=tmp_path / "text.npz")
+    report = classify(tmp_path / "new.npz", None, tmp_path / "out", names)
+    script = """
+    document.querySelector(".sample").click();
+    at("look-class").value = "oka";
+    at("look-save").click();
+    report.asked = at("ask-text").textContent;
+    report.offered = !at("ask-new").hidden;
+    """
+    shown = probed(browser, report.page, script)
+    assert shown["asked"] == "'oka' is not among the names of the classes: did you mean 'oak'?"
+    assert shown["offered"] is False
+
+
+def test_by_keyboard_alone(files: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
+    """All that a click does can be done with Enter and Tab, and the focus comes back."""
+    report = classify(*files, tmp_path / "out", settings())
+    script = """
+    const first = document.querySelector("#review .sample");
+    first.focus();
+    type("Enter");
+    report.open = at("look").open;
+    report.field = document.activeElement.id;
+    document.activeElement.value = "fir";
+    type("Enter");
+    report.marked = first.classList.contains("corrected");
+    at("look-close").focus();
+    document.activeElement.click();  // what Enter does on a button
+    report.back = document.activeElement.classList.contains("sample");
+    const focusable = [...document.querySelectorAll(".sample, button, input, a, summary")];
+    report.all = focusable.every((one) => one.tabIndex === 0);
+    report.clickable = [...document.querySelectorAll("img")].every(
+      (one) => one.closest(".sample, dialog"));
+    """
+    shown = probed(browser, report.page, script)
+    assert shown == {
+        "open": True,
+        "field": "look-class",
+        "marked": True,
+        "back": True,
+        "all": True,
+        "clickable": True,
+    }
+
+
+WIDTH = """<style>section.class { content-visibility: visible !important; }</style><script>
+window.addEventListener("load", () => { document.querySelectorAll(".all").forEach((b) => b.click());
+parent.postMessage({width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*");
+});</script></body>"""
+FRAME = """<!doctype html><body style="margin:0"><script>
+addEventListener("message", (e) => {{ document.body.dataset.shown = JSON.stringify(e.data); }});
+</script><iframe src="inside.html" style="width:{0}px;height:800px;border:0"></iframe></body>"""
+
+
+def test_all_sections_on_phones_and_desktops(
+    files: tuple[Path, Path], tmp_path: Path, browser: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f"name,label\n40,{'a_long_name_' * 9}\n3,unknown\n")
+    report = classify(*files, tmp_path, settings(corrected=tmp_path / "a.csv"))
+    text = report.page.read_text()
+    assert all(f'id="{name}"' in text for name in ("review", "corrected", "suspects"))
+    (tmp_path / "inside.html").write_text(with_probe(text, WIDTH), encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    for width in (390, 1440):
+        frame.write_text(FRAME.format(width), encoding="utf-8")
+        assert shown_by(browser, frame, 1500) == {"width": width, "inner": width}
+
+
+@pytest.mark.parametrize("kind", ["pictures", "texts"])
+def test_five_thousand_samples(
+    tmp_path: Path, browser: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page loads, filters and opens a sample in less than three seconds."""
+    drawn = []
+    for number in range(30):
+        pattern(number % 3, number, (200, 150)).save(tmp_path / f"{number}.png")
+        drawn.append(thumbnail(str(tmp_path / f"{number}.png"), 160))
+    again = itertools.cycle(drawn)
+    monkeypatch.setattr(module, "thumbnails", lambda paths, _: [next(again) for _ in paths])
+    path = large_page(tmp_path, kind)
+    script = """
+    report.load = performance.now();
+    at("search").value = "kind 7";
+    show();
+    document.querySelector("#review .sample:not([hidden])").click();
+    at("look-save").click();
+    document.body.getBoundingClientRect();
+    report.all = performance.now();
+    report.samples = document.querySelectorAll(".sample").length;
+    document.querySelector("main").remove();  // printing all of it takes long
+    """
+    shown = probed(browser, path, script, real_time=True)
+    assert shown["samples"] > 1000
+    assert 0 < shown["load"] <= shown["all"] < 3000
+
+
+def large_page(folder: Path, kind: str, N: int = 5000, K: int = 50) -> Path:
+    """A page of N samples of K classes, a tenth of them to check, 20 labelled of each."""
+    random = torch.Generator().manual_seed(0)
+    classes = tuple(f"kind {k}" for k in range(K))
+    doubt = torch.rand(N, generator=random) * 0.555
+    novelty = torch.rand(N, generator=random).double()
+    labels = torch.arange(N) % K
+    texts = [f"What about number {row}, which has a question? " * 3 for row in range(N)]
+    answers = Answers(
+        classes,
+        [f"sample {row}" for row in range(N)],
+        texts,
+        labels,
+        (labels + 1) % K,
+        1 - doubt,
+        0.9 * doubt,
+        doubt,
+        torch.ones(K, dtype=torch.bool),
+        None,
+        novelty,
+    )
+    known = torch.arange(20 * K) % K
+    examples = tuple(texts[: 20 * K])
+    labelled = Labelled(torch.randn(20 * K, 4, generator=random), known, classes, examples)
+    corrected = corrected_source(
+        Source(labelled, [], "new", kind), [], DataNames("labelled", "new")
+    )
+    path = folder / "answers.html"
+    path.write_text(page(Outcome(answers, corrected, None, None), "Many", 1.0), encoding="utf-8")
+    return path

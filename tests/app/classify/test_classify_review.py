@@ -1,0 +1,292 @@
+"""The review as a loop: corrections that accumulate, and tables that have every sample."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from classify_data import NAMES, embeddings, picture_folders
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify import Settings, classify
+from paddle_ext.app.classify.corrections import Key, read_corrections
+from paddle_ext.app.cli.app import app
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(device="cpu", cache=None, **options)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    support, labels, query, truth = embeddings()
+    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
+    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
+    return tmp_path / "known.npz", tmp_path / "new.npz"
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(*arguments: object) -> str:
+    """The output of the command, on one line."""
+    done = CliRunner().invoke(app, ["classify", *map(str, arguments), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def failed(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["classify", *map(str, arguments), "--device", "cpu"])
+    assert done.exit_code == 1, done.output
+    return " ".join(done.output.split())
+
+
+# --- corrections accumulate -----------------------------------------------------------------------
+
+
+def test_corrections_stay(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two files are merged, later ones win, and the next run knows all of them by itself."""
+    first, second, out = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "out"
+    first.write_text("name,label\n3,ginkgo\n4,ginkgo\n7,birch\n")
+    second.write_text("name,label\n4,fir\n9,unknown\n")
+    told = run(*files, "--output", out, "--corrected", first, "--corrected", second)
+    assert "corrected labels: 4 (1 as unknown): 3 from" in told
+    assert "1 of them in place of earlier ones" in told
+    assert "new class 'ginkgo', 1 corrected sample" in told
+    again = run(*files, "--output", out)
+    assert "corrected labels: 4 (1 as unknown): 4 from" in again
+    rows = {row["row"]: row for row in table(out / "answers.csv")}
+    assert list(rows) == [str(row) for row in range(40)]
+    labels = {name: row["label"] for name, row in rows.items() if row["source"] == "corrected"}
+    assert labels == {"3": "ginkgo", "4": "fir", "7": "birch", "9": "unknown"}
+    assert {row["source"] for row in rows.values()} == {"corrected", "predicted"}
+    third = tmp_path / "c.csv"
+    third.write_text("name,label,data\n3,,new.npz\n5,elm,new.npz\n")  # withdrawn, and a new one
+    run(*files, "--output", out, "--corrected", third)
+    kept = read_corrections(out / "corrected.csv")
+    assert {key.name: label for key, label in kept.items()} == {
+        "4": "fir",
+        "5": "elm",
+        "7": "birch",
+        "9": "unknown",
+    }
+
+
+def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """By the given labels alone: no correction predicts itself."""
+    before = {
+        row["row"]: row["label"] for row in table(classify(*files, tmp_path, settings()).table)
+    }
+    path = tmp_path / "a.csv"
+    lines = [f"{row},ginkgo" for row in range(6)]
+    path.write_text("\n".join(["name,label", *lines]))
+    report = classify(*files, tmp_path / "out", settings(corrected=path))
+    rows = table(report.table)[:6]
+    assert [row["label"] for row in rows] == ["ginkgo"] * 6
+    assert [row["prediction"] for row in rows] == [before[str(row)] for row in range(6)]
+    assert "ginkgo" in report.answers.class_names
+
+
+def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("name,label\n3,Unknown\n4,unknown\n")
+    report = classify(*files, tmp_path / "out", settings(corrected=path))
+    assert report.answers.class_names == tuple(NAMES)
+    assert int(report.answers.counts().sum()) == 38
+    assert len(report.outcome.source.labelled.labels) == 24
+    rows = table(report.table)
+    assert [rows[3]["label"], rows[4]["label"]] == ["unknown", "unknown"]
+    shares = table(tmp_path / "out" / "classes.csv")
+    assert sum(int(row["samples"]) for row in shares) == 38
+    told = run(*files, "--output", tmp_path / "out")
+    assert "40 samples, 2 of 6 classes found, 2 labelled unknown" in told
+
+
+def test_every_sample_may_be_corrected(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("name,label\n" + "".join(f"{row},elm\n" for row in range(40)))
+    report = classify(*files, tmp_path / "out", settings(corrected=path))
+    assert {row["label"] for row in table(report.table)} == {"elm"}
+    assert report.answers.prevalence is not None
+    assert float(report.answers.prevalence.estimate[4]) == 1
+
+
+def test_labelled_samples_are_corrected(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A correction names a labelled sample by its data: it changes its label, or drops it."""
+    path = tmp_path / "a.csv"
+    path.write_text("name,label,data\n0,fir,known.npz\n1,unknown,known.npz\n0,elm,new.npz\n")
+    told = run(*files, "--output", tmp_path, "--corrected", path, "--final", tmp_path / "all.csv")
+    assert "corrected labels: 3 (2 of labelled samples, 1 as unknown)" in told
+    rows = table(tmp_path / "all.csv")
+    assert len(rows) == 24 + 40
+    known = [row for row in rows if row["data"] == "known.npz"]
+    assert [row["label"] for row in known[:3]] == ["fir", "unknown", "ash"]
+    assert [row["source"] for row in known[:3]] == ["corrected", "corrected", "given"]
+    new = [row for row in rows if row["data"] == "new.npz"]
+    assert (new[0]["label"], new[0]["source"], new[1]["source"]) == (
+        "elm",
+        "corrected",
+        "predicted",
+    )
+    labelled = table(tmp_path / "labelled.csv")
+    assert len(labelled) == 24 - 1 + 1
+    assert sum(row["label"] == "ash" for row in labelled) == 2
+
+
+def test_all_rows_of_one_table(tmp_path: Path) -> None:
+    """The final table has the rows of the table, in its order, and says where a label is from."""
+    support, labels, query, _ = embeddings(features=3)
+    lines = [
+        ",".join(map(str, row)) + f",{NAMES[k]}" for row, k in zip(support, labels, strict=True)
+    ]
+    lines += [",".join(map(str, row)) + "," for row in query]
+    mixed = [lines[row] for row in np.random.default_rng(0).permutation(len(lines))]
+    names = [f"r{row:02}" for row in range(len(mixed))]
+    source = tmp_path / "table.csv"
+    rows = [f"{line},{name}" for line, name in zip(mixed, names, strict=True)]
+    source.write_text("\n".join(["u,v,w,label,who", *rows, ""]))
+    given = {name for name, line in zip(names, mixed, strict=True) if not line.endswith(",")}
+    one, other = min(given), min(set(names) - given)
+    (tmp_path / "a.csv").write_text(f"who,label\n{one},yew\n{other},fir\n")
+    out, final = tmp_path / "out", tmp_path / "final" / "all.csv"
+    options = ("--id", "who", "--corrected", tmp_path / "a.csv", "--final", final, "--output", out)
+    run(source, *options)
+    found = table(final)
+    assert [row["who"] for row in found] == names
+    labels_of = {row["who"]: (row["label"], row["source"]) for row in found}
+    assert labels_of[one] == ("yew", "corrected")
+    assert labels_of[other] == ("fir", "corrected")
+    for row in found:
+        if row["who"] not in (one, other):
+            assert row["source"] == ("given" if row["who"] in given else "predicted")
+    numbered = tmp_path / "numbers.csv"
+    run(source, "--embedding", "u,v,w", "--final", numbered, "--output", tmp_path / "other")
+    assert [row["row"] for row in table(numbered)] == [str(row) for row in range(len(names))]
+    assert "--final must not be an input file" in failed(source, "--final", source)
+
+
+def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Corrections of other data are kept, and not used; a foreign file is left alone."""
+    out = tmp_path / "out"
+    (tmp_path / "a.csv").write_text("name,label\n3,ginkgo\n")
+    run(*files, "--output", out, "--corrected", tmp_path / "a.csv")
+    other = files[1].rename(tmp_path / "july.npz")
+    told = run(files[0], other, "--output", out)
+    assert "corrected labels: 0: 0 from" in told
+    assert "(1 others are of samples that are not in these data)" in told
+    assert {row["source"] for row in table(out / "answers.csv")} == {"predicted"}
+    (tmp_path / "b.csv").write_text("name,label\n5,elm\n")
+    run(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")
+    kept = read_corrections(out / "corrected.csv")
+    assert kept == {Key("3", "new.npz"): "ginkgo", Key("5", "july.npz"): "elm"}
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "corrected.csv").write_text("a,b,label\n1,2,x\n")
+    assert "corrected.csv was not read" in run(files[0], other, "--output", mine)
+    refused = failed(files[0], other, "--output", mine, "--corrected", tmp_path / "b.csv")
+    assert "--output must be a folder whose corrected.csv has the columns" in refused
+    assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
+
+
+# --- files of corrections -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("name;label\r\n3;Lärche\r\n7;Öl, Fett\r\n", "cp1252"),
+        ("name\tlabel\n3\tLärche\n7\tÖl, Fett\n", "utf-16"),
+        ('name,label\n3,Lärche\n7,"Öl, Fett"\n', "utf-8-sig"),
+    ],
+)
+def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encoding: str) -> None:
+    """Separator and encoding are detected, as for other tables."""
+    path = tmp_path / "corrected.csv"
+    path.write_bytes(text.encode(encoding))
+    assert read_corrections(path) == {Key("3"): "Lärche", Key("7"): "Öl, Fett"}
+
+
+def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "a", settings())
+    rows = table(report.table)[:5]
+    with (tmp_path / "edited.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    again = classify(*files, tmp_path / "b", settings(corrected=[tmp_path / "edited.csv"]))
+    assert list(again.answers.corrected) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,lable\n3,elm\n", "then a column 'label', got .* with name, lable .did you mean"),
+        ("", "got .* with no column"),
+        ("name,label\n3,elm\n3,fir\n", "one label for each sample, got 'elm' and 'fir' for '3'"),
+        ("name,label\n3\n", "a label in every line, got none in line 2"),
+        ("name,label\n3,\n", "have a label, got none in"),
+        ("name,label\n99,elm\n", "names of samples of .*, got '99'"),
+    ],
+)
+def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "corrected.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^corrected must .*{message}"):
+        classify(*files, tmp_path, settings(corrected=path))
+    with pytest.raises(ValueError, match="which is not a file"):
+        read_corrections(tmp_path / "nothing.csv")
+    path.write_bytes(b"name,label\n3,\x81\n")  # a byte that no common encoding has
+    with pytest.raises(ValueError, match=r"^corrected must be a CSV file, got .*cannot be read"):
+        read_corrections(path)
+
+
+def test_corrections_of_named_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["a", "b", "c"])
+    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
+    path = tmp_path / "corrected.csv"
+    path.write_text("name,label\n0,b\n")
+    options = {"names": tmp_path / "text.npz", "corrected": path}
+    report = classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+    assert report.answers.corrected == {0: "b"}
+    assert len(report.answers) == 4
+    path.write_text("name,label\n0,bb\n")
+    with pytest.raises(ValueError, match=r"among the names of the classes, got 'bb'"):
+        classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+
+
+# --- photos ---------------------------------------------------------------------------------------
+
+
+def test_photos_are_sorted(tmp_path: Path) -> None:
+    """Copies in class folders; nothing is moved or overwritten."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    labelled, new = picture_folders(tmp_path)
+    (tmp_path / "a.csv").write_text(
+        "file,label\ndeep/chess/0.jpg,unknown\ndeep/chess/1.jpg,a/b\nstripes/0.png,unknown\n"
+    )
+    target, cache = tmp_path / "sorted", tmp_path / "cache"
+    common = ("--output", tmp_path / "out", "--sort-into", target, "--cache", cache)
+    told = run(labelled, new, *common, "--corrected", tmp_path / "a.csv")
+    assert "sorted" in told
+    copies = sorted(path.relative_to(target).as_posix() for path in target.rglob("*.jpg"))
+    assert len(copies) == 6
+    assert {"unknown/0.jpg", "a_b/1.jpg"} <= set(copies)
+    rows = {row["file"]: row for row in table(tmp_path / "out" / "answers.csv")}
+    for name, row in rows.items():
+        folder = row["label"].replace("/", "_")
+        if row["source"] == "predicted" and row["check"]:
+            folder = row["check"]
+        stem = Path(name).stem
+        same = [path for path in (target / folder).iterdir() if path.stem.startswith(stem)]
+        assert (new / name).read_bytes() in [path.read_bytes() for path in same]
+    assert "must be a new or empty folder" in failed(labelled, new, *common)
+    inside = failed(labelled, new, "--sort-into", new / "sorted")
+    assert "--sort-into must be outside" in inside
+    np.savez(tmp_path / "rows.npz", features=np.eye(3), labels=list("abc"))
+    rows_only = failed(tmp_path / "rows.npz", tmp_path / "rows.npz", "--sort-into", target)
+    assert "--sort-into must be omitted unless folders of images are given" in rows_only

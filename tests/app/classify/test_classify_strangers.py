@@ -1,0 +1,159 @@
+"""Samples to check in one list, samples of no class, and the expected accuracy."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, STRANGE, embeddings, strange_files
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify import Answers, Settings, classify
+from paddle_ext.app.classify.alike import merged
+from paddle_ext.app.classify.review import to_check
+from paddle_ext.app.cli.app import app
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(device="cpu", cache=None, **options)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return strange_files(tmp_path)
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["classify", *map(str, arguments), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+# --- one list -------------------------------------------------------------------------------------
+
+
+def test_one_list_to_check(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Strangers and doubtful samples are in one list with the reason; classes say so."""
+    out = tmp_path / "out"
+    told = run(*files, "--output", out)
+    rows = table(out / "answers.csv")
+    assert [row for row in STRANGE if rows[row]["check"] == "unknown"] == STRANGE
+    count = sum(bool(row["check"]) for row in rows)
+    unknown = sum(row["check"] == "unknown" for row in rows)
+    assert f"to check: {count} samples, see the page: {count - unknown} doubtful" in told
+    assert f"{unknown} possibly of an unknown class" in told
+    text = (out / "answers.html").read_text()
+    review = text.partition('id="review"')[2].partition("</section>")[0]
+    listed = re.findall(r'<li class="sample[^>]*data-name="(\d+)"', review)
+    assert len(listed) == count
+    assert set(map(str, STRANGE)) <= set(listed[:6])  # most likely wrong
+    for row in STRANGE:
+        assert text.count(f'data-name="{row}"') == 1  # and not in its class as well
+    label = rows[40]["label"]
+    assert f'<b class="what">{label}</b>' in review
+    assert f"unlike the labelled {label}" in review
+    assert f"<b>{count}</b><span>to check: " in text
+    strange = sum(row["label"] == label and bool(row["check"]) for row in rows)
+    total = sum(row["label"] == label for row in rows)
+    own = next(part for part in text.split("<section") if f'data-name="{label}"' in part)
+    assert f"{total} sample" in own
+    assert f"{total - strange} here; {strange} in " in own
+    assert f'title="{strange} of {total} to check"' in text
+
+
+def test_strangers_are_grouped(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*files, tmp_path / "out", settings())
+    assert STRANGE in report.answers.alike
+    group = report.page.read_text().partition('<li class="group')[2].partition("</ul></li>")[0]
+    assert "5 that resemble one another." in group
+    assert "Label all 5" in group
+    # Known by name, they are found again.
+    (tmp_path / "a.csv").write_text("name,label\n40,yew\n41,yew\n")
+    again = classify(*files, tmp_path / "out", settings(corrected=tmp_path / "a.csv"))
+    assert {again.answers.label(row) for row in STRANGE} == {"yew"}
+
+
+def test_groups_by_hand() -> None:
+    products = torch.eye(5)
+    for one, two, product in ((0, 3, 0.9), (1, 4, 0.8), (0, 2, 0.6), (2, 3, 0.5), (0, 1, 0.3)):
+        products[one, two] = products[two, one] = product
+    assert merged(products, 0.7) == [[0, 3], [1, 4]]
+    assert merged(products, 0.52) == [[0, 2, 3], [1, 4]]
+    assert merged(products, 0.95) == []
+    assert merged(torch.empty(0, 0), 0.5) == []
+
+
+def test_the_order_is_the_chance_of_an_error() -> None:
+    """A stranger among many ordinary samples may be chance; one far beyond them is not."""
+    N = 100
+    novelty = torch.linspace(0, 0.97, N).double()  # three of them over 0.95 by chance
+    novelty[7] = 0.9999
+    doubt = torch.full((N,), 0.01)
+    doubt[3], doubt[5] = 0.6, 0.995
+    labels, zeros = torch.zeros(N, dtype=torch.int64), torch.zeros(N)
+    names = [str(row) for row in range(N)]
+    present = torch.tensor([True, True])
+    answers = Answers(
+        ("a", "b"),
+        names,
+        names,
+        labels,
+        labels + 1,
+        1 - doubt,
+        zeros,
+        doubt,
+        present,
+        None,
+        novelty,
+    )
+    found = to_check(answers)
+    assert [one.row for one in found[:3]] == [5, 7, 3]
+    assert found[1].wrong == pytest.approx(0.99, abs=0.005)
+    assert {one.row for one in found[3:]} == {97, 98, 99}
+    assert all(one.wrong < 0.3 for one in found[3:])
+
+
+def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:
+    """No sample of such a class is called a stranger; the page and the terminal say so."""
+    support, labels, query, truth = embeddings()
+    rows = np.flatnonzero((labels != 4) | (np.arange(len(labels)) == 16))
+    np.savez(tmp_path / "known.npz", features=support[rows], labels=NAMES[labels[rows]])
+    np.savez(tmp_path / "new.npz", features=query)
+    told = run(tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path)
+    found = table(tmp_path / "answers.csv")
+    elms = [row for row in found if row["label"] == "elm"]
+    assert len(elms) == int((truth == 4).sum())
+    assert {row["novelty"] for row in elms} == {""}
+    assert not any(row["check"] == "unknown" for row in elms)
+    sentence = (
+        "elm has fewer than two labelled samples, so nothing can be said about whether the 20"
+    )
+    assert sentence in told
+    assert sentence in (tmp_path / "answers.html").read_text()
+
+
+def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
+    told = run(*files, "--output", tmp_path / "out")
+    assert re.search(r"expected accuracy: \d+ % \(\d+ to \d+\), from \d+ labelled samples", told)
+    classes = {row["class"]: row for row in table(tmp_path / "out" / "classes.csv")}
+    wrong = next(row for row in classes.values() if float(row["accuracy"]) < 1)
+    assert float(wrong["accuracy"]) == pytest.approx(4 / 5, abs=1e-4)
+    assert float(wrong["accuracy_low"]) < 0.8 < float(wrong["accuracy_high"])
+    text = (tmp_path / "out" / "answers.html").read_text()
+    assert "<span>expected accuracy, " in text
+    assert re.search(r"<small>expected accuracy 100 % \(\d+ to 100 %, from \d labelled\)", text)
+    one = tmp_path / "one.npz"
+    support, labels, _, _ = embeddings()
+    np.savez(one, features=support[::4], labels=NAMES[labels[::4]])
+    assert "expected accuracy" not in run(one, files[1], "--output", tmp_path / "b")
