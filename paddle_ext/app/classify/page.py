@@ -22,6 +22,7 @@ from .page_samples import Images
 from .page_sections import (
     MOST_CORRECTED,
     ClassSamples,
+    absent_classes,
     class_section,
     corrected_section,
     review_section,
@@ -35,7 +36,6 @@ MOST_SHOWN = {"pictures": 1500, "texts": 4000, "rows": 4000}  # over all classes
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
 MOST_TO_CHECK = {"pictures": 300, "texts": 600, "rows": 600}
 MOST_LABELLED = {"pictures": 600, "texts": 3000, "rows": 3000}  # over all classes
-FEWEST_LABELLED = 3  # of a class
 MOST_CLASSES = 500  # with a bar and a section
 SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of an image; most large ones
 MOST_OFFERED = 2000  # classes suggested for a correction
@@ -56,7 +56,7 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
     check = outcome.to_check()[: MOST_TO_CHECK[source.kind]]
     corrected = list(answers.corrected)[:MOST_CORRECTED]
     classes = samples_of_classes(answers, shown, source.kind, check)
-    labelled = labelled_of_classes(outcome, shown)
+    labelled = labelled_of_classes(outcome)
     suspects = outcome.suspects()[:MOST_OF_A_CLASS]
     images = images_of(outcome, check, corrected, classes, labelled, suspects)
     listed = Counter(answers.labels[[one.row for one in check]].tolist())
@@ -71,6 +71,8 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
         )
         for number, k in enumerate(shown)
     )
+    absent = {k: numbers for k, numbers in labelled.items() if not counts[k]}
+    sections += absent_classes(outcome, absent, images)
     overview = (
         bars(outcome, order, counts, MOST_CLASSES),
         review_section(outcome, check, images),
@@ -125,14 +127,17 @@ def samples_of_classes(
     return {k: rows[labels == k][:most].tolist() for k in order}
 
 
-def labelled_of_classes(outcome: Outcome, order: Sequence[int]) -> dict[int, list[int]]:
+def labelled_of_classes(outcome: Outcome) -> dict[int, list[int]]:
     """Some labelled samples of each class, as numbers in `Corrected.given`."""
-    most = max(FEWEST_LABELLED, MOST_LABELLED[outcome.source.kind] // max(1, len(order)))
-    rows: dict[str, list[int]] = {outcome.answers.class_names[k]: [] for k in order}
+    names, rows = outcome.answers.class_names, dict[str, list[int]]()
+    left = MOST_LABELLED[outcome.source.kind]
+    most = max(1, left // len(names))
     for number, one in enumerate(outcome.corrected.given):
-        if one.label == one.given and one.label in rows and len(rows[one.label]) < most:
-            rows[one.label].append(number)
-    return {k: rows[outcome.answers.class_names[k]] for k in order}
+        own = rows.setdefault(one.label, [])
+        if one.label == one.given and len(own) < most and left:
+            own.append(number)
+            left -= 1
+    return {k: rows.get(name, []) for k, name in enumerate(names)}
 
 
 def images_of(

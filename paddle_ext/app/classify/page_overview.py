@@ -13,7 +13,6 @@ from .page_samples import percent
 from .samples import Labelled
 
 MOST_UNREADABLE = 200
-MOST_ABSENT = 1000
 UNSURE_ATTRIBUTES = ' class="unsure" title="too few samples to be sure that this class is present"'
 
 
@@ -98,10 +97,12 @@ def bars(outcome: Outcome, order: Sequence[int], counts: Sequence[int], most: in
     legend = ""
     if any(check):
         legend = '<p class="note"><i class="key"></i> to check; the line is a 90 % interval</p>'
+    absent = len(answers.class_names) - len(order)
+    if absent:
+        legend += f'<p class="note"><a href="#absent">{absent:,} not found</a></p>'
     digits = len(f"{longest:,}")  # equal widths make bars comparable
     return (
-        f'<h2>Classes found</h2><ul class="bars" style="--digits:{digits}ch">{items}</ul>'
-        f"{legend}{absent_classes(answers, set(order))}"
+        f'<h2>Classes found</h2><ul class="bars" style="--digits:{digits}ch">{items}</ul>{legend}'
     )
 
 
@@ -114,16 +115,6 @@ def interval(shares: Prevalence | None, k: int, total: int, longest: int) -> str
         f'<b title="{low:,.0f} to {high:,.0f} samples, with 90 % confidence" '
         f'style="left:{100 * low / longest:.1f}%;width:{100 * (high - low) / longest:.1f}%"></b>'
     )
-
-
-def absent_classes(answers: Answers, found: set[int]) -> str:
-    absent = [name for k, name in enumerate(answers.class_names) if k not in found]
-    if not absent:
-        return ""
-    names = ", ".join(escape(name) for name in absent[:MOST_ABSENT])
-    others = len(absent) - MOST_ABSENT
-    more = f", and {others:,} others" if others > 0 else ""
-    return f"<details><summary>{len(absent):,} not found</summary><p>{names}{more}</p></details>"
 
 
 def unreadable_files(unreadable: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from .page_samples import Images, labelled_sample, percent, sample
 from .review import ToCheck, by_chance
 
 MOST_CORRECTED = 600
+MOST_ABSENT = 1000  # names of classes without a sample
 LABELLED_AT_FIRST = {"pictures": 3, "texts": 2, "rows": 0}  # shown before a click
 
 
@@ -174,4 +175,24 @@ def labelled_list(outcome: Outcome, numbers: Sequence[int], images: Images) -> s
     return (
         f'<div class="known"><span>labelled:</span>'
         f'<ul class="samples few few-{first}">{items}</ul>{button}</div>'
+    )
+
+
+def absent_classes(outcome: Outcome, labelled: dict[int, list[int]], images: Images) -> str:
+    """Classes without a sample, with their labelled samples."""
+    if not labelled:
+        return ""
+    items, rest = "", list[str]()
+    for k, numbers in labelled.items():
+        name = escape(outcome.answers.class_names[k])
+        if numbers and len(rest) < MOST_ABSENT:
+            items += f"<li>{name} {labelled_list(outcome, numbers, images)}</li>"
+        else:
+            rest.append(name)
+    more = f", and {len(rest) - MOST_ABSENT:,} others" if len(rest) > MOST_ABSENT else ""
+    names = f"<p>{', '.join(rest[:MOST_ABSENT])}{more}</p>" if rest else ""
+    return (
+        '<h2>Not found</h2><section class="class" id="absent" data-name="not found">'
+        f"<h2>Classes without a sample<small>{len(labelled):,}</small></h2>"
+        f'<ul class="absent">{items}</ul>{names}</section>'
     )

@@ -61,8 +61,9 @@ def test_the_loop_in_a_browser(files: tuple[Path, Path], tmp_path: Path, browser
     at("look-class").value = "birch";
     at("look-save").click();
     at("look-close").click();
-    document.querySelector("section.class .known .all").click();
-    const labelled = document.querySelector(".known .sample");
+    const absent = at("absent");
+    absent.querySelector(".all").click();
+    const labelled = absent.querySelector(".sample");
     report.labelled = labelled.dataset.name;
     labelled.click();
     at("look-unknown").click();

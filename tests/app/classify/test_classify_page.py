@@ -63,9 +63,13 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
     shown = shown_by(browser, path, 1200)
-    assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3]]
+    assert shown["titles"] == [
+        "Most likely wrong first",
+        *CLASSES[:3],
+        "Classes without a sample",
+    ]
     assert shown["counts"] == ["30", "30", "30"]
-    assert (shown["sections"], shown["samples"]) == (4, 93)  # and a labelled one of each class
+    assert (shown["sections"], shown["samples"]) == (5, 94)  # and a labelled one of each class
     assert shown["targets"] is True
     assert shown["loaded"] == 0
     assert shown["scripts"] == 3  # its own, its data, and the probe
@@ -267,7 +271,7 @@ def test_markup_is_escaped_and_complete() -> None:
     assert "<b onmouseover" not in text
     assert "&lt;b onmouseover" in text
     assert "What is in &lt;new&gt;" in text
-    assert text.count("<section") == text.count("</section>") == 4
+    assert text.count("<section") == text.count("</section>") == 5
     assert not re.search(r'(src|href)="(?!data:|#)', text)
 
 

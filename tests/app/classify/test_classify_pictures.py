@@ -70,7 +70,7 @@ def test_folders(tmp_path: Path) -> None:
     }
     assert report.answers.accuracy() == (1.0, 6, 0)
     page = report.page.read_text()
-    assert page.count("data:image/jpeg;base64,") == 6 + 2 * 3  # and three examples of each class
+    assert page.count("data:image/jpeg;base64,") == 6 + 3 * 4  # and all labelled ones
     assert report.unreadable == {}
 
 
