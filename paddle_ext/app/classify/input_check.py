@@ -278,7 +278,7 @@ def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     numbered: dict[str, dict[str, str]] = defaultdict(dict)  # names by their letters and digits
     shorter: dict[str, set[str]] = defaultdict(set)
     for name in names:
-        key = re.sub(r"[\s_-]+", "", name).casefold()
+        key = re.sub(r"[\s_]+|-(?!\d)", "", name).casefold()
         plain[key].append(name)
         numbered[re.sub(r"\d", "", key)].setdefault(re.sub(r"\D", "", key), name)
     for word in numbered:
