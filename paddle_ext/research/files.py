@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import functools
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,22 +15,69 @@ from pathlib import Path
 
 from ..ops.large.files import RefusedError
 
+PARTIAL = ".partial-"
+ABANDONED = re.compile(re.escape(PARTIAL) + r"\w{8}")
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of writing alone
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new file that replaces the old one once it is complete.
 
     It is written in a separate folder next to the old one, so no other thread, process or machine
-    can write to it, and it gets the permissions of any new file.
+    can write to it, and it gets the permissions of any new file. An error names the file.
     """
-    with tempfile.TemporaryDirectory(
-        prefix=".partial-", dir=path.parent, ignore_cleanup_errors=True
-    ) as folder:
-        new = Path(folder) / path.name
-        yield new
-        with new.open("rb") as file:
-            os.fsync(file.fileno())  # a power failure could leave an empty file
-        new.replace(path)
+    try:
+        remove_abandoned(path.parent)
+        with locked_folder(path.parent) as folder:
+            new = folder / path.name
+            yield new
+            with new.open("rb") as file:
+                os.fsync(file.fileno())  # a power failure could leave an empty file
+            new.replace(path)
+    except OSError as error:
+        unnamed = error.filename is None and error.errno in NOT_WRITTEN
+        if unnamed or PARTIAL in str(error.filename):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+@contextmanager
+def locked_folder(parent: Path) -> Iterator[Path]:
+    """A new folder, locked while it is in use, so that no other run takes it for abandoned."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=parent))
+        with suppress(FileNotFoundError):  # another run removed it before it was locked
+            descriptor = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                break
+            os.close(descriptor)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+@functools.cache
+def remove_abandoned(parent: Path) -> None:
+    """Remove what killed runs left in a folder: unlocked folders with one unfinished file.
+
+    It happens once in a process, because a cache may have many files.
+    """
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        if not ABANDONED.fullmatch(folder.name):
+            continue
+        with suppress(OSError):  # locked, so in use; or removed by another run
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if len(list(folder.iterdir())) <= 1:
+                    shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
 
 
 class UnmappableError(RefusedError):

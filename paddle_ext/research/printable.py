@@ -42,9 +42,23 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        ascii(sign)[1:-1]
-        if sign in DIRECTIONS or (unicodedata.category(sign) == "Cc" and sign not in "\n\t")
-        else sign
+        ascii(sign)[1:-1] if sign in DIRECTIONS or sign == "\r" else sign
+        for sign in without_controls(text)
+    )
+
+
+def without_controls(text: str) -> str:
+    r"""The text with control characters as their numbers, except line ends and tabs.
+
+    Examples
+    --------
+    >>> without_controls("red \x1b[31m\n")
+    'red \\x1b[31m\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        ascii(sign)[1:-1] if unicodedata.category(sign) == "Cc" and sign not in "\n\r\t" else sign
         for sign in encodable(text)
     )
 
@@ -58,8 +72,8 @@ def spreadsheet_cell(text: str) -> str:
     ["'=1+1", '-1.5', 'cat', "'@home"]
     """
     if not FORMULA_CELL.match(text) or is_number(text):
-        return encodable(text)
-    return "'" + encodable(text)
+        return without_controls(text)
+    return "'" + without_controls(text)
 
 
 def plain_cell(text: str) -> str:

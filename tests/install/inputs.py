@@ -5,6 +5,7 @@ Pillow and pyarrow where the page's extras bring them.
 """
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,8 @@ def photos() -> None:
             write(Path(f"photos/new/{tree[0]}{i}.png"), label)
             write(Path(f"photos/july/{tree[0]}{i}.png"), label)
     Path("corrected.csv").write_text("file,label\nb0.png,birch\n")
+    corrected = {"name": "b0.png", "label": "birch", "annotation_id": 1, "annotator": 1}
+    Path("project-7.json").write_text(json.dumps([corrected | {"lead_time": 1.5}]))
     for split, classes, samples in (("train", 4, 8), ("val", 8, 30), ("test", 20, 60)):
         lines = ["filename,label"]
         for label in range(classes):

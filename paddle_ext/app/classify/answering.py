@@ -23,7 +23,7 @@ from ...solution import Solution
 from ...task import Task
 from .alike import Strange
 from .answers import RATE, Answers
-from .samples import Batch, Labelled, check_finite, grouped_by_shape, rebatched
+from .samples import Batch, Labelled, check_finite, grouped_by_shape, matched_names, rebatched
 
 BATCH = 300
 BATCHES = 8  # per call
@@ -106,7 +106,7 @@ def answer(
         for part in group:
             names += part.names
             texts += part.texts
-            truth += part.truth or []
+            truth += matched_names(part.truth or [], labelled.class_names)
         found = [*solution.probabilities.topk(2), solution.doubt()]
         if familiar is not None:
             flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())

@@ -16,9 +16,16 @@ from ...ops.large.files import open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import numbered
 from .encoders import Encoder, check_widths, open_encoder
-from .samples import LOGIT_SCALE, Examples, Labelled, check_finite
+from .samples import (
+    LOGIT_SCALE,
+    Examples,
+    Labelled,
+    check_finite,
+    matched_names,
+    spoken_name,
+)
 from .settings import Settings
-from .text_embedding import CachedTexts, TextEmbedder
+from .text_embedding import CachedTexts
 from .text_encodings import decoded
 
 FOR_PICTURES = ("a photo of a {}.",)
@@ -45,7 +52,7 @@ class Names:
         >>> names.phrases(["a photo of a {}.", "a drawing of a {}."])
         [['a photo of a polar bear.', 'a drawing of a polar bear.'], ['a tabby']]
         """
-        spoken = (" ".join(name.replace("_", " ").split()) for name in self.class_names)
+        spoken = (spoken_name(name) for name in self.class_names)
         return [
             list(own) or [template.replace("{}", name) for template in templates]
             for name, own in zip(spoken, self.prompts, strict=True)
@@ -69,10 +76,11 @@ class NamedClasses:
         D = self.prototypes.shape[1]
         if examples is None or not examples.labels:
             labels = torch.empty(0, dtype=torch.int64)
-            examples = Examples(torch.empty(0, D), [], (), self.source)
+            examples = Examples(torch.empty(0, D), [], (), self.source, ())
         else:
-            check_labels(examples, self)
-            labels = numbered(examples.labels, self.class_names)
+            given = matched_names(examples.labels, self.class_names)
+            check_labels(examples._replace(labels=given), self)
+            labels = numbered(given, self.class_names)
             if examples.features.shape[1] != D:
                 raise ValueError(
                     f"{examples.source} must have as many features as the names of {self.source}, "
@@ -271,7 +279,7 @@ def names_of_pictures(
 
 def names_of_rows(
     given: Given,
-    embedder: TextEmbedder | None,
+    embedder: TextEncoder | None,
     files: Sequence[Path],
     settings: Settings,
     device: torch.device,

@@ -16,6 +16,7 @@ ID_NAMES = re.compile(
 ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
 GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
 COUNTED = 5  # rows needed to recognise a column that counts up
+WORDS = 3  # of a text, on average
 WIDE = 100.0  # ratio to the spread of other columns from which one dominates
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+([eE][+-]?\d+)?\s*")
 
@@ -81,6 +82,19 @@ def is_numeric(cells: Sequence[object]) -> bool:
     return bool(there) and all(as_number(cell) is not None for cell in there)
 
 
+def looks_like_text(cells: Sequence[object]) -> bool:
+    """Whether cells are sentences: three words on average, and mostly different.
+
+    Examples
+    --------
+    >>> looks_like_text(["my card was stolen", "where is it?"]), looks_like_text(["red", "blue"])
+    (True, False)
+    """
+    there = [cell for cell in cells if isinstance(cell, str) and not is_gap(cell)]
+    words = sum(len(cell.split()) for cell in there)
+    return bool(there) and words >= WORDS * len(there) and 2 * len(set(there)) > len(there)
+
+
 def why_an_id(name: str, values: npt.NDArray[np.float64]) -> str:
     """Why a numeric column is an identifier of rows; empty if it is not."""
     if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
@@ -91,6 +105,19 @@ def why_an_id(name: str, values: npt.NDArray[np.float64]) -> str:
     if len(values) >= COUNTED and (steps == steps[0]).all() and abs(steps[0]) == 1:
         return "it numbers the rows"
     return ""
+
+
+def why_no_feature(cells: Sequence[object]) -> str:
+    """Why a column is not numeric."""
+    if all(is_gap(cell) for cell in cells):
+        return "it is empty"
+    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
+    return f"it has {shortened(odd)!r}, which is not a number"
+
+
+def shortened(cell: object) -> str:
+    text = str(cell)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def widest(values: Mapping[str, npt.NDArray[np.float64]]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from ... import check
 from ...research.printable import plain_cell
+from .label_studio import read_label_studio
 from .output import write
 from .text_encodings import table_rows
 
@@ -35,12 +36,16 @@ class CorrectionFile(NamedTuple):
 def read_corrections(path: Path) -> Corrections:
     """Read a CSV with names in its first column, a column ``label``, and maybe a column ``data``.
 
-    The page exports such a file; an edited ``answers.csv`` also works.
+    The page exports such a file; an edited ``answers.csv`` also works, and so does an export of
+    Label Studio.
     """
     if not path.is_file():
         raise check.ArgumentValueError(
             "corrected", f"must be a CSV file with a column label, got {path}, which is not a file"
         )
+    from_label_studio = read_label_studio(path)
+    if from_label_studio is not None:
+        return {Key(name): label for name, label in from_label_studio.items()}
     try:
         rows = table_rows(path)
     except (UnicodeError, csv.Error) as error:

@@ -76,6 +76,10 @@ def check_model_path(path: Path) -> None:
 
 
 def load_model(path: Path) -> Model:
+    if not path.exists():
+        raise check.ArgumentValueError(
+            "model", f"must be a file written by classify --save, got {path}, which does not exist"
+        )
     try:
         contents = archives.read_npz(path)
         if int(contents["paddle_ext_model"]) != FORMAT:
@@ -95,7 +99,8 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
     text, scale = contents.get("text"), float(contents.get("logit_scale", LOGIT_SCALE))
     prototypes = None if text is None else torch.from_numpy(text)
-    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
+    names = tuple(map(str, range(S)))
+    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale, names)
     return Model(known, **made_by)
 
 

@@ -9,7 +9,6 @@ import torch
 
 from ... import check
 from ...research.data.images import require_pillow
-from ...research.progress import Progress
 from . import arrays
 from .class_names import (
     Given,
@@ -139,7 +138,7 @@ def open_files(
         texts = features.embedder
     named = names_of_rows(given, texts, [labelled, unlabelled], settings, device)
     if features is not None:
-        own = replace(own, name=None)
+        own = replace(own, name=columns.name if columns.name in table.names else None)
         examples = labelled_rows(table, own, features, notes, required=named is None)
     else:
         names = () if named is None else named.class_names
@@ -164,6 +163,7 @@ def open_rows(
         kind = "rows" if features is None else features.kind
         return Source(known, stored, str(path), kind, len(stored), notes)
     table = open_table(path, *settings.csv_format)
+    notes += table.notes
     if features is None:
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
@@ -232,32 +232,40 @@ def table_features(
     """How to compute the features of a table.
 
     If both are given, the columns are the features and the texts are only displayed. `notes`
-    receives the columns used and why others are not; the user sees it before the run.
+    receives the columns used and why others are not.
     """
     kind = "rows" if columns.text is None else "texts"
+    notes += table.notes
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:
             embedder = TextEmbedder(settings.encoder, device, settings.cache, notes)
             return TableFeatures(embedder, [], kind)
     chosen = table.feature_columns(columns.features, columns.others())
-    lines = column_notes(chosen)
-    notes += lines
-    progress = Progress("", 0, show=settings.progress)
-    for line in lines:
-        progress.line(line)
+    notes += column_notes(chosen)
     return TableFeatures(None, chosen.names, kind)
 
 
 def column_notes(chosen: Chosen) -> list[str]:
     """Which columns are used: some of them may not be features."""
-    names, notes = chosen.names, list[str]()
-    if len(names) > 1:
-        notes.append(f"features: {len(names)} columns, {names[0]} to {names[-1]}")
-    elif chosen.left_out:
-        notes.append(f"features: 1 column, {names[0]}")
+    notes: list[str] = []
+    if len(chosen.names) > 1 or chosen.left_out:
+        notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
-        listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
-        more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
-        notes.append(f"columns not used: {', '.join(listed[:MOST_LISTED])}{more}")
+        notes.append(f"columns not used: {left_out_columns(chosen)}")
     return notes + chosen.warnings
+
+
+def used_columns(chosen: Chosen) -> str:
+    names = chosen.names
+    return (
+        f"1 column, {names[0]}"
+        if len(names) == 1
+        else (f"{len(names)} columns, {names[0]} to {names[-1]}")
+    )
+
+
+def left_out_columns(chosen: Chosen) -> str:
+    listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
+    more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
+    return ", ".join(listed[:MOST_LISTED]) + more

@@ -90,14 +90,26 @@ def rows_of(
     return zip(*columns, strict=True)
 
 
-def write_labelled(path: Path, check: LabelledCheck, name_column: str) -> None:
-    """Write the check of the labelled samples, most doubtful first."""
+def write_labelled(
+    path: Path, check: LabelledCheck, shown: str, named: str | None, names: Sequence[str]
+) -> None:
+    """Write the check of the labelled samples, most doubtful first.
+
+    The column `shown` has what the user sees of them; before it, `named` has their names.
+    """
     doubt = decimals(check.doubt)
+    own = () if named is None else (named,)
     write(
         path,
-        (name_column, "label", "doubt", "suggestion"),
+        (*own, shown, "label", "doubt", "suggestion"),
         (
-            (check.names[row], check.label(row), doubt[row], check.suggested(row))
+            (
+                *(names[row] for _ in own),
+                check.names[row],
+                check.label(row),
+                doubt[row],
+                check.suggested(row),
+            )
             for row in check.order()
         ),
     )

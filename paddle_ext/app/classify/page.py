@@ -14,7 +14,7 @@ from string import Template
 import torch
 
 from ...research.files import replacing
-from ...research.printable import encodable
+from ...research.printable import without_controls
 from .answers import UNKNOWN, Answers
 from .outcome import Outcome
 from .page_overview import bars, figures, unreadable_files, what_is_known
@@ -44,7 +44,7 @@ MOST_OFFERED = 2000  # classes suggested for a correction
 def write_page(path: Path, outcome: Outcome, title: str, seconds: float) -> None:
     """Write the page; an older one is replaced only when the new one is complete."""
     with replacing(path) as new:
-        new.write_text(encodable(page(outcome, title, seconds)), encoding="utf-8")
+        new.write_text(without_controls(page(outcome, title, seconds)), encoding="utf-8")
 
 
 def page(outcome: Outcome, title: str, seconds: float) -> str:

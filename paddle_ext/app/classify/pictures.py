@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...research.data.decoding import open_picture, read_picture_file, why_unreadable
 from ...research.data.images import in_threads
-from ...research.printable import encodable
+from ...research.printable import encodable, without_controls
 from ...research.progress import Progress
 from .cache import FeatureCache, digest
 from .networks import Network
@@ -182,7 +182,7 @@ def labelled_folder(
         if not entry.is_dir():
             reader.unreadable[encodable(str(entry))] = "it is not in the folder of a class"
             continue
-        own, name = files_below(entry, reader.unreadable), encodable(entry.name)
+        own, name = files_below(entry, reader.unreadable), without_controls(entry.name)
         paths += own
         classes += [name] * len(own)
         if not own:
@@ -202,7 +202,7 @@ def labelled_folder(
         notes.append(f"no image of {name!r} could be read, so it is not a class")
     features = torch.cat([features for _, features in parts])
     texts = tuple(str(paths[row]) for row in rows)
-    names = tuple(encodable(paths[row].relative_to(root).as_posix()) for row in rows)
+    names = tuple(without_controls(paths[row].relative_to(root).as_posix()) for row in rows)
     return Examples(features, [classes[row] for row in rows], texts, str(root), names)
 
 
@@ -226,10 +226,10 @@ class UnlabelledFolder:
         for rows, features in self.reader.batches(self.paths, title, self.progress):
             paths = [self.paths[row] for row in rows]
             yield Batch(
-                [encodable(path.relative_to(self.root).as_posix()) for path in paths],
+                [without_controls(path.relative_to(self.root).as_posix()) for path in paths],
                 features,
                 [str(path) for path in paths],
-                [encodable(path.parent.name) for path in paths] if self.truth else None,
+                [without_controls(path.parent.name) for path in paths] if self.truth else None,
             )
 
 

@@ -18,6 +18,7 @@ from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
 from .correcting import Corrected, DataNames, corrected_source
 from .corrections import KEPT, gathered, write_corrections
 from .final import check_final, order_of, write_final
+from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .model import check_model_path, load_model, open_by_model, save_model
 from .opening import open_source
@@ -126,6 +127,8 @@ def classify(
     if settings.final is not None:
         check_final(Path(settings.final), (known, new))
     opened = open_data(known, new, settings, device)
+    if settings.label_studio is not None:
+        check_tasks(opened)
     corrected = corrected_source(opened, files, data_names(known, new, settings))
     source = corrected.source
     names = source.labelled.class_names
@@ -217,9 +220,11 @@ def write_all(
     write_table(table, answers, name_column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:
-        write_labelled(
-            labelled, outcome.checked, "file" if pictures else "text" if texts else "sample"
-        )
+        shown = "file" if pictures else "text" if texts else "sample"
+        names = source.labelled.names
+        write_labelled(labelled, outcome.checked, shown, settings.columns.name, names)
+    if settings.label_studio is not None:
+        write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
         save_model(Path(settings.save), source, settings)
     if settings.final is not None:

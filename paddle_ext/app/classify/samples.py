@@ -127,6 +127,29 @@ def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     return numbered(values, names), tuple(names)
 
 
+def spoken_name(name: str) -> str:
+    """The name of a class with spaces instead of underscores."""
+    return " ".join(name.replace("_", " ").split())
+
+
+def matched_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The labels, as they are among the names if they differ only by underscores and spaces.
+
+    Examples
+    --------
+    >>> matched_names(["polar_bear", "cat", "dog"], ["polar bear", "cat"])
+    ['polar bear', 'cat', 'dog']
+    """
+    spoken: dict[str, list[str]] = {}
+    for name in names:
+        spoken.setdefault(spoken_name(name), []).append(name)
+    known = {name: name for name in names}
+    for label in set(labels) - set(known):
+        same = spoken.get(spoken_name(label), [])
+        known[label] = same[0] if len(same) == 1 else label
+    return [known[label] for label in labels]
+
+
 def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:
     """Raise an error at the first sample with NaN, infinity or numbers too large to sum."""
     bad = ~(features.abs() <= 1e30)

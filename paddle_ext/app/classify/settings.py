@@ -44,6 +44,8 @@ class Settings:
         A file written by `save`, instead of labelled samples.
     save : Path or None
         A ``.npz`` file to write what is known about the classes to.
+    label_studio : Path or None
+        A ``.json`` file to write tasks for Label Studio to, with the predictions.
     corrected : Path or sequence of Path
         CSV files of sample names and their labels, as exported by the page; later ones win. They
         are added to ``corrected.csv`` in the output folder, which every run reads.
@@ -75,6 +77,7 @@ class Settings:
     encoding: str | None = None
     model: Path | None = None
     save: Path | None = None
+    label_studio: Path | None = None
     corrected: Path | Sequence[Path] = ()
     final: Path | None = None
     sort_into: Path | None = None

@@ -1,12 +1,11 @@
-"""From one Parquet file to another: any number of rows, few of them in memory."""
+"""From data of any kind to one file, with few samples in memory."""
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
@@ -19,21 +18,21 @@ from ... import check
 from ...ops.large.ahead import ahead
 from ...ops.large.files import check_regular
 from ...ops.large.parquet import libraries
+from ...ops.libraries import library
 from ...research.files import replacing
-from ...research.printable import spreadsheet_cell
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
 from ...task import without_batch
 from .answering import check_batch, classified
-from .run import open_data
-from .samples import Batch, Source, concatenated, rebatched
+from .output_files import SUFFIXES, write_file
+from .row_files import excel_library
+from .run import existing, open_data
+from .samples import Batch, Source, concatenated, matched_names, rebatched
 from .settings import Settings
 from .tables import TableSamples
 
-SUFFIXES = (".parquet", ".csv")
 ANSWERS = ("label", "probability", "doubt")
-WRITTEN_AT_ONCE = 2**25  # bytes of a row group
 
 # A batch, and the labels, probabilities and doubts [n] of its samples.
 Predicted: TypeAlias = tuple[Batch, Tensor, Tensor, Tensor]
@@ -49,6 +48,8 @@ class StreamReport:
     output : Path
     notes : list of str
         Messages for the user.
+    unreadable : dict of str to str
+        Files that could not be read, and why.
 
     Attributes
     ----------
@@ -62,6 +63,7 @@ class StreamReport:
     class_names: tuple[str, ...]
     output: Path
     notes: list[str]
+    unreadable: dict[str, str] = field(default_factory=dict)
     right: int = 0
     known: int = 0
     seconds: float = 0.0
@@ -104,17 +106,17 @@ def stream(
     *,
     one_batch: bool = False,
 ) -> StreamReport:
-    """Classify the rows of a Parquet file into another Parquet file or a CSV file.
+    """Classify data into one file: Parquet, CSV or Excel.
 
-    The output has the columns of the input except the features, followed by ``label``,
-    ``probability`` and ``doubt``. It gets its final name once it is complete.
+    The output has the columns of a table except the features, or the names of the samples, followed
+    by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
 
     Parameters
     ----------
     labelled, unlabelled
-        As in `classify`; the data to classify is a ``.parquet`` file.
+        As in `classify`.
     output : path
-        Ends in ``.parquet`` or ``.csv``.
+        Ends in ``.parquet``, ``.csv`` or ``.xlsx``.
     settings : Settings or None
     one_batch : bool
         Whether all rows are one batch, with the class frequencies of the whole file, which is then
@@ -135,33 +137,37 @@ def stream(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    known, target = Path(labelled), Path(output)
-    new = None if unlabelled is None else Path(unlabelled)
+    known, target = existing(labelled), Path(output)
+    new = None if unlabelled is None else existing(unlabelled)
     check_settings(settings, check.flag("one_batch", one_batch))
     check_paths(known, new, target)
     device = check.device(settings.device)
     source = open_data(known, new, settings, device)
-    samples = source.unlabelled
-    assert isinstance(samples, TableSamples)
-    if source.total == 0:
-        raise ValueError(f"{source.name} must have at least one sample to classify, got none")
-    copied, notes = copied_columns(samples)
-    report = StreamReport(source.labelled.class_names, target, source.notes + notes)
+    if one_batch and source.total == 0:  # a CSV file does not say it
+        source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
+    samples, copied = source.unlabelled, {"name": "file" if source.kind == "pictures" else "row"}
+    batches, notes = iter(samples), list[str]()
+    if isinstance(samples, TableSamples):
+        copied, notes = copied_columns(samples)
+        batches = samples.batches(list(copied))
+    report = StreamReport(
+        source.labelled.class_names, target, source.notes + notes, source.unreadable
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
     with (
         replacing(target) as unfinished,
-        closing(read_ahead(samples.batches(list(copied)))) as batches,
+        closing(read_ahead(batches)) as read,
     ):
-        found = predict(source, batches, settings, device)
+        found = predict(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report) for predicted in found)
-        (write_csv if target.suffix == ".csv" else write_parquet)(unfinished, tables)
+        report.notes += write_file(unfinished, tables)
     report.seconds = time.perf_counter() - began
     return report
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
-    for name in ("save", "corrected", "final", "sort_into", "parents", "prior"):
+    for name in ("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior"):
         if (given := getattr(settings, name)) not in (None, ()):
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
@@ -173,17 +179,15 @@ def check_settings(settings: Settings, one_batch: bool) -> None:
 
 
 def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
-    path = labelled if unlabelled is None else unlabelled
-    if path.suffix != ".parquet" or path.is_dir():
-        raise check.ArgumentValueError(
-            "output",
-            "must be a folder unless the data to classify is a .parquet file, "
-            f"got {output} for {path}",
-        )
+    library("pyarrow", f"the output {output.name}", "'paddle_ext[parquet]'")
+    if output.suffix == ".xlsx":
+        excel_library()
     for given in (labelled, unlabelled):
         if given is not None and output.exists() and output.samefile(given):
             raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
-    check_regular(path)
+    path = labelled if unlabelled is None else unlabelled
+    if not path.is_dir():
+        check_regular(path)
 
 
 def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
@@ -294,43 +298,12 @@ def answer_table(
 ) -> Any:
     """The rows of the output as a pyarrow.Table; `report` counts them."""
     arrow = libraries()[0]
-    names = report.count(labels, probability, batch.truth or [])
+    names = report.count(labels, probability, matched_names(batch.truth or [], report.class_names))
     answers = (
         arrow.array(names, arrow.string()),
         arrow.array(probability.float().numpy()),
         arrow.array(doubt.float().numpy()),
     )
     header = [*(copied.values() or ["row"]), *ANSWERS]
-    return arrow.Table.from_arrays([*batch.copied.columns, *answers], header)
-
-
-def write_parquet(path: Path, tables: Iterator[Any]) -> None:
-    """Small tables are collected into row groups."""
-    arrow, parquet = libraries()
-    waiting = [next(tables)]
-    size = waiting[0].nbytes
-    with parquet.ParquetWriter(path, waiting[0].schema) as writer:
-        for table in tables:
-            if size >= WRITTEN_AT_ONCE:
-                writer.write_table(arrow.concat_tables(waiting))
-                waiting, size = [], 0
-            waiting.append(table)
-            size += table.nbytes
-        writer.write_table(arrow.concat_tables(waiting))
-
-
-def write_csv(path: Path, tables: Iterator[Any]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        for number, table in enumerate(tables):
-            if number == 0:
-                lines.writerow(map(spreadsheet_cell, table.column_names))
-            cells = [csv_cells(table, name) for name in table.column_names]
-            lines.writerows(zip(*cells, strict=True))
-
-
-def csv_cells(table: Any, name: str) -> list[str]:
-    values = table.column(name).to_pylist()
-    if name in ("probability", "doubt"):
-        return [f"{value:.4f}" for value in values]
-    return ["" if value is None else spreadsheet_cell(str(value)) for value in values]
+    own = [arrow.array(batch.names)] if batch.copied is None else batch.copied.columns
+    return arrow.Table.from_arrays([*own, *answers], header)

@@ -1,4 +1,4 @@
-"""Table files, `.csv`, `.tsv` and `.parquet`: their columns, and their rows in parts."""
+"""Table files of every format: their columns, and their rows in parts."""
 
 from __future__ import annotations
 
@@ -23,17 +23,29 @@ from ...ops.large.parquet import (
     vectors,
     width_of,
 )
-from .columns import Chosen, as_number, choose, is_gap, is_numeric, plain_number
+from ...research.printable import encodable, plain_cell
+from . import row_files
+from .columns import (
+    Chosen,
+    choose,
+    is_gap,
+    is_numeric,
+    looks_like_text,
+    plain_number,
+    why_no_feature,
+)
 from .text_encodings import (
     checked_encoding,
     checked_separator,
+    csv_reader,
     sniffed_encoding,
     sniffed_separator,
 )
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".parquet", *row_files.SUFFIXES)
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
 EMBEDDING = "embedding"  # a column of lists used by default
+FEW_FEATURES = 2  # numeric columns that hardly are what to classify if there are texts
 SAMPLE_ROWS = 100  # to detect the numeric columns of a CSV file
 NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of Arrow
 
@@ -41,19 +53,33 @@ NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of
 LabelTest: TypeAlias = tuple[str, Callable[[Sequence[object]], bool]]
 
 
-class CsvPart:
-    """Rows of a CSV file, and their numbers."""
+class RowPart:
+    """Rows of cells, and their numbers."""
 
-    def __init__(self, lines: list[list[str]], places: dict[str, int], rows: Sequence[int]) -> None:
-        self.lines, self.places, self.rows = lines, places, rows
+    def __init__(self, lines: list[list[Any]], table: RowTable, rows: Sequence[int]) -> None:
+        self.lines, self.table, self.rows = lines, table, rows
 
-    def select(self, wanted: Sequence[bool]) -> CsvPart:
+    def select(self, wanted: Sequence[bool]) -> RowPart:
         lines = [line for line, own in zip(self.lines, wanted, strict=True) if own]
-        return CsvPart(lines, self.places, np.array(self.rows)[np.array(wanted)].tolist())
+        return RowPart(lines, self.table, np.array(self.rows)[np.array(wanted)].tolist())
 
     def cells(self, name: str) -> list[Any]:
-        place = self.places[name]
+        place = self.table.names.index(name)
         return [line[place] for line in self.lines]
+
+    def columns(self, names: Sequence[str]) -> Any:
+        """As in `ArrowPart`."""
+        arrow = libraries()[0]
+        if not names:
+            return arrow.table({"row": arrow.array(np.array(self.rows))})
+        types = [self.table.arrow_type(name) for name in names]
+        columns = [
+            arrow.array(self.cells(name), kind)
+            if kind is not None
+            else arrow.array(list(map(optional_text, self.cells(name))), arrow.string())
+            for name, kind in zip(names, types, strict=True)
+        ]
+        return arrow.Table.from_arrays(columns, list(names))
 
 
 class ArrowPart:
@@ -103,7 +129,7 @@ class ArrowPart:
         return arrow.Table.from_batches([self.batch]).select([*names])
 
 
-Part: TypeAlias = CsvPart | ArrowPart
+Part: TypeAlias = RowPart | ArrowPart
 
 
 class Table(ABC):
@@ -113,8 +139,9 @@ class Table(ABC):
     names: list[str]  # of all columns
     numeric: list[str]  # columns of numbers
     lists: list[str]  # columns of lists
-    first: dict[str, list[Any]]  # the first cells of numeric columns; of all columns of a CSV file
+    first: dict[str, list[Any]]  # the first cells of each column; in Parquet not of lists
     count: int | None = None  # number of rows, if the file says it
+    notes: Sequence[str] = ()  # for the user
 
     @abstractmethod
     def parts(
@@ -168,7 +195,7 @@ class Table(ABC):
             found, left_out, warnings = choose(self.first, numeric)
             known = {*numeric, *others}
             left_out |= {
-                name: why_no_feature(self.first.get(name, []))
+                name: "it has lists" if name in self.lists else why_no_feature(self.first[name])
                 for name in self.names
                 if name not in known
             }
@@ -182,6 +209,8 @@ class Table(ABC):
             found = [name for name in self.names[first : last + 1] if name not in others]
         else:
             found = [name for name in self.names if name.startswith(given) and name not in others]
+        if given is None and len(found) <= FEW_FEATURES:
+            self.check_text(others)
         if not found:
             beginning = "" if given is None else f" starting with {given!r}"
             raise check.ArgumentValueError(
@@ -191,11 +220,24 @@ class Table(ABC):
             )
         return Chosen(found, left_out, warnings)
 
+    def check_text(self, others: set[str]) -> None:
+        """Raise an error if there is a column of texts, which is probably what to classify."""
+        for name, cells in self.first.items():
+            if name not in others and looks_like_text(cells):
+                raise check.ArgumentValueError(
+                    "text",
+                    f"must be given, because the column {name!r} of {self.path} looks like text: "
+                    f"add --text {name}",
+                    or_pass="features",
+                )
+
 
 def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
     """A table file; separator and encoding of a CSV file are by default detected."""
     if path.suffix == ".parquet":
         return ParquetTable(path)
+    if path.suffix in row_files.SUFFIXES:
+        return StoredTable(path)
     return CsvTable(path, separator, encoding)
 
 
@@ -211,8 +253,9 @@ class ParquetTable(Table):
             raise ValueError(f"{path} must have unique column names, got one twice")
         self.numeric = [one.name for one in schema if is_number(one.type)]
         self.lists = [one.name for one in schema if is_lists(one.type)]
-        first = next(self.parts(self.numeric, SAMPLE_ROWS), None)
-        self.first = {} if first is None else {name: first.cells(name) for name in self.numeric}
+        plain = [name for name in self.names if name not in self.lists]
+        first = next(self.parts(plain, SAMPLE_ROWS), None) if plain else None
+        self.first = {} if first is None else {name: first.cells(name) for name in plain}
 
     def parts(
         self, names: Sequence[str], size: int, labelled: LabelTest | None = None
@@ -234,7 +277,78 @@ class ParquetTable(Table):
                     start += len(batch)
 
 
-class CsvTable(Table):
+class RowTable(Table):
+    """A table of cells, row by row."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[list[Any]]:
+        """All rows; sets `names` before the first."""
+
+    def arrow_type(self, name: str) -> Any:
+        """The type of a column that is copied to the output; None: text."""
+        return None
+
+    def look(self) -> None:
+        """Find the numeric columns."""
+        first = next(self.parts([], SAMPLE_ROWS), None)
+        self.first = {}
+        if first is not None:
+            self.first = {name: self.as_numbers(first.cells(name)) for name in self.names}
+        there = {
+            name: [cell for cell in self.first[name] if not is_gap(cell)] for name in self.first
+        }
+        self.lists = [name for name, cells in there.items() if cells and isinstance(cells[0], list)]
+        self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
+
+    def parts(
+        self, names: Sequence[str], size: int, labelled: LabelTest | None = None
+    ) -> Iterator[RowPart]:
+        waiting: list[list[Any]] = []
+        start = 0
+        for line in self.rows():
+            if len(line) != len(self.names):
+                raise ValueError(
+                    f"{self.path} must have {len(self.names)} cells in each row, "
+                    f"got {len(line)} in row {start + len(waiting)}"
+                )
+            waiting.append(line)
+            if len(waiting) == size:
+                yield RowPart(waiting, self, range(start, start + size))
+                start, waiting = start + size, []
+        if waiting:
+            yield RowPart(waiting, self, range(start, start + len(waiting)))
+
+    def check_names(self) -> None:
+        if len(set(self.names)) < len(self.names) or not self.names:
+            raise ValueError(f"{self.path} must begin with unique column names, got duplicates")
+
+
+class StoredTable(RowTable):
+    """A table that is read as a whole: Excel or JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names, self.stored, self.notes = row_files.read_rows(path)
+        self.count = len(self.stored)
+        self.types: dict[str, Any] = {}  # of columns, as they are needed
+        self.check_names()
+        self.look()
+
+    def rows(self) -> Iterator[list[Any]]:
+        return iter(self.stored)
+
+    def arrow_type(self, name: str) -> Any:
+        if name not in self.types:
+            arrow, place = libraries()[0], self.names.index(name)
+            try:
+                found = arrow.array([line[place] for line in self.stored]).type
+            except (arrow.ArrowException, OverflowError, UnicodeError):  # cells of several types
+                found = None
+            self.types[name] = None if found is None or arrow.types.is_null(found) else found
+        return self.types[name]
+
+
+class CsvTable(RowTable):
     """A CSV file."""
 
     def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
@@ -246,66 +360,32 @@ class CsvTable(Table):
             self.separator = checked_separator(separator)
         else:
             self.separator = sniffed_separator(path, self.encoding)
-        first = next(self.parts([], SAMPLE_ROWS), None)
-        self.first = {}
-        if first is not None:
-            self.first = {name: self.as_numbers(first.cells(name)) for name in self.names}
-        self.lists = []
-        self.numeric = [name for name in self.names if is_numeric(self.first.get(name, []))]
+        self.look()
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
         # With commas as separators, "1,234" is more than a thousand.
         return cells if self.separator == "," else [plain_number(cell) for cell in cells]
 
-    def parts(
-        self, names: Sequence[str], size: int, labelled: LabelTest | None = None
-    ) -> Iterator[CsvPart]:
+    def rows(self) -> Iterator[list[Any]]:
         try:
             with (
                 open_regular(self.path) as file,
                 io.TextIOWrapper(file, self.encoding, newline="") as text,
             ):
-                yield from self.lines(csv.reader(text, delimiter=self.separator), size)
+                reader = csv_reader(text, self.separator)
+                self.names = next(reader, [])
+                self.check_names()
+                yield from (line for line in reader if line)
         except (UnicodeError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} must be a table in {self.encoding.removesuffix('-sig')}, got: {error}"
             ) from error
 
-    def lines(self, reader: Any, size: int) -> Iterator[CsvPart]:
-        self.names = next(reader, [])
-        if len(set(self.names)) < len(self.names) or not self.names:
-            raise ValueError(f"{self.path} must begin with unique column names, got duplicates")
-        places = {name: place for place, name in enumerate(self.names)}
-        waiting: list[list[str]] = []
-        start = 0
-        for line in reader:
-            if not line:
-                continue
-            if len(line) != len(self.names):
-                raise ValueError(
-                    f"{self.path} must have {len(self.names)} cells in each row, "
-                    f"got {len(line)} in row {start + len(waiting)}"
-                )
-            waiting.append(line)
-            if len(waiting) == size:
-                yield CsvPart(waiting, places, range(start, start + size))
-                start, waiting = start + size, []
-        if waiting:
-            yield CsvPart(waiting, places, range(start, start + len(waiting)))
-
-
-def why_no_feature(cells: Sequence[object]) -> str:
-    """Why a column is not numeric."""
-    if all(is_gap(cell) for cell in cells):
-        return "it is empty"
-    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
-    return f"it has {shortened(odd)!r}, which is not a number"
-
-
-def shortened(cell: object) -> str:
-    text = str(cell)
-    return text if len(text) <= 40 else text[:39] + "…"
-
 
 def is_number(kind: Any) -> bool:
     return str(kind).startswith(NUMBERS)
+
+
+def optional_text(cell: object) -> str | None:
+    """A cell as it was before it was escaped as a formula."""
+    return None if cell is None else encodable(plain_cell(str(cell)))

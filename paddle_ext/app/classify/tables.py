@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from ...research.data.labels import label_text
-from ...research.printable import plain_cell
-from .columns import as_number, is_gap
+from ...research.printable import plain_cell, without_controls
+from .columns import as_number, is_gap, shortened
 from .samples import Batch, Examples, concatenated
-from .table_files import ArrowPart, Part, Table, shortened
-from .text_embedding import TextEmbedder
+from .table_files import ArrowPart, Part, Table
 
 READ_AT_ONCE = 2048  # rows
 LARGEST = float(np.finfo(np.float32).max)
@@ -51,7 +50,7 @@ class Columns:
 class TableFeatures(NamedTuple):
     """How the features of a table are computed."""
 
-    embedder: TextEmbedder | None  # of its texts
+    embedder: Callable[[list[str]], Tensor] | None  # of its texts
     names: list[str]  # otherwise its columns of numbers
     kind: str  # "texts" or "rows"
 
@@ -80,6 +79,7 @@ class TableSamples:
         self.rows = rows
         self.width: int | None = None  # of a column of lists, once a row has been read
         self.gap_words: Counter[str] = Counter()  # words that counted as missing labels
+        self.padded: Counter[str] = Counter()  # labels with white space around them
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
         for argument, name in others.items():
             if name is not None:
@@ -89,7 +89,7 @@ class TableSamples:
         return self.batches()
 
     def batches(self, copied: Sequence[str] | None = None) -> Iterator[Batch]:
-        """Batches, with these columns of a Parquet file, which are not decoded."""
+        """Batches, with these columns, which are not decoded."""
         wanted = {*self.features, *self.columns.others(), *(copied or ())}
         names = [name for name in self.table.names if name in wanted]
         label = None if self.rows == "all" else self.columns.label
@@ -115,13 +115,15 @@ class TableSamples:
         found = label_text(cell_value(value))
         if not found and isinstance(value, str) and value.strip() not in ("", "-1"):
             self.gap_words[value.strip()] += 1
+        if found and isinstance(value, str) and value != value.strip():
+            self.padded[value] += 1
         return found
 
     def batch(self, part: Part, copied: Sequence[str] | None) -> Batch:
         columns = self.columns
         names = [str(row) for row in part.rows]
         if columns.name is not None:
-            names = [cell_text(cell) for cell in part.cells(columns.name)]
+            names = [without_controls(cell_text(cell)) for cell in part.cells(columns.name)]
         texts = [""] * len(names)
         if columns.text is not None:
             texts = [cell_text(cell) for cell in part.cells(columns.text)]
@@ -129,8 +131,8 @@ class TableSamples:
         if columns.truth is not None:
             truth = [label_text(cell_value(cell)) for cell in part.cells(columns.truth)]
         features = self.numbers(part) if self.embedder is None else self.embedder(texts)
-        other = part.columns(copied) if copied is not None and isinstance(part, ArrowPart) else None
-        return Batch(names, features, texts, truth, other)
+        other = None if copied is None else part.columns(copied)
+        return Batch(names, features, [without_controls(text) for text in texts], truth, other)
 
     def numbers(self, part: Part) -> Tensor:
         """[n, D] float32."""

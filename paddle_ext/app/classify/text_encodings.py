@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ... import check
 from ...ops.large.files import open_regular
@@ -86,20 +87,25 @@ def sniffed_separator(path: Path, encoding: str) -> str:
     with open_regular(path) as file:
         content = file.read(SAMPLE)
         whole = not file.read(1)
-    text = content.decode(encoding, "replace")
-    lines = text.splitlines(keepends=True)
-    lines = lines if whole or len(lines) < 2 else lines[:-1]
+    lines = content.decode(encoding, "replace").splitlines(keepends=True)
     best, most = ",", 1
     for separator in SEPARATORS:
         try:
-            widths = Counter(len(row) for row in csv.reader(lines, delimiter=separator) if row)
+            rows = [row for row in csv_reader(lines, separator) if row]
         except csv.Error:
             continue
-        width, count = widths.most_common(1)[0] if widths else (1, 0)
-        header = next(csv.reader(lines[:1], delimiter=separator), [])
-        if count == sum(widths.values()) and width > most and len(header) == width:
-            best, most = separator, width
+        if not whole and len(rows) > 1:
+            rows.pop()  # the sample may end within it
+        widths = {len(row) for row in rows}
+        if len(widths) == 1 and max(widths) > most:
+            best, most = separator, max(widths)
     return best
+
+
+def csv_reader(lines: Iterable[str], separator: str) -> Any:
+    """The rows of a CSV file, with texts of any length."""
+    csv.field_size_limit(2**31 - 1)  # of all readers; the largest that every platform takes
+    return csv.reader(lines, delimiter=separator)
 
 
 def table_rows(path: Path) -> list[list[str]]:
@@ -107,4 +113,4 @@ def table_rows(path: Path) -> list[list[str]]:
     encoding = sniffed_encoding(path)
     separator = sniffed_separator(path, encoding)
     with open_regular(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
-        return list(csv.reader(text, delimiter=separator))
+        return list(csv_reader(text, separator))

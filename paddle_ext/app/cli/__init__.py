@@ -12,10 +12,14 @@ def main() -> None:
     """Run the command with the arguments of the process."""
     try:
         from .app import app
+
+        app(prog_name="paddle-ext")
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit(
             f"the command needs {error.name}, which is not installed: pip install 'paddle_ext[cli]'"
         )
-    app(prog_name="paddle-ext")
+    except KeyboardInterrupt:  # while the libraries are loaded
+        sys.stderr.write("paddle-ext: interrupted\n")
+        sys.exit(130)

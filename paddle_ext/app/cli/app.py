@@ -36,6 +36,7 @@ OTHER_ARGUMENTS = {
     "row_names": ("name",),
     "template": ("templates",),
     "sep": ("separator",),
+    "export": ("label_studio",),
 }
 
 
@@ -47,6 +48,13 @@ class Commands(TyperGroup):
         anywhere = "--traceback"
         rest = [item for item in args if item != anywhere]
         return super().parse_args(ctx, [anywhere] * (len(rest) < len(args)) + normalised(rest))
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            complain(NOTHING_KEPT)
+            raise typer.Exit(INTERRUPTED) from None
 
     def get_params(self, ctx: Any) -> list[Any]:
         return without_types(super().get_params(ctx))

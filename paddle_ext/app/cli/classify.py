@@ -80,6 +80,7 @@ def classify(
     corrected: options.Corrected = None,
     final: options.Final = None,
     sort_into: options.SortInto = None,
+    export: options.Export = None,
     save: options.Save = None,
     model: options.Model = None,
     backbone: options.Backbone = "efficientnet_lite0",
@@ -89,6 +90,7 @@ def classify(
     device: Device = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
+    check: options.Check = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page."""
     from ...research.files import user_cache
@@ -108,6 +110,7 @@ def classify(
         corrected=tuple(corrected or ()),
         final=final,
         sort_into=sort_into,
+        label_studio=label_studio_file(export),
         save=save,
         model=model,
         backbone=backbone,
@@ -117,7 +120,20 @@ def classify(
         cache=None if no_cache else cache or user_cache("classify"),
         progress=True,
     )
-    classify_and_show(labelled, unlabelled, output, settings, one_batch)
+    show_check(labelled, unlabelled, settings)
+    if not check:
+        classify_and_show(labelled, unlabelled, output, settings, one_batch)
+
+
+def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
+    """Print what is odd about the input."""
+    from ..classify.input_check import check_input
+    from ..classify.run import existing
+
+    paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
+    found = check_input(*paths, settings)
+    if found:
+        show.table(["input", "found", "advice"], found, text_columns=(0, 1, 2))
 
 
 def classify_and_show(
@@ -126,14 +142,36 @@ def classify_and_show(
     from ...check import ArgumentValueError
     from ..classify import classify, stream, streams
 
-    if streams(output):
-        show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
-        return
-    if one_batch:
-        raise ArgumentValueError(
-            "one_batch", "must be omitted unless the output is a .parquet or .csv file, got True"
+    try:
+        if streams(output):
+            show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
+            return
+        if one_batch:
+            raise ArgumentValueError(
+                "one_batch", "must be omitted unless the output is a file, got True"
+            )
+        show_report(classify(labelled, unlabelled, output, settings))
+        if settings.label_studio is not None:
+            interface = settings.label_studio.with_suffix(".xml")
+            show.say(f"written: {settings.label_studio}, {interface}")
+    except KeyboardInterrupt:
+        computed = labelled.is_dir() or settings.columns.text is not None
+        if computed and settings.cache is not None and any(settings.cache.glob("*.sqlite")):
+            raise show.Interrupted(
+                "interrupted: run the same command to continue; the features computed so far are "
+                f"in {settings.cache}"
+            ) from None
+        raise
+
+
+def label_studio_file(export: tuple[str, Path] | None) -> Path | None:
+    if export is None:
+        return None
+    if export[0] != "label-studio" or export[1].suffix != ".json":
+        raise typer.BadParameter(
+            f"--export must be label-studio and a .json file, got {export[0]} {export[1]}"
         )
-    show_report(classify(labelled, unlabelled, output, settings))
+    return export[1]
 
 
 def number_or_text(value: str) -> float | str:
@@ -178,8 +216,16 @@ def show_classes(
         show.say(f"note: {line}")
 
 
+def show_unreadable(report: Report | StreamReport, where: str) -> None:
+    for path, why in list(report.unreadable.items())[:5]:
+        show.say(f"unreadable: {path}: {why}")
+    if len(report.unreadable) > 5:
+        show.say(f"unreadable: {len(report.unreadable) - 5} others{where}")
+
+
 def show_streamed(report: StreamReport) -> None:
     show_classes(report, report.class_names, report.counts, report.probability, "", {})
+    show_unreadable(report, "")
     if report.known:
         right = 100 * report.right / report.known
         show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
@@ -218,10 +264,7 @@ def show_report(report: Report) -> None:
     unknown = len(answers) - int(counts.sum())
     note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
     show_classes(report, answers.class_names, counts, sure, note, columns_of_review(report))
-    for path, why in list(report.unreadable.items())[:5]:
-        show.say(f"unreadable: {path}: {why}")
-    if len(report.unreadable) > 5:
-        show.say(f"unreadable: {len(report.unreadable) - 5} others, listed on the page")
+    show_unreadable(report, ", listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
         right, known, foreign = accuracy

@@ -15,17 +15,17 @@ def option(panel: str, text: str, *names: str) -> Any:
 Labelled = Annotated[
     Path,
     typer.Argument(
-        help="Embeddings (.npz, .npy, .safetensors, .pt, .csv, .tsv, .parquet), a folder with "
-        "one folder of images per class, or a table with missing labels. With names: the data to "
-        "classify, if nothing is labelled."
+        help="Embeddings (.npz, .npy, .safetensors, .pt), a table (.csv, .tsv, .parquet, .xlsx, "
+        ".jsonl, .json), maybe with missing labels, or a folder with one folder of images per "
+        "class. With names: the data to classify, if nothing is labelled."
     ),
 ]
 Unlabelled = Annotated[Path | None, typer.Argument(help="Embeddings or images to classify.")]
 Output = Annotated[
     Path,
     typer.Option(
-        help="Folder for answers.csv and answers.html; or a .parquet or .csv file, to classify a "
-        ".parquet file of any size."
+        help="Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for "
+        "data of any size."
     ),
 ]
 
@@ -55,6 +55,9 @@ Separator = Annotated[
 ]
 Encoding = Annotated[
     str | None, option(TABLES, "CSV encoding, such as latin-1; default: detected.")
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Only check the input, and print what is odd about it.")
 ]
 
 CLASSES = "What is known of the classes"
@@ -100,8 +103,8 @@ Corrected = Annotated[
     list[Path] | None,
     option(
         REVIEW,
-        "Corrected labels, as exported by the page; several times: later ones win. They are kept "
-        "in corrected.csv of the output folder, which every run reads.",
+        "Corrected labels, as exported by the page or Label Studio; several times: later ones "
+        "win. They are kept in corrected.csv of the output folder, which every run reads.",
     ),
 ]
 Final = Annotated[
@@ -114,6 +117,15 @@ SortInto = Annotated[
         REVIEW,
         "Copy the images into class folders in this new folder, and into unknown and doubtful.",
         "--sort-into",
+    ),
+]
+Export = Annotated[
+    tuple[str, Path] | None,
+    typer.Option(
+        help="label-studio FILE.json: tasks for Label Studio with the predictions, of images or "
+        "texts, and FILE.xml, its labelling interface. --corrected reads what it exports.",
+        metavar="FORMAT FILE",
+        rich_help_panel=REVIEW,
     ),
 ]
 Save = Annotated[Path | None, option(REVIEW, "Save the classes in this .npz, for --model.")]
@@ -142,7 +154,7 @@ OneBatch = Annotated[
     bool,
     option(
         COMPUTING,
-        "Treat all rows of a .parquet file as one batch; see --output.",
+        "Treat all samples as one batch, if --output is a file.",
         "--one-batch",
     ),
 ]

@@ -1,7 +1,7 @@
 """The meaning of a label in a file: one rule for every format.
 
-A label is a name or an integer. A missing label is empty, -1, or what programs write for missing
-values: see `NO_LABEL`. Case matters, so that a class may be called "none".
+A label is a name or an integer. A missing label is empty, -1, or what programs and people write for
+missing values: see `NO_LABEL`. Case matters, so that a class may be called "none".
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NO_LABEL = ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null")
+from ..printable import without_controls
+
+NO_LABEL = frozenset(
+    ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
+) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
 
 
@@ -33,7 +37,7 @@ def label_text(value: object) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     text = "" if value is None else str(value).strip()
-    return "" if text in NO_LABEL else text
+    return "" if text in NO_LABEL else without_controls(text)
 
 
 def sorted_names(labels: Sequence[str]) -> list[str]:

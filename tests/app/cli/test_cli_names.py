@@ -52,7 +52,7 @@ def test_names(tmp_path: Path) -> None:
         (["--names", "two.txt", "--template", "a"], "--template must have {} once, for the name"),
         (["--names", "text.npz", "--logit-scale", "0"], "--logit-scale must be finite and > 0"),
         (["--names", "two.txt", "--encoder", "none"], "--encoder must be an image-text model"),
-        ([], "LABELLED must be a table (.csv, .tsv, .parquet) with missing labels"),
+        ([], "LABELLED must be a table (.csv, .tsv, .parquet, .xlsx,"),
         ([], "got rows.npz (or pass --names)"),
     ],
 )

@@ -324,7 +324,9 @@ def test_labels_with_given_names(tmp_path: Path) -> None:
 def test_one_rule_for_no_label() -> None:
     for value in ("", "  ", "-1", -1, -1.0, None, float("nan"), "NaN", "nan", "NA", "None", b"-1"):
         assert label_text(value) == ""
-    for value in ("none", "Na", "n/a", "0", "no label", "-1.5"):
+    for value in ("n/a", "N/A", "#N/A", "?", " - ", "unknown", "Unknown"):
+        assert label_text(value) == ""
+    for value in ("none", "Na", "0", "no label", "-1.5", "unknown bird"):
         assert label_text(value) == value
     assert [label_text(value) for value in (0, 3.0, np.int8(4), 2.5, True)] == [
         "0",

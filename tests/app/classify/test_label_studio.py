@@ -1,0 +1,229 @@
+"""Tasks for Label Studio, and corrections from its exports.
+
+The exports are written by hand after https://labelstud.io/guide/export and what its converter
+writes: every key that a project of one group of choices has.
+"""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from classify_data import NAMES, embeddings, picture_folders
+from click.testing import Result
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify.label_studio import read_label_studio
+from paddle_ext.app.cli.app import app
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, ["classify", *map(str, words), "--device", "cpu", "--no-cache"])
+
+
+def texts(folder: Path) -> list[object]:
+    """A table of texts with embeddings and ids, and the options for it."""
+    support, labels, query, _ = embeddings()
+    path = folder / "table.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["key", "said", "label", *(f"f{k}" for k in range(16))])
+        given = [*NAMES[labels], *[""] * len(query)]
+        for number, row in enumerate(np.concatenate([support, query])):
+            writer.writerow([f"K{number}", f"text <{number}>", given[number], *row])
+    return [path, "--text", "said", "--embedding", "f", "--id", "key", "--output", folder]
+
+
+def answers(folder: Path) -> list[dict[str, str]]:
+    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_tasks_of_texts(tmp_path: Path) -> None:
+    target = tmp_path / "studio" / "tasks.json"
+    done = run(*texts(tmp_path), "--export", "label-studio", target)
+    assert done.exit_code == 0, done.output
+    assert f"written: {target}" in done.output.replace("\n", " ")
+    tasks, rows = json.loads(target.read_text()), answers(tmp_path)
+    assert len(tasks) == len(rows) == 40
+    for task, row in zip(tasks, rows, strict=True):
+        assert task["data"] == {"name": row["key"], "text": row["text"]}
+        (prediction,) = task["predictions"]
+        assert prediction["score"] == pytest.approx(float(row["probability"]), abs=1e-4)
+        assert prediction["model_version"].startswith("paddle_ext ")
+        (result,) = prediction["result"]
+        assert result["value"] == {"choices": [row["label"]]}
+        assert (result["from_name"], result["to_name"]) == ("label", "text")
+        assert result["type"] == "choices"
+    assert len({task["predictions"][0]["result"][0]["id"] for task in tasks}) == 40
+    view = ET.fromstring(target.with_suffix(".xml").read_text())
+    assert [tag.tag for tag in view] == ["Text", "Choices"]
+    assert view[0].attrib == {"name": "text", "value": "$text"}
+    assert view[1].attrib == {"name": "label", "toName": "text", "choice": "single"}
+    assert [choice.attrib["value"] for choice in view[1]] == [*NAMES, "unknown"]
+
+
+def test_tasks_of_images(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    odd = new / "deep" / "chess" / "a b & ?ü.jpg"
+    (new / "deep" / "chess" / "0.jpg").rename(odd)
+    target = tmp_path / "tasks.json"
+    done = run(labelled, new, "--output", tmp_path, "--export", "label-studio", target)
+    assert done.exit_code == 0, done.output
+    tasks = {task["data"]["name"]: task for task in json.loads(target.read_text())}
+    assert set(tasks) == {row["file"] for row in answers(tmp_path)}
+    for name, task in tasks.items():
+        url = urlsplit(task["data"]["image"])
+        assert url.path == "/data/local-files/"
+        (place,) = parse_qs(url.query)["d"]
+        assert (tmp_path / place).samefile(new / name)
+        assert "efficientnet_lite0" in task["predictions"][0]["model_version"]
+    assert "<Image " in target.with_suffix(".xml").read_text()
+
+
+# --- what comes back ----------------------------------------------------------------------------
+
+
+def annotation(number: int, choices: list[str], **more: Any) -> dict[str, Any]:
+    result = {
+        "id": f"r{number}",
+        "from_name": "label",
+        "to_name": "text",
+        "type": "choices",
+        "origin": "manual",
+        "value": {"choices": choices},
+    }
+    return {
+        "id": number,
+        "completed_by": 1,
+        "result": [result] if choices else [],
+        "was_cancelled": False,
+        "ground_truth": False,
+        "created_at": "2026-05-01T09:00:00.000000Z",
+        "updated_at": f"2026-05-01T10:00:{number:02}.000000Z",
+        "lead_time": 4.288,
+        "task": number,
+        **more,
+    }
+
+
+def task(number: int, name: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": number,
+        "data": {"name": name, "text": f"text of {name}"},
+        "annotations": annotations,
+        "predictions": [
+            {"model_version": "x", "score": 0.9, "result": annotation(9, ["wrong"])["result"]}
+        ],
+        "meta": {},
+        "project": 83,
+    }
+
+
+# K30 was relabelled, K31 skipped, K32 has only a prediction, K33 a class of its own.
+TASKS = [
+    task(1, "K30", [annotation(3, ["elm"]), annotation(1, ["ash"])]),
+    task(2, "K31", [annotation(2, ["elm"], was_cancelled=True)]),
+    task(3, "K32", []),
+    task(4, "K33", [annotation(4, ["oak, red"])]),
+    task(5, "K34", [annotation(5, [])]),
+]
+EXPECTED = {"K30": "elm", "K33": "oak, red"}
+
+
+def shortened(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """JSON_MIN: one record for each annotation, with a single choice as it is."""
+    records = []
+    for one in tasks:
+        for own in one["annotations"]:
+            record = {**one["data"], "id": one["id"]}
+            for result in own["result"]:
+                choices = result["value"]["choices"]
+                record["label"] = choices[0] if len(choices) == 1 else result["value"]
+            record |= {"annotator": 1, "annotation_id": own["id"], "lead_time": 4.288}
+            record |= {key: own[key] for key in ("created_at", "updated_at", "was_cancelled")}
+            records.append(record)
+    return records
+
+
+def export(path: Path, kind: str, tasks: list[dict[str, Any]]) -> Path:
+    if kind == "JSON":
+        path.with_suffix(".json").write_text(json.dumps(tasks))
+        return path.with_suffix(".json")
+    records = shortened(tasks)
+    if kind == "JSON_MIN":
+        path.with_suffix(".json").write_text(json.dumps(records))
+        return path.with_suffix(".json")
+    names = sorted({key for record in records for key in record})
+    with path.with_suffix(".csv").open("w", encoding="utf8") as file:
+        writer = csv.DictWriter(
+            file, names, quoting=csv.QUOTE_NONNUMERIC, delimiter="\t" if kind == "TSV" else ","
+        )
+        writer.writeheader()
+        for record in records:
+            writer.writerow(
+                {key: json.dumps(x) if isinstance(x, dict) else x for key, x in record.items()}
+            )
+    return path.with_suffix(".csv")
+
+
+@pytest.mark.parametrize("kind", ["JSON", "JSON_MIN", "CSV", "TSV"])
+def test_labels_come_back(tmp_path: Path, kind: str) -> None:
+    assert read_label_studio(export(tmp_path / "export", kind, TASKS)) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["JSON", "JSON_MIN", "CSV"])
+def test_corrections_through_the_command(tmp_path: Path, kind: str) -> None:
+    path = export(tmp_path / "export", kind, TASKS)
+    done = run(*texts(tmp_path), "--corrected", path, "--save", tmp_path / "kept.npz")
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "kept.npz") as kept:
+        assert "oak, red" in kept["class_names"].tolist()
+        assert len(kept["labels"]) == 24 + len(EXPECTED)
+
+
+@pytest.mark.parametrize("kind", ["JSON", "JSON_MIN", "CSV"])
+def test_several_choices_are_an_error(tmp_path: Path, kind: str) -> None:
+    path = export(tmp_path / "export", kind, [task(1, "K30", [annotation(1, ["elm", "ash"])])])
+    done = run(*texts(tmp_path), "--corrected", path)
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert "--corrected must have one label for each sample, got" in said
+    assert "for 'K30' in" in said
+
+
+def test_other_files(tmp_path: Path) -> None:
+    words = texts(tmp_path)
+    path = tmp_path / "export.json"
+    unnamed = task(1, "", [annotation(1, ["elm"])])
+    for content, message in (
+        ('{"a": 1}', "--corrected must be an export of Label Studio, got something else"),
+        ('[{"text": "a"}]', "--corrected must be an export of Label Studio, got something else"),
+        ("[", "must be JSON, got one that cannot be read"),
+        (json.dumps([unnamed]), "--corrected must have tasks with a name, as classify --export"),
+    ):
+        path.write_text(content)
+        done = run(*words, "--corrected", path)
+        assert done.exit_code == 1
+        assert message in " ".join(done.output.split())
+    plain = tmp_path / "corrected.csv"
+    plain.write_text("key,label\nK30,elm\n")
+    assert read_label_studio(plain) is None
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    support, labels, query, _ = embeddings()
+    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
+    np.savez(tmp_path / "new.npz", features=query)
+    files = (tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path)
+    done = run(*files, "--export", "label-studio", tmp_path / "tasks.json")
+    assert done.exit_code == 1
+    assert "--export must be omitted unless there are images or texts" in done.output
+    assert not (tmp_path / "answers.csv").exists()
+    done = run(*files, "--export", "prodigy", tmp_path / "tasks.json")
+    assert done.exit_code == 2
+    assert "--export must be label-studio and a .json file" in done.output

@@ -1,0 +1,187 @@
+"""Tables of every format in, and one file of any format out, through the command."""
+
+import csv
+import datetime as dt
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from classify_data import NAMES, embeddings, picture_folders
+from click.testing import Result
+from typer.testing import CliRunner
+
+from paddle_ext.app.classify.row_files import read_rows
+from paddle_ext.app.cli.app import app
+
+openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+
+SUPPORT, LABELS, QUERY, TRUTH = embeddings()
+DAY = dt.datetime(2026, 5, 17)
+# Ids with leading zeros, dates, a text that would be a formula, and numbers among texts.
+COLUMNS: dict[str, list[Any]] = {
+    "id": [f"00{row}" for row in range(64)],
+    "day": [DAY] * 64,
+    "note": [None if row % 3 else f"=1+{row}" for row in range(64)],
+    "mixed": [row if row % 2 else f"{row} apples" for row in range(64)],
+    **{f"f{i}": np.concatenate([SUPPORT, QUERY])[:, i].tolist() for i in range(16)},
+    "label": [*NAMES[LABELS].tolist(), *[None] * 40],
+}
+KEPT = ["id", "day", "note", "mixed", "label", "probability", "doubt"]
+
+
+def run(*words: object) -> Result:
+    done = CliRunner().invoke(app, ["classify", *map(str, words), "--device", "cpu", "--no-cache"])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def write(path: Path, columns: dict[str, list[Any]] = COLUMNS) -> Path:
+    lines = list(zip(*columns.values(), strict=True))
+    if path.suffix == ".xlsx":
+        book = openpyxl.Workbook()
+        for line in (list(columns), *lines):
+            book.active.append(line)
+            for cell in book.active[book.active.max_row]:
+                cell.data_type = "s" if isinstance(cell.value, str) else cell.data_type
+        book.create_sheet("other").append(["something", "else"])
+        book.save(path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([list(columns), *lines])
+    else:
+        records = [dict(zip(columns, line, strict=True)) for line in lines]
+        if path.suffix == ".jsonl":
+            text = "\n\n".join(json.dumps(record, default=str) for record in records)
+        else:
+            text = json.dumps(records, default=str, indent=1)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    lines = list(openpyxl.load_workbook(path).active.iter_rows(values_only=True))
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+
+
+def column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".jsonl", ".json"])
+def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
+    run(write(tmp_path / f"table{suffix}"), "--id", "id", "--output", tmp_path)
+    rows = read(tmp_path / "answers.csv")
+    assert column(rows, "id") == COLUMNS["id"][24:]
+    assert column(rows, "label") == NAMES[TRUTH].tolist()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".jsonl"])
+@pytest.mark.parametrize("target", ["all.csv", "all.xlsx", "all.parquet"])
+def test_one_file_of_every_format_is_written(tmp_path: Path, suffix: str, target: str) -> None:
+    """With the other columns of the table."""
+    output = tmp_path / target
+    done = run(write(tmp_path / f"table{suffix}"), "--output", output)
+    assert f"written: {output}" in done.output.replace("\n", " ")
+    rows = read(output)
+    assert list(rows[0]) == KEPT
+    assert column(rows, "label") == NAMES[TRUTH].tolist()
+    assert column(rows, "id") == COLUMNS["id"][24:]
+    days = {str(day)[:10] for day in column(rows, "day")}
+    assert days == {"2026-05-17"}
+    formula = "'=1+24" if output.suffix == ".csv" else "=1+24"
+    assert rows[0]["note"] == formula
+    assert [str(cell) for cell in column(rows, "mixed")] == list(map(str, COLUMNS["mixed"][24:]))
+    if output.suffix != ".csv":
+        assert isinstance(rows[0]["probability"], float)
+    if output.suffix == ".xlsx":
+        assert openpyxl.load_workbook(output).active["C2"].data_type == "s"  # not a formula
+    assert not (tmp_path / "answers.html").exists()
+
+
+def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
+    run(write(tmp_path / "table.csv"), "--output", tmp_path / "all.xlsx")
+    found = read_rows(tmp_path / "all.xlsx")
+    assert found.names == KEPT
+    assert column(read(tmp_path / "all.xlsx"), "note")[0] == found.cells[0][2] == "=1+24"
+
+
+def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
+    run(*picture_folders(tmp_path), "--output", tmp_path / "photos.xlsx")
+    rows = read(tmp_path / "photos.xlsx")
+    assert list(rows[0]) == ["file", "label", "probability", "doubt"]
+    assert {row["file"].split("/")[1] for row in rows} == {"stripes", "chess"}
+    np.savez(tmp_path / "known.npz", features=SUPPORT, labels=NAMES[LABELS])
+    np.savez(tmp_path / "new.npz", features=QUERY)
+    words = (tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path / "all.csv")
+    for more in ((), ("--one-batch",)):
+        run(*words, *more)
+        assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
+    assert column(read(tmp_path / "all.csv"), "row") == list(map(str, range(40)))
+
+
+def test_all_rows_of_a_csv_as_one_batch(tmp_path: Path) -> None:
+    """The file does not say how many there are."""
+    run(write(tmp_path / "table.csv"), "--output", tmp_path / "all.csv", "--one-batch")
+    assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
+
+
+def test_lists_in_json(tmp_path: Path) -> None:
+    columns = {
+        "embedding": np.concatenate([SUPPORT, QUERY]).tolist(),
+        "label": COLUMNS["label"],
+    }
+    run(write(tmp_path / "table.jsonl", columns), "--output", tmp_path)
+    assert column(read(tmp_path / "answers.csv"), "label") == NAMES[TRUTH].tolist()
+
+
+def test_the_sheet_that_was_read_is_named(tmp_path: Path) -> None:
+    done = run(write(tmp_path / "table.xlsx"), "--output", tmp_path)
+    said = " ".join(done.output.split())
+    assert "the sheet 'Sheet' of" in said
+    assert "was read, one of 2" in said
+
+
+def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
+    columns = COLUMNS | {"note": ["x" * 40_000] * 64}
+    done = run(write(tmp_path / "table.csv", columns), "--output", tmp_path / "all.xlsx")
+    assert "40 texts were cut to 32,767 characters, the limit of Excel" in done.output
+    assert len(read(tmp_path / "all.xlsx")[0]["note"]) == 32_767
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"{}", "must have objects with the columns as keys"),
+        ("a.json", b"[1]", "must have objects with the columns as keys"),
+        ("a.json", b"[{]", "must be JSON, got one that cannot be read"),
+        ("a.jsonl", b'{"a": 1}\n{"a"', "with an object in line 2, got one that cannot be read"),
+        ("a.xlsx", b"PK nothing", "must be a workbook of Excel, got one that cannot be read"),
+        ("a.jsonl", b"", "must begin with unique column names"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = CliRunner().invoke(app, ["classify", str(tmp_path / name), "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert message in done.output
+
+
+def test_excel_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    for words in (["table.xlsx"], ["table.csv", "--output", "all.xlsx"]):
+        (tmp_path / words[0]).write_text("a,label\n1,x\n2,y\n3,\n")
+        monkeypatch.chdir(tmp_path)
+        done = CliRunner().invoke(app, ["classify", *words])
+        assert done.exit_code == 1
+        assert "an .xlsx file needs openpyxl, which is not installed: pip install" in done.output
+        assert "paddle_ext[excel]" in done.output
