@@ -20,6 +20,7 @@ from .output import write_classes, write_labelled, write_table
 from .page import write_page
 from .samples import Labelled, Source
 from .settings import Settings
+from .suggested import Suggested, remembered
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Report:
         Doubts about the labels of labelled samples; None if no class has two of them.
     labelled, model : Path or None
         The files with that check and with the saved model.
+    suggested : Suggested or None
+        The samples to label next, if asked for, which are in the file `suggestions`.
+    suggestions : Path or None
     """
 
     answers: Answers
@@ -51,6 +55,8 @@ class Report:
     checked: LabelledCheck | None = None
     labelled: Path | None = None
     model: Path | None = None
+    suggested: Suggested | None = None
+    suggestions: Path | None = None
 
 
 def classify(
@@ -60,6 +66,8 @@ def classify(
     settings: Settings | None = None,
 ) -> Report:
     """Classify samples; writes ``answers.csv``, ``answers.html`` and ``labelled.csv``.
+
+    With `Settings.suggest` also ``suggestions.csv``.
 
     Parameters
     ----------
@@ -112,6 +120,9 @@ def classify(
     if weights is not None:
         prior, notes = prior_of(weights, names, settings.prior)
     checked = check_labelled(source.labelled, device)
+    features = list[torch.Tensor]()
+    if settings.suggest is not None:
+        source = replace(source, unlabelled=remembered(source.unlabelled, features))
     answers = answer(
         source.labelled,
         source.unlabelled,
@@ -127,7 +138,15 @@ def classify(
     notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     source = replace(source, notes=notes)
     title = page_title(new or known, answers, source.kind)
-    return write_all(Path(output), answers, source, checked, settings, title, began)
+    report = write_all(Path(output), answers, source, checked, settings, title, began)
+    if settings.suggest is None:
+        return report
+    suggested = Suggested.of(
+        answers, source.labelled, torch.cat(features), settings.suggest, device
+    )
+    path = Path(output) / "suggestions.csv"
+    suggested.write(path, name_column(source, settings))
+    return replace(report, suggested=suggested, suggestions=path)
 
 
 def open_data(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
@@ -155,9 +174,7 @@ def write_all(
         folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
     )
     pictures, texts = source.kind == "pictures", source.kind == "texts"
-    write_table(
-        table, answers, settings.columns.name or ("file" if pictures else "row"), texts=texts
-    )
+    write_table(table, answers, name_column(source, settings), texts=texts)
     write_classes(folder / "classes.csv", answers)
     if checked is not None:
         write_labelled(labelled, checked, "file" if pictures else "text" if texts else "sample")
@@ -176,6 +193,11 @@ def write_all(
         None if checked is None else labelled,
         None if settings.save is None else Path(settings.save),
     )
+
+
+def name_column(source: Source, settings: Settings) -> str:
+    """The title of the column of sample names."""
+    return settings.columns.name or ("file" if source.kind == "pictures" else "row")
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

@@ -158,7 +158,7 @@ def stream(
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
-    for name in ("save", "corrected", "parents", "prior"):
+    for name in ("save", "corrected", "parents", "prior", "suggest"):
         if (given := getattr(settings, name)) is not None:
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"

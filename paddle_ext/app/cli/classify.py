@@ -43,6 +43,8 @@ paddle-ext classify photos/july --model trees.npz
 
 paddle-ext classify photos/labelled photos/june --corrected corrected.csv
 
+paddle-ext classify photos/labelled photos/june --suggest 20
+
 paddle-ext classify photos/labelled photos/june --parents families.csv
 
 paddle-ext classify photos/labelled photos/june --prior species-here.csv
@@ -74,6 +76,7 @@ def classify(
     prior: options.Prior = None,
     label_noise: options.LabelNoise = "auto",
     corrected: options.Corrected = None,
+    suggest: options.Suggest = None,
     save: options.Save = None,
     model: options.Model = None,
     backbone: options.Backbone = "efficientnet_lite0",
@@ -100,6 +103,7 @@ def classify(
         prior=prior,
         label_noise=number_or_text(label_noise),
         corrected=corrected,
+        suggest=suggest,
         save=save,
         model=model,
         backbone=backbone,
@@ -184,7 +188,9 @@ def show_report(report: Report) -> None:
             f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a true label{more}"
         )
     show_trust(report)
-    written = (report.table, report.page, report.labelled, report.model)
+    if report.suggested is not None:
+        show.say(report.suggested.line())
+    written = (report.table, report.page, report.labelled, report.suggestions, report.model)
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 

@@ -100,6 +100,10 @@ Corrected = Annotated[
     Path | None,
     option(REVIEW, "Corrected labels, as exported by the page, used as labelled samples."),
 ]
+Suggest = Annotated[
+    int | None,
+    option(REVIEW, "How many samples to suggest for labelling next, in suggestions.csv."),
+]
 Save = Annotated[Path | None, option(REVIEW, "Save the classes in this .npz, for --model.")]
 Model = Annotated[
     Path | None,

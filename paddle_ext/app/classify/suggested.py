@@ -1,0 +1,80 @@
+"""Which samples to label next, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...presence import Suggestions, suggest
+from ...research.printable import plural
+from .answering import Answers
+from .output import decimals, write
+from .samples import Batch, Labelled
+
+NAMED = 5  # in the terminal
+
+
+def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
+    """The same batches; their features are added to a list."""
+    for batch in batches:
+        features.append(batch.features)
+        yield batch
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """Samples to label next, with the answers they are from."""
+
+    answers: Answers
+    found: Suggestions
+
+    @classmethod
+    def of(
+        cls,
+        answers: Answers,
+        labelled: Labelled,
+        features: Tensor,
+        count: int,
+        device: torch.device,
+    ) -> Suggested:
+        """From the features [N, D] of all samples, in the order of the answers."""
+        query = labelled.columns.of(features.to(device, torch.float32))
+        doubt = answers.doubt.to(device)
+        found = suggest(doubt, labelled.rows(device), query, count)
+        return cls(answers, Suggestions(*(x.cpu() for x in found)))
+
+    def names(self) -> list[str]:
+        return [self.answers.names[row] for row in self.found.queries.tolist()]
+
+    def reasons(self) -> list[str]:
+        """For each of them, why its label would help.
+
+        Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
+        labelled or suggested sample nearer to them.
+        """
+        strange = set(self.answers.strangers().tolist())
+        reasons = []
+        for row, size in zip(*(x.tolist() for x in self.found), strict=True):
+            first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
+            first = "possibly of an unknown class, " if row in strange else first
+            alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
+            reasons.append(first + ("like a labelled one" if size == 0 else alike))
+        return reasons
+
+    def line(self) -> str:
+        """The first of them, for the terminal."""
+        names = self.names()
+        more = len(names) - NAMED
+        rest = f" and {plural(more, 'other')}" if more > 0 else ""
+        return f"label next: {', '.join(names[:NAMED])}{rest}"
+
+    def write(self, path: Path, name_column: str) -> None:
+        """A CSV file, the most useful sample first."""
+        rows = self.found.queries
+        classes = [self.answers.class_names[k] for k in self.answers.labels[rows].tolist()]
+        columns = (self.names(), classes, decimals(self.answers.probability[rows]), self.reasons())
+        write(path, (name_column, "label", "probability", "reason"), zip(*columns, strict=True))
