@@ -102,8 +102,7 @@ def number_present(present: str, K: int) -> int:
 
 
 def by_suggest(task: Task, count: int) -> Tensor:
-    doubt = task.solution.doubt()
-    return presence.suggest(doubt, task.support, task.pool, count).queries
+    return presence.suggest(task.support, task.pool, count).queries
 
 
 def at_random(task: Task, count: int) -> Tensor:

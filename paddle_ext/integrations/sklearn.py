@@ -355,8 +355,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return unlabelled
         rows = self._in_columns(X)
         support, query = (rows[torch.from_numpy(x).to(rows.device)] for x in (known, ~known))
-        doubt = on(self.doubt_[~known], rows.device)
-        found: Array = unlabelled[array(suggest(doubt, support, query, count).queries)]
+        found: Array = unlabelled[array(suggest(support, query, count).queries)]
         return found
 
     def __getstate__(self) -> dict[str, Any]:

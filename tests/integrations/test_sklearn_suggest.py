@@ -21,8 +21,8 @@ def test_rows_of_fit(method: str) -> None:
     model = PaddleClassifier(method=method, device="cpu").fit(X, y)
     found = model.suggest(10)
     new = np.flatnonzero(y < 0)
-    doubt, support, query = map(torch.from_numpy, (model.doubt_[new], X[y >= 0], X[new]))
-    want = presence.suggest(doubt, support, query, 10).queries
+    support, query = torch.from_numpy(X[y >= 0]), torch.from_numpy(X[new])
+    want = presence.suggest(support, query, 10).queries
     np.testing.assert_array_equal(found, new[want.numpy()])
     assert sorted(model.suggest(10_000)) == new.tolist()
 
@@ -35,9 +35,7 @@ def test_a_table_is_standardised() -> None:
     X[:, 2] = 1000 * random.normal(size=80)
     y = np.where(np.arange(80) % 20 < 4, truth, -1)
     model = PaddleClassifier(device="cpu").fit(X, y)
-    there = presence.suggest(
-        *map(torch.from_numpy, (model.doubt_[y < 0], X[y >= 0], X[y < 0])), count=5
-    )
+    there = presence.suggest(torch.from_numpy(X[y >= 0]), torch.from_numpy(X[y < 0]), 5)
     assert model.suggest(5).tolist() != np.flatnonzero(y < 0)[there.queries.numpy()].tolist()
 
 

@@ -27,36 +27,26 @@ def made(seed: int, size: int = 120) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return rows[: len(labels)], labels, rows[len(labels) :], truth
 
 
-def by_hand(doubt: Tensor, support: Tensor, query: Tensor, count: int) -> list[int]:
-    """The rule as it is written, in float64."""
+def test_the_rule(device: str) -> None:
+    """Each suggestion reduces the sum most after those before it; two alone are equally good."""
+    support, _, query, _ = made(0, 40)
+    found = suggest(support.to(device), query.to(device), 15).queries
+    assert found.dtype == torch.int64
     unit = torch.nn.functional.normalize(torch.cat([query, support]).double())
     x = torch.nn.functional.normalize(unit - unit.mean(0))
-    square = torch.cdist(x[: len(query)], x).square()
-    chosen: list[int] = []
-    for _ in range(count):
-        there = [*chosen, *range(len(query), len(x))]
-        sums = [
-            (doubt.double().sqrt() * square[:, [*there, q]].amin(1)).sum()
-            if q not in chosen
-            else 9e9
-            for q in range(len(query))
-        ]
-        chosen.append(int(torch.tensor(sums).argmin()))
-    return chosen
-
-
-def test_the_rule() -> None:
-    support, labels, query, _ = made(0, 40)
-    doubt = paddle_ext.adaptive(support, labels, query).doubt()
-    found = suggest(doubt, support, query, 15)
-    assert found.queries.tolist() == by_hand(doubt, support, query, 15)
-    assert found.queries.dtype == torch.int64
+    square = torch.cdist(x[:40], x).square()
+    there = list(range(40, len(x)))
+    for q in found.tolist():
+        sums = torch.stack([square[:, [*there, i]].amin(1).sum() for i in range(40)])
+        assert sums[q] <= sums.min() + 1e-4
+        assert sums[q] < sums.median() - 1e-2
+        there.append(q)
 
 
 def test_stands_for() -> None:
     """Each query belongs to the labelled or suggested row that it is nearest to."""
     support, _, query, _ = made(1, 40)
-    found = suggest(torch.ones(40), support, query, 5)
+    found = suggest(support, query, 5)
     unit = unit_rows(torch.cat([query, support]))
     x = unit_rows(unit - unit.mean(0))
     known = torch.cat([x[found.queries], x[40:]])
@@ -66,37 +56,29 @@ def test_stands_for() -> None:
 
 @pytest.mark.parametrize("count", [1, 30, 40, 1000])
 def test_each_once_and_never_more_than_there_are(count: int) -> None:
-    support, labels, query, _ = made(2, 40)
-    doubt = paddle_ext.adaptive(support, labels, query).doubt()
-    found = suggest(doubt, support, query, count).queries.tolist()
+    support, _, query, _ = made(2, 40)
+    found = suggest(support, query, count).queries.tolist()
     assert len(set(found)) == len(found) == min(count, 40)
-    assert found == suggest(doubt, support, query, 40).queries.tolist()[:count]  # a prefix
-    assert found == suggest(doubt, support, query, count).queries.tolist()
+    assert found == suggest(support, query, 40).queries.tolist()[:count]  # a prefix
+    assert found == suggest(support, query, count).queries.tolist()
 
 
 def test_ties_go_to_the_first_and_copies_come_last() -> None:
     """All queries are equally good, and then copies of a suggested one are of no use."""
     support = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0]])
     query = torch.tensor([[0.0, 1, 0, 0], [0, 1, 0, 0], [0, -1, 0, 0], [0, -1, 0, 0]])
-    found = suggest(torch.full((4,), 0.5), support, query, 4)
+    found = suggest(support, query, 4)
     assert found.queries.tolist() == [0, 2, 1, 3]
-    assert suggest(torch.zeros(4), support, query, 2).queries.tolist() == [0, 2]  # none doubtful
-
-
-def test_doubt_counts() -> None:
-    support = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0]])
-    query = torch.tensor([[0.0, 1, 0, 0], [0, -1, 0, 0]])
-    assert suggest(torch.tensor([0.1, 0.4]), support, query, 1).queries.tolist() == [1]
 
 
 def test_groups_of_strangers_are_found() -> None:
-    """One of each unknown class is among the first, although all are sure of their labels."""
+    """One of each unknown class is among the first."""
     support, _, query, _ = made(3)
     generator = torch.Generator().manual_seed(8)
     unknown = torch.randn(2, DIMENSION, generator=generator).repeat_interleave(10, 0)
     unknown = unknown + 0.2 * torch.randn(20, DIMENSION, generator=generator)
     rows = torch.cat([query, unknown])
-    found = suggest(torch.full((len(rows),), 0.1), support, rows, 10).queries
+    found = suggest(support, rows, 10).queries
     groups = (found[found >= len(query)] - len(query)) // 10
     assert set(groups.tolist()) == {0, 1}
 
@@ -105,7 +87,7 @@ def test_without_labelled_rows() -> None:
     """The first suggestion is the one that most queries resemble."""
     query = torch.cat([torch.eye(4)[:1].repeat(5, 1), torch.eye(4)[1:]])
     query = query + 0.01 * torch.randn(query.shape, generator=torch.Generator().manual_seed(0))
-    found = suggest(torch.ones(8), torch.empty(0, 4), query, 4)
+    found = suggest(torch.empty(0, 4), query, 4)
     assert int(found.queries[0]) < 5
     assert found.stands_for.tolist() == [5, 1, 1, 1]
 
@@ -113,9 +95,9 @@ def test_without_labelled_rows() -> None:
 def test_many_queries_are_thinned_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[suggest.__module__], "MOST_ROWS", 30)
     support, _, query, _ = made(4, 120)
-    few = suggest(torch.ones(120), support, query, 10)
+    few = suggest(support, query, 10)
     assert (few.queries % 4 == 2).all()  # in the middle of equal parts
-    assert suggest(torch.ones(120), support, query, 50).queries.unique().numel() == 50
+    assert suggest(support, query, 50).queries.unique().numel() == 50
 
 
 def after(chosen: Tensor, task: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
@@ -132,8 +114,7 @@ def test_better_than_random() -> None:
     ours, random = [], []
     for seed in range(8):
         task = made(seed)
-        doubt = paddle_ext.adaptive(*task[:3]).doubt()
-        ours.append(after(suggest(doubt, task[0], task[2], 20).queries, task))
+        ours.append(after(suggest(task[0], task[2], 20).queries, task))
         generator = torch.Generator().manual_seed(seed)
         draws = [torch.randperm(120, generator=generator)[:20] for _ in range(3)]
         random.append(sum(after(draw, task) for draw in draws) / 3)
@@ -148,9 +129,6 @@ ROWS = torch.eye(3)
     [
         ({"count": 0}, r"count must be an integer in \[1, \d+\], got 0"),
         ({"count": 2.5}, "count must be an integer, got float"),
-        ({"doubt": torch.ones(2)}, r"doubt must have shape \[3\], one for each query, got \[2\]"),
-        ({"doubt": torch.tensor([0, 2.0, 0])}, r"doubt must be in \[0, 1\], got 0 to 2"),
-        ({"doubt": torch.tensor([0, torch.nan, 0])}, r"doubt must be in \[0, 1\], got nan"),
         ({"support": torch.ones(2, 4)}, r"support must have shape \[S, 3\] like query, got"),
         (
             {"support": torch.full((1, 3), torch.inf)},
@@ -162,14 +140,13 @@ ROWS = torch.eye(3)
     ],
 )
 def test_bad_input(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"doubt": torch.ones(3), "support": ROWS, "query": ROWS, "count": 1}
+    given: dict[str, Any] = {"support": ROWS, "query": ROWS, "count": 1}
     with pytest.raises((TypeError, ValueError), match=message):
         suggest(**(given | change))
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.half, torch.Tensor.double])
 def test_other_precisions(change: Callable[[Tensor], Tensor]) -> None:
-    support, labels, query, _ = made(5, 40)
-    doubt = paddle_ext.adaptive(support, labels, query).doubt()
-    want = suggest(doubt, support, query, 3).queries
-    assert torch.equal(suggest(doubt, change(support), change(query), 3).queries, want)
+    support, _, query, _ = made(5, 40)
+    want = suggest(support, query, 3).queries
+    assert torch.equal(suggest(change(support), change(query), 3).queries, want)

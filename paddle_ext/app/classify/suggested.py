@@ -27,7 +27,7 @@ def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Bat
 
 @dataclass(frozen=True)
 class Suggested:
-    """Samples to label next, with the answers they are from."""
+    """Samples to label next, and what was predicted for all."""
 
     answers: Answers
     found: Suggestions
@@ -41,10 +41,9 @@ class Suggested:
         count: int,
         device: torch.device,
     ) -> Suggested:
-        """From the features [N, D] of all samples, in the order of the answers."""
+        """From the features [N, D] of all samples, in order."""
         query = labelled.columns.of(features.to(device, torch.float32))
-        doubt = answers.doubt.to(device)
-        found = suggest(doubt, labelled.rows(device), query, count)
+        found = suggest(labelled.rows(device), query, count)
         return cls(answers, Suggestions(*(x.cpu() for x in found)))
 
     def names(self) -> list[str]:

@@ -60,7 +60,7 @@ def test_the_order_is_that_of_the_function(
     settings = Settings(device="cpu", cache=None, suggest=6, batch=batch)
     report = classify(*files, tmp_path / "out", settings)
     known, new = (torch.from_numpy(np.load(path)["features"]) for path in files)
-    want = presence.suggest(report.answers.doubt, known, new, 6).queries
+    want = presence.suggest(known, new, 6).queries
     assert report.suggestions is not None
     assert [row["row"] for row in table(report.suggestions)] == [
         report.answers.names[row] for row in want.tolist()
