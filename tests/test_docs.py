@@ -23,6 +23,7 @@ NEEDS = {
     "docs/estimator.md": ["sklearn"],
     "docs/prior.md": ["sklearn"],
     "docs/quickstart.md": ["sklearn"],
+    "docs/suggest.md": ["sklearn"],
     "docs/training.md": ["PIL", "matplotlib", "safetensors"],
 }
 # Code that would take long here runs with smaller sizes. Each text must be on the page, once; what

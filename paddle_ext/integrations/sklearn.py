@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import check
 from ..ops.paddle_large import returns_all
+from ..presence import suggest
 from ..prevalence import Prevalence
 from ..rule.label_noise import check_label_noise
 from ..solution import Solution
@@ -271,6 +272,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.calibrated_ = self.method == "adaptive" and named_or_two
         self._set_batch(fit)
         self._set_rows(fit.solution, labels, known, rows.dtype)
+        self._batch = X, known
         return self
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **names: Any) -> Array:
@@ -336,6 +338,31 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if solution is not None:
             self.label_distributions_[~known] = found
 
+    def suggest(self, count: int) -> Array:
+        """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
+
+        [count] int64, the most useful first; all of them if there are fewer. For people who can
+        label a few more rows; see `paddle_ext.presence.suggest`. `X` must not have been changed
+        since, and a pickled model no longer has it.
+        """
+        check_is_fitted(self)
+        count = check.integer("count", count)
+        if not hasattr(self, "_batch"):
+            raise ValueError("suggest must be called before a model is pickled, got a loaded one")
+        X, known = self._batch
+        unlabelled = np.flatnonzero(~known)
+        if not len(unlabelled):
+            return unlabelled
+        rows = self._in_columns(X)
+        support, query = (rows[torch.from_numpy(x).to(rows.device)] for x in (known, ~known))
+        found: Array = unlabelled[array(suggest(support, query, count).queries)]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("_batch", None)  # as large as the data, and only for `suggest`
+        return state
+
     # --- new rows -------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> Array:
@@ -395,7 +422,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return self._in_columns(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
+
+    def _in_columns(self, X: Array) -> Tensor:
         rows = on(X, chosen_device(self.device))
         return Columns(**tensors(self._columns, rows.device)).of(rows)
 

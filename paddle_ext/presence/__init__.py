@@ -1,10 +1,21 @@
-"""What is in a batch that its probabilities do not say: strangers, groups, and wrong labels.
+"""What is in a batch that its probabilities do not say: strangers, groups, wrong labels,
+and which samples to label next.
 
 A `Solution` itself says which classes are present and which labels are doubtful.
 """
 
 from .hierarchy import RolledUp, roll_up
+from .suggest import Suggestions, suggest
 from .unknown import novelty, strangers
 from .wrong_labels import LabelDoubt, label_doubt
 
-__all__ = ["LabelDoubt", "RolledUp", "label_doubt", "novelty", "roll_up", "strangers"]
+__all__ = [
+    "LabelDoubt",
+    "RolledUp",
+    "Suggestions",
+    "label_doubt",
+    "novelty",
+    "roll_up",
+    "strangers",
+    "suggest",
+]

@@ -28,6 +28,7 @@ from .page import write_page
 from .samples import Labelled, Source
 from .settings import Settings
 from .sorting import check_sort_into, sort_into
+from .suggested import Suggested, remembered
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Report:
     labelled, model, final, sorted_into : Path or None
         The files with the check of the labelled samples, the saved model and all labels, and the
         folder of sorted images.
+    suggested : Suggested or None
+        The samples to label next, if asked for, which are in the file `suggestions`.
+    suggestions : Path or None
     """
 
     outcome: Outcome
@@ -60,6 +64,8 @@ class Report:
     model: Path | None = None
     final: Path | None = None
     sorted_into: Path | None = None
+    suggested: Suggested | None = None
+    suggestions: Path | None = None
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -81,6 +87,8 @@ def classify(
     settings: Settings | None = None,
 ) -> Report:
     """Classify samples; writes ``answers.csv``, ``answers.html`` and ``labelled.csv``.
+
+    With `Settings.suggest` also ``suggestions.csv``.
 
     Parameters
     ----------
@@ -139,13 +147,18 @@ def classify(
         notes += more
     checked = check_labelled(source.labelled, device)
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.before.labels))
+    features = list[torch.Tensor]()
+    if settings.suggest is not None:
+        source = replace(source, unlabelled=remembered(source.unlabelled, features))
+        corrected = replace(corrected, source=source)
     answers = all_answers(corrected, settings, device, hierarchy, prior)
     outcome = Outcome(answers, corrected, checked, accuracy)
     notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     outcome = replace(outcome, corrected=replace(corrected, source=replace(source, notes=notes)))
     title = page_title(new or known, answers, source.kind)
     order = {} if settings.final is None else order_of(opened)
-    return write_all(Path(output), outcome, settings, title, order, began)
+    report = write_all(Path(output), outcome, settings, title, order, began)
+    return report if settings.suggest is None else with_suggestions(report, features, settings)
 
 
 def data_names(known: Path, new: Path | None, settings: Settings) -> DataNames:
@@ -214,10 +227,10 @@ def write_all(
         folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
     )
     pictures, texts = source.kind == "pictures", source.kind == "texts"
-    name_column = settings.columns.name or ("file" if pictures else "row")
+    column = name_column(source, settings)
     if settings.corrections:
         write_corrections(folder / KEPT, corrected.kept)
-    write_table(table, answers, name_column, texts=texts)
+    write_table(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
@@ -228,7 +241,7 @@ def write_all(
     if settings.save is not None:
         save_model(Path(settings.save), source, settings)
     if settings.final is not None:
-        write_final(Path(settings.final), answers, corrected, name_column, order, texts=texts)
+        write_final(Path(settings.final), answers, corrected, column, order, texts=texts)
     if settings.sort_into is not None:
         sort_into(Path(settings.sort_into), answers)
     write_page(page, outcome, title, time.perf_counter() - began)
@@ -244,6 +257,24 @@ def write_all(
         settings.final,
         settings.sort_into,
     )
+
+
+def with_suggestions(report: Report, features: list[torch.Tensor], settings: Settings) -> Report:
+    """Write the samples to label next, given the features of those that have no label yet."""
+    corrected = report.outcome.corrected
+    labelled, done = corrected.source.labelled, set(corrected.places)
+    rows = [row for row in range(len(report.answers)) if row not in done]
+    if not rows:
+        return report
+    suggested = Suggested.of(report.answers, rows, labelled, torch.cat(features), settings)
+    path = report.table.parent / "suggestions.csv"
+    suggested.write(path, name_column(corrected.source, settings))
+    return replace(report, suggested=suggested, suggestions=path)
+
+
+def name_column(source: Source, settings: Settings) -> str:
+    """The title of the column of sample names."""
+    return settings.columns.name or ("file" if source.kind == "pictures" else "row")
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

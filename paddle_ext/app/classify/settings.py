@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ... import check
 from ...research.files import user_cache
 from ...rule.label_noise import AUTO, check_label_noise
 from .networks import DEFAULT
@@ -57,6 +58,8 @@ class Settings:
         A CSV of classes and their parents, any depth, for `presence.roll_up`.
     prior : Path or None
         A CSV of classes and their weights, what is known of the class proportions.
+    suggest : int or None
+        How many samples to suggest for labelling, in ``suggestions.csv``; None: none.
     batch, label_noise
         As in `answer`.
     device : str or None
@@ -83,6 +86,7 @@ class Settings:
     sort_into: Path | None = None
     parents: Path | None = None
     prior: Path | None = None
+    suggest: int | None = None
     batch: int | None = None
     label_noise: float | str = AUTO
     device: str | None = None
@@ -91,6 +95,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_label_noise("label_noise", self.label_noise)
+        if self.suggest is not None:
+            check.integer("suggest", self.suggest)
 
     @property
     def corrections(self) -> list[Path]:

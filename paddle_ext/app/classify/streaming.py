@@ -167,7 +167,8 @@ def stream(
 
 
 def check_settings(settings: Settings, one_batch: bool) -> None:
-    for name in ("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior"):
+    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
+    for name in (*only_with_a_folder, "prior", "suggest"):
         if (given := getattr(settings, name)) not in (None, ()):
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"

@@ -47,6 +47,8 @@ paddle-ext classify photos/labelled photos/june --corrected corrected.csv --fina
 
 paddle-ext classify photos/labelled photos/june --sort-into sorted
 
+paddle-ext classify photos/labelled photos/june --suggest 20
+
 paddle-ext classify photos/labelled photos/june --parents families.csv
 
 paddle-ext classify photos/labelled photos/june --prior species-here.csv
@@ -81,6 +83,7 @@ def classify(
     final: options.Final = None,
     sort_into: options.SortInto = None,
     export: options.Export = None,
+    suggest: options.Suggest = None,
     save: options.Save = None,
     model: options.Model = None,
     backbone: options.Backbone = "efficientnet_lite0",
@@ -111,6 +114,7 @@ def classify(
         final=final,
         sort_into=sort_into,
         label_studio=label_studio_file(export),
+        suggest=suggest,
         save=save,
         model=model,
         backbone=backbone,
@@ -273,10 +277,13 @@ def show_report(report: Report) -> None:
             f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a true label{more}"
         )
     show_trust(report)
+    if report.suggested is not None:
+        show.say(report.suggested.line())
     written = (
         report.table,
         report.page,
         report.labelled,
+        report.suggestions,
         report.model,
         report.final,
         report.sorted_into,

@@ -128,6 +128,10 @@ Export = Annotated[
         rich_help_panel=REVIEW,
     ),
 ]
+Suggest = Annotated[
+    int | None,
+    option(REVIEW, "How many samples to suggest for labelling next, in suggestions.csv."),
+]
 Save = Annotated[Path | None, option(REVIEW, "Save the classes in this .npz, for --model.")]
 Model = Annotated[
     Path | None,

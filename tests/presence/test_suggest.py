@@ -1,0 +1,152 @@
+"""Which samples to label next."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext.presence import suggest
+from paddle_ext.rows import unit_rows
+
+CLASSES, DIMENSION = 12, 24
+
+
+def made(seed: int, size: int = 120) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two labelled rows a class, and queries of a few overlapping kinds of each class."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randn(3 * CLASSES, DIMENSION, generator=generator)
+    labels = torch.arange(CLASSES).repeat(2)
+    truth = torch.randint(CLASSES, (size,), generator=generator)
+    own = torch.randint(3, (len(labels) + size,), generator=generator)
+    centres = kinds[3 * torch.cat([labels, truth]) + own]
+    rows = centres + 0.5 * torch.randn(len(centres), DIMENSION, generator=generator)
+    return rows[: len(labels)], labels, rows[len(labels) :], truth
+
+
+def test_the_rule(device: str) -> None:
+    """Each suggestion reduces the sum most after those before it; two alone are equally good."""
+    support, _, query, _ = made(0, 40)
+    found = suggest(support.to(device), query.to(device), 15).queries
+    assert found.dtype == torch.int64
+    unit = torch.nn.functional.normalize(torch.cat([query, support]).double())
+    x = torch.nn.functional.normalize(unit - unit.mean(0))
+    square = torch.cdist(x[:40], x).square()
+    there = list(range(40, len(x)))
+    for q in found.tolist():
+        sums = torch.stack([square[:, [*there, i]].amin(1).sum() for i in range(40)])
+        assert sums[q] <= sums.min() + 1e-4
+        assert sums[q] < sums.median() - 1e-2
+        there.append(q)
+
+
+def test_stands_for() -> None:
+    """Each query belongs to the labelled or suggested row that it is nearest to."""
+    support, _, query, _ = made(1, 40)
+    found = suggest(support, query, 5)
+    unit = unit_rows(torch.cat([query, support]))
+    x = unit_rows(unit - unit.mean(0))
+    known = torch.cat([x[found.queries], x[40:]])
+    owner = torch.cdist(x[:40].double(), known.double()).argmin(1)
+    assert found.stands_for.tolist() == [int((owner == i).sum()) for i in range(5)]
+
+
+@pytest.mark.parametrize("count", [1, 30, 40, 1000])
+def test_each_once_and_never_more_than_there_are(count: int) -> None:
+    support, _, query, _ = made(2, 40)
+    found = suggest(support, query, count).queries.tolist()
+    assert len(set(found)) == len(found) == min(count, 40)
+    assert found == suggest(support, query, 40).queries.tolist()[:count]  # a prefix
+    assert found == suggest(support, query, count).queries.tolist()
+
+
+def test_ties_go_to_the_first_and_copies_come_last() -> None:
+    """All queries are equally good, and then copies of a suggested one are of no use."""
+    support = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0]])
+    query = torch.tensor([[0.0, 1, 0, 0], [0, 1, 0, 0], [0, -1, 0, 0], [0, -1, 0, 0]])
+    found = suggest(support, query, 4)
+    assert found.queries.tolist() == [0, 2, 1, 3]
+
+
+def test_groups_of_strangers_are_found() -> None:
+    """One of each unknown class is among the first."""
+    support, _, query, _ = made(3)
+    generator = torch.Generator().manual_seed(8)
+    unknown = torch.randn(2, DIMENSION, generator=generator).repeat_interleave(10, 0)
+    unknown = unknown + 0.2 * torch.randn(20, DIMENSION, generator=generator)
+    rows = torch.cat([query, unknown])
+    found = suggest(support, rows, 10).queries
+    groups = (found[found >= len(query)] - len(query)) // 10
+    assert set(groups.tolist()) == {0, 1}
+
+
+def test_without_labelled_rows() -> None:
+    """The first suggestion is the one that most queries resemble."""
+    query = torch.cat([torch.eye(4)[:1].repeat(5, 1), torch.eye(4)[1:]])
+    query = query + 0.01 * torch.randn(query.shape, generator=torch.Generator().manual_seed(0))
+    found = suggest(torch.empty(0, 4), query, 4)
+    assert int(found.queries[0]) < 5
+    assert found.stands_for.tolist() == [5, 1, 1, 1]
+
+
+def test_many_queries_are_thinned_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[suggest.__module__], "MOST_ROWS", 30)
+    support, _, query, _ = made(4, 120)
+    few = suggest(support, query, 10)
+    assert (few.queries % 4 == 2).all()  # in the middle of equal parts
+    assert suggest(support, query, 50).queries.unique().numel() == 50
+
+
+def after(chosen: Tensor, task: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+    """The share of all queries that are right, with the chosen ones labelled."""
+    support, labels, query, truth = task
+    rest = torch.ones(len(query), dtype=torch.bool)
+    rest[chosen] = False
+    rows, known = torch.cat([support, query[chosen]]), torch.cat([labels, truth[chosen]])
+    found = paddle_ext.adaptive(rows, known, query[rest]).labels == truth[rest]
+    return (int(found.sum()) + len(chosen)) / len(query)
+
+
+def test_better_than_random() -> None:
+    ours, random = [], []
+    for seed in range(8):
+        task = made(seed)
+        ours.append(after(suggest(task[0], task[2], 20).queries, task))
+        generator = torch.Generator().manual_seed(seed)
+        draws = [torch.randperm(120, generator=generator)[:20] for _ in range(3)]
+        random.append(sum(after(draw, task) for draw in draws) / 3)
+    assert sum(ours) / 8 > sum(random) / 8 + 0.03
+
+
+ROWS = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": 0}, r"count must be an integer in \[1, \d+\], got 0"),
+        ({"count": 2.5}, "count must be an integer, got float"),
+        ({"support": torch.ones(2, 4)}, r"support must have shape \[S, 3\] like query, got"),
+        (
+            {"support": torch.full((1, 3), torch.inf)},
+            r"support must be finite, got inf at \[0, 0\]",
+        ),
+        ({"query": torch.ones(3)}, r"query must have shape \[Q, D\] with a row, got \[3\]"),
+        ({"query": torch.ones(0, 3)}, r"query must have shape \[Q, D\] with a row, got \[0, 3\]"),
+        ({"query": torch.ones(3, 3, dtype=torch.int64)}, "query must be float16, bfloat16,"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"support": ROWS, "query": ROWS, "count": 1}
+    with pytest.raises((TypeError, ValueError), match=message):
+        suggest(**(given | change))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.half, torch.Tensor.double])
+def test_other_precisions(change: Callable[[Tensor], Tensor]) -> None:
+    support, _, query, _ = made(5, 40)
+    want = suggest(support, query, 3).queries
+    assert torch.equal(suggest(change(support), change(query), 3).queries, want)
