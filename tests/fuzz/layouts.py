@@ -2,8 +2,8 @@
 
 Sizes lie around those where the code takes another path; numbers are subnormal, of mixed
 magnitudes, sparse, whole, or zero in whole rows; some calls return only the largest probabilities,
-and some share one support. Each call must equal, bit by bit, the call with contiguous tensors, and
-have the labels of the reference in float64 where that is sure. By hand, on the CPU or a GPU::
+and some share one support. Each call must be bitwise identical to the one with contiguous tensors,
+and have the labels of the reference in float64 where that is sure. By hand, on the CPU or a GPU::
 
     python tests/fuzz/layouts.py --calls 3000 --seed 1 --device cuda
     python tests/fuzz/layouts.py --only 1000017    # one call again, by its own seed

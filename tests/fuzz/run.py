@@ -4,7 +4,7 @@ On the CPU they run under AddressSanitizer and UBSan, for which the native modul
 into `build/fuzz`. Their library comes first in every process (LD_PRELOAD), and `torch_memory.cpp`
 after it, so that memory of torch's tensors is theirs too, with redzones around it: `overread.py`
 must be caught, or nothing is run. Every round is a fuzzer in a process of its own, with another
-seed, and each SIMD level of the machine in turn. With `--cuda N`, N processes beside them call the
+seed, and each SIMD level of the machine in turn. With `--cuda N`, N processes alongside call the
 package that Python finds on a GPU; `--memcheck` runs those under compute-sanitizer.
 
 A round that fails is reported with its command and last output, and the others continue; the exit
