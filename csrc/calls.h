@@ -91,7 +91,8 @@ PyObject* guarded(const Body& body) {
 class WithoutGil {
   public:
     WithoutGil() : state_(PyEval_SaveThread()), call_(handled, this) {}
-    ~WithoutGil() { PyEval_RestoreThread(state_); }
+    // While the interpreter ends, Python ends other threads here, by an exception of its own.
+    ~WithoutGil() noexcept(false) { PyEval_RestoreThread(state_); }
 
   private:
     static bool on_main_thread() {

@@ -10,6 +10,7 @@ folder=$PWD/build/engines
 mkdir -p "$folder"
 
 declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open_clip,onnx,text)
+declare -A more=([ray]="" [spark]="" [encoders]=onnx) # what the tests write models with
 declare -A tests=(
     [ray]="tests/integrations/test_batch_engines.py -k not(spark)"
     [spark]="tests/integrations/test_batch_engines.py -k not(ray)"
@@ -34,7 +35,8 @@ for name in ${ENGINES:-ray spark encoders}; do
     environment=$folder/$name
     [[ -x $environment/bin/python ]] || "$python" -m venv "$environment"
     pip=("$environment/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt)
-    "${pip[@]}" "${wheel}[test,${extras[$name]}]"
+    # shellcheck disable=SC2086
+    "${pip[@]}" "${wheel}[test,${extras[$name]}]" ${more[$name]}
     "${pip[@]}" --no-deps --force-reinstall "$wheel"
     # A test skipped for want of what this environment is made for has not passed.
     # shellcheck disable=SC2086
