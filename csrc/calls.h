@@ -91,8 +91,7 @@ PyObject* guarded(const Body& body) {
 class WithoutGil {
   public:
     WithoutGil() : state_(PyEval_SaveThread()), call_(handled, this) {}
-    // While the interpreter ends, Python ends other threads here, by an exception of its own.
-    ~WithoutGil() noexcept(false) { PyEval_RestoreThread(state_); }
+    ~WithoutGil() { PyEval_RestoreThread(state_); }
 
   private:
     static bool on_main_thread() {
