@@ -4,7 +4,7 @@
 #   PADDLE_EXT_CUDA=AUTO|ON|OFF          the CUDA backend
 #   PADDLE_EXT_CUDA_ARCHITECTURES=80;90  its architectures; default: the GPU of this machine
 #   WERROR=ON                            compiler warnings are errors
-#   WORKERS=2                            processes of make test, each with one thread
+#   WORKERS=2                            processes of make test and make fuzz
 #   MINUTES=30                           duration of make fuzz
 #   TEST_ARGS="-k fork"                  more arguments for pytest; DEMO_ARGS, BENCH_ARGS likewise
 
@@ -30,7 +30,7 @@ CODE := paddle_ext tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-install fuzz lint format docs wheel bench build deps clean distclean FORCE
+.PHONY: help demo test test-slow test-install test-engines fuzz lint format docs wheel bench build deps clean distclean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -47,8 +47,11 @@ test-slow: $(BUILD) ## run the slow tests, which extend the others
 test-install: | $(BIN)/python ## run the commands of every page, each with only the packages the page names
 	$(BIN)/python tests/install/pages.py $(TEST_ARGS)
 
+test-engines: ## run the tests of Ray, Spark and encoders, each in an environment of its own
+	PYTHON='$(PYTHON)' PADDLE_EXT_CUDA=OFF TEST_ARGS='$(TEST_ARGS)' tests/install/engines.sh
+
 fuzz: $(DEPS) ## build with sanitizers, then make random calls for MINUTES
-	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --jobs $(WORKERS)
 
 lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/ruff check .
@@ -58,6 +61,7 @@ lint: $(DEPS) ## check style and types, without a build
 	$(BIN)/codespell
 	$(BIN)/python docs/check_words.py
 	.github/actionlint.sh
+	$(BIN)/zizmor --offline --quiet .github
 
 format: $(DEPS) ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix-only .

@@ -76,6 +76,26 @@ inline void read(PyObject* value, PosteriorSizes& sizes) {
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
 }
 
+template <typename Struct, typename = void>
+constexpr bool kHasDType = false;
+template <typename Struct>
+constexpr bool kHasDType<Struct, std::void_t<decltype(&Struct::dtype)>> = true;
+
+// The address of an array must be a multiple of the size of its numbers, or at least, if that may be
+// larger than the size of the features, of theirs.
+template <typename Item, typename Struct>
+void check_address(const Item* array, const Struct& of) {
+    size_t bytes = 1;
+    if constexpr (!std::is_void_v<Item>) {
+        bytes = alignof(Item);
+    } else if constexpr (kHasDType<Struct>) {
+        bytes = of.dtype == DType::kFloat64 ? 8 : of.dtype == DType::kFloat32 ? 4 : 2;
+    }
+    if (reinterpret_cast<uintptr_t>(array) % bytes != 0) {
+        throw py::value_error("must be at a multiple of " + std::to_string(bytes) + " bytes");
+    }
+}
+
 // The type of a field in Python.
 template <typename Field>
 std::string type_of() {
@@ -121,8 +141,12 @@ class Keywords {
     Keywords& add_as(const std::string& name) {
         PyObject* const interned = PyUnicode_InternFromString(name.c_str());
         if (interned == nullptr) throw py::error_already_set();
-        const auto set = [](PyObject* value, Struct& to) { read(value, member<Path...>(to)); };
         using Field = std::remove_reference_t<decltype(member<Path...>(std::declval<Struct&>()))>;
+        const auto set = [](PyObject* value, Struct& to) {
+            Field& field = member<Path...>(to);
+            read(value, field);
+            if constexpr (std::is_pointer_v<Field>) check_address(field, to);
+        };
         list_.push_back({name, interned, type_of<Field>(), set});
         return *this;
     }

@@ -219,8 +219,8 @@ def of_array(x: np.ndarray[Any, Any]) -> Any:
     if x.dtype.kind not in "biuf" or x.itemsize > 8:
         return x  # the next check raises the error
     # torch supports neither foreign byte orders nor negative strides, and warns about read-only
-    # memory.
-    order_known = x.dtype.isnative and min(x.strides, default=0) >= 0
+    # memory; numbers between two addresses are nobody's.
+    order_known = x.dtype.isnative and min(x.strides, default=0) >= 0 and x.flags.aligned
     wide = x.dtype.kind == "u" and 1 < x.itemsize < 8  # torch supports few operations on these
     if wide or not order_known or not x.flags.writeable:
         x = x.astype(np.int64 if wide else x.dtype.newbyteorder("="), order="C")

@@ -1,8 +1,10 @@
-"""What all tests share: the marker ``cuda``, places to run at, the profiles of hypothesis."""
+"""What all tests share: the marker ``cuda``, places to run at, time limits, number of threads."""
 
 import contextlib
+import faulthandler
 import importlib.util
 import os
+import signal
 import sys
 import warnings
 from functools import cache
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from problems import Place
 
 ROOT = Path(__file__).resolve().parents[1]
+SLOWER = 4  # times the limit, for tests marked slow
+
+# Before torch is imported. The tensors are small: threads, and those of several workers all the
+# more, would mostly wait for each other.
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+os.environ.setdefault("OMP_NUM_THREADS", "1" if WORKER else str(min(2, os.cpu_count() or 1)))
 
 # `python -m pytest` puts the checkout on the path, where it hides an installed package behind a
 # source tree that has no native module.
@@ -73,6 +81,32 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the time limit of a test."""
+    parser.addoption("--limit", type=float, default=300.0, help="seconds that a test may take")
+
+
+stderr_stash = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the standard error of the process, which tests have replaced by a file."""
+    config.stash[stderr_stash] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> "Iterator[object]":
+    """End a process whose test takes too long, wherever it hangs; another worker continues."""
+    slow = item.get_closest_marker("slow") is not None
+    limit = item.config.getoption("limit") * (SLOWER if slow else 1)
+    where = item.config.stash[stderr_stash]
+    faulthandler.dump_traceback_later(limit, exit=True, file=where)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 # One skip from one place, and not marks: pytest then folds all of them into one line.
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail where CUDA is required, the tests marked ``cuda`` without CUDA."""
@@ -112,6 +146,14 @@ def one_thread() -> "Iterator[None]":
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ctrl_c() -> "Iterator[None]":
+    """Children heed Ctrl-C, even if this process ignores it, as background jobs of a shell do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,23 @@
-"""Every CUDA kernel on small tasks, to be run under a checker of memory and of races:
+"""Every CUDA kernel on small tasks, in parts, to be run under a checker of memory and of races.
 
-compute-sanitizer --tool memcheck python tests/sanitize.py
-compute-sanitizer --tool racecheck python tests/sanitize.py cuda adapt   # only some of them
+All parts, each in a process of its own with a time limit, several at once; the exit status is 1 if
+one of them does not end, or has an error::
+
+    python tests/sanitize.py --under memcheck
+    python tests/sanitize.py --under racecheck --jobs 4 --seconds 120
+
+Some of them by hand::
+
+    compute-sanitizer --tool racecheck python tests/sanitize.py cuda adapt solve-3
 """
 
+import argparse
+import concurrent.futures
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -90,29 +103,42 @@ def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> Non
         paddle_ext.tim(support, bad, query.half(), alphas=(2.0, 7.0, 5.0), **options)
 
 
-def run(device: str) -> None:
+def task(device: str, shape: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """A support that two tasks share, its labels, the queries, and K."""
     torch.manual_seed(0)
-    for Q, K, D, shots in SHAPES:
-        labels = torch.arange(K, device=device).repeat(shots)
-        centres = 2 * torch.randn(K, D, device=device)
-        present = torch.randint(0, 3, (2, Q), device=device)
-        support = centres[labels] + torch.randn(K * shots, D, device=device)
-        query = centres[present] + torch.randn(2, Q, D, device=device)
-        own = support.repeat(2, 1, 1), labels.repeat(2, 1)
-        for scaling in ("none", "minmax", "auto"):
-            options = {"num_classes": K, "scaling": scaling, "max_iter": 12}
-            paddle_ext.solve(*own, query, tol=0.0, return_prototypes=True, **options)
-            paddle_ext.solve(support, labels, query, validate=False, **options)
-        bank = torch.cat([support, query[0]]).half()
-        rows = torch.arange(len(bank), device=device)
-        paddle_ext.solve_indexed(
-            bank, rows[: len(labels)], labels, rows[None, len(labels) :], return_prototypes=True
-        )
-        half = support.half(), labels, query.half()
-        for options in ({}, {"alphas": (2.0, 7.0, 5.0)}, {"solver": "adm", "learning_rate": 1.0}):
-            paddle_ext.tim(*own, query, max_iter=3, return_losses=True, **options)
-            paddle_ext.tim(*half, num_classes=K, max_iter=2, validate=False, **options)
-        run_out_of_range(bank, labels, query, K)
+    Q, K, D, shots = SHAPES[shape]
+    labels = torch.arange(K, device=device).repeat(shots)
+    centres = 2 * torch.randn(K, D, device=device)
+    present = torch.randint(0, 3, (2, Q), device=device)
+    support = centres[labels] + torch.randn(K * shots, D, device=device)
+    return support, labels, centres[present] + torch.randn(2, Q, D, device=device), K
+
+
+def run_solve(device: str, shape: int) -> None:
+    support, labels, query, K = task(device, shape)
+    own = support.repeat(2, 1, 1), labels.repeat(2, 1)
+    for scaling in ("none", "minmax", "auto"):
+        options = {"num_classes": K, "scaling": scaling, "max_iter": 4}
+        paddle_ext.solve(*own, query, tol=0.0, return_prototypes=True, **options)
+        paddle_ext.solve(support, labels, query, validate=False, **options)
+    bank = torch.cat([support, query[0]]).half()
+    rows = torch.arange(len(bank), device=device)
+    index = rows[: len(labels)], labels, rows[None, len(labels) :]
+    paddle_ext.solve_indexed(bank, *index, return_prototypes=True, max_iter=4)
+
+
+def run_tim(device: str, shape: int) -> None:
+    support, labels, query, K = task(device, shape)
+    own = support.repeat(2, 1, 1), labels.repeat(2, 1)
+    half = support.half(), labels, query.half()
+    for options in ({}, {"alphas": (2.0, 7.0, 5.0)}, {"solver": "adm", "learning_rate": 1.0}):
+        paddle_ext.tim(*own, query, max_iter=3, return_losses=True, **options)
+        paddle_ext.tim(*half, num_classes=K, max_iter=2, validate=False, **options)
+
+
+def run_bounds(device: str, shape: int) -> None:
+    support, labels, query, K = task(device, shape)
+    run_out_of_range(torch.cat([support, query[0]]).half(), labels, query, K)
 
 
 def run_large(device: str) -> None:
@@ -126,10 +152,62 @@ def run_large(device: str) -> None:
             paddle_ext.adaptive(*task, **options)
 
 
-PARTS = {"solve": run, "sinkhorn": run_sinkhorn, "adapt": run_adapt, "large": run_large}
+PARTS: dict[str, Callable[[str], None]] = {
+    "sinkhorn": run_sinkhorn,
+    "adapt": run_adapt,
+    "large": run_large,
+}
+for number in range(len(SHAPES)):
+    for name, body in (("solve", run_solve), ("tim", run_tim), ("bounds", run_bounds)):
+        PARTS[f"{name}-{number}"] = partial(body, shape=number)
+
+
+def under(tool: str, seconds: float, part: str) -> tuple[str, bool]:
+    """Run a part under a tool of compute-sanitizer; a line of text, and whether it passed."""
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, __file__, "cuda", part],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{part:12} did not end in {seconds:.0f} s\n", False
+    took, passed = time.monotonic() - start, done.returncode == 0
+    told = "" if passed else done.stdout[-3000:]
+    summary = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
+    return f"{part:12} {took:6.1f} s {' '.join(summary)}\n{told}", passed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("device", nargs="?", default="cuda")
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="part")
+    parser.add_argument("--under", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
+    parser.add_argument("--jobs", type=int, default=2, help="parts at once")
+    parser.add_argument("--seconds", type=float, default=120, help="that a part may take")
+    arguments = parser.parse_args()
+    if arguments.under is None:
+        for part in arguments.parts:
+            PARTS[part](arguments.device)
+        sys.stdout.write("all kernels have run\n")
+        return
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        run = partial(under, arguments.under, arguments.seconds)
+        running = [pool.submit(run, part) for part in arguments.parts]
+        for one in concurrent.futures.as_completed(running):
+            text, passed = one.result()
+            failed += not passed
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    sys.stdout.write(f"{arguments.under}: {len(arguments.parts)} parts, {failed} failed\n")
+    raise SystemExit(bool(failed))
+
 
 if __name__ == "__main__":
-    where, *parts = sys.argv[1:] or ["cuda"]
-    for part in parts or PARTS:
-        PARTS[part](where)
-    sys.stdout.write("all kernels have run\n")
+    main()

@@ -174,7 +174,9 @@ static void tim_write(const TimPass<T>& pass, int64_t task) {
         for (int64_t i = panel * kPanel; i < (panel + 1) * kPanel; ++i) {
             if (i < s.S || i >= s.N) continue;
             T* const to = probabilities + (i - s.S) * s.K;
-            for (int64_t k = 0; k < s.K; ++k) to[k] = s.p[k * s.stride + i];
+            double sum = 0;  // a sum in T of a hundred classes is off by 1e-6
+            for (int64_t k = 0; k < s.K; ++k) sum += double(s.p[k * s.stride + i]);
+            for (int64_t k = 0; k < s.K; ++k) to[k] = T(double(s.p[k * s.stride + i]) / sum);
         }
     }
     for (int64_t k = 0; k < s.K; ++k) {

@@ -305,13 +305,13 @@ __device__ void finish_queries(const Task& t) {
         float* const out = static_cast<float*>(t.c.call.probabilities) + (task * n.Q + q) * n.K;
         // The label is taken from the scores: probabilities may be equal where scores are not.
         const float best = row.subtract_norms(t.norm_parts, t.chunks);
-        float sum = 0.0f;
+        double sum = 0.0;
         int label = INT32_MAX;
         for (int64_t k = row.lane; k < n.K; k += 32) {
-            sum += tim_exp(t.temperature * (row.scores[k] - best));
+            sum += double(tim_exp(t.temperature * (row.scores[k] - best)));
             if (row.scores[k] == best) label = min(label, int(k));
         }
-        const float inverse = 1.0f / warp_sum(sum);
+        const float inverse = float(1.0 / warp_sum(sum));
         label = __reduce_min_sync(kAllLanes, label);
         for (int64_t k = row.lane; k < n.K; k += 32) {
             out[k] = tim_exp(t.temperature * (row.scores[k] - best)) * inverse;

@@ -14,7 +14,7 @@ from .large.fixed import RowResults, is_large
 from .large.logits import adapt_large
 from .large.steps import State
 from .operators import allocator, computable, register, target, workspace
-from .pointers import pointer, pointers_to_new
+from .pointers import packed, pointer, pointers_to_new
 
 # Labels, probabilities, proportions, dual, iterations, criterion, concentration, bound, prior.
 Outputs: TypeAlias = tuple[Tensor, ...]
@@ -78,7 +78,7 @@ def adapt_kernel(
         return outputs
     logits, n = computable("logits", logits), 0
     if measures is not None:
-        measures, n = measures.expand(B, -1, K).contiguous(), measures.shape[1]
+        measures, n = packed(measures.expand(B, -1, K)), measures.shape[1]
     call = native.module.adapt_call(
         target=target(logits),
         dtype=check.DTYPES[logits.dtype],

@@ -19,7 +19,7 @@ from .adapt import solution_of
 from .calls import options_of, pointers, run, where_code_is
 from .coordinates import split_kind
 from .operators import integers
-from .pointers import pointer
+from .pointers import packed, pointer
 
 FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
 CENTRE, SPREAD = 16.0, math.log(2.0)  # the sharpness a priori, and the spread of its logarithm
@@ -82,7 +82,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
     At most `rows` calibration rows, of classes with two or more, evenly spread; 0 for none.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
-    support, labels = support.contiguous(), integers(labels)
+    support, labels = packed(support), integers(labels)
     call = native.module.labelled_call(**options_of(support), B=B, S=S, K=K, D=D, R=R)
     given = pointers(support, support=(support, (B, S, D)))
     given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
@@ -133,7 +133,7 @@ def calibrate(
     True
     """
     B, R, K = distances.shape
-    distances, labels, count = distances.contiguous(), integers(labels), integers(count)
+    distances, labels, count = packed(distances), integers(labels), integers(count)
     call = native.module.calibrate_call(
         **options_of(distances), B=B, R=R, K=K, centre=centre, spread=spread
     )
@@ -166,7 +166,7 @@ def likelihood(
         Whether to return `left_out`: distances up to a constant per row.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
-    support, labels = support.contiguous(), integers(labels)
+    support, labels = packed(support), integers(labels)
     call = native.module.likelihood_call(
         **options_of(support),
         B=B,
@@ -266,13 +266,13 @@ def posterior(
     wide = 0 if factor is None else factor.shape[-2]
     # Copies, if any, live as long as the call.
     each = query, centre, scaled, scale, squares, bias, shots, sharpness
-    query, centre, scaled, scale, squares, bias, shots, sharpness = (x.contiguous() for x in each)
-    variance = variance.contiguous()
+    query, centre, scaled, scale, squares, bias, shots, sharpness = (packed(x) for x in each)
+    variance = packed(variance)
     factor, solved, shares, added = (
-        None if x is None else x.contiguous() for x in (factor, solved, shares, added)
+        None if x is None else packed(x) for x in (factor, solved, shares, added)
     )
     if measures is not None:
-        measures = measures.to(query.dtype).expand(B, -1, K).contiguous()
+        measures = packed(measures.to(query.dtype).expand(B, -1, K))
     priors = 0 if measures is None else measures.shape[1]
     call = native.module.posterior_call(
         **options_of(query),

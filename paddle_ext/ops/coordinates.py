@@ -11,7 +11,7 @@ from torch import Tensor
 from . import native
 from .calls import options_of, pointers, strides, where_code_is
 from .operators import allocator
-from .pointers import pointer
+from .pointers import packed, pointer
 
 GROUP, SPLIT_FACTOR = 32, 64  # as in csrc/common/mma.cuh and csrc/cuda/split_rows.cuh
 
@@ -39,8 +39,8 @@ def written(
     shape: tuple[int, ...],
 ) -> Tensor:
     """Rows in the coordinates of a centre, or as they are; times the root of a scale, if any."""
-    (B, N, D), rows = rows.shape, rows.contiguous()
-    centre, scale = (None if x is None else x.contiguous() for x in (centre, scale))
+    (B, N, D), rows = rows.shape, packed(rows)
+    centre, scale = (None if x is None else packed(x) for x in (centre, scale))
     x = allocator(rows)(shape, strides(shape), dtype)
     if x.numel():
         shared = centre is not None and len(centre) == 1

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +31,20 @@ else:
     module = Module()
 
 NAME = "paddle_ext._native"
+PACKAGE = Path(__file__).parents[1]
 
 
 @cache
 def load() -> ModuleType:
-    """Return the native module, or raise a one-sentence error that says what to do."""
+    """Return the native module, or raise a one-sentence error that says what to do.
+
+    In a source tree, which hides the installed package behind it, this is the installed module.
+    """
+    hidden = None if importlib.util.find_spec(NAME) else installed_file()
+    if hidden is not None:
+        check_same(hidden)
     try:
-        return importlib.import_module(NAME)
+        return importlib.import_module(NAME) if hidden is None else from_file(hidden)
     except ModuleNotFoundError as error:
         if error.name != NAME:
             raise
@@ -45,6 +57,46 @@ def load() -> ModuleType:
             f"the native module of paddle_ext cannot be loaded ({error}): rebuild it on this "
             "machine with `pip install .`, or pass backend='reference'"
         ) from error
+
+
+def installed_file() -> Path | None:
+    """The native module of an installed package that these sources hide."""
+    try:
+        files = importlib.metadata.files("paddle_ext") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    paths = [
+        Path(str(file.locate())) for file in files if re.fullmatch(r"_native\..*so", file.name)
+    ]
+    return next((path for path in paths if path.parent != PACKAGE and path.is_file()), None)
+
+
+def check_same(installed: Path) -> None:
+    """Raise an error unless an installed native module is of these sources."""
+    project = PACKAGE.parent / "pyproject.toml"
+    text = project.read_text() if project.exists() else ""
+    own = re.search(r'^version = "(.+?)"', text, re.MULTILINE)
+    stubs = [folder / "_native.pyi" for folder in (PACKAGE, installed.parent)]
+    if own is None or own[1] != version():
+        differs = f"is of version {version()}, and not {own[1] if own else 'known here'}"
+    elif len({path.read_text() if path.exists() else "" for path in stubs}) > 1:
+        differs = "was built from other sources"
+    else:
+        return
+    raise ImportError(
+        f"{PACKAGE.parent} hides the installed paddle_ext, whose native module in "
+        f"{installed.parent} {differs}: run `pip install .` again, or leave the source tree"
+    )
+
+
+def from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    sys.modules[NAME] = found
+    return found
 
 
 @cache

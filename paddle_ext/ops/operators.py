@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .. import check
 from . import devices, native
+from .pointers import packed
 
 if TYPE_CHECKING:
     from .._native import Target
@@ -87,7 +88,7 @@ def check_classes(K: int, B: int) -> None:
 
 
 def computable(name: str, x: Tensor) -> Tensor:
-    """Contiguous, and in a dtype of the native code; copies only if necessary."""
+    """Packed, and in a dtype of the native code; copies only if necessary."""
     dtype = x.dtype
     if dtype is not torch.float32:
         if x.is_cuda:
@@ -98,11 +99,11 @@ def computable(name: str, x: Tensor) -> Tensor:
                 )
         elif dtype is not torch.float64:
             x = x.float()
-    return x.contiguous()
+    return packed(x)
 
 
 def integers(x: Tensor) -> Tensor:
-    return (x if x.dtype is torch.int64 else x.long()).contiguous()
+    return packed(x if x.dtype is torch.int64 else x.long())
 
 
 # --- where to run -------------------------------------------------------------------------------

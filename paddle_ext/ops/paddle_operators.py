@@ -156,7 +156,8 @@ def launch(
         max_iter=max_iter,
         tol=tol,
     )
-    bytes_needed = call.workspace(prototypes=int(prototypes))
+    somewhere = 64 if prototypes else 0  # an address that is not followed
+    bytes_needed = call.workspace(prototypes=somewhere)
     if bytes_needed < 0:
         name = check.SCALING_NAMES[scaling]
         options = LargeOptions(

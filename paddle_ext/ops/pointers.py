@@ -34,12 +34,28 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device
         or x.shape != shape
         or x.get_device() != device
         or not x.is_contiguous()
+        or not is_aligned(x)
     ):
         raise AssertionError(
             f"expected a contiguous tensor of {dtype}, shape {list(shape)}, device {device}, got "
-            f"{x.dtype}, {list(x.shape)}, {x.get_device()} with strides {x.stride()}"
+            f"{x.dtype}, {list(x.shape)}, {x.get_device()} with strides {x.stride()} at "
+            f"{x.data_ptr():#x}"
         )
     return x.data_ptr()
+
+
+def packed(x: Tensor) -> Tensor:
+    """Contiguous, and at a multiple of its element size; copies only if necessary.
+
+    Torch takes any address, for example by `torch.frombuffer(bytes, offset=1)`; native code may
+    load no number from between two.
+    """
+    x = x.contiguous()
+    return x if is_aligned(x) else x.clone()
+
+
+def is_aligned(x: Tensor) -> bool:
+    return x.data_ptr() % x.element_size() == 0
 
 
 def pointers_to_new(tensors: Iterable[Tensor]) -> list[int]:

@@ -11,7 +11,7 @@ from .. import check
 from ..rows import computing_dtype
 from . import native
 from .operators import allocator, computable, register, target, workspace
-from .pointers import pointer
+from .pointers import packed, pointer
 
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
@@ -68,7 +68,7 @@ def sinkhorn_kernel(
         return outputs
     # Unlike features, a half-precision cost is copied even on CUDA.
     cost = computable("cost", cost).to(plan.dtype)
-    row_mass, col_mass = (x.to(plan.dtype).contiguous() for x in (row_mass, col_mass))
+    row_mass, col_mass = (packed(x.to(plan.dtype)) for x in (row_mass, col_mass))
     rows_shared, columns_shared = (x.dim() < cost.dim() - 1 for x in (row_mass, col_mass))
     call = native.module.sinkhorn_call(
         target=target(cost),

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import check
 from . import devices, native
 from .operators import allocator, integers, target
-from .pointers import pointer
+from .pointers import is_aligned, pointer
 
 
 def dense_values(
@@ -30,7 +30,7 @@ def classes_of_valid(labels: Tensor, *features: Tensor | None) -> int:
     given = [x for x in features if x is not None]
     dtype = given[0].dtype
     if torch.compiler.is_compiling() or not all(
-        x.dtype is dtype and x.is_contiguous() for x in given
+        x.dtype is dtype and x.is_contiguous() and is_aligned(x) for x in given
     ):
         return 0
     labels = integers(labels)

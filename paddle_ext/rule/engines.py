@@ -9,6 +9,7 @@ from ..ops.calls import on
 from ..ops.large.fixed import is_large
 from ..ops.large.group import ALONE, Group
 from ..ops.large.sources import Rows, TensorRows
+from ..ops.pointers import packed
 from ..solution import Solution
 from ..task import merged
 from .large import solve_large
@@ -77,7 +78,7 @@ def classify(
             solve_large(
                 likelihood.task(number),
                 rows,
-                None if added is None else added[number].contiguous(),
+                None if added is None else packed(added[number]),
                 measures=None if measures is None else measures[number % len(measures)],
                 max_iter=max_iter,
                 tol=tol,

@@ -22,6 +22,7 @@ from ..ops.large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalv
 from ..ops.large.queries import Queries
 from ..ops.large.sources import Rows
 from ..ops.large.steps import IMPOSSIBLE, LateStep, State, split_unit
+from ..ops.pointers import packed
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood
@@ -42,7 +43,7 @@ class UnitCoordinates(Coordinates):
 
     def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
         """Also the squares of the rows in the metric."""
-        return split_unit(rows.contiguous(), pieces, self.scale, self.centre, self.metric)
+        return split_unit(packed(rows), pieces, self.scale, self.centre, self.metric)
 
 
 class LikelihoodScores:

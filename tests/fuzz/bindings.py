@@ -124,7 +124,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--simd", help="a SIMD level of this machine")
     arguments = parser.parse_args()
+    if arguments.simd:
+        native.module.set_simd_level(arguments.simd)
     random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
     Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import paddle_ext
+from paddle_ext.ops import native
 from paddle_ext.ops.adapt_operators import adapt_op
 from paddle_ext.ops.operators import Scratch
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
@@ -401,7 +402,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--simd", help="a SIMD level of this machine")
     arguments = parser.parse_args()
+    if arguments.simd:
+        native.module.set_simd_level(arguments.simd)
     random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
     Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any

@@ -1,45 +1,77 @@
-"""Run all fuzzers under AddressSanitizer and UBSan until the time is over: `make fuzz MINUTES=30`.
+"""Run all fuzzers until the time is over, several at once: `make fuzz MINUTES=30`.
 
-The native module is built again, with the sanitizers, into `build/fuzz`. Their library comes
-first in every process (LD_PRELOAD), and `torch_memory.cpp` after it, so that memory of torch's
-tensors is theirs too, with redzones around it: `overread.py` must be caught, or nothing is run.
-Every fuzzer runs in a process of its own, one round after the other, each with another seed. A
-round that fails is reported with its command and last output, and the others continue; the exit
-status is 1.
+On the CPU they run under AddressSanitizer and UBSan, for which the native module is built again,
+into `build/fuzz`. Their library comes first in every process (LD_PRELOAD), and `torch_memory.cpp`
+after it, so that memory of torch's tensors is theirs too, with redzones around it: `overread.py`
+must be caught, or nothing is run. Every round is a fuzzer in a process of its own, with another
+seed, and each SIMD level of the machine in turn. With `--cuda N`, N processes alongside call the
+package that Python finds on a GPU; `--memcheck` runs those under compute-sanitizer.
+
+A round that fails is reported with its command and last output, and the others continue; the exit
+status is 1. At the end there are counts of rounds, calls and tasks, and of labels that differ from
+the reference.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import importlib.util
+import itertools
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
-# Calls of one round, less than a minute each.
-ROUNDS = {"operators.py": 1500, "bindings.py": 600, "tasks.py": 1000}
+# Calls of one round, less than a minute each; and those that run on a GPU too.
+ROUNDS = {"operators.py": 1500, "bindings.py": 600, "tasks.py": 1000, "layouts.py": 150}
+CUDA_ROUNDS = {"operators.py": 400, "tasks.py": 4000, "layouts.py": 300}
+SLOWER = 20  # memcheck
+MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 MEMORY = "torch_memory.so"
 LIMIT = 600  # seconds of a round
 
 
+# --- the build ----------------------------------------------------------------------------------
+
+
 def build(folder: Path) -> None:
+    """The package, and what is loaded before it, in a folder. Needs CMake and pybind11."""
+    made = folder / "build"
     settings = {
-        "build-dir": folder / "build",
-        "cmake.build-type": "RelWithDebInfo",
-        "cmake.define.CMAKE_CXX_FLAGS": FLAGS,
-        "install.strip": "false",
+        "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+        "CMAKE_CXX_FLAGS": FLAGS,
+        "PADDLE_EXT_CUDA": "OFF",
+        "Python_EXECUTABLE": sys.executable,
     }
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation"]
-    command += ["--no-deps", "--upgrade", "--target", str(folder / "package")]
-    command += [f"--config-settings={name}={value}" for name, value in settings.items()]
-    subprocess.run([*command, str(ROOT)], check=True, env=os.environ | {"PADDLE_EXT_CUDA": "OFF"})
+    if importlib.util.find_spec("pybind11"):  # otherwise CMake finds it, by pybind11_DIR
+        command = [sys.executable, "-m", "pybind11", "--cmakedir"]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+        settings["pybind11_DIR"] = found.stdout.strip()
+    command = ["cmake", "-S", str(ROOT), "-B", str(made), "-Wno-dev"]
+    command += [f"-D{name}={value}" for name, value in settings.items()]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    jobs = str(os.cpu_count() or 1)
+    subprocess.run(
+        ["cmake", "--build", str(made), "-j", os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", jobs)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    package = folder / "package" / "paddle_ext"
+    shutil.rmtree(package, ignore_errors=True)
+    own = shutil.ignore_patterns("_native.*.so", "__pycache__")
+    shutil.copytree(ROOT / "paddle_ext", package, ignore=own)
+    (module,) = made.glob("_native.*.so")
+    shutil.copy(module, package)
     shared = ["-O1", "-shared", "-fPIC", "-o", str(folder / MEMORY)]
     subprocess.run([compiler(), *shared, str(HERE / "torch_memory.cpp")], check=True)
 
@@ -58,11 +90,9 @@ def library(name: str) -> str:
     return found
 
 
-def site_packages() -> Path:
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parents[1]
+def site_packages() -> list[str]:
+    specs = [importlib.util.find_spec(name) for name in ("torch", "numpy")]
+    return [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -74,58 +104,130 @@ def environment(folder: Path) -> dict[str, str]:
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')} {folder / MEMORY}",
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "PYTHONPATH": f"{folder / 'package'}{os.pathsep}{site_packages()}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(folder / "package"), *site_packages()]),
     }
 
 
-def run(script: str, *options: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-S", "-P", "-W", "ignore", str(HERE / script), *options]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, env=env, timeout=LIMIT
-    )
+# --- rounds -------------------------------------------------------------------------------------
 
 
-def sees_tensors(env: dict[str, str]) -> None:
+class Where(NamedTuple):
+    """How rounds of one kind are run."""
+
+    name: str
+    before: tuple[str, ...]  # of the command
+    rounds: dict[str, int]
+    options: tuple[tuple[str, ...], ...]  # one after the other
+    env: dict[str, str]
+
+
+def run(
+    script: str, *options: str, env: dict[str, str], before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    alone = ["-S", "-P"] if "LD_PRELOAD" in env else []
+    command = [*before, sys.executable, *alone, "-W", "ignore", str(HERE / script), *options]
+    try:
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, env=env, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"took more than {LIMIT} seconds")
+
+
+def on_cpu(folder: Path) -> Where:
+    env = environment(folder)
     for what in ("read", "write"):
         told = run("overread.py", what, env=env).stderr
         if "heap-buffer-overflow" not in told:
             raise SystemExit(f"a {what} beyond a tensor must be caught, got {told[-2000:]!r}")
+    levels = run("levels.py", env=env).stdout.split()
+    sys.stdout.write(f"on {platform.machine()}, {', '.join(levels)}; beyond a tensor is caught\n")
+    return Where("cpu", (), ROUNDS, tuple(("--simd", level) for level in levels), env)
+
+
+def on_cuda(memcheck: bool) -> Where:
+    fewer = SLOWER if memcheck else 1
+    rounds = {script: calls // fewer for script, calls in CUDA_ROUNDS.items()}
+    # Memory of tensors that were freed stays mapped, if torch keeps it.
+    env = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if memcheck else {})
+    options = (("--device", "cuda"),)
+    return Where("cuda", MEMCHECK if memcheck else (), rounds, options, env)
+
+
+class Results:
+    """Outcomes of all rounds, counted by several threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.rounds = self.failed = 0
+
+    def add(self, where: Where, command: str, done: subprocess.CompletedProcess[str]) -> None:
+        script = command.split()[0]
+        with self.lock:
+            self.rounds += 1
+            for line in done.stdout.splitlines():
+                count, _, outcome = line.strip().partition(" ")
+                if count.isdigit():  # not what compute-sanitizer says
+                    self.outcomes[f"{where.name} {script} {outcome}"] += int(count)
+            if done.returncode:
+                self.failed += 1
+                told = (done.stdout[-2000:] if where.before else "") + done.stderr[-3000:]
+                sys.stdout.write(f"FAILED {done.returncode}: {command}\n{told}\n")
+            elif done.stderr:  # calls that differ from the reference
+                sys.stdout.write(f"{where.name} {command}:\n{done.stderr[-1000:]}")
+            sys.stdout.flush()
+
+    def write(self) -> None:
+        for outcome, count in sorted(self.outcomes.items()):
+            sys.stdout.write(f"{count:9} {outcome}\n")
+        for name in ("cpu", "cuda"):
+            total = sum(
+                count
+                for outcome, count in self.outcomes.items()
+                if outcome.startswith(f"{name} ") and " of them" not in outcome
+            )
+            sys.stdout.write(f"{total} calls and tasks on {name}\n")
+        sys.stdout.write(f"{self.rounds} rounds, {self.failed} failed\n")
+
+
+def work(where: Where, job: int, seeds: itertools.count[int], end: float, results: Results) -> None:
+    """Rounds one after the other; every job starts with another fuzzer and another level."""
+    turn = job
+    while time.monotonic() < end:
+        script, calls = list(where.rounds.items())[turn % len(where.rounds)]
+        more = where.options[turn // len(where.rounds) % len(where.options)]
+        options = ("--calls", str(calls), "--seed", str(next(seeds)), *more)
+        done = run(script, *options, env=where.env, before=where.before)
+        results.add(where, f"{script} {' '.join(options)}", done)
+        turn += 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--jobs", type=int, default=1, help="processes on the CPU")
+    parser.add_argument("--cuda", type=int, default=0, help="processes on a GPU")
+    parser.add_argument("--memcheck", action="store_true", help="those under compute-sanitizer")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/fuzz")
     parser.add_argument("--built", action="store_true", help="the folder has it already")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6 * 1000)
     arguments = parser.parse_args()
-    if not arguments.built:
+    if arguments.jobs and not arguments.built:
         build(arguments.folder)
-    env = environment(arguments.folder)
-    sees_tensors(env)
-    sys.stdout.write(f"on {platform.machine()}; beyond a tensor is caught; {FLAGS}\n")
+    places = [on_cpu(arguments.folder)] * arguments.jobs if arguments.jobs else []
+    places += [on_cuda(arguments.memcheck)] * arguments.cuda
     end = time.monotonic() + 60 * arguments.minutes
-    seed, failed = arguments.seed, 0
-    outcomes: collections.Counter[str] = collections.Counter()
-    while time.monotonic() < end:
-        for script, calls in ROUNDS.items():
-            seed += 1
-            options = ("--calls", str(calls), "--seed", str(seed))
-            done = run(script, *options, env=env)
-            for line in done.stdout.splitlines():
-                count, _, outcome = line.strip().partition(" ")
-                outcomes[f"{script} {outcome}"] += int(count)
-            if done.returncode:
-                failed += 1
-                command = f"{script} {' '.join(options)}"
-                sys.stdout.write(f"FAILED {done.returncode}: {command}\n{done.stderr[-3000:]}\n")
-            sys.stdout.flush()
-    for outcome, count in sorted(outcomes.items()):
-        sys.stdout.write(f"{count:9} {outcome}\n")
-    total = sum(count for outcome, count in outcomes.items() if " of them" not in outcome)
-    rounds = seed - arguments.seed
-    sys.stdout.write(f"{total} calls in {rounds} rounds, {failed} failed\n")
-    raise SystemExit(bool(failed))
+    seeds, results = itertools.count(arguments.seed), Results()
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(places))) as pool:
+        started = [
+            pool.submit(work, where, job, seeds, end, results) for job, where in enumerate(places)
+        ]
+    for one in started:
+        one.result()
+    results.write()
+    raise SystemExit(bool(results.failed))
 
 
 if __name__ == "__main__":

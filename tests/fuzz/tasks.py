@@ -16,6 +16,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
+from paddle_ext.ops import native
 from paddle_ext.ops.operators import Scratch
 
 BATCH = 250
@@ -145,7 +146,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3000, help="tasks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--simd", help="a SIMD level of this machine")
     arguments = parser.parse_args()
+    if arguments.simd:
+        native.module.set_simd_level(arguments.simd)
     Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
     torch.set_num_threads(1)
     found = compare(arguments.calls, arguments.seed, arguments.device)

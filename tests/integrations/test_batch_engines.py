@@ -36,12 +36,21 @@ def columns(path: Path) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in table.schema.names}
 
 
-def run_example(name: str, *arguments: Any, needs: str, **environment: str) -> None:
+# In the checkout, where the sources hide the installed package from workers too, and elsewhere.
+PLACES = pytest.mark.parametrize("place", ["checkout", "elsewhere"])
+
+
+def run_example(
+    name: str, *arguments: Any, place: str, folder: Path, needs: str, **environment: str
+) -> None:
     """In its own process: engines change much of theirs."""
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"needs {needs}")
+    if place == "checkout":
+        environment["PYTHONPATH"] = str(EXAMPLES.parent)
     done = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py", *arguments],
+        cwd=EXAMPLES.parent if place == "checkout" else folder,
         capture_output=True,
         text=True,
         timeout=300,
@@ -83,11 +92,14 @@ def short_folder() -> Iterator[str]:
         yield folder
 
 
-def test_ray(files: Path, tmp_path: Path, short_folder: str) -> None:
+@PLACES
+def test_ray(place: str, files: Path, tmp_path: Path, short_folder: str) -> None:
     run_example(
         "large_ray",
         *(files / "labelled.parquet", files / "new.parquet", tmp_path / "answers"),
         *("--size", str(SIZE)),
+        place=place,
+        folder=tmp_path,
         needs="ray",
         HOME=str(tmp_path),  # where it writes a token
         RAY_TMPDIR=short_folder,
@@ -98,14 +110,17 @@ def test_ray(files: Path, tmp_path: Path, short_folder: str) -> None:
     assert_same(found, files)
 
 
+@PLACES
 @pytest.mark.parametrize("options", [(), ("--udf",)])
-def test_spark(options: tuple[str, ...], files: Path, tmp_path: Path) -> None:
+def test_spark(options: tuple[str, ...], place: str, files: Path, tmp_path: Path) -> None:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("needs Java")
     run_example(
         "large_spark",
         *(files / "labelled.parquet", files / "new.parquet", tmp_path / "answers"),
         *("--size", str(SIZE), *options),
+        place=place,
+        folder=tmp_path,
         needs="pyspark",
         PYSPARK_PYTHON=sys.executable,
     )

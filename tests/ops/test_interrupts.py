@@ -156,6 +156,7 @@ print(int(paddle_ext.tim(x[:7], torch.arange(7), x[:7]).labels[3]))
 """
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CTRL_C],

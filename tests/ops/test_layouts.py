@@ -16,8 +16,11 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
+from paddle_ext.ops import native
 from paddle_ext.ops.adapt_operators import adapt_op
+from paddle_ext.ops.operators import target
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
+from paddle_ext.ops.pointers import ON_CPU, pointer
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.tim_operators import tim_op
 
@@ -105,6 +108,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Call]]] = {
     "solve_indexed, large": (paddle_ext.solve_indexed, indexed(LARGE, **FEW)),
     "adapt": (paddle_ext.adapt, one_matrix("logits", **FEW)),
     "adapt, large": (paddle_ext.adapt, one_matrix("logits", **FEW, **TOP)),
+    "adaptive": (paddle_ext.adaptive, dense(SMALL, **FEW)),
+    "adaptive, shared, large": (paddle_ext.adaptive, dense(LARGE, shared=True, **FEW, **TOP)),
+    "adaptive, full metric": (paddle_ext.adaptive, dense(SMALL, **FEW, metric="full")),
     "tim": (paddle_ext.tim, dense(SMALL, max_iter=3)),
     "sinkhorn": (paddle_ext.sinkhorn, transport(reg=0.1, max_iter=5)),
     "solve operator": (solve_op, dense(SMALL, **SOLVE)),
@@ -121,6 +127,17 @@ def offset(x: Tensor) -> Tensor:
     return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
 
 
+def between_addresses(x: Tensor) -> Tensor:
+    """At an odd byte, as in the middle of a file; torch itself copies to the GPU."""
+    if x.is_cuda or not x.numel():
+        return x
+    flat = x.contiguous().view(-1).view(torch.uint8)
+    memory = bytearray(b"." + bytes(flat.tolist()))
+    found = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=1).view(x.shape)
+    assert found.data_ptr() % x.element_size()
+    return found
+
+
 def every_third(x: Tensor) -> Tensor:
     """Every third row; of one dimension, every third number."""
     rows = -2 if x.dim() > 1 else -1
@@ -132,6 +149,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
     "strided": lambda x: torch.stack([x, x], -1)[..., 0],
     "offset": offset,
+    "between addresses": between_addresses,
     "every third row": every_third,
     "expanded": lambda x: x[:1].expand(x.shape) if x.dim() > 1 else x,
 }
@@ -167,6 +185,18 @@ def test_layouts_make_no_difference(
         assert len(got) == len(want) > 2
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one, other), argument
+
+
+def test_native_code_refuses_such_addresses() -> None:
+    """Whoever calls it: `pointer` checks before, and its callers copy."""
+    x = between_addresses(torch.ones(2, dtype=torch.int64))
+    with pytest.raises(AssertionError, match="expected a contiguous tensor"):
+        pointer(x, torch.int64, (2,), ON_CPU)
+    call = native.module.values_call(
+        target=target(x), dtype=2, B=1, S=2, most=1.0, counts=[0, 0, 0]
+    )
+    with pytest.raises(ValueError, match="must be at a multiple of 8 bytes"):
+        call.check(labels=x.data_ptr(), numbers=[0, 0, 0], found=x.data_ptr())
 
 
 # --- numbers ------------------------------------------------------------------------------------

@@ -329,13 +329,12 @@ def fuzz(folder: Path, script: str, calls: int, seed: int) -> dict[str, int]:
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    counts = {outcome: int(count) for count, outcome in lines}
-    assert sum(counts.values()) == calls
-    return counts
+    return {outcome: int(count) for count, outcome in lines}
 
 
 def test_random_calls(tmp_path: Path) -> None:
     counts = fuzz(tmp_path, "operators.py", 3000, 0)
+    assert sum(counts.values()) == 3000
     for name in ("adaptive", "solve", "solve_indexed", "tim", "sinkhorn"):
         assert counts[f"{name}: answered"] > 100
         assert counts[f"{name}: ValueError"] > 50
@@ -343,12 +342,21 @@ def test_random_calls(tmp_path: Path) -> None:
 
 def test_random_calls_of_the_bindings(tmp_path: Path) -> None:
     counts = fuzz(tmp_path, "bindings.py", 2000, 0)
+    assert sum(counts.values()) == 2000
     assert counts["sampler: drawn"] > 20
     assert counts["sampler: ValueError"] > 20
+
+
+def test_random_layouts(tmp_path: Path) -> None:
+    counts = fuzz(tmp_path, "layouts.py", 30, 0)
+    for name in ("adapt", "adaptive", "tim"):
+        assert counts[f"{name}: tasks"] > 2
+        assert counts[f"of them {name}: a task alone has another result"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_random_calls(tmp_path: Path, seed: int) -> None:
+    fuzz(tmp_path, "layouts.py", 1500, seed)
     fuzz(tmp_path, "operators.py", 20_000, seed)
     fuzz(tmp_path, "bindings.py", 5000, seed)

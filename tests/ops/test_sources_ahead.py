@@ -137,6 +137,7 @@ next(held)
 """
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_interruption(tmp_path: Path) -> None:
     path = write(tmp_path, "npy", features())
     with subprocess.Popen(

@@ -11,7 +11,7 @@ from ... import check
 from ...rows import class_sums, power_of_two
 from .. import native
 from ..operators import target, workspace
-from ..pointers import pointer
+from ..pointers import packed, pointer
 from .group import Group
 from .products import Coordinates
 from .queries import Queries
@@ -110,7 +110,7 @@ def place(
         support = support.double()
     elif support.dtype is torch.float64:
         support = support.float()
-    support = support.contiguous()
+    support = packed(support)
     ordered, order = labels.long().contiguous().sort(stable=True)
     classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
     start = torch.searchsorted(ordered, classes)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..pointers import packed
 from .sources import Rows
 
 CUDA_NUMBERS = 5 * 2**23  # of the products of a chunk: enough to hide the launches
@@ -37,9 +38,9 @@ class Queries:
     def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
         """Indices and rows [B, n, D], contiguous; `numbers` is the cost of a row."""
         if isinstance(self.source, Tensor):
-            yield slice(0, self.N), self.source.contiguous()
+            yield slice(0, self.N), packed(self.source)
             return
         start = 0
         for rows in self.source.chunks(self.rows_at_once(numbers)):
-            yield slice(start, start + len(rows)), rows.contiguous().unsqueeze(0)
+            yield slice(start, start + len(rows)), packed(rows).unsqueeze(0)
             start += len(rows)

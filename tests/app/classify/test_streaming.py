@@ -275,6 +275,7 @@ def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
 # --- processes of their own ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
     output.write_bytes(b"of before")

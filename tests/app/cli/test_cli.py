@@ -412,6 +412,7 @@ def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (result.exit_code, result.output) == (130, f"paddle-ext: {app_module.NOTHING_KEPT}\n")
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_control_c(bank: Path, tmp_path: Path) -> None:
     """A real signal to a real process; the same command then resumes."""
     arguments = ["evaluate", str(bank), "--methods", "simpleshot", "--shots", "2"]
