@@ -305,6 +305,25 @@ def test_figure_of_the_architecture() -> None:
         assert (ROOT / name).exists(), name
 
 
+def test_figures_of_tables() -> None:
+    """Each is drawn from the table of its page, and shown on a page."""
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    drawing = script("make_figures")
+    assert drawing.numbers("74.6 / -0.2 (0.45)") == [74.6, -0.2, 0.45]
+    shown = "".join(page.read_text() for page in PAGES)
+    for name, draw in drawing.FIGURES.items():
+        assert f"figures/{name}.png" in shown, name
+        assert draw().axes, name
+    with pytest.raises(ValueError, match="no table with the columns"):
+        drawing.table("prior.md", "no such column")
+
+
+def test_every_figure_is_shown() -> None:
+    shown = "".join(page.read_text() for page in PAGES)
+    for path in (ROOT / "docs" / "figures").iterdir():
+        assert f"figures/{path.name}" in shown, path.name
+
+
 def test_paths_of_the_architecture() -> None:
     """Each file that the page names is there."""
     text = (ROOT / "docs" / "architecture.md").read_text()

@@ -236,7 +236,7 @@ def test_quickstart(run_notebook: Callable[[str], dict[str, Any]]) -> None:
     nearest, adaptive = names["accuracy"].values()
     assert 0.5 < nearest < adaptive
     assert names["model"].transduction_.shape == (110,)
-    assert [len(figure.axes) for figure in names["drawn"]] == [1, 8]
+    assert [len(figure.axes) for figure in names["drawn"]] == [3, 8]
 
 
 def test_compare(
