@@ -2,7 +2,7 @@
 
     python examples/tickets.py
 
-Twelve topics, known by their names and three labelled tickets each, and the 240 tickets of a
+Twelve topics, known by their names and four labelled tickets each, and the 240 tickets of a
 month, some of which are about two things. The names help as far as they fit, the shares come with
 intervals, and the tickets to read again are those whose topic is in doubt. The texts are made up,
 and their words are counted, so that the example needs no model. For your own, `paddle-ext classify
@@ -20,7 +20,7 @@ from paddle_ext import PaddleClassifier
 from paddle_ext.research import style
 
 START = ["Hello,", "Good morning,", "Hi,", "Please help:", "Again:", "Urgent!", "Dear team,", ""]
-TOPICS = {  # the first three of each are the labelled tickets
+TOPICS = {
     "delivery": "where is my parcel|the parcel has not arrived|parcel is late|when does it arrive",
     "refund": "I want my money back|please refund my order|the refund is missing|no money back yet",
     "password": "I forgot my password|cannot log in|the log in fails|reset my password",
@@ -49,16 +49,13 @@ def hashed(texts: list[str], features: int = 512) -> np.ndarray:
     return rows
 
 
-def month(random: np.random.Generator) -> tuple[list[str], list[str]]:
-    """The tickets, each a greeting and two sentences, and what they are about.
-
-    In one of four tickets the second sentence is about anything.
-    """
+def month(random: np.random.Generator, counts: dict[str, int]) -> tuple[list[str], list[str]]:
+    """The tickets and their topics; the second sentence of one in four is about anything."""
     tickets, about = [], []
-    for topic in random.permutation(np.repeat(list(THIS_MONTH), list(THIS_MONTH.values()))):
+    for topic in random.permutation(np.repeat(list(counts), list(counts.values()))):
         other = topic if random.random() < 0.75 else random.choice(list(TOPICS))
-        words = random.choice(START), random.choice(SAID[topic]), random.choice(SAID[other])
-        tickets.append("{} {}; {}".format(*words).strip())
+        start, first, second = map(random.choice, (START, SAID[topic], SAID[other]))
+        tickets.append(f"{start} {first}; {second}".strip())
         about.append(str(topic))
     return tickets, about
 
@@ -80,18 +77,19 @@ def draw(model: PaddleClassifier, truth: list[str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    tickets, truth = month(np.random.default_rng(0))
-    known = [(text, topic) for topic, texts in SAID.items() for text in texts[:3]]
-    rows = hashed([text for text, _ in known] + tickets)
-    labels = np.array([topic for _, topic in known] + [None] * len(tickets), dtype=object)
+    random = np.random.default_rng(0)
+    known, topics = month(random, dict.fromkeys(TOPICS, 4))
+    tickets, truth = month(random, THIS_MONTH)
+    rows = hashed(known + tickets)
+    labels = np.array(topics + [None] * len(tickets), dtype=object)
     names = list(TOPICS)
     model = PaddleClassifier().fit(rows, labels, prototypes=hashed(names), classes=names)
-    found = model.transduction_[len(known) :]
+    found, doubt = model.transduction_[len(known) :], model.doubt_[len(known) :]
     print(f"{100 * np.mean(found == np.array(truth)):.0f} % of {len(tickets)} tickets right")
     print("topics present:", ", ".join(model.present_classes_))
     print("read these again:")
-    for i in np.argsort(-model.doubt_[len(known) :])[:5]:
-        print(f"  {model.doubt_[len(known) + i]:.2f} {found[i]}: {tickets[i]}")
+    for i in np.argsort(-doubt)[:5]:
+        print(f"  {doubt[i]:.2f} {found[i]}: {tickets[i]}")
     draw(model, truth)
 
 
