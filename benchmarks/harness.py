@@ -235,35 +235,6 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     print(f"wrote {os.path.relpath(path)}")
 
 
-def pyplot() -> Any:
-    """matplotlib.pyplot without a display, or None and one line about what is missing."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no figure: matplotlib is not installed (pip install 'paddle_ext[bench]')")
-        return None
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlelocation": "left",
-            "font.size": 10,
-            "legend.frameon": False,
-            "savefig.dpi": 150,
-        }
-    )
-    return plt
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
-    print(f"wrote {os.path.relpath(path)}")
-
-
 # --- command line -------------------------------------------------------------------------------
 
 

@@ -145,7 +145,6 @@ def table(options: argparse.Namespace, device: torch.device) -> bool:
     where = "bank-" if options.bank else ""
     tag = f"paddle-{where}{device.type}-{rule}-{options.scaling}"
     harness.write_csv(options.output / f"{tag}.csv", [{**row, **asdict(settings)} for row in rows])
-    draw(options.output / f"{tag}.png", rows, harness.machine_line(device), settings)
     return all(row["check"] == "ok" for row in rows)
 
 
@@ -213,39 +212,6 @@ def columns(
     if timing.peak_bytes is not None:
         row["peak MiB"] = timing.peak_bytes / 2**20
     return row
-
-
-def draw(path: Path, rows: list[dict[str, Any]], machine: str, settings: Settings) -> None:
-    """Microseconds per task, one group of bars per shape."""
-    plt = harness.pyplot()
-    timed = [row for row in rows if "us/task" in row]
-    if plt is None or not timed:
-        return
-    shapes = list(dict.fromkeys(row["shape"] for row in timed))
-    names = list(dict.fromkeys(row["competitor"] for row in timed))
-    figure, axes = plt.subplots(figsize=(2.5 + 2.4 * len(shapes), 4.8))
-    width = 0.86 / len(names)
-    for row in timed:
-        name, value = row["competitor"], row["us/task"]
-        first = row["shape"] == shapes[0]
-        x = shapes.index(row["shape"]) + (names.index(name) - (len(names) - 1) / 2) * width
-        label = PEERS[name].title if first else None
-        axes.bar(x, value, 0.92 * width, color=PEERS[name].colour, label=label)
-        text = harness.show(value)
-        axes.text(x, 1.1 * value, text, ha="center", va="bottom", fontsize=7.5, rotation=90)
-    axes.set_yscale("log")
-    values = [row["us/task"] for row in timed]
-    axes.set_ylim(min(values) / 4, max(values) * 5)
-    axes.set_xticks(range(len(shapes)), shapes)
-    axes.set_ylabel("microseconds per task (log scale)")
-    rule = (
-        f"{settings.max_iter} iterations" if settings.tol == 0 else f"to criterion {settings.tol:g}"
-    )
-    axes.set_title(f"PADDLE from features to labels, {rule}, scaling {settings.scaling}")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.text(0.01, -0.03, machine.split(";")[0], fontsize=7, color="0.4")
-    harness.save_figure(figure, path)
-    plt.close(figure)
 
 
 def main() -> int:

@@ -291,7 +291,6 @@ def prepare_reference(dtype: torch.dtype) -> Callable[..., Call]:
 @dataclass(frozen=True)
 class Peer:
     title: str
-    colour: str
     prepare: Callable[[Tasks, DenseTasks, Settings], Call]
     tolerance: float  # of the probabilities, except ties, against the float64 reference
     form: str = "gram"  # how its operations are counted: "gram", "direct" or "onehot"
@@ -300,19 +299,15 @@ class Peer:
 
 FLOAT32, FLOAT64 = torch.float32, torch.float64
 PEERS = {
-    "ours": Peer("paddle_ext.solve", "#08519c", prepare_ours(validate=False), 1e-4),
-    "ours-validated": Peer("the same, validated", "#4292c6", prepare_ours(validate=True), 1e-4),
-    "ours-indexed": Peer("paddle_ext.solve_indexed", "#9ecae1", prepare_indexed, 1e-4),
-    "gram": Peer("torch Gram form", "#d94801", prepare_gram, 5e-3),
-    "gram-late": Peer("torch Gram, without class sums", "#fd8d3c", prepare_gram_late, 5e-3),
-    "gram-compiled": Peer("torch Gram, compiled", "#fdbe85", prepare_compiled, 5e-3),
-    "public": Peer("public arithmetic", "#525252", prepare_public, 5e-3, "onehot"),
-    "reference32": Peer(
-        "reference, float32", "#969696", prepare_reference(FLOAT32), 5e-3, "direct", 8
-    ),
-    "reference64": Peer(
-        "reference, float64", "#cccccc", prepare_reference(FLOAT64), 1e-9, "direct", 8
-    ),
+    "ours": Peer("paddle_ext.solve", prepare_ours(validate=False), 1e-4),
+    "ours-validated": Peer("the same, validated", prepare_ours(validate=True), 1e-4),
+    "ours-indexed": Peer("paddle_ext.solve_indexed", prepare_indexed, 1e-4),
+    "gram": Peer("torch Gram form", prepare_gram, 5e-3),
+    "gram-late": Peer("torch Gram, without class sums", prepare_gram_late, 5e-3),
+    "gram-compiled": Peer("torch Gram, compiled", prepare_compiled, 5e-3),
+    "public": Peer("public arithmetic", prepare_public, 5e-3, "onehot"),
+    "reference32": Peer("reference, float32", prepare_reference(FLOAT32), 5e-3, "direct", 8),
+    "reference64": Peer("reference, float64", prepare_reference(FLOAT64), 1e-9, "direct", 8),
 }
 
 

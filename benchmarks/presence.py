@@ -207,39 +207,13 @@ def shuffled(where: Tensor, generator: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator)]
 
 
-def draw(path: Path, found: dict[str, list[Answers]], method: str) -> None:
-    plt = harness.pyplot()
-    if plt is None:
-        return
-    panels = {"1 - doubt": OURS[method]}
-    if OURS[method]:
-        panels["probability"] = 0
-    size = (4.5 * len(panels), 4.2)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=size, sharex=True, sharey=True, squeeze=False
-    )
-    for axis, (title, column) in zip(axes[0], panels.items(), strict=True):
-        axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for name, settings in found.items():
-            right, scores = pooled(settings)
-            said, true, _ = reliability(1 - scores[:, column], right)
-            axis.plot(said, true, marker="o", markersize=4, label=name)
-        axis.set_title(title)
-        axis.set_xlabel("mean of the bin")
-    axes[0, 0].set_ylabel("share of correct labels")
-    axes[0, -1].legend(fontsize=8)
-    harness.save_figure(figure, path)
-
-
 def main() -> None:
     chosen = options()
     harness.start(chosen)
     effective = [int(x) for x in chosen.k_eff.split(",")]
     there, doubtful, outsiders = [], [], []
-    curves: dict[str, list[Answers]] = {}
     for name, bank in map(load, chosen.banks):
         print(name, bank)
-        curves[name] = []
         for k_eff in effective:
             harness.progress(f"{name}: {k_eff} effective classes")
             found = answers(
@@ -247,7 +221,6 @@ def main() -> None:
             )
             there.append(presence_row(name, k_eff, found))
             doubtful.append(doubt_row(name, k_eff, [found]))
-            curves[name].append(found)
         if (bank.labels < 0).any():
             outsiders += [
                 outsider_row(name, bank, chosen, k_eff, int(count))
@@ -264,7 +237,6 @@ def main() -> None:
         if table:
             harness.print_table(title, [*table, mean_row(table)])
             harness.write_csv(chosen.output / f"{name}.csv", table)
-    draw(chosen.output / "doubt.png", curves, chosen.method)
 
 
 def mean_row(table: list[dict[str, Any]]) -> dict[str, Any]:

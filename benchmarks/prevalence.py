@@ -59,7 +59,6 @@ def options() -> argparse.Namespace:
     add("--n-query", type=int, default=250, help="limit; fewer if classes are small")
     add("--present", default="all,5", help="classes present (default: all,5)")
     add("--n-tasks", type=int, default=20, help="per setting (default: 20)")
-    add("--figure", action="store_true", help="draw one batch of each setting")
     add("--peers", default=",".join(PEERS), help=f"default: {','.join(PEERS)}")
     add("--C", type=float, default=100.0, help="of their logistic regression (default: 100)")
     add("--bootstrap", choices=PEERS, help="intervals by QuaPy's bootstrap of this method")
@@ -173,8 +172,6 @@ def measured(
         if chosen.bootstrap:
             theirs.append(covered(bootstrap(batch, chosen), batch))
     harness.progress("")
-    if chosen.figure:
-        draw(chosen.output / f"prevalence-{present}.png", *solved[0], present)
     row = {name: sum(x) / len(x) for name, x in errors.items()}
     if peers:
         best = min(peers, key=row.__getitem__)
@@ -187,27 +184,6 @@ def measured(
         interval |= {"bootstrap: covered %": reached[0], "bootstrap: width %": reached[1]}
         interval |= {"ours at that: covered %": same[0], "ours at that: width %": same[1]}
     return row, interval
-
-
-def draw(path: Path, found: Solution, batch: Batch, present: str) -> None:
-    """One batch: estimates with their intervals, and the true shares; the largest classes first."""
-    plt = harness.pyplot()
-    if plt is None:
-        return
-    got = found.prevalence()
-    order = batch.shares.argsort(descending=True, stable=True)
-    order = order[(torch.maximum(batch.shares, got.estimate) > 0.002)[order]]
-    share, low, high, true = (100 * x[order] for x in (*got, batch.shares))
-    place = range(len(order))
-    figure, axes = plt.subplots(figsize=(9, 3.2))
-    axes.bar(place, share, color="#9ecae1", label="estimate")
-    axes.vlines(place, low, high, color="#08519c", linewidth=2, label="90 % interval")
-    axes.plot(place, true, "D", color="#d94801", markersize=4, label="truth")
-    axes.set(xlabel="classes", ylabel="% of the batch", xticks=[], ylim=(0, None))
-    axes.set_title(f"{present} classes present, {len(found.labels)} queries")
-    axes.legend()
-    harness.save_figure(figure, path)
-    plt.close(figure)
 
 
 def mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ right prior at its word, for every query by itself. Accuracy in per cent.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -27,12 +26,6 @@ EXAMPLES = """\
 """
 SHOTS, CONCENTRATIONS, QUERIES = (2, 5), (0.1, 1.0), (20, 100, 300)
 MOVED = 0.3  # of the mass of an old prior
-COLOURS = {
-    "no prior": ("#555555", "o"),
-    "wrong": ("#d94801", "x"),
-    "old": ("#9e9ac8", "d"),
-    "right": ("#6a1fb0", "D"),
-}
 
 
 def options() -> argparse.Namespace:
@@ -106,26 +99,6 @@ def measured(
     return row | {kind: sum(found[kind]) / len(found[kind]) for kind in order}
 
 
-def draw(path: Path, table: list[dict[str, Any]]) -> None:
-    """The accuracy without a prior and with each of them, mean by bank."""
-    plt = harness.pyplot()
-    if plt is None:
-        return
-    banks = list(dict.fromkeys(row["bank"] for row in table))
-    figure, axes = plt.subplots(figsize=(7, 0.5 + 0.42 * len(banks)))
-    for place, bank in enumerate(reversed(banks)):
-        rows = [row for row in table if row["bank"] == bank]
-        mean = {kind: sum(row[kind] for row in rows) / len(rows) for kind in COLOURS}
-        axes.hlines(place, mean["no prior"], mean["right"], color="#d0d0d0", zorder=0)
-        for kind, (colour, marker) in COLOURS.items():
-            label = kind if place == 0 else None
-            axes.plot(mean[kind], place, marker, color=colour, markersize=8, label=label)
-    axes.set(yticks=range(len(banks)), yticklabels=reversed(banks), xlabel="accuracy, %")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=len(COLOURS))
-    harness.save_figure(figure, path)
-    plt.close(figure)
-
-
 def main() -> None:
     chosen = options()
     harness.start(chosen)
@@ -143,7 +116,6 @@ def main() -> None:
     for kind, gain in gains.items():
         print(f"{kind}: {sum(gain) / len(gain):+.1f} on average, {min(gain):+.1f} at worst")
     harness.write_csv(chosen.output / "prior.csv", table)
-    draw(chosen.output / "prior.png", table)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ LAYERS = (
         ("research/data", "banks, images"),
     ),
     (
+        ("research/style.py", "style of figures"),
         ("research/progress.py", "progress bars"),
         ("research/ranks.py", "processes"),
         ("research/files.py", "atomic writes"),

@@ -1,209 +1,270 @@
-"""Draw the figure of docs/method.md: ``python docs/make_figures.py``.
+"""Draw the figures of tables: ``python docs/make_figures.py [NAME ...]``.
 
-It shows one real batch of drawn characters after several iterations. The network and the features
-are those of the demo, from its cache or computed here.
+Each is drawn from the table on its page, so figure and table cannot disagree. The figures of
+`paddle-ext reproduce` and `paddle-ext demo` are drawn by those commands, the batch of
+docs/method.md by docs/make_method.py, the idea of the start page by docs/make_idea.py.
 """
 
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
-from paddle_ext import FeatureBank, TaskSampler, solve
-from paddle_ext.research.data.glyphs import glyph_images
-from paddle_ext.research.data.images import ImageArray
-from paddle_ext.research.demo import FULL, features
-from paddle_ext.research.evaluation import RunSettings
-from paddle_ext.research.evaluation.drawing import (
+from paddle_ext import methods
+from paddle_ext.research.evaluation.drawing import line_style, mark_counts
+from paddle_ext.research.style import (
+    GRID,
     INK,
-    SMALL,
-    figure_class,
+    PALE,
+    RIGHT,
+    WRONG,
+    Label,
+    colour,
     finish,
     head,
+    label_ends,
+    label_point,
+    label_tops,
+    make_panels,
     name_panel,
+    name_rows,
+    paler,
 )
-from paddle_ext.research.files import user_cache
-from paddle_ext.scaling import coordinates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
-CLASSES, PRESENT, SHOTS, QUERIES = 60, 4, 5, 75
-TASK = 4
-SHOWN = (0, 1, 3, 10, 100)  # iterations; the task has converged by the last
-# Colours and markers that are distinct for colour-blind readers.
-STYLES = (("#0072b2", "o"), ("#e69f00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
-ABSENT = "#4d4d4d"
+OURS = colour("adaptive")
 
 
-class Step(NamedTuple):
-    """The state after some iterations."""
-
-    number: int
-    prototypes: Tensor  # [K, D] in scaled coordinates
-    probabilities: Tensor | None  # [Q, K]; None before the first iteration
+# --- tables of the pages --------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
-    """A batch and the iterations on it."""
-
-    support: Tensor  # [K, H, W] uint8: one labelled image of each class
-    images: Tensor  # [Q, H, W] uint8
-    query: Tensor  # [Q, D] in scaled coordinates
-    truth: Tensor  # [Q]
-    steps: list[Step]
-
-    @property
-    def present(self) -> list[int]:
-        return self.truth.unique().tolist()
-
-
-def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int, ...]) -> Run:
-    """Solve one task once for each number of iterations in `shown`."""
-    sampler = TaskSampler(
-        bank.labels, shots=SHOTS, n_query=QUERIES, k_eff=PRESENT, num_classes=CLASSES, seed=0
-    )
-    rows, labels, query_rows, truth = (x.squeeze(0) for x in sampler.batch(task, 1))
-    support, query = bank.features[rows], bank.features[query_rows]
-    where = coordinates(support, labels, query, CLASSES, "auto")
-    means = where.prototypes(support, labels, query[:0], query.new_zeros(0, CLASSES))
-    steps = [Step(0, means, None)]
-    for most in shown[1:]:
-        solution = solve(support, labels, query, max_iter=most)
-        u = solution.probabilities
-        w = where.prototypes(support, labels, query, u)
-        steps.append(Step(int(solution.iterations), w, u))
-    first = torch.stack([rows[labels == k][0] for k in range(CLASSES)])
-    pixels = (images.read(chosen).squeeze(-1) for chosen in (first, query_rows))
-    return Run(*pixels, where.of(query), truth, steps)
+def table(page: str, *columns: str) -> list[list[str]]:
+    """The rows of the first table of a page whose header has these texts."""
+    lines = iter((HERE / page).read_text().splitlines())
+    for line in lines:
+        if line.startswith("|") and all(text in line for text in columns):
+            next(lines)  # the line of dashes
+            found = []
+            for row in lines:
+                if not row.startswith("|"):
+                    return found
+                found.append([cell.strip().strip("*`") for cell in row.strip("|").split("|")])
+    raise ValueError(f"{page} has no table with the columns {columns}")
 
 
-def plane(run: Run) -> Tensor:
-    """The two directions in which the classes present lie furthest apart, [D, 2].
+def numbers(cell: str) -> list[float]:
+    """The numbers of a cell, in their order.
 
-    Only the figure uses the true labels; the method does not.
+    >>> numbers("74.6 / 77.0 / 80.1 (0.45)")
+    [74.6, 77.0, 80.1, 0.45]
     """
-    means = torch.stack([run.query[run.truth == k].mean(0) for k in run.present])
-    return torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh[:2].mT
+    return [float(text) for text in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", cell)]
 
 
-def colour_of(run: Run, k: int) -> tuple[str, str]:
-    """Colour and marker of a class; all absent classes share one."""
-    return STYLES[run.present.index(k)] if k in run.present else (ABSENT, "x")
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
-def draw_images(axes: "Axes", images: Tensor, colours: list[str], columns: int) -> None:
-    """Small images, dark on white, each in its colour."""
-    from matplotlib.colors import to_rgb
-
-    H, W = images.shape[-2:]
-    lines = -(-len(images) // columns)
-    paper = torch.ones(lines * H, columns * W, 3)
-    for number, (image, colour) in enumerate(zip(images, colours, strict=True)):
-        line, column = divmod(number, columns)
-        ink = (image / 255).unsqueeze(-1)
-        cell = 1 - ink * (1 - torch.tensor(to_rgb(colour)))
-        paper[line * H : (line + 1) * H, column * W : (column + 1) * W] = cell
-    axes.imshow(paper.numpy(), interpolation="antialiased")
-    axes.set_axis_off()
-    axes.set_anchor("NW")
+# --- kinds of charts ------------------------------------------------------------------------------
 
 
-def draw_batch(axes: "Axes", run: Run, step: Step, flat: Tensor) -> None:
-    """The queries by predicted class, and the prototypes with their paths."""
-    start, w, z = (x @ flat for x in (run.steps[0].prototypes, step.prototypes, run.query))
-    others = [k for k in range(CLASSES) if k not in run.present]
-    axes.plot(*w[others].mT, "+", color="#9a9a9a", ms=6, mew=1.1, zorder=2)
-    if step.probabilities is None:
-        axes.plot(*z.mT, "o", color="#c9c9c9", ms=4.5, mew=0, zorder=1)
-    else:
-        labels = step.probabilities.argmax(-1)
-        for k in labels.unique().tolist():
-            colour, marker = colour_of(run, k)
-            own = z[labels == k]
-            axes.plot(*own.mT, marker, color=colour, ms=5, mew=1.3 if marker == "x" else 0)
-    for k in run.present:
-        colour, _ = colour_of(run, k)
-        axes.plot(*torch.stack([start[k], w[k]]).mT, color=INK, lw=1.4, zorder=4)
-        axes.plot(*w[k], "*", color=colour, ms=15, mec=INK, mew=1.0, zorder=5)
-    wide = torch.cat([z, start[run.present]])
-    low, high = wide.amin(0), wide.amax(0)
-    margin = 0.07 * (high - low)
-    axes.set_xlim(*(low - margin)[[0]].tolist(), *(high + margin)[[0]].tolist())
-    axes.set_ylim(*(low - margin)[[1]].tolist(), *(high + margin)[[1]].tolist())
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_color("#b5b5b5")
+class Series(NamedTuple):
+    """Marks of one colour, one in each row of a chart."""
+
+    name: str
+    values: Sequence[float]
+    colour: str
+    marker: str = "o"
 
 
-def draw_proportions(axes: "Axes", run: Run, step: Step) -> str:
-    """A bar for each candidate class; returns a summary."""
-    true = torch.bincount(run.truth, minlength=CLASSES) / len(run.truth)
-    found = true if step.probabilities is None else step.probabilities.mean(0)
-    axes.set_ylim(0, 1.6 * float(true.max()))
-    for k, share in enumerate(found.tolist()):
-        axes.bar(k, share, width=1.6 if k in run.present else 1.0, color=colour_of(run, k)[0])
-    for k in run.present:
-        axes.plot([k - 1, k + 1], [float(true[k])] * 2, color=INK, lw=1.4)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color("#b5b5b5")
-    if step.probabilities is None:
-        return "the truth (unknown)"
-    labels = step.probabilities.argmax(-1)
-    right = 100 * (labels == run.truth).float().mean()
-    return f"{len(labels.unique())} classes\n{right:.0f} % correct"
+def dots(axes: "Axes", rows: Sequence[str], several: Sequence[Series]) -> None:
+    """A row for each name, with a mark of each series, and the series named above the first."""
+    name_rows(axes, rows)
+    for place in range(len(rows)):
+        values = [series.values[place] for series in several]
+        axes.plot([min(values), max(values)], [place] * 2, color=GRID, lw=4, zorder=1)
+    for series in several:
+        axes.plot(series.values, range(len(rows)), series.marker, color=series.colour, ms=9, mew=2)
+    ours = OURS, colour("paddle")
+    label_tops(axes, [Label(s.values[0], 0, s.name, s.colour, s.colour in ours) for s in several])
 
 
-def draw(run: Run, path: Path) -> None:
-    """The whole figure."""
-    figure = figure_class()(figsize=(10, 7.2), dpi=160, layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.06, w_pad=0.04)
-    top, middle = figure.subfigures(2, 1, height_ratios=[1, 2])
-    candidates, batch = top.subplots(1, 2)
-    found = [colour_of(run, k)[0] if k in run.present else INK for k in range(CLASSES)]
-    draw_images(candidates, run.support, found, columns=15)
-    name_panel(candidates, f"{CLASSES} candidate classes, {SHOTS} labelled images of each")
-    draw_images(batch, run.images, [INK] * len(run.images), columns=15)
-    name_panel(batch, f"{QUERIES} unlabelled images: of which classes?")
-    panels = middle.subplots(2, len(run.steps), height_ratios=[1.7, 1])
-    flat = plane(run)
-    for (above, below), step in zip(panels.T, run.steps, strict=True):
-        last = step is run.steps[-1]
-        title = "start" if step.number == 0 else f"iteration {step.number}" + ", end" * last
-        draw_batch(above, run, step, flat)
-        name_panel(above, title)
-        text = draw_proportions(below, run, step)
-        below.text(0.98, 0.98, text, ha="right", va="top", transform=below.transAxes,
-                   fontsize=SMALL, color=INK)  # fmt: skip
-    panels[0, 0].set_ylabel("images (points),\nprototypes (stars)", fontsize=SMALL, color=INK)
-    panels[1, 0].set_ylabel("share of\neach class", fontsize=SMALL, color=INK)
-    head(
-        figure,
-        "What the iteration does to one batch",
-        "colours: the four classes present; black crosses: images assigned to an absent class; "
-        "grey plus signs: prototypes of absent classes; lines below: true shares",
-    )
-    finish(figure, path)
-    reduce_colours(path)
+# --- the figures ----------------------------------------------------------------------------------
 
 
-def reduce_colours(path: Path) -> None:
-    """Keep fewer colours: image noise would more than double the file size."""
-    from PIL import Image
+def any_batch() -> "Figure":
+    """Accuracy against the number of classes present."""
+    rows = table("results.md", "1 present", "20 shots")
+    names = {methods.create(name).display.title: name for name in methods.available()}
+    present = [1, 2, 5, 10, 20]
+    figure, (axes,) = make_panels(1, height=4.0)
+    ends = []
+    for title, *cells in rows:
+        if title in ("Baseline", "SimpleShot"):
+            continue  # hidden behind the nearest class mean
+        reference = title not in names
+        style = line_style(names.get(title, title), dashed=reference)
+        accuracy = [float(cell) for cell in cells[3:8]]
+        axes.plot(present, accuracy, **style)
+        bold = title in ("Adaptive", "PADDLE")
+        ends.append(Label(present[-1], accuracy[-1], title, style["color"], bold))
+    mark_counts(axes, present)
+    axes.set_ylim(0, 100)
+    name_panel(axes, "", "classes present in the batch, of 20", "accuracy (%)")
+    label_ends(axes, ends)
+    head(figure, "One class in the batch, or all", "mini-ImageNet, 5 labelled images of 20 classes")
+    return figure
 
-    with Image.open(path) as image:
-        few = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    few.save(path, optimize=True)
+
+def speed() -> "Figure":
+    """Time of a thousand tasks."""
+    rows = table("measurements.md", "floor", "public arithmetic")
+    several = [
+        Series("paddle_ext", [float(row[2]) for row in rows], colour("paddle")),
+        Series("torch", [float(row[5]) for row in rows], colour("torch"), "s"),
+        Series("published", [float(row[7]) for row in rows], PALE, "D"),
+    ]
+    figure, (axes,) = make_panels(1, height=2.8)
+    axes.set_xscale("log")
+    axes.set_xlim(1, 4000)
+    dots(axes, [row[0] for row in rows], several)
+    ticks = [1, 10, 100, 1000]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    name_panel(axes, "", "milliseconds (log scale)")
+    head(figure, "PADDLE on 1000 tasks", "100 iterations, features to labels, NVIDIA H200")
+    return figure
+
+
+def prior() -> "Figure":
+    """Accuracy without a prior and with a right, an old and a wrong one."""
+    rows = table("prior.md", "no prior", "right, alone")
+
+    def column(number: int) -> list[float]:
+        return [mean(numbers(row[number])) for row in rows]
+
+    several = [
+        Series("wrong", column(5), WRONG, "x"),
+        Series("no prior", column(2), PALE),
+        Series("old", column(7), paler(OURS), "d"),
+        Series("right", column(4), OURS, "D"),
+    ]
+    figure, (axes,) = make_panels(1, height=4.2)
+    axes.set_xlim(20, 100)
+    dots(axes, [row[0] for row in rows], several)
+    name_panel(axes, "", "accuracy (%)")
+    head(figure, "A right prior helps, a wrong one is ignored", "10 sets of embeddings")
+    return figure
+
+
+def doubt() -> "Figure":
+    """How far probabilities are from the share of right labels."""
+    rows = table("presence.md", "AUROC: PADDLE's doubt")[:-1]
+    banks = list(dict.fromkeys(row[0] for row in rows))
+
+    def column(number: int) -> list[float]:
+        return [mean([float(row[number]) for row in rows if row[0] == bank]) for bank in banks]
+
+    several = [
+        Series("Adaptive", column(6), OURS, "*"),
+        Series("PADDLE", column(4), colour("paddle")),
+    ]
+    figure, (axes,) = make_panels(1, height=2.4)
+    axes.set_xlim(0, 32)
+    dots(axes, banks, several)
+    name_panel(axes, "", "calibration error (points)")
+    below = "how far probabilities are from the share of right labels"
+    head(figure, "Can the probabilities be trusted?", below)
+    return figure
+
+
+def wrong_labels() -> "Figure":
+    """Accuracy with wrong labels trusted, weighed, and removed by an oracle."""
+    rows = table("presence.md", "labelled rows a class", "5 classes present")
+    names = [f"{row[0]} rows, {row[1]}" for row in rows]
+    figure, panels = make_panels(2, height=3.0)
+    for axes, number, title in zip(panels, (2, 3), ("5 classes", "all classes"), strict=True):
+        trusted, weighed, oracle = zip(*(numbers(row[number])[:3] for row in rows), strict=True)
+        several = [
+            Series("oracle", oracle, PALE, "|"),
+            Series("trusted", trusted, WRONG, "o"),
+            Series("weighed", weighed, OURS, "D"),
+        ]
+        axes.set_xlim(48, 92)
+        last = len(rows) - 1  # the widest row is the first, where the names are
+        order = range(last, -1, -1)
+        turned = [s._replace(values=[s.values[i] for i in order]) for s in several]
+        dots(axes, [names[i] for i in order], turned)
+        name_panel(axes, "", f"accuracy (%), {title} present")
+    below = "labelled rows a class, share of wrong labels; the oracle removes the wrong ones"
+    head(figure, "What wrong labels cost", below)
+    return figure
+
+
+def strangers() -> "Figure":
+    """Samples flagged as of no class, of known classes and of others."""
+    rows = table("presence.md", "known flagged", "strangers flagged")
+    several = [
+        Series("known", [float(row[1]) for row in rows], RIGHT),
+        Series("of no class", [float(row[3]) for row in rows], WRONG, "D"),
+    ]
+    figure, (axes,) = make_panels(1, height=3.6)
+    axes.set_xlim(0, 75)
+    axes.axvline(5, color=INK, lw=1.2, ls="--", zorder=0)
+    names = [row[0] for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: -several[1].values[i])
+    several = [s._replace(values=[s.values[i] for i in order]) for s in several]
+    dots(axes, [names[i] for i in order], several)
+    name_panel(axes, "", "flagged (%); dashed: the rate asked for")
+    below = "samples flagged at a rate of 5 %; a quarter of the classes has no label"
+    head(figure, "Strangers in a batch", below)
+    return figure
+
+
+def roll_up() -> "Figure":
+    """How samples are named: by their class, by their group, or not at all."""
+    rows = table("presence.md", "named nodes that are right")
+    figure, (axes,) = make_panels(1, height=2.2)
+    name_rows(axes, [row[0] for row in rows])
+    for place, row in enumerate(rows):
+        right, _, named, classes, _ = (float(cell) for cell in row[1:])
+        by_class = named * classes / 100
+        axes.barh(place, by_class, 0.55, color=OURS)
+        axes.barh(place, named - by_class, 0.55, left=by_class, color=paler(OURS))
+        axes.barh(place, 100 - named, 0.55, left=named, color=GRID)
+        label_point(axes, 0, place, f"{right:.0f} % of names right", "white", bold=True)
+        if place == 0:
+            parts = {
+                "class": (by_class / 2, OURS),
+                "group": ((by_class + named) / 2, OURS),
+                "no name": ((named + 100) / 2, PALE),
+            }
+            first = [Label(x, -0.28, text, ink) for text, (x, ink) in parts.items()]
+    axes.set_xlim(0, 100)
+    label_tops(axes, first)
+    name_panel(axes, "", "samples (%)")
+    head(figure, "Name the group if the class is unsure", "at a confidence of 90 %")
+    return figure
+
+
+FIGURES: Mapping[str, Callable[[], "Figure"]] = {
+    "any-batch": any_batch,
+    "speed": speed,
+    "prior": prior,
+    "doubt": doubt,
+    "wrong-labels": wrong_labels,
+    "strangers": strangers,
+    "roll-up": roll_up,
+}
 
 
 def main() -> None:
-    novel = glyph_images("test", samples=FULL.novel)
-    bank = features(novel, FULL, user_cache("demo"), False, RunSettings(), lambda text: None)
-    draw(run_task(bank, novel, TASK, SHOWN), HERE / "figures" / "method.png")
+    for name in sys.argv[1:] or FIGURES:
+        finish(FIGURES[name](), HERE / "figures" / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # In the order of the cards. Programs with their arguments, or why they are not run here.
 NOTEBOOKS = ("quickstart", "compare", "doubt")
 PROGRAMS: dict[str, list[str] | str] = {
+    "camera_trap": [],
+    "tickets": [],
+    "adapt": [],
     "text": ["--hashing"],
     "stream": [],
     "images": "It trains a network first, which takes half a minute.",

@@ -1,8 +1,9 @@
 """Hook of the site: pages from outside docs/, and links that work here as they do on GitHub.
 
-README.md, CONTRIBUTING.md and others are pages of the site too. Links are written for readers of
-the repository, so a link is looked up there first: one to a page or an example leads to its page
-of the site, one to another file to the repository on the web, if pyproject.toml says where that is.
+CONTRIBUTING.md and others are pages of the site too; README.md is not, the site starts at
+docs/index.md. Links are written for readers of the repository, so a link is looked up there first:
+one to a page or an example leads to its page of the site, one to another file to the repository on
+the web, if pyproject.toml says where that is.
 """
 
 import posixpath
@@ -18,7 +19,6 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that are not in docs/, and where they are on the site.
 OUTSIDE = {
-    "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",

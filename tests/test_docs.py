@@ -66,11 +66,13 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+    for target, place in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         if target.startswith("http"):
             continue
         there = page.parent / target if target else page
         assert there.exists(), target
+        # An image may be for light or dark pages only.
+        anchor = "" if place in ("only-light", "only-dark") else place
         assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
@@ -109,7 +111,14 @@ def said(page: str) -> list[str]:
 
 
 # Pages with a test of their own below are not run twice.
-OWN = {"README.md", "docs/methods.md", "docs/data.md", "docs/evaluation.md", "docs/quickstart.md"}
+OWN = {
+    "README.md",
+    "docs/index.md",
+    "docs/methods.md",
+    "docs/data.md",
+    "docs/evaluation.md",
+    "docs/quickstart.md",
+}
 
 
 @pytest.mark.parametrize("page", [page for page in CODE if page not in OWN])
@@ -119,8 +128,14 @@ def test_code(page: str, run_code_of: Run) -> None:
 
 def test_code_of_the_readme(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
     names = run_code_of("README.md")
-    assert capsys.readouterr().out.startswith("tensor([ 3, 14, 15])")
+    assert capsys.readouterr().out == "tensor([ 3, 14, 15])\n"
     assert names["found"].labels.tolist() == [3, 14, 15] * 25
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_code_of_the_start_page(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run_code_of("docs/index.md")
+    assert capsys.readouterr().out.strip() == said("docs/index.md")[0] == "[0, 0, 0, 2]"
 
 
 def test_code_of_the_methods(run_code_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,6 +319,30 @@ def test_figure_of_the_architecture() -> None:
     assert drawing.FIGURE.read_text() == drawing.figure(), stale
     for name, _ in [*drawing.LAYERS[-1], *drawing.NATIVE]:
         assert (ROOT / name).exists(), name
+
+
+def test_figure_of_the_idea() -> None:
+    drawing = script("make_idea")
+    assert drawing.FIGURE.read_text() == drawing.figure(), "stale; run: python docs/make_idea.py"
+
+
+def test_figures_of_tables() -> None:
+    """Each is drawn from the table of its page, and shown on a page."""
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    drawing = script("make_figures")
+    assert drawing.numbers("74.6 / -0.2 (0.45)") == [74.6, -0.2, 0.45]
+    shown = "".join(page.read_text() for page in PAGES)
+    for name, draw in drawing.FIGURES.items():
+        assert f"figures/{name}.png" in shown, name
+        assert draw().axes, name
+    with pytest.raises(ValueError, match="no table with the columns"):
+        drawing.table("prior.md", "no such column")
+
+
+def test_every_figure_is_shown() -> None:
+    shown = "".join(page.read_text() for page in PAGES)
+    for path in (ROOT / "docs" / "figures").iterdir():
+        assert f"figures/{path.name}" in shown, path.name
 
 
 def test_paths_of_the_architecture() -> None:

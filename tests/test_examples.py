@@ -44,6 +44,67 @@ def test_short(path: Path) -> None:
     assert f"python examples/{path.name}" in text.partition('"""\n\n')[0]
 
 
+# --- three stories --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def story(
+    lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[list[str], Any]]:
+    """What a program prints, and the figure it shows."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    from matplotlib import pyplot as plt
+
+    monkeypatch.setattr(plt, "show", lambda: None)
+    plt.switch_backend("agg")
+
+    def run(name: str) -> tuple[list[str], Any]:
+        printed, figure = lines(name), plt.gcf()
+        plt.close("all")
+        return printed, figure
+
+    return run
+
+
+def percentages(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"(\d+) %", text)]
+
+
+def test_camera_trap(story: Callable[[str], tuple[list[str], Any]]) -> None:
+    """The list helps, names of families are right, and the hikers are set aside."""
+    (without, given, named, aside), figure = story("camera_trap")
+    assert percentages(without)[0] + 3 < percentages(given)[0]
+    assert percentages(named)[0] >= 90
+    hikers, animals = re.findall(r"(\d+) of", aside)
+    assert int(hikers) >= 8
+    assert int(animals) <= 20
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert {"roe deer", "some martens", "no known animal"} <= set(names)
+    assert "puma" not in names
+
+
+def test_tickets(story: Callable[[str], tuple[list[str], Any]]) -> None:
+    (right, present, _, *doubtful), figure = story("tickets")
+    assert percentages(right)[0] >= 85
+    assert {"delivery", "refund", "broken item"} <= set(present.partition(": ")[2].split(", "))
+    assert len(doubtful) == 5
+    doubts = [float(line.split()[0]) for line in doubtful]
+    assert doubts == sorted(doubts, reverse=True)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names[:3] == ["delivery", "broken item", "refund"]
+
+
+def test_adapt(story: Callable[[str], tuple[list[str], Any]]) -> None:
+    """Each classifier gains."""
+    printed, figure = story("adapt")
+    assert len(printed) == 3
+    for line in printed:
+        before, after = percentages(line)
+        assert before + 2 < after, line
+    assert len(figure.axes) == 1
+
+
 # --- a stream of batches --------------------------------------------------------------------------
 
 BATCH = re.compile(
@@ -236,7 +297,7 @@ def test_quickstart(run_notebook: Callable[[str], dict[str, Any]]) -> None:
     nearest, adaptive = names["accuracy"].values()
     assert 0.5 < nearest < adaptive
     assert names["model"].transduction_.shape == (110,)
-    assert [len(figure.axes) for figure in names["drawn"]] == [1, 8]
+    assert [len(figure.axes) for figure in names["drawn"]] == [3, 8]
 
 
 def test_compare(

@@ -34,9 +34,9 @@ pages, gallery, fields = hook("site_pages"), hook("site_gallery"), hook("site_fi
 @pytest.mark.parametrize(
     ("page", "target", "expected"),
     [
-        ("index.md", "docs/large.md", "large.md"),  # of README.md
-        ("index.md", "CONTRIBUTING.md", "contributing.md"),
-        ("index.md", "examples", "gallery/index.md"),
+        ("index.md", "large.md", "large.md"),
+        ("index.md", "../CONTRIBUTING.md", "contributing.md"),
+        ("index.md", "../examples", "gallery/index.md"),
         ("large.md", "adaptive.md", "adaptive.md"),
         ("large.md", "../examples/stream.py", "gallery/stream.md"),
         ("large.md", "../benchmarks/README.md", "benchmarks.md"),
@@ -63,11 +63,14 @@ def test_links_to_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "expected"),
-    [("index.md", "figures/x.png"), ("contributing.md", "../figures/x.png")],
+    ("page", "source", "expected"),
+    [
+        ("index.md", "figures/x.png", "figures/x.png"),
+        ("contributing.md", "docs/figures/x.png", "../figures/x.png"),
+    ],
 )
-def test_images_in_html(page: str, expected: str) -> None:
-    found = pages.MARKUP.search('<img src="docs/figures/x.png" width="9">')
+def test_images_in_html(page: str, source: str, expected: str) -> None:
+    found = pages.MARKUP.search(f'<img src="{source}" width="9">')
     assert pages.attribute(found, page) == f'src="{expected}"'
 
 

@@ -260,46 +260,37 @@ GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
 
 
 def draw(found: Demo, path: str | Path) -> None:
-    """Write the figure: accuracies on the left, one batch and its predictions on the right."""
+    """Write the figure: the accuracies, and below them one batch and its predictions."""
     from .evaluation import figures
-    from .evaluation.drawing import figure_class, finish, head, name_panel, prepare, settings_line
+    from .evaluation.drawing import settings_line
+    from .style import RESOLUTION, WIDTH, figure_class, finish, head, name_panel, plain, prepare
 
     batch, evaluation = found.batch, found.evaluation
     K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))
-    sheets = {
-        f"{K} candidate classes, one labelled image of each; {present} are present": (
-            candidate_sheet(batch)
-        ),
-    }
+    sheets = {f"{K} candidate classes; {present} are present": candidate_sheet(batch)}
     found_by = {f"{Q} images by Adaptive": batch.labels, "by SimpleShot": batch.nearest}
     for name, labels in found_by.items():
         sheets[f"{name}: {grouping_text(batch, labels)}"] = group_sheet(batch, labels)
-    counts = {result.n_tasks for result in evaluation}
-    heights = [len(each) for each in sheets.values()]
-    lines = sum(heights) / (batch.support.shape[-1] + 2 * GAP)
-    size = (15, max(7.6, 2.4 + 0.46 * lines))  # inches
-    figure = figure_class()(figsize=size, dpi=160, layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[0.8, 1.2], squeeze=False)[0]
-    bars = left.subplots()
-    prepare(bars)
-    figures.accuracy_bars(evaluation, axes=bars)
-    bars.set_xlim(0, 110)
-    note = "; slow methods on the first few tasks only" if len(counts) > 1 else ""
-    name_panel(bars, "Accuracy of all methods", x=f"accuracy (%){note}")
-    panels = right.subplots(len(sheets), 1, gridspec_kw={"height_ratios": heights})
+    heights = [WIDTH * len(each) / each.shape[1] + 0.35 for each in sheets.values()]  # inches
+    heights.append(0.9 + 0.3 * len(evaluation.methods))
+    size = (WIDTH, sum(heights) + 1.2)
+    figure = figure_class()(figsize=size, dpi=RESOLUTION, layout="constrained")
+    ratios = [sum(heights[:-1]), heights[-1]]
+    top, bottom = figure.subfigures(2, 1, height_ratios=ratios, squeeze=False).ravel()
+    panels, bars = top.subplots(len(sheets), 1, height_ratios=heights[:-1]), bottom.subplots()
     for axes, (text, each) in zip(panels, sheets.items(), strict=True):
         axes.imshow(each.numpy())
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[:].set_visible(False)
-        axes.set_anchor("NW")
+        plain(axes)
         name_panel(axes, text)
-    legend = "first column: a labelled image of the class, green if present; red: wrong class"
-    panels[-1].set_xlabel(legend, fontsize=10.5, loc="left")
+    prepare(bars)
+    figures.accuracy_bars(evaluation, axes=bars)
+    fewer = len({result.n_tasks for result in evaluation}) > 1
+    name_panel(bars, f"Accuracy of all methods{', slow ones on few tasks' if fewer else ''}")
+    below = f"{settings_line(evaluation, evaluation.bank)}; first column: a labelled image of the "
     head(
         figure,
         "Many candidate classes, few of them present",
-        settings_line(evaluation, evaluation.bank),
+        f"{below}class, green if it is present; red: a wrong class",
     )
     finish(figure, path)
 

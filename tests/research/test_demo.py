@@ -94,7 +94,7 @@ def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> 
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])
-    assert width >= 2000
+    assert width >= 1000
     assert height >= 1000
     assert re.search(r"^\d+ seconds$", result.output, re.MULTILINE)
 

@@ -177,7 +177,7 @@ def check_figure(option: str, path: Path | None) -> None:
     """Reject an output that could not be drawn, before any work."""
     if path is None:
         return
-    from ...research.evaluation.drawing import SUFFIXES, figure_class
+    from ...research.style import SUFFIXES, figure_class
 
     if path.suffix not in SUFFIXES:
         raise typer.BadParameter(f"{option} must end in {', '.join(SUFFIXES)}, got {path}")

@@ -11,25 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .drawing import (
+from ..style import (
     INK,
+    PALE,
+    Label,
+    finish,
+    head,
+    label_ends,
+    label_point,
+    make_panels,
+    name_panel,
+)
+from .drawing import (
     K_EFF,
     K_EFF_BOLD,
-    NORMAL,
-    PALE,
     at_least_one,
     distinct,
     draw_bars,
     draw_line,
     duration_text,
-    finish,
-    head,
     interval,
-    legend_below,
-    make_panels,
     mark_counts,
-    method_legend,
-    name_panel,
+    method_label,
     published_line,
     settings_line,
     shots_title,
@@ -86,21 +89,29 @@ def accuracy_against_k_eff(
     results = at_least_one(evaluation)
     every_shots = distinct(result.shots for result in results)
     every_k_eff = distinct(result.k_eff for result in results)
-    figure, panels = make_panels(len(every_shots), height=6.0 if len(every_shots) == 1 else 5.0)
+    figure, panels = make_panels(len(every_shots), height=3.8)
     for axes, shots in zip(panels, every_shots, strict=True):
+        ends = []
         for method in evaluation.methods:
             own = [r for r in evaluation.select(method) if r.shots == shots]
             points = sorted((r.k_eff, r.accuracy, interval(r)) for r in own)
-            draw_line(axes, method, points, dashed=method == reference)
+            is_reference = method == reference
+            draw_line(axes, method, points, dashed=is_reference)
+            if points:
+                ends.append(method_label(method, *points[-1][:2], dashed=is_reference))
         dashed = (published or {}).get(shots, {})
         if dashed:
             axes.plot(list(dashed), list(dashed.values()), **published_line())
-        name_panel(axes, shots_title(shots), f"classes present, {K_EFF}")
+            x, y = list(dashed.items())[-1]
+            ends.append(Label(x, y, "published", published_line()["color"]))
+        name_panel(axes, shots_title(shots), y="accuracy (%)")
         mark_counts(axes, every_k_eff)
-    panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
+        label_ends(axes, ends)
+    name_panel(panels[-1], "", f"classes present, {K_EFF}")
     below = settings_line(results, evaluation.bank)
-    head(figure, "Accuracy against the number of classes present", below)
-    method_legend(figure, evaluation.methods, any((published or {}).values()), reference)
+    if any((published or {}).values()):
+        below += "; dashed: PADDLE as published"
+    head(figure, "Accuracy by the number of classes present", below)
     return finish(figure, path)
 
 
@@ -143,16 +154,13 @@ def accuracy_bars(
             raise ValueError(f"shots must be given with axes, got None for {every_shots}")
         draw_bars(axes, results, published)
         return finish(axes.figure, path)  # type: ignore[arg-type]
-    height = 1.9 + 0.38 * len({r.method for r in results})
-    width = 7.0 if len(every_shots) == 1 else 10.0
-    figure, panels = make_panels(len(every_shots), height=height, width=width, share=False)
+    height = 0.9 + 0.3 * len({r.method for r in results})
+    figure, panels = make_panels(len(every_shots), height=height, share=False)
     for panel, own in zip(panels, every_shots, strict=True):
         draw_bars(panel, [r for r in results if r.shots == own], published)
         name_panel(panel, shots_title(own))
-    head(figure, "Accuracy of the methods", settings_line(results, evaluation.bank))
-    if published:
-        (tick,) = panels[0].plot([], [], color=INK, lw=0, marker="|", ms=14, mew=2.4)
-        legend_below(figure, [tick], ["published"])
+    below = settings_line(results, evaluation.bank) + ("; ticks: published" if published else "")
+    head(figure, "Accuracy of the methods", below)
     return finish(figure, path)
 
 
@@ -179,19 +187,18 @@ def accuracy_against_lambda(results: Iterable[Result], path: str | Path | None =
     if len(queries) > 1:
         raise ValueError(f"results must have one number of queries, got {queries}")
     every_k_eff = distinct(result.k_eff for result in results)
-    figure, panels = make_panels(len(every_k_eff), height=4.4, share=False)
+    figure, panels = make_panels(len(every_k_eff), height=2.7, share=False)
     contrast = display_of("alpha_tim").colour
     for axes, k_eff in zip(panels, every_k_eff, strict=True):
         own = [result for result in results if result.k_eff == k_eff]
         best = lambda_of(best_of(own))
         draw_line(axes, "paddle", sorted((lambda_of(r), r.accuracy, interval(r)) for r in own))
-        axes.axvline(queries[0], color=INK, lw=1.4, ls="--", label="λ = |Q|", zorder=1)
-        axes.axvline(best, color=contrast, lw=2.2, ls=":", label="best λ", zorder=1)
-        name_panel(axes, f"{K_EFF_BOLD} = {k_eff}: best at {best:g}", "λ")
-    panels[0].set_ylabel("accuracy (%)", fontsize=NORMAL, color=INK)
-    shots = shots_title(results[0].shots)
-    head(figure, "PADDLE's accuracy against λ", f"{settings_line(results)}, {shots}")
-    legend_below(figure, *panels[0].get_legend_handles_labels())
+        axes.axvline(queries[0], color=INK, lw=1.4, ls="--", zorder=1)
+        axes.axvline(best, color=contrast, lw=2.2, ls=":", zorder=1)
+        name_panel(axes, f"{K_EFF_BOLD} = {k_eff}: best at {best:g}", y="accuracy (%)")
+    name_panel(panels[-1], "", "λ")
+    below = f"{settings_line(results)}, {shots_title(results[0].shots)}; "
+    head(figure, "PADDLE's accuracy against λ", f"{below}dashed: λ = |Q|, dotted: the best λ")
     return finish(figure, path)
 
 
@@ -214,7 +221,7 @@ def best_lambda_against_queries(
     """
     results = at_least_one(results)
     every_k_eff = distinct(result.k_eff for result in results)
-    figure, panels = make_panels(len(every_k_eff), height=4.6)
+    figure, panels = make_panels(len(every_k_eff), height=2.7)
     shown = display_of("paddle")
     for axes, k_eff in zip(panels, every_k_eff, strict=True):
         own = [result for result in results if result.k_eff == k_eff]
@@ -228,21 +235,18 @@ def best_lambda_against_queries(
             color=shown.colour,
             alpha=0.15,
             lw=0,
-            label=f"within {NEARLY_BEST:g} point of the best",
         )
         end = max(queries)
-        axes.plot([0, end], [0, end], color=INK, lw=1.4, ls="--", label="λ = |Q|")
+        axes.plot([0, end], [0, end], color=INK, lw=1.4, ls="--")
         best = [lambda_of(best_of(group)) for group in groups]
-        axes.plot(
-            queries, best, color=shown.colour, marker=shown.marker, lw=2.4, ms=7, label="best λ"
-        )
-        name_panel(axes, f"{K_EFF_BOLD} = {k_eff}", "queries |Q|")
+        axes.plot(queries, best, color=shown.colour, marker=shown.marker, lw=2.4, ms=7)
+        name_panel(axes, f"{K_EFF_BOLD} = {k_eff}", y="best λ")
         axes.set_xlim(0, 1.05 * end)
         axes.set_ylim(bottom=0)
-    panels[0].set_ylabel("best λ", fontsize=NORMAL, color=INK)
-    shots = shots_title(results[0].shots)
-    head(figure, "The best λ against the number of queries", f"{settings_line(results)}, {shots}")
-    legend_below(figure, *panels[0].get_legend_handles_labels())
+    name_panel(panels[-1], "", "queries |Q|")
+    below = f"{settings_line(results)}, {shots_title(results[0].shots)}; band: within "
+    below += f"{NEARLY_BEST:g} point of the best accuracy, dashed: λ = |Q|"
+    head(figure, "The best λ by the number of queries", below)
     return finish(figure, path)
 
 
@@ -267,7 +271,7 @@ def criterion_against_time(
     >>> curve = Curve("paddle", "PADDLE", (1, 2), (1e-3, 2e-3), (0.1, 1e-7), 90.0, 2e-3)
     >>> figure = criterion_against_time([curve])
     """
-    figure, (axes,) = make_panels(1, height=5.6, width=8.0)
+    figure, (axes,) = make_panels(1, height=4.2)
     seen: set[str] = set()
     for curve in curves:
         points = [p for p in zip(curve.seconds, curve.criterion, strict=True) if min(p) > 0]
@@ -285,16 +289,18 @@ def criterion_against_time(
             lw=1.2 if len(points) > 200 else 2.0,
             ls=(0, (4, 1.5)) if curve.method in seen else "-",  # another implementation
             markevery=100 if len(points) > 200 else 1 + len(points) // 30,
-            label=f"{curve.title}: {done}",
         )
+        place = "above left" if curve.reached is None else "above right"
+        label_point(axes, *points[-1], f"{curve.title}:\n{done}", shown.colour, place=place)
         seen.add(curve.method)
     axes.axhline(tol, color=PALE, lw=1.2, ls="--", zorder=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], tol / 1e3))
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right * (right / left) ** 0.15)  # room for the names
     name_panel(axes, "", "elapsed time (s)", "mean shift of a prototype")
     below = f"time until they move by at most {tolerance_text(tol)}; "
     below += "long runs have a marker every 100 iterations"
     head(figure, "Convergence of the prototypes on one task", below)
-    legend_below(figure, *axes.get_legend_handles_labels(), columns=1)
     return finish(figure, path)

@@ -12,8 +12,9 @@ from .... import check
 from ...data.bank import FeatureBank
 from ...files import replacing
 from ...ranks import is_first_rank
+from ...style import finish
 from .. import paper
-from ..drawing import distinct, finish, settings_line
+from ..drawing import distinct, settings_line
 from ..plan import TaskPlan, distinct_integers, plan_tasks
 from ..results import Evaluation, write_json
 from ..settings import RunSettings
