@@ -1,14 +1,16 @@
 """How much of a batch each class is, with intervals. Letters: Q queries, K classes.
 
-A class holds ``N = sum_q u`` queries, with u its probability for each. Two errors add up:
+With u the probability of a class for each query, the class holds ``N = sum_q u`` queries. Two
+errors add up:
 
 - Every query is of the class or not, which gives the count the variance ``V = sum_q u (1 - u)``.
-- A class mean from few labelled rows is off, which shifts all logits of the class together. A shift
-  by d changes N by d V, so one with the standard deviation s adds ``(s V)^2``.
+- The mean of a class with few labelled rows is inexact, which shifts all logits of the class
+  together. A shift by d changes N by d V, so a standard deviation s of d adds ``(s V)^2``.
 
-The interval is between quantiles of a gamma distribution with mean N and variance ``V + (s V)^2``;
-if N > Q / 2 it is that of the other classes, mirrored, so it stays between 0 and Q. It ends at the
-whole counts inside, as mid-P intervals do: those that end outside cover more than they should.
+The interval lies between quantiles of a gamma distribution with mean N and variance
+``V + (s V)^2``. If N > Q / 2, the interval for Q - N is computed and mirrored, so that it stays
+within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P intervals: rounded
+outwards, the interval would cover more than it should.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from torch import Tensor
 
 from . import check
 
-# The standard deviation s of the common error of a class's logits: with it, intervals of 90 % cover
-# 90 % on average over mini-ImageNet, CLINC150 and DTD, 5 to 20 labelled rows a class, 75 to 1000
-# queries, five classes present or all. It hardly depends on the number of labelled rows, because V
-# does.
+# The standard deviation s of the shift of a class's logits. With it, intervals of 90 % cover 90 %
+# on average over mini-ImageNet, CLINC150 and DTD, 5 to 20 labelled rows a class, 75 to 1000
+# queries, five classes present or all. One value suits any number of labelled rows, because V
+# already depends on that number.
 LOGIT_ERROR = 1.2
 
 
@@ -32,17 +34,17 @@ class Prevalence(NamedTuple):
     """The share of each class, between 0 and 1, in float64."""
 
     estimate: Tensor  # [.., K], with a sum of 1
-    low: Tensor  # [.., K] of the interval
-    high: Tensor  # [.., K]
+    low: Tensor  # [.., K] lower end of the interval
+    high: Tensor  # [.., K] upper end
 
 
 def sums_of(
     labels: Tensor, probabilities: Tensor, classes: Tensor | None, held: Tensor | None
 ) -> Tensor:
-    """Labels, probabilities u and u (1 - u), each summed over the queries, [.., 3, K] in float64.
+    """Sums over the queries of labels, probabilities u, and u (1 - u): [.., 3, K] in float64.
 
-    Arguments are fields of `Solution`. If only the largest probabilities are kept, the last is an
-    upper bound, because the squares of the others are missing in it.
+    The arguments are fields of `Solution`. If it keeps only the largest probabilities, the sum of
+    u (1 - u) is an upper bound, because it is computed without the squares of the others.
     """
     if classes is None or held is None:
         held = probabilities.sum(-2, dtype=torch.float64)
@@ -64,22 +66,22 @@ def sums_of(
 
 
 def counts_of(labels: Tensor, counts: Tensor) -> Tensor:
-    """How many labels [.., Q] each class has, added to `counts` [.., K] in place."""
+    """Count the labels [.., Q] of each class; adds to `counts` [.., K] in place and returns it."""
     return counts.scatter_add_(-1, labels, counts.new_ones(()).expand_as(labels))
 
 
 def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> Tensor:
-    """Between the share of the labels and that of the probabilities, [.., K].
+    """The estimated shares of the classes, [.., K]: a mean of label and probability counts.
 
-    Labels are better if few classes are present: the probabilities count as much as the share of
-    classes that have a label.
+    Label counts are better if few classes are present, so the weight of the probability counts is
+    the share of the classes that have a label.
     """
-    some = (counted > 0).to(counted.dtype).mean(-1, keepdim=True)
-    return torch.lerp(counted, held, some) / queries
+    labelled_share = (counted > 0).to(counted.dtype).mean(-1, keepdim=True)
+    return torch.lerp(counted, held, labelled_share) / queries
 
 
 def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
-    """The prevalence of one batch, or of several together.
+    """The prevalence of the classes in one batch, or in several together.
 
     Parameters
     ----------
@@ -101,10 +103,10 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     if coverage == 1.0:
         raise check.ArgumentValueError("coverage", f"must be > 0 and below 1, got {coverage:g}")
     check.flag("sampling", sampling)
-    counted, held, spread = sums.double().unbind(-2)
+    counted, held, label_variance = sums.double().unbind(-2)
     Q = counted.sum(-1, keepdim=True).clamp(min=1)
     estimate = estimated_shares(counted, held, Q)
-    variance = spread + (LOGIT_ERROR * spread).square()
+    variance = label_variance + (LOGIT_ERROR * label_variance).square()
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)
         variance = variance + held * (Q - held) / (Q + 2)
@@ -115,7 +117,8 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     if not sampling:
         nearest = mean.round()
         low, high = torch.minimum(low.ceil(), nearest), torch.maximum(high.floor(), nearest)
-        high = torch.maximum(high, (mean > 2 * tail).double())  # one query is likely enough
+        # A class whose expected count is not tiny may hold at least one query.
+        high = torch.maximum(high, (mean > 2 * tail).double())
     low, high = torch.where(mirrored, Q - high, low) / Q, torch.where(mirrored, Q - low, high) / Q
     low, high = torch.minimum(low.clamp(min=0), estimate), torch.maximum(high, estimate)
     return Prevalence(estimate, low, high.clamp(max=1))
@@ -123,6 +126,6 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
 
 def gamma_quantile(mean: Tensor, variance: Tensor, share: float) -> Tensor:
     """The quantile of a gamma distribution, by Wilson and Hilferty's approximation."""
-    spread = variance.sqrt() / mean.clamp(min=1e-12)
+    relative = variance.sqrt() / mean.clamp(min=1e-12)  # standard deviation
     z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(2 * share - 1).double()))
-    return mean * (1 - spread.square() / 9 + z * spread / 3).clamp(min=0) ** 3
+    return mean * (1 - relative.square() / 9 + z * relative / 3).clamp(min=0) ** 3

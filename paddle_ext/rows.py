@@ -1,6 +1,6 @@
 """Arithmetic of feature rows: unit norm, squared distances, sums and means by class.
 
-Nothing here modifies its input. A batch of 1 is shared by all tasks and never copied for each.
+Nothing here modifies its input. A batch of 1 is shared by all tasks and not copied for each.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_ROWS = 32  # with more, copying into OpenBLAS's preferred order is up to three times as fast
-PART = 2**24  # numbers processed at once; 128 MiB in float64
+FEW_ROWS = 32  # from here on, copying to OpenBLAS's preferred memory order pays: up to 3x faster
+PART = 2**24  # how many numbers are processed at once; 128 MiB in float64
 
 
 def computing_dtype(features: Tensor) -> torch.dtype:
@@ -56,15 +56,15 @@ def squared_distances(x: Tensor, w: Tensor) -> Tensor:
 def class_sums(
     rows: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums and counts of the rows of each class, in a fixed order; a class may have none.
+    """Sums [.., K, D] and counts [.., K] int64 of the rows of each class; a class may have none.
 
-    [.., N, D] and [.., N], with optional weights [.., N] for the sums -> [.., K, D] and [.., K]
-    int64, with one batch dimension or none.
+    Rows [.., N, D] and labels [.., N], with one batch dimension or none; optional weights [.., N]
+    apply to the sums. The order of summation is fixed.
     """
     *batch, N, D = rows.shape
     K = num_classes
     tasks = batch[0] if batch else 1
-    bags = torch.arange(tasks * K + 1, device=rows.device)  # one per task and class
+    bags = torch.arange(tasks * K + 1, device=rows.device)  # one for each task and class
     ordered, order = (
         (labels.view(tasks, N) + bags[: tasks * K : K, None]).flatten().sort(stable=True)
     )
@@ -84,22 +84,25 @@ def class_means(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """The power of two above each number, which must not be negative; 1 for 0."""
+    """The smallest power of two above each number >= 0; 1 for 0."""
     return torch.exp2(torch.frexp(x).exponent.to(x.dtype))
 
 
 def power_of_two_above(x: Tensor) -> Tensor:
-    """The power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]; division is exact."""
+    """The smallest power of two above all numbers of a task, [B, N, D] -> [B, 1, 1].
+
+    Dividing by a power of two is exact.
+    """
     largest = x.abs().amax((-2, -1), keepdim=True)
     return power_of_two(largest)
 
 
 def parts(count: int, row: int) -> Iterator[slice]:
-    """Slices of `count` rows of `row` numbers each, small enough for the memory."""
+    """Slices of `count` rows with `row` numbers each; a slice has at most `PART` numbers."""
     size = max(1, PART // max(1, row))
     return (slice(start, start + size) for start in range(0, count, size))
 
 
 def evenly_spread(count: int, total: int, device: torch.device) -> Tensor:
-    """`count` of the numbers below `total`, in the middle of equal parts, [count] int64."""
+    """`count` indices spread evenly over [0, `total`), each in the middle of its part; int64."""
     return (2 * torch.arange(count, device=device) + 1) * total // max(1, 2 * count)

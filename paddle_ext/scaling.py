@@ -9,15 +9,15 @@ from torch import Tensor
 
 from .rows import class_means, class_sums, parts, squared_distances, unit_rows
 
-AUTO_GAP = 13.0  # "auto": the mean lead of the nearest class, in squared distance
+AUTO_GAP = 13.0  # "auto" scales the mean lead of the nearest class to this, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
-AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the median class's distance
+AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the distance to the median class
 
 
 def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """Lead of the nearest class over the median one, and the median distance; [.., Q] each.
+    """By how much the nearest class leads the median one, and the distance to that; [.., Q] each.
 
-    [.., Q, D] and [.., K, D], of unit-norm rows and their class means.
+    In squared distances of unit-norm queries [.., Q, D] to class means [.., K, D].
     """
     distance = squared_distances(query, means)
     median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
@@ -25,14 +25,14 @@ def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
-    """The factor of "auto" on unit-norm rows, from the results of `leads`, [..]."""
+    """The factor by which "auto" scales unit-norm rows, [..], from the results of `leads`."""
     gap = lead.mean(-1)
     least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
 
 def feature_ranges(query: Tensor) -> Tensor:
-    """The divisor of "minmax", [.., Q, D] -> [.., 1, D]; constant features are unchanged."""
+    """The range of each feature, [.., 1, D], which divides it in "minmax"; 1 if it is constant."""
     width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
     return torch.where(width > 0, width, 1)
 
@@ -40,8 +40,8 @@ def feature_ranges(query: Tensor) -> Tensor:
 class Coordinates(NamedTuple):
     """The effect of `scaling` on the rows of one task; see `paddle_ext.solve`."""
 
-    unit: bool  # rows are first normalised to unit length
-    factor: Tensor  # [1] or [D] float64: then multiplies the features
+    unit: bool  # whether rows are normalised to unit length first
+    factor: Tensor  # [1] or [D] float64: what the features are then multiplied by
 
     def of(self, rows: Tensor) -> Tensor:
         """Rows [n, D] in these coordinates, float64."""

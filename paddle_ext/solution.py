@@ -1,4 +1,4 @@
-"""Results of the solvers, and what they say about their batch."""
+"""Results of the solvers, and what can be read from them about a batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from . import check
 from .prevalence import Prevalence, from_sums, sums_of
 
-# `doubt` removes this share of the preference for classes that hold much of the batch. Removing all
-# of it doubts labels that only the batch explains; removing none trusts labels that a large class
-# has absorbed. benchmarks/presence.py compares shares.
+# `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
+# labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
+# a large class has absorbed would be trusted. benchmarks/presence.py compares shares.
 DUAL_SHARE = 2 / 3
 
 # A batch looks mixed if at least this many classes would have a label without PADDLE's preference
@@ -23,15 +23,15 @@ MIXED_HINT = "many classes seem present: consider paddle_ext.adaptive"
 
 
 class Trace(NamedTuple):
-    """The course of the iterations; a stopped task repeats its last row."""
+    """What happened in each iteration; a task that has stopped repeats its last row."""
 
     objective: Tensor  # [iterations] or [iterations, B], float64
     criterion: Tensor  # [iterations] or [iterations, B]
-    seconds: Tensor  # [iterations], float64: since the start of the call, without tracing
+    seconds: Tensor  # [iterations], float64: since the start of the call, not counting the tracing
 
 
 class Solution(NamedTuple):
-    """Result of a solver and its options; has a batch dimension if the queries have one.
+    """Result of a solver, and its options; tensors have a batch dimension if the queries have one.
 
     `present` says which classes are in the batch, `prevalence` how much of it each of them is,
     `doubt` which labels to check, and `paddle_ext.presence.novelty` which queries are of an unknown
@@ -39,25 +39,25 @@ class Solution(NamedTuple):
     """
 
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
-    # [.., Q, K]: soft assignments, rows on the simplex; with `classes`, the largest of each row
+    # [.., Q, K]: each row sums to 1; with `classes`, only the largest of each row, [.., Q, top]
     probabilities: Tensor
-    # [.., K] of the classes in the batch; of `adaptive`, the estimate of `prevalence`
+    # [.., K]: shares of the classes in the batch; by `adaptive`, the estimate of `prevalence`
     proportions: Tensor
-    dual: Tensor  # [.., K]: preference for each class; if Dirichlet, the mean log proportions
+    dual: Tensor  # [.., K]: preference for each class; by `adapt`, the mean log proportions
     iterations: Tensor  # [..] int32
-    criterion: Tensor  # [..]: change in the last iteration, of prototypes or, by `adapt`, of counts
+    criterion: Tensor  # [..]: how much the last iteration changed prototypes or, by `adapt`, counts
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
     trace: Trace | None = None
-    lam: float | None = None  # None: Q
+    lam: float | None = None  # None stands for Q
     scaling: str = "auto"
     temperature: float = 1.0
-    # [..] of the Dirichlet proportions of `adapt`: small if few classes are present
+    # [..], by `adapt`: the concentration a of the proportions, small if few classes are present
     concentration: Tensor | None = None
-    bound: Tensor | None = None  # [..] of `adapt`: lower bound of the log evidence
-    # [..] bool: whether the batch agrees with the given prior p. If so, the proportions are
-    # Dirichlet(K a p) a priori, p with a sum of 1, else Dirichlet(a, .., a); a: `concentration`
+    bound: Tensor | None = None  # [..], by `adapt`: lower bound of the log evidence
+    # [..] bool: whether the given prior p, of sum 1, was used, because it makes the batch likelier.
+    # The proportions are Dirichlet(K a p) a priori with it, Dirichlet(a, .., a) without it
     prior_used: Tensor | None = None
-    # If only the largest probabilities of a row are kept, in descending order:
+    # If only the largest probabilities of each row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
 
@@ -68,8 +68,8 @@ class Solution(NamedTuple):
     def calibrated(self) -> bool:
         """Whether the probabilities are calibrated.
 
-        Those of `adapt` are as good as its logits; those of the method `adaptive` are calibrated on
-        labelled rows. PADDLE's are overconfident and only good for ranking.
+        Those of `adapt` are if its logits are; the method `adaptive` calibrates its probabilities
+        on labelled rows. PADDLE's are overconfident, and only good for ranking.
         """
         return self.concentration is not None
 
@@ -153,7 +153,7 @@ class Solution(NamedTuple):
         return from_sums(self.class_sums(), coverage, sampling)
 
     def class_sums(self) -> Tensor:
-        """What `prevalence` needs of the batch; sums of several batches may be added up.
+        """The sums from which `prevalence` is computed; those of several batches may be added up.
 
         Returns
         -------
@@ -163,11 +163,11 @@ class Solution(NamedTuple):
         return sums_of(self.labels, self.probabilities, self.classes, self.held)
 
     def doubt(self) -> Tensor:
-        """How doubtful each label is.
+        """How doubtful each label is: the probability of all other classes.
 
-        The probability of all other classes. PADDLE is confident even in wrong labels where a large
-        class has absorbed the samples of another, so for PADDLE the preference for large classes
-        (the dual) is first weakened to a third, unless only the largest probabilities are kept.
+        PADDLE is confident even in wrong labels where a large class has absorbed the samples of
+        another. So its preference for large classes (the dual) is first weakened to a third, unless
+        only the largest probabilities are kept.
 
         Returns
         -------
@@ -186,9 +186,9 @@ class Solution(NamedTuple):
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 
     def held_by_others(self, dual_share: float) -> Tensor:
-        """The probability of all classes except the label for each query, [.., Q].
+        """For each query, the probability of all classes except its label, [.., Q].
 
-        `dual_share` is the share of the dual that is first subtracted from the logits.
+        `dual_share` is the share of the dual to subtract from the logits first.
         """
         if self.classes is not None:
             return (1 - self.probabilities[..., 0]).clamp(min=0)
@@ -198,17 +198,17 @@ class Solution(NamedTuple):
 
     def logits_without(self, dual_share: float) -> Tensor:
         """Logits, up to a constant per query, minus this share of the dual; [.., Q, K]."""
-        u = self.probabilities  # a 0 in it underflowed
+        u = self.probabilities  # zeros in it are numbers that underflowed
         preference = dual_share * self.dual_weight * self.dual.unsqueeze(-2)
         return u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
 
     def looks_mixed(self) -> Tensor:
         """Whether a batch seems to have more classes than PADDLE is made for.
 
-        At least ten classes would have a label without the preference for large classes; and eight
-        have one with it, or more than half of the queries change their label. Always False for
-        Dirichlet proportions, which suit any number of classes. If only the largest probabilities
-        are kept, ten classes with a label are enough.
+        True if, without the preference for large classes, at least ten classes would have a label,
+        and either eight have one with it or more than half of the queries would change theirs. If
+        only the largest probabilities are kept, ten classes with a label are enough. Always False
+        for Dirichlet proportions, which suit any number of classes.
 
         Returns
         -------
@@ -232,7 +232,7 @@ def distinct(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def summary(solution: Solution) -> str:
-    """A short summary; a batch is described by its extremes."""
+    """A short summary; for several tasks it gives the smallest and the largest value of each."""
     (*batch, Q), K = solution.labels.shape, solution.proportions.shape[-1]
     words = [*(f"{B} tasks" for B in batch), f"{Q} queries", f"{K} classes"]
     plain = type(solution.labels) is Tensor and solution.labels.device.type in ("cpu", "cuda")
@@ -255,7 +255,7 @@ def extremes(x: Tensor, form: str = "d") -> str:
 
 
 def classes_present(probabilities: Tensor, threshold: float) -> Tensor:
-    """Which classes hold at least this many queries of [.., Q, K] in total, [.., K] bool."""
+    """Which classes have probabilities [.., Q, K] that add up to the threshold, [.., K] bool."""
     threshold = check.real("threshold", threshold, positive=True)
     return probabilities.sum(-2, dtype=torch.float64) >= threshold
 

@@ -1,7 +1,7 @@
-"""A batch of tasks: its layout, its preprocessing, its chunks, its solution.
+"""A batch of tasks: its tensors, their preprocessing, and solving it in chunks.
 
 Nothing here modifies its input. A support shared by all tasks keeps a batch dimension of 1, and is
-never copied for each task.
+not copied for each task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from .rows import class_means, computing_dtype, unit_rows
 from .solution import Solution
 
-# Limit on the temporary memory of a chunk of tasks, in bytes. A GPU needs many tasks to be busy.
+# Limit on the temporary memory of a chunk of tasks, in bytes; larger on a GPU, to keep it busy.
 BUDGET = {"cpu": 2**28, "cuda": 2**32}
 
 
@@ -30,30 +30,31 @@ class Task:
     query: Tensor  # [B, Q, D]
     num_classes: int
     base_mean: Tensor | None = None  # [D]
-    # At most one of them; with either, a class may have no support rows.
+    # What is known of the classes from their names, as one of the two; if given, a class may have
+    # no support rows.
     prototypes: Tensor | None = None  # [B or 1, K, D]
     logits: Tensor | None = None  # [B, Q, K] zero-shot
     # [B or 1, n, K] priors on the proportions to choose from; the first is even
     measures: Tensor | None = None
-    # Raises for invalid values that are not checked yet: the method calls it if they look invalid.
+    # For values that are not checked yet: if they look invalid, the method calls this to raise.
     check_values: Callable[[], object] | None = None
 
     @property
     def one_hot(self) -> Tensor:
         """The labels of the support, [B or 1, S, K]."""
-        # torch's version waits for the device.
+        # Unlike torch's one_hot, this does not wait for the device.
         classes = torch.arange(self.num_classes, device=self.query.device)
         return (self.support_labels.unsqueeze(-1) == classes).to(self.query.dtype)
 
     @property
     def bytes(self) -> int:
-        """The memory of a task: its rows, a number per row and class, its prototypes."""
+        """The memory of one task: its rows, one number per row and class, and its prototypes."""
         (Q, D), K = self.query.shape[1:], self.num_classes
         own = 0 if len(self.support) == 1 else self.support.shape[1]
         return ((own + Q) * (D + K) + K * D) * self.query.itemsize
 
     def means(self, support: Tensor) -> Tensor:
-        """Class means of a support, this one or a scaled one, [B or 1, K, D]."""
+        """Class means [B or 1, K, D] of the support or a scaled version of it."""
         return class_means(support, self.support_labels, self.num_classes)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +64,7 @@ class Task:
         return self.support, self.support_labels, self.query
 
     def part(self, tasks: slice | Tensor) -> Task:
-        """Some of the tasks, by their numbers."""
+        """A batch of only these tasks."""
         support, labels, prototypes = self.support, self.support_labels, self.prototypes
         if len(support) > 1:
             support, labels = support[tasks], labels[tasks]
@@ -85,16 +86,17 @@ class Task:
 
 @dataclass(frozen=True)
 class IndexedTask:
-    """A batch of checked tasks whose rows are in one bank."""
+    """A batch of checked tasks, given by indices of rows in a feature bank."""
 
     features: Tensor  # [N, D], of any float dtype
     support_index: Tensor  # [B or 1, S] int64; 1: shared by all tasks
     support_labels: Tensor  # [B or 1, S] int64
     query_index: Tensor  # [B, Q] int64
     num_classes: int
-    base_mean: Tensor | None = None  # [D], in the dtype of the computation
-    prototypes: Tensor | None = None  # [B or 1, K, D], in the same
-    logits: Tensor | None = None  # [B, Q, K], in the same
+    # In the dtype of the computation:
+    base_mean: Tensor | None = None  # [D]
+    prototypes: Tensor | None = None  # [B or 1, K, D]
+    logits: Tensor | None = None  # [B, Q, K]
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Bank, support and query as arguments of `paddle_ext.solve_indexed`."""
@@ -122,7 +124,7 @@ class IndexedTask:
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:
-    """Solve as many tasks at a time as their temporary tensors fit in the budget.
+    """Solve as many tasks at a time as the budget for temporary tensors allows.
 
     `bytes_per_task` estimates the temporary memory of `solve` for one task.
     """
@@ -139,7 +141,7 @@ def how_many(size: int, like: Tensor) -> int:
 
 
 def scaled(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
-    """Support [B or 1, S, D] and query [B, Q, D] by "cl2n", "l2n" or "none"."""
+    """Support [B or 1, S, D] and query [B, Q, D], scaled by "cl2n", "l2n" or "none"."""
     if scaling == "cl2n":
         return centred_unit_rows(task)
     if scaling == "l2n":
@@ -148,7 +150,7 @@ def scaled(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
 
 
 def centred_unit_rows(task: Task) -> tuple[Tensor, Tensor]:
-    """Support [B or 1, S, D] and query [B, Q, D] by CL2N: minus a mean, then unit norm.
+    """Support [B or 1, S, D] and query [B, Q, D] minus a mean, then unit-norm ("CL2N").
 
     The mean is that of the base classes or, if not given, of the task's support.
     """
@@ -156,8 +158,8 @@ def centred_unit_rows(task: Task) -> tuple[Tensor, Tensor]:
     if task.base_mean is not None:
         support, query = support - task.base_mean, query - task.base_mean
     else:
-        # Twice: the mean of features with a large offset is rounded, and the second round removes
-        # the rest.
+        # Twice: the mean of features with a large offset is inexact, and the second round removes
+        # the remainder.
         for _ in range(2):
             mean = support.mean(-2, keepdim=True)
             support, query = support - mean, query - mean
@@ -165,18 +167,18 @@ def centred_unit_rows(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def softmin(x: Tensor, sharpness: float) -> Tensor:
-    """softmax(-sharpness x) over the last dimension, for any sharpness."""
+    """softmax(-sharpness x) over the last dimension, however large the sharpness is."""
     behind = x - x.amin(-1, keepdim=True)
     return torch.softmax(-bounded(sharpness) * behind, dim=-1)
 
 
 def bounded(factor: float) -> float:
-    """Clamp a factor to the range of single precision: beyond it nothing of size one changes."""
+    """Clamp a factor to the range of single precision; larger ones have the same effect."""
     return min(factor, 1e30)
 
 
 def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
-    """One solution from those of many tasks, optionally reordered."""
+    """Concatenate solutions of several batches into one, optionally reordering the tasks."""
     if len(parts) == 1 and order is None:
         return parts[0]
     together: dict[str, Any] = {}
@@ -196,19 +198,19 @@ def without_batch(solution: Solution) -> Solution:
 
 
 def batched(x: Tensor, rank: int) -> Tensor:
-    """With a batch dimension, of 1 if missing; `rank` includes it."""
+    """x with a batch dimension, of 1 if it has none; `rank` counts the dimensions with it."""
     return x if x.dim() == rank else x.unsqueeze(0)
 
 
 def detached(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without a gradient, in this dtype; itself if it is both."""
+    """x without a gradient and in this dtype; not copied if it is so already."""
     if x.requires_grad:
         x = x.detach()
     return x if x.dtype is dtype else x.to(dtype)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Computes in the dtypes of the tensors, even if the caller uses autocast."""
+    """Context that computes in the dtypes of the tensors, even if the caller uses autocast."""
     kind = "cuda" if x.is_cuda else "cpu"
     if torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)

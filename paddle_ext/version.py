@@ -6,7 +6,7 @@ from functools import cache
 
 @cache
 def version() -> str:
-    """The version in the metadata of the installation."""
+    """The version in the metadata of the installed package."""
     try:
         return importlib.metadata.version("paddle_ext")
     except importlib.metadata.PackageNotFoundError:

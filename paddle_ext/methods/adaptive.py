@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.backend import takes_reference
+from ..ops.backend import uses_reference
 from ..rows import computing_dtype
 from ..rule.label_noise import check_label_noise
 from ..rule.likelihood import Likelihood
@@ -92,5 +92,5 @@ class Adaptive(Method):
             and query.shape[0] > 0
             and num_classes < support.shape[-2]
             and support.dtype is query.dtype is computing_dtype(query)
-            and not takes_reference("auto", query)
+            and not uses_reference("auto", query)
         )

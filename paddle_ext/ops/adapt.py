@@ -10,9 +10,9 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import Solution
-from .adapt_operators import Outputs, adapt_op, allocate, task_outputs
-from .backend import takes_reference
-from .calls import on
+from .adapt_operators import Outputs, adapt_op, empty_outputs, task_outputs
+from .backend import uses_reference
+from .calls import moved_to
 from .large.logits import adapt_large
 from .paddle_large import check_top, returns_all
 from .prior import measures_of
@@ -52,13 +52,13 @@ def adapt(
         they are twice too sharp, the batch corrects too little. -inf is allowed for an impossible
         class, if a row has others.
     weight : float
-        Of a query in the counts, from 1e-30 to 1. Less than 1 means that queries are similar, so
-        that their likelihoods are not independent.
+        How much a query adds to the counts, from 1e-30 to 1. Use less than 1 if queries resemble
+        each other, so that their likelihoods are not independent.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, such as those of last month: a weight of each class,
-        of any sum; 0 for an impossible class. A priori ``pi ~ Dirichlet(K a p)`` then, with `p` the
-        prior and `a` learned, if the evidence of the batch is larger than without the prior: a
-        wrong one hardly costs anything. Impossible classes are so in any case.
+        of any sum; 0 for an impossible class. Then ``pi ~ Dirichlet(K a p)`` a priori, with `p` the
+        prior and `a` learned, but only if the batch is more likely with the prior than without, so
+        that a wrong prior hardly costs anything. Impossible classes stay impossible either way.
     max_iter : int
         Limit on iterations.
     tol : float
@@ -97,7 +97,7 @@ def adapt(
         bound : Tensor [..]
             Lower bound of the log evidence; no iteration lowers it.
         prior_used : Tensor [..] bool, or None without a prior
-            Whether the prior counts.
+            Whether the prior was used: the batch is more likely with it than without.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def adapt(
     measures, all_possible = None, True
     if prior is not None:
         measures, all_possible = measures_of(prior, K, batch[0] if batch else None, logits)
-    by_reference = takes_reference(backend, logits)
+    by_reference = uses_reference(backend, logits)
     if validate:
         check_values(logits, None if all_possible else measures)
     if by_reference:
@@ -146,11 +146,14 @@ def adapt(
 def adapt_checked(
     logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None
 ) -> Solution:
-    """The same with all probabilities; `measures` [B or 1, n, K] are the priors to choose from."""
-    if takes_reference("auto", logits):  # float64 on CUDA
-        near = None if measures is None else measures.cpu()
-        found: Solution = on(
-            adapt_checked(logits.cpu(), weight, max_iter, tol, near), logits.device
+    """`adapt` for checked arguments, returning the probabilities of all classes.
+
+    `measures` [B or 1, n, K] are the priors to choose from.
+    """
+    if uses_reference("auto", logits):  # float64 on CUDA: compute on the CPU instead
+        on_cpu = None if measures is None else measures.cpu()
+        found: Solution = moved_to(
+            adapt_checked(logits.cpu(), weight, max_iter, tol, on_cpu), logits.device
         )
         return found
     return solution_of(adapt_op(logits, weight, max_iter, tol, measures), measures)
@@ -174,7 +177,7 @@ def solution_of(outputs: Outputs, measures: Tensor | None) -> Solution:
 def adapt_without_matrix(
     logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None, top: int
 ) -> Solution:
-    """One task at a time, with only the largest probabilities of each query."""
+    """`adapt` one task at a time, keeping only the `top` largest probabilities of each query."""
     *batch, Q, K = logits.shape
     if batch == [0]:
         return no_tasks(logits, top, measures)
@@ -199,7 +202,7 @@ def adapt_without_matrix(
 
 def no_tasks(logits: Tensor, top: int | None = None, measures: Tensor | None = None) -> Solution:
     """The solution for logits [0, Q, K]; with the `top` largest probabilities, if given."""
-    found = solution_of(allocate(logits), measures)
+    found = solution_of(empty_outputs(logits), measures)
     if top is None:
         return found
     u = found.probabilities[..., :top]
@@ -207,7 +210,10 @@ def no_tasks(logits: Tensor, top: int | None = None, measures: Tensor | None = N
 
 
 def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
-    """No NaN, no infinity, and a possible class in every row; on CUDA with one synchronisation."""
+    """Raise unless all logits are finite or -inf and every row has a possible class.
+
+    On CUDA this synchronises once.
+    """
     if logits.numel() == 0:
         return
     # A NaN anywhere makes both extremes NaN.

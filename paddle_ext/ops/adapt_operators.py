@@ -20,7 +20,8 @@ from .pointers import packed, pointer, pointers_to_new
 Outputs: TypeAlias = tuple[Tensor, ...]
 
 
-def allocate(logits: Tensor) -> Outputs:
+def empty_outputs(logits: Tensor) -> Outputs:
+    """Uninitialised tensors for the outputs."""
     *batch, Q, K = logits.shape
     new, dtype = allocator(logits), computing_dtype(logits)
     per_query, per_class, per_task = (*batch, Q), (*batch, K), tuple(batch)
@@ -66,7 +67,7 @@ def adapt_kernel(
     check_call(logits, weight, max_iter, tol, measures)
     *batch, Q, K = logits.shape
     B = batch[0] if batch else 1
-    outputs = allocate(logits)
+    outputs = empty_outputs(logits)
     if B == 0:
         return outputs
     if is_large(Q, K) and not (logits.is_cuda and logits.dtype is torch.float64):
@@ -132,7 +133,7 @@ def adapt_fake(
     logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None = None
 ) -> Outputs:
     check_call(logits, weight, max_iter, tol, measures)
-    return allocate(logits)
+    return empty_outputs(logits)
 
 
 register(

@@ -16,62 +16,66 @@ from torch import Tensor
 from ..solution import Solution
 from . import native
 from .adapt import solution_of
-from .calls import options_of, pointers, run, where_code_is
+from .calls import call_native, options_of, pointers, where_code_is
 from .coordinates import split_kind
 from .operators import integers
 from .pointers import packed, pointer
 
 FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
-CENTRE, SPREAD = 16.0, math.log(2.0)  # the sharpness a priori, and the spread of its logarithm
+# The prior of the sharpness is log-normal: its median, and the standard deviation of its logarithm.
+CENTRE, SPREAD = 16.0, math.log(2.0)
 
 
 class Labelled(NamedTuple):
-    """Labelled rows in their coordinates: unit norm, minus the centre, unit norm.
+    """Labelled rows in the coordinates of `adaptive`: unit norm, minus the centre, unit norm again.
 
-    A row of the support is ``(row first - centre) second`` there.
+    A support row has the coordinates ``(row first - centre) second``.
     """
 
-    first: Tensor  # [B, S]
-    second: Tensor  # [B, S] 0 for a row that equals the centre, up to rounding
+    first: Tensor  # [B, S] 1 / norm of the row
+    second: Tensor  # [B, S] 1 / norm after centring; 0 if the row equals the centre, up to rounding
     centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
-    means: Tensor  # [B, K, D] of the rows of each class, in the coordinates
-    shots: Tensor  # [B, K]
-    own: Tensor  # [B, R] int64: the class of a calibration row
+    means: Tensor  # [B, K, D] class means, in the coordinates
+    shots: Tensor  # [B, K] labelled rows of each class
+    own: Tensor  # [B, R] int64: the class of each calibration row
     judging: Tensor  # [B] int64: number of calibration rows; the rest is padding
     scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
 
 
 class Calibration(NamedTuple):
-    """The sharpness that makes the labels of calibration rows most likely."""
+    """The sharpness f that makes the labels of calibration rows most likely; see `calibrate`."""
 
-    sharpness: Tensor  # [B]
-    objective: Tensor  # [B] the minimum
-    drawn: Tensor  # [B, K] the sum of softmax(-f/2 d) over rows of other classes
+    sharpness: Tensor  # [B] f
+    objective: Tensor  # [B] the minimum of the objective
+    drawn: Tensor  # [B, K] probability that a class takes from rows of other classes, summed
 
 
 class Likelihoods(NamedTuple):
-    """What labelled rows say, for `posterior`.
+    """The likelihoods that are learned from labelled rows, as `posterior` needs them.
 
-    Rows in the coordinates are multiplied by the root of the feature scale first. With a full
-    metric, their product is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky
-    factor, see csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64. Of
-    `scaled`, `factor` and `solved` these are the shapes as `numbers`; on CUDA they are split.
+    "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
+    of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
+    csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64. On CUDA `scaled`,
+    `factor` and `solved` are split into halves; `coordinates.numbers` restores the shapes below.
     """
 
     centre: Tensor  # [B, D]
-    means: Tensor  # [B, K, D] of the rows of each class, in the coordinates
-    scaled: Tensor  # [B, N, D] the scaled means, with S < D after the scaled offsets: N = S + K
+    means: Tensor  # [B, K, D] class means, in the coordinates
+    # [B, N, D] the scaled means, N = K; with a full metric and S < D, the S scaled offsets of rows
+    # from their class means come first, N = S + K
+    scaled: Tensor
     squares: Tensor  # [B, K] products of the means with themselves, in the metric
     bias: Tensor  # [B, K] of log-likelihoods
-    shots: Tensor  # [B, K]
+    shots: Tensor  # [B, K] labelled rows of each class
     sharpness: Tensor  # [B] factor on products with the means in log-likelihoods
     variance: Tensor  # [B] mean squared distance of a row to the mean of its class
-    finite: Tensor  # [B] bool: every class has a row, all plainly finite; False is inconclusive
+    # [B] bool: True if every class has a row and all numbers are finite; False is inconclusive
+    finite: Tensor
     scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
     factor: Tensor | None = None  # [B, M, M] its diagonal blocks of 64 are inverted
     solved: Tensor | None = None  # [B, K, M] Z of the scaled means
     shares: Tensor | None = None  # [B, 3] weight of the full metric, in [0, 1]; plain; projected
-    # [B, S, K] squared distances of every row, left out of its class
+    # [B, S, K] squared distances of every row to the class means, each row left out of its own
     left_out: Tensor | None = None
 
 
@@ -79,7 +83,8 @@ class Likelihoods(NamedTuple):
 def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
     """Coordinates, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
 
-    At most `rows` calibration rows, of classes with two or more, evenly spread; 0 for none.
+    Up to `rows` calibration rows are chosen, evenly spread over the rows of classes that have at
+    least two; 0 chooses none.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
     support, labels = packed(support), integers(labels)
@@ -96,7 +101,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "judging": (torch.int64, (B,)),
         "scale": (B, D),
     }
-    return Labelled(*run(call, support, given, wanted))
+    return Labelled(*call_native(call, support, given, wanted))
 
 
 @where_code_is
@@ -108,9 +113,9 @@ def calibrate(
     centre: float = CENTRE,
     spread: float = SPREAD,
 ) -> Calibration:
-    """Find the factor on half the squared distances that minimises cross-entropy, for each task.
+    """Find the sharpness f of each task, the factor on half the squared distances in logits.
 
-    Over ``f`` in [0.1, 1e4] it minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
+    f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
     (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` rows of a task.
 
     Parameters
@@ -142,7 +147,7 @@ def calibrate(
     given["labels"] = pointer(labels, torch.int64, (B, R), device)
     given["count"] = pointer(count, torch.int64, (B,), device)
     wanted = {"sharpness": (B,), "objective": (B,), "drawn": (B, K)}
-    return Calibration(*run(call, distances, given, wanted))
+    return Calibration(*call_native(call, distances, given, wanted))
 
 
 @where_code_is
@@ -161,9 +166,10 @@ def likelihood(
     support, labels, num_classes, rows
         As in `labelled`, with at least one calibration row.
     full : bool
-        Whether to mix the feature scale with the full metric, as far as the calibration rows say.
+        Whether to mix the feature scale with the full metric, in the share that suits the
+        calibration rows best.
     every : bool
-        Whether to return `left_out`: distances up to a constant per row.
+        Whether to return `left_out`, the distances of every row; exact up to a constant per row.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
     support, labels = packed(support), integers(labels)
@@ -201,7 +207,7 @@ def likelihood(
     if every:
         optional |= {"left_out": (B, S, K)}
     missing = dict.fromkeys({"factor", "solved", "shares", "left_out"} - optional.keys(), 0)
-    outputs = run(call, support, missing, wanted | optional)
+    outputs = call_native(call, support, missing, wanted | optional)
     found: dict[str, Any] = dict(zip([*wanted, *optional], outputs, strict=True))
     return Likelihoods(scaled=found.pop("rows"), **found)
 
@@ -229,10 +235,10 @@ def posterior(
     max_iter: int,
     tol: float,
 ) -> tuple[Solution, Tensor]:
-    """From queries [B, Q, D] to probabilities: proportions and the late step, in one call.
+    """Turn queries [B, Q, D] into probabilities: class proportions and the late step, in one call.
 
-    A query of class k with probability u has the weight ``W = u^2 Q / (Q + K)`` in the late step.
-    With s the sum of the labelled rows and the weighted queries of the class, and m their total
+    In the late step a query with probability u for class k has the weight ``u^2 Q / (Q + K)`` in
+    it. With s the sum of the labelled rows and the weighted queries of the class, and m their total
     weight, both without the query itself, its logit is ``temper (share (sharpness (x.s / m - s.s /
     (2 m^2)) + added + hub_k) + ln(total_k - weight u))``, products in the metric.
 
@@ -240,8 +246,8 @@ def posterior(
     ----------
     query : Tensor [B, Q, D]
     centre, scaled, scale, squares, bias, shots, variance, sharpness, factor, solved, shares
-        Fields of `Likelihoods`, for each task or shared by all; bias and sharpness may be for each
-        task if the others are shared.
+        Fields of `Likelihoods`, with a batch of B, or of 1 if shared by all tasks; bias and
+        sharpness may have a batch of B even then.
     added : Tensor [B, Q, K], optional
         Further logits.
     measures : Tensor [B or 1, n, K], optional
@@ -257,7 +263,7 @@ def posterior(
     -------
     Solution
     Tensor [B] bool
-        Whether the queries are plainly finite; False is inconclusive.
+        True if the queries of a task are finite; False is inconclusive.
     """
     (B, Q, D), (L, K), N = query.shape, shots.shape, scaled.shape[1]
     bias, sharpness, device = bias.expand(B, K), sharpness.expand(B), query.get_device()
@@ -313,5 +319,5 @@ def posterior(
         "chosen": (torch.int32, (B,)),
         "finite": (torch.bool, (B,)),
     }
-    *outputs, finite = run(call, query, given, wanted)
+    *outputs, finite = call_native(call, query, given, wanted)
     return solution_of(tuple(outputs), measures), finite

@@ -14,8 +14,8 @@ from . import devices
 BACKENDS = ("auto", "native", "reference")
 
 
-def takes_reference(backend: str, x: Tensor) -> bool:
-    """Check that the backend supports these features; True to use the reference."""
+def uses_reference(backend: str, x: Tensor) -> bool:
+    """Whether a call with features x uses the reference; raises if the backend cannot take them."""
     if backend not in BACKENDS:
         check.not_a_choice("backend", backend, BACKENDS)
     if backend == "reference":
@@ -31,8 +31,8 @@ def takes_reference(backend: str, x: Tensor) -> bool:
             "backend must be 'auto' or 'reference' for float64 features on CUDA (or make the "
             "features float32, or move them to the CPU), got 'native'"
         )
-    # A GPU without code: the operators compute on the CPU, unless that is ruled out. A compiled
-    # call learns of it when it runs.
+    # On a GPU without native code "auto" computes on the CPU, in the operators; "native" is an
+    # error. A compiled call can only find out when it runs.
     if (
         backend == "native"
         and not torch.compiler.is_compiling()
@@ -44,7 +44,7 @@ def takes_reference(backend: str, x: Tensor) -> bool:
 
 @cache
 def warn_of_the_reference() -> None:
-    """Once per process."""
+    """Warn, once per process, that float64 on CUDA uses the slow reference."""
     warnings.warn(
         "float64 on CUDA has no native code and uses the slow torch reference: make the features "
         "float32, or pass backend='reference' to confirm",

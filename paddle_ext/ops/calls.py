@@ -1,4 +1,4 @@
-"""Native calls for the rule `adaptive`: where they run, what they are given and return."""
+"""Helpers for the native calls of the rule `adaptive`: device, input pointers and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import check
 from ..solution import Solution
 from . import devices
-from .backend import takes_reference
+from .backend import uses_reference
 from .operators import allocator, target, warn_of_the_cpu, workspace
 from .pointers import pointer, pointers_to_new
 
@@ -22,26 +22,29 @@ Result = TypeVar("Result")
 
 
 def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Compute on the CPU for a GPU without code, which no GPU has for float64; results go back."""
+    """Decorate a function to compute on the CPU where the GPU has no native code.
+
+    That is an unsupported GPU, or float64 on any GPU; the results are moved back to the GPU.
+    """
 
     @wraps(function)
-    def run(*arguments: P.args, **options: P.kwargs) -> Result:
+    def wrapper(*arguments: P.args, **options: P.kwargs) -> Result:
         like: Any = arguments[0]
         if not like.is_cuda:
             return function(*arguments, **options)
-        if not takes_reference("auto", like):
+        if not uses_reference("auto", like):
             if devices.has_code_for(like.get_device()):
                 return function(*arguments, **options)
             warn_of_the_cpu(str(devices.no_code(like.get_device())))
-        near: Any = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
-        found: Result = on(function(*near, **options), like.device)
+        on_cpu: Any = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
+        found: Result = moved_to(function(*on_cpu, **options), like.device)
         return found
 
-    return run
+    return wrapper
 
 
-def on(found: Any, device: torch.device) -> Any:
-    """A tensor, None, or a tuple of them, on a device."""
+def moved_to(found: Any, device: torch.device) -> Any:
+    """Move a tensor, or the tensors of a tuple or `Solution`, to a device; None stays None."""
     if found is None:
         return None
     if isinstance(found, Tensor):
@@ -49,12 +52,18 @@ def on(found: Any, device: torch.device) -> Any:
     if isinstance(found, Solution):
         moved: Any = {k: x.to(device) for k, x in found._asdict().items() if isinstance(x, Tensor)}
         return found._replace(**moved)
-    parts = [on(x, device) for x in found]
+    parts = [moved_to(x, device) for x in found]
     return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
 
 
-def run(call: Any, like: Tensor, given: dict[str, int], wanted: dict[str, Any]) -> list[Tensor]:
-    """Make a native call; `wanted` are the shapes of its results, or dtypes and shapes."""
+def call_native(
+    call: Any, like: Tensor, given: dict[str, int], wanted: dict[str, Any]
+) -> list[Tensor]:
+    """Allocate the results of a native call, make the call and return the results.
+
+    `given` are the pointers to its inputs. `wanted` maps the name of each result to its shape, or
+    to a dtype and a shape; without a dtype a result has that of `like`.
+    """
     new, outputs = allocator(like), []
     for kind in wanted.values():
         dtype, shape = kind if isinstance(kind[0], torch.dtype) else (like.dtype, kind)
@@ -71,11 +80,12 @@ def run(call: Any, like: Tensor, given: dict[str, int], wanted: dict[str, Any]) 
 
 @lru_cache(maxsize=256)
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous tensor."""
+    """The strides of a contiguous tensor of this shape."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def options_of(like: Tensor) -> dict[str, Any]:
+    """The device and the dtype of `like`, as arguments of a native call."""
     return {"target": target(like), "dtype": check.DTYPES[like.dtype]}
 
 

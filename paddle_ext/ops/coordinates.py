@@ -1,4 +1,4 @@
-"""Rows in the coordinates of `adaptive`, and rows as products on CUDA read them: split into halves.
+"""Rows in the coordinates of `adaptive`, and rows split into halves for products on CUDA.
 
 Letters: B tasks, N rows, D features.
 """
@@ -38,7 +38,10 @@ def written(
     dtype: torch.dtype,
     shape: tuple[int, ...],
 ) -> Tensor:
-    """Rows in the coordinates of a centre, or as they are; times the root of a scale, if any."""
+    """Rows written as `dtype` in this shape, split into halves if the dtype is not their own.
+
+    With a centre, they are in its coordinates; with a scale, multiplied by its square root.
+    """
     (B, N, D), rows = rows.shape, packed(rows)
     centre, scale = (None if x is None else packed(x) for x in (centre, scale))
     x = allocator(rows)(shape, strides(shape), dtype)
@@ -54,9 +57,9 @@ def written(
 
 
 def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]:
-    """The dtype and shape of rows of numbers as products read them: on CUDA split into halves.
+    """The dtype and shape in which matrix products read rows: on CUDA, split into float16 halves.
 
-    In groups of 32 numbers, padded with zeros: the high halves of a group, then the low ones.
+    Numbers are in groups of 32, padded with zeros: the high halves of a group, then the low ones.
     """
     if not like.is_cuda:
         return like.dtype, shape
@@ -65,7 +68,7 @@ def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]
 
 @where_code_is
 def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Rows [B, N, D] as products read them, times the root of a scale [B, D]."""
+    """Rows [B, N, D] as described by `split_kind`, times the root of a scale [B, D]."""
     dtype, shape = split_kind(rows, *rows.shape)
     if dtype is not rows.dtype:
         return written(rows, None, scale, dtype, shape)
@@ -73,7 +76,7 @@ def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def numbers(rows: Tensor, width: int) -> Tensor:
-    """Rows of this many numbers, from what products read."""
+    """The inverse of `as_split`: rows of `width` numbers each."""
     if rows.dtype is not torch.float16:
         return rows
     groups = rows.shape[-1] // (2 * GROUP)

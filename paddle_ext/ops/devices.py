@@ -81,7 +81,7 @@ class NoCodeError(check.ArgumentValueError):
 
 
 def no_code(index: int) -> NoCodeError:
-    """Say where the features must be, and what to do."""
+    """The error for tensors on such a GPU: where they must be, and what the user can do."""
     rebuild = "rebuild it with PADDLE_EXT_CUDA=ON, "
     if not native.has_cuda():
         where = "the CPU, because this build of paddle_ext has no CUDA code"

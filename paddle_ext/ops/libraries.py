@@ -1,4 +1,4 @@
-"""Optional libraries."""
+"""Import optional libraries."""
 
 from __future__ import annotations
 

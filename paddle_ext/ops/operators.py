@@ -1,12 +1,13 @@
-"""Shared by the torch operators: registration, arguments, where they run.
+"""What the torch operators share: registration, checks of arguments, devices and memory.
 
 They are functional: torch allocates results and workspace, the native code gets pointers and, on
 CUDA, the current stream. They are registered by define and impl, which costs a fifth of a
 `torch.library.custom_op` per call.
 
-Direct calls of `torch.ops.paddle_ext` have no other check, and an operator must not access memory
-outside its tensors. So each checks types, shapes and options again; the native code keeps labels
-and indices in range: for a number that is not a class or a row it uses none or the nearest.
+Code may call `torch.ops.paddle_ext` directly, without the checks of the public functions, and even
+then an operator must not access memory outside its tensors. So each operator checks types, shapes
+and options itself, and the native code keeps labels and indices in range: one that is out of range
+counts as no class, or as the nearest row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ library = torch.library.Library("paddle_ext", "DEF")  # type: ignore[no-untyped-
 
 
 def register(schema: str, kernel: Callable[..., object], fake: Callable[..., object]) -> None:
-    """Add an operator; results are detached, so there is no autograd formula."""
+    """Register an operator; its results are detached, so it needs no autograd formula."""
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
     name = schema.partition("(")[0]
     library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
@@ -41,10 +42,10 @@ def register(schema: str, kernel: Callable[..., object], fake: Callable[..., obj
 
 
 def or_on_the_cpu(kernel: Callable[..., object]) -> Callable[..., object]:
-    """Compute on the CPU for a GPU without code; the results are on the GPU again."""
+    """A kernel that computes on the CPU if the GPU has no native code, and moves results back."""
 
     @wraps(kernel)
-    def run(*arguments: object) -> object:
+    def wrapper(*arguments: object) -> object:
         try:
             return kernel(*arguments)
         except devices.NoCodeError as error:
@@ -56,25 +57,25 @@ def or_on_the_cpu(kernel: Callable[..., object]) -> Callable[..., object]:
         assert isinstance(found, tuple)
         return tuple(x.to(device) for x in found)
 
-    return run
+    return wrapper
 
 
 @cache
 def warn_of_the_cpu(why: str) -> None:
-    """Warn once for a process and a GPU."""
+    """Warn once per process and reason."""
     warnings.warn(f"computing on the CPU, which is slower: {why}", UserWarning, stacklevel=4)
 
 
 # --- tensors ------------------------------------------------------------------------------------
 
 
-# Of the tasks of a call: the batch dimensions ([B], or none for a single task), B, Q, S, K, D, and
+# The sizes of a call: its batch dimensions ([B], or none for a single task), B, Q, S, K, D, and
 # whether all tasks share one support. A plain tuple, because a named one takes longer to make.
 Sizes: TypeAlias = tuple[list[int], int, int, int, int, int, bool]
 
 
 def dense_sizes(support: Tensor, support_labels: Tensor, query: Tensor, K: int) -> Sizes:
-    """Check that the tensors of a task match."""
+    """Check that the tensors of a task match, and return their sizes."""
     check.dense(support, support_labels, query)
     *batch, Q, D = query.shape
     B = batch[0] if batch else 1
@@ -88,7 +89,7 @@ def check_classes(K: int, B: int) -> None:
 
 
 def computable(name: str, x: Tensor) -> Tensor:
-    """Packed, and in a dtype of the native code; copies only if necessary."""
+    """x, packed and in a dtype that the native code takes; copied only if necessary."""
     dtype = x.dtype
     if dtype is not torch.float32:
         if x.is_cuda:
@@ -121,8 +122,8 @@ def stream_by_object(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# The code that torch.compile generates calls the first one, which makes no Stream object. It is not
-# public, so a torch without it is possible; one without CUDA has none.
+# torch's own function, which torch.compile uses too, makes no Stream object and is faster. It is
+# not public, so a torch without it is possible, and one without CUDA never has it.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", stream_by_object)
 
 
@@ -135,14 +136,14 @@ def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
 
 # --- memory -------------------------------------------------------------------------------------
 
-# From sizes, strides and a dtype to a tensor on the CPU or the current GPU. The code that
-# torch.compile generates calls them, because torch.empty takes more than twice as long. They are
-# not public, so a torch without them, or with other ones of these names, is possible.
+# Functions of sizes, strides and a dtype that return an uninitialised tensor. Those of torch that
+# torch.compile uses take less than half the time of torch.empty, but they are not public: a torch
+# may lack them, or have functions of the same name that do something else.
 Allocate: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 
 def allocates(function: Allocate) -> bool:
-    """Whether a function does what is expected of it."""
+    """Whether a function allocates tensors as expected, tried on a small one."""
     try:
         found = function((2, 3), (3, 1), torch.int32)
     except (TypeError, ValueError, RuntimeError):
@@ -151,7 +152,7 @@ def allocates(function: Allocate) -> bool:
 
 
 def generated_code(name: str) -> Allocate | None:
-    """A function of torch, if its counterpart on the CPU is the expected one."""
+    """The allocating function of torch with this name, if the one for the CPU works as expected."""
     found = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     known = getattr(found, "_empty_strided_cpu", None)
     return getattr(found, name, None) if known is not None and allocates(known) else None
@@ -191,7 +192,7 @@ scratch = Scratch()
 
 
 def workspace(bytes_needed: int, x: Tensor) -> Tensor:
-    """At least so many bytes on the device of `x`, [n] uint8."""
+    """Memory of at least `bytes_needed` bytes on the device of `x`, [n] uint8."""
     if bytes_needed <= Scratch.size and not x.is_cuda:
         return scratch.memory
     return allocator(x)((bytes_needed,), (1,), torch.uint8)

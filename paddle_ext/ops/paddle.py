@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import check
 from ..check import Options
 from ..solution import Solution
-from .backend import takes_reference
+from .backend import uses_reference
 from .paddle_large import (
     Source,
     check_large,
@@ -18,7 +18,7 @@ from .paddle_large import (
     returns_all,
     solve_large,
 )
-from .paddle_operators import Outputs, allocate, solve_indexed_op, solve_op
+from .paddle_operators import Outputs, empty_outputs, solve_indexed_op, solve_op
 from .values import dense_values
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def solve(
     num_classes : int, optional
         K. By default the largest label + 1.
     lam : float, optional
-        Weight of the number of classes present; default: Q, which makes the method parameter-free.
-        0 is soft K-means with a support.
+        Weight of the penalty on the number of classes present; default: Q, which makes the method
+        parameter-free. 0 is soft K-means with a support.
     scaling : {"auto", "minmax", "none"}
         The method assumes classes of unit variance. "auto" suits any embedding: rows are made
         unit-norm, and one factor per task makes the nearest class lead the median one by 13 in
@@ -101,8 +101,8 @@ def solve(
     top : int
         At most 64.
     precision : {"auto", "half"}
-        Of the products of large tasks on CUDA. "auto" is as accurate as float32, using sums of
-        half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
+        Precision of the products of large tasks on CUDA. "auto" is as accurate as float32, using
+        sums of half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
     group : torch.distributed.ProcessGroup, optional
         Processes that share one task: each calls with the same support and its own part of the
         queries, and gets the labels of that part.
@@ -199,7 +199,7 @@ def solve(
         )
     query = cast(Tensor, query)  # otherwise the check raises an error
     check.dense(support, support_labels, query)
-    by_reference = takes_reference(backend, query)
+    by_reference = uses_reference(backend, query)
     if validate:
         num_classes = dense_values(support, support_labels, query, num_classes)
     if not by_reference and not returns_all(return_assignments, query.shape[-2], num_classes or 0):
@@ -236,7 +236,10 @@ def solve_without_operator(
     validate: bool,
     **large: Any,
 ) -> Solution:
-    """By the engine for large tasks; a torch operator takes only tensors, and no group."""
+    """Solve with the engine for large tasks, for what a torch operator cannot take.
+
+    That is queries in a file, a group of processes, or results without all probabilities.
+    """
     check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:
@@ -330,7 +333,7 @@ def solve_indexed(
         features, support_index, support_labels, query_index
     )
     check.indexed(features, support_index, support_labels, query_index)
-    by_reference = takes_reference(backend, features)
+    by_reference = uses_reference(backend, features)
     if validate:
         num_classes = check.indexed_values(
             features, support_index, support_labels, query_index, num_classes
@@ -362,7 +365,7 @@ def solve_in_torch(
 
     *batch, Q, D = inputs[2].shape
     if num_classes == 0:  # no task, so no labels
-        empty = allocate(inputs[2], batch, Q, 0, D, return_prototypes)
+        empty = empty_outputs(inputs[2], batch, Q, 0, D, return_prototypes)
         return solution(empty, scaling, options, return_prototypes)
     lam, _, temperature, epsilon, max_iter, tol = options
     return reference.solve(

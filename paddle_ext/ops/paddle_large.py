@@ -12,7 +12,7 @@ from .. import check
 from ..solution import Solution
 from .large import paddle as large
 from .large.group import Group, check_group
-from .large.sources import Rows, rows_of
+from .large.sources import Rows, as_rows
 
 if TYPE_CHECKING:
     from ..check import Options
@@ -24,7 +24,7 @@ Source = Tensor | str | os.PathLike[str] | Rows
 
 
 def is_elsewhere(query: Source) -> bool:
-    """Whether the queries are in a file, or come in chunks."""
+    """Whether the queries are not in a tensor: in a file, or in chunks from another source."""
     if isinstance(query, Tensor):  # first, because torch.compile cannot check a protocol
         return False
     return isinstance(query, str | os.PathLike | Rows)
@@ -38,14 +38,14 @@ def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
 def check_large(
     precision: str, return_assignments: bool | None, top: int, group: object
 ) -> dict[str, Any]:
-    """The options of large tasks, checked."""
+    """Check the options of large tasks, and return them as arguments of `solve_large`."""
     check.choice("precision", precision, large.PRECISIONS)
     top = check_top(return_assignments, top)
     return {"precision": precision, "top": top, "group": Group(check_group(group))}
 
 
 def check_top(return_assignments: bool | None, top: int) -> int:
-    """Which probabilities are returned, checked."""
+    """Check both options, and return `top`."""
     if return_assignments is not None:
         check.flag("return_assignments", return_assignments)
     top = check.integer("top", top)
@@ -55,10 +55,10 @@ def check_top(return_assignments: bool | None, top: int) -> int:
 
 
 def queries_of(query: Source, support: Tensor) -> Rows | Tensor:
-    """Queries [B, Q, D], or the rows of one task, on the device of the support."""
+    """Queries [B, Q, D] as they are; those of one task as `Rows` on the device of the support."""
     if isinstance(query, Tensor) and query.dim() == 3:
         return query
-    rows = rows_of(query, support.device)
+    rows = as_rows(query, support.device)
     N, D = rows.shape
     if support.dim() != 2:
         raise ValueError(
@@ -90,7 +90,7 @@ def solve_large(
     top: int,
     group: Group,
 ) -> Solution:
-    """A task with queries `Rows`, or tasks with queries [B, Q, D]; see `paddle_ext.solve`."""
+    """Solve one task with queries `Rows`, or tasks with queries [B, Q, D]; see `solve`."""
     lam, _, temperature, epsilon, max_iter, tol = options
     batched = isinstance(query, Tensor)
     rows = support if support.dim() == 3 else support.unsqueeze(0)

@@ -36,10 +36,10 @@ OPTIONS = (
 OUTPUTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
 
 
-def allocate(
+def empty_outputs(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, prototypes: bool
 ) -> Outputs:
-    """The results; empty prototypes unless requested."""
+    """Uninitialised tensors for the outputs; without `prototypes`, theirs has no elements."""
     new, dtype = allocator(like), computing_dtype(like)
     per_query, per_class, per_task = (*batch, Q), (*batch, K), tuple(batch)
     strides = (1,) * len(batch)
@@ -74,7 +74,7 @@ def check_options(
         and 0.0 <= tol <= most
     ):
         return
-    number_of("scaling", scaling, check.SCALING_NAMES)
+    check_number("scaling", scaling, check.SCALING_NAMES)
     if lam is not None:
         check.real("lam", lam)
     check.real("temperature", temperature, positive=True)
@@ -83,7 +83,8 @@ def check_options(
     check.real("tol", tol)
 
 
-def number_of(name: str, value: int, meanings: Sequence[str]) -> None:
+def check_number(name: str, value: int, meanings: Sequence[str]) -> None:
+    """Raise unless `value` is the number of one of these meanings."""
     if not 0 <= value < len(meanings):
         known = ", ".join(f"{number} ({meaning})" for number, meaning in enumerate(meanings))
         raise ValueError(f"{name} must be one of {known}, got {value}")
@@ -143,7 +144,7 @@ def launch(
 ) -> Outputs:
     batch, B, Q, S, K, D, shared = sizes
     if B == 0:
-        return allocate(query, batch, Q, K, D, prototypes)
+        return empty_outputs(query, batch, Q, K, D, prototypes)
     call = native.module.paddle_call(
         target=target(query),
         dtype=check.DTYPES[query.dtype],
@@ -165,7 +166,7 @@ def launch(
         )
         tensors = query, support, support_labels, support_index, query_index
         return launch_large(tensors, sizes, options)
-    outputs = allocate(query, batch, Q, K, D, prototypes)
+    outputs = empty_outputs(query, batch, Q, K, D, prototypes)
     memory = workspace(bytes_needed, query)
     *results, means, scratch = pointers_to_new((*outputs, memory))
     labels, probabilities, proportions, dual, iterations, criterion = results
@@ -195,7 +196,7 @@ def launch_large(
     sizes: Sizes,
     options: LargeOptions,
 ) -> Outputs:
-    """Tasks that are too large for a thread, or a block, of the native code."""
+    """Solve tasks that are too large for one CPU thread, or one thread block of a GPU."""
     query, support, labels, support_index, query_index = tensors
     batch, B, Q, S, K, D, _ = sizes
     if support_index is not None and query_index is not None:
@@ -224,7 +225,7 @@ def solve_fake(
 ) -> Outputs:
     batch, _, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
     check_options(*options[:-1])
-    return allocate(query, batch, Q, K, D, options[-1])
+    return empty_outputs(query, batch, Q, K, D, options[-1])
 
 
 def solve_indexed_fake(
@@ -238,7 +239,7 @@ def solve_indexed_fake(
     tensors = features, support_index, support_labels, query_index
     batch, _, Q, _, K, D, _ = indexed_sizes(*tensors, num_classes)
     check_options(*options[:-1])
-    return allocate(features, batch, Q, K, D, options[-1])
+    return empty_outputs(features, batch, Q, K, D, options[-1])
 
 
 DENSE = "Tensor support, Tensor support_labels, Tensor query"

@@ -1,4 +1,4 @@
-"""The one place where tensors become pointers."""
+"""Addresses of tensors for the native code; they are taken nowhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-ON_CPU = -1  # as of `Tensor.get_device`
+ON_CPU = -1  # what `Tensor.get_device` returns for the CPU
 
 
 def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device: int) -> int:
@@ -17,15 +17,15 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device
     ----------
     x : Tensor or None
     dtype, shape
-        What the native code expects. Only contiguous tensors are as long as their shape says.
+        What the native code expects; the tensor must also be contiguous.
     device : int
-        As of `Tensor.get_device`.
+        Index of the GPU, or `ON_CPU`.
 
     Raises
     ------
     AssertionError
-        If the tensor is another one: a mistake of this package, since arguments of users have been
-        checked and copied before.
+        If the tensor does not match: a mistake in this package, because the arguments of users have
+        been checked and made contiguous before.
     """
     if x is None:
         return 0
@@ -59,8 +59,8 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def pointers_to_new(tensors: Iterable[Tensor]) -> list[int]:
-    """The addresses of results that the caller has just allocated, contiguous and as it wants them.
+    """The addresses of results that the caller has just allocated, so they need no check.
 
-    A small call has ten of them, and to check each by `pointer` would take a sixth of its time.
+    A small call has ten of them, and checking each with `pointer` would take a sixth of its time.
     """
     return [x.data_ptr() for x in tensors]

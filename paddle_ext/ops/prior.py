@@ -11,19 +11,19 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 
-# Of a class, relative to the mean: less than this counts as this, so that float32 can hold it.
+# The smallest positive weight of a class, relative to the mean weight, so that float32 can hold it.
 LEAST_WEIGHT = 1e-8
 
 
 class Measures(NamedTuple):
-    """What the proportions of each task choose from, as far as the batch agrees."""
+    """The two candidate priors of each task; the one under which the batch is likelier is used."""
 
-    values: Tensor  # [B or 1, 2, K] even ones, and those of the prior; the mean is 1
+    values: Tensor  # [B or 1, 2, K] class weights: even ones, then the given ones; both of mean 1
     all_possible: bool  # whether no class has a weight of 0
 
 
 def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -> Measures:
-    """Check a prior; on CUDA with one synchronisation.
+    """Check a prior and turn it into measures; on CUDA with one synchronisation.
 
     Parameters
     ----------

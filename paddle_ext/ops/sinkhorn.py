@@ -9,10 +9,10 @@ from torch import Tensor
 
 from .. import check
 from ..solution import Transport
-from .backend import takes_reference
+from .backend import uses_reference
 from .sinkhorn_operators import check_tensors, sinkhorn_op
 
-SAME_TOTAL = 1e-4  # totals of row and column masses may differ by this, relative to the larger
+SAME_TOTAL = 1e-4  # the totals of row and column masses may differ by this share of the larger
 
 
 def sinkhorn(
@@ -107,7 +107,7 @@ def sinkhorn(
     check.flag("validate", validate)
     cost, row_mass, col_mass = check.tensors(cost, row_mass, col_mass)
     check_tensors(cost, row_mass, col_mass)
-    by_reference = takes_reference(backend, cost)
+    by_reference = uses_reference(backend, cost)
     if validate:
         check_values(cost, row_mass, col_mass)
     if by_reference:
@@ -120,7 +120,7 @@ def sinkhorn(
 
 
 def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
-    """Finiteness, signs and totals; on CUDA with one host synchronisation."""
+    """Check finiteness, signs and totals; on CUDA with one synchronisation."""
     if cost.numel() == 0:
         return
     most = check.SUMMABLE[cost.dtype]

@@ -16,7 +16,8 @@ from .pointers import packed, pointer
 Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # plan, iterations, residual
 
 
-def allocate(cost: Tensor) -> Outputs:
+def empty_outputs(cost: Tensor) -> Outputs:
+    """Uninitialised tensors for the outputs."""
     *batch, Q, K = cost.shape
     new, dtype, per_task = allocator(cost), computing_dtype(cost), tuple(batch)
     strides = (1,) * len(batch)
@@ -63,7 +64,7 @@ def sinkhorn_kernel(
     check_call(cost, row_mass, col_mass, reg, max_iter, tol)
     *batch, Q, K = cost.shape
     B = batch[0] if batch else 1
-    outputs = plan, iterations, residual = allocate(cost)
+    outputs = plan, iterations, residual = empty_outputs(cost)
     if B == 0:
         return outputs
     # Unlike features, a half-precision cost is copied even on CUDA.
@@ -101,7 +102,7 @@ def sinkhorn_fake(
     cost: Tensor, row_mass: Tensor, col_mass: Tensor, reg: float, max_iter: int, tol: float
 ) -> Outputs:
     check_call(cost, row_mass, col_mass, reg, max_iter, tol)
-    return allocate(cost)
+    return empty_outputs(cost)
 
 
 register(

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .. import check
 from ..solution import TimSolution
-from .backend import takes_reference
-from .tim_operators import SOLVERS, allocate, tim_op, triple
+from .backend import uses_reference
+from .tim_operators import SOLVERS, empty_outputs, tim_op, triple
 from .values import dense_values
 
 
@@ -55,16 +55,17 @@ def tim(
         "gd" takes `max_iter` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
         auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.
     weights : three floats
-        Of the cross-entropy of the support, the marginal entropy and the conditional entropy of the
-        queries, >= 0.
+        Weights of the cross-entropy of the support, the marginal entropy and the conditional
+        entropy of the queries, >= 0.
     alphas : three floats
-        Orders of the same three, > 0. 1 is Shannon's entropy, others are Tsallis', as in alpha-TIM:
+        Orders of these entropies, > 0. 1 is Shannon's, others are Tsallis', as in alpha-TIM:
         ``H(p) = (1 - sum_k p_k^alpha) / (alpha - 1)``, ``CE = (p_y^(1-alpha) - 1) / (alpha - 1)``.
         All are 1 for "adm".
     temperature : float
         Sharpness of the probabilities, > 0.
     learning_rate : float
-        Of Adam; for "adm" the step fraction towards the closed form, > 0; 1.0 is a full step.
+        Learning rate of Adam, > 0; for "adm" the fraction of the step to the closed-form solution,
+        1.0 being a full step.
     max_iter : int
         Steps; no task stops earlier.
     normalize : bool
@@ -132,7 +133,7 @@ def tim(
     num_classes = check.classes(num_classes, check.flag("validate", validate))
     support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)
-    by_reference = takes_reference(backend, query)
+    by_reference = uses_reference(backend, query)
     if validate:
         num_classes = dense_values(support, support_labels, query, num_classes)
     *batch, Q, D = query.shape
@@ -153,7 +154,7 @@ def tim(
         )
     elif batch == [0]:  # there may be no labels
         K = num_classes or 0
-        labels, probabilities, prototypes, losses = allocate(
+        labels, probabilities, prototypes, losses = empty_outputs(
             query, batch, Q, K, D, max_iter, return_losses
         )
     else:

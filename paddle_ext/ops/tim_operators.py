@@ -21,10 +21,13 @@ SOLVERS = ("gd", "adm")  # in the native numbering
 TINY = 1e-30  # relative to the largest query
 
 
-def allocate(
+def empty_outputs(
     like: Tensor, batch: Sequence[int], Q: int, K: int, D: int, max_iter: int, losses: bool
 ) -> Outputs:
-    """Labels, probabilities, prototypes, losses (or nothing)."""
+    """Uninitialised tensors for labels, probabilities, prototypes and losses.
+
+    Without `losses`, theirs has no elements.
+    """
     new, dtype = allocator(like), computing_dtype(like)
     B = batch[0] if batch else 1
     return (
@@ -38,7 +41,7 @@ def allocate(
 
 
 def triple(name: str, values: object, *, positive: bool = False) -> Triple:
-    """Three numbers >= 0, or > 0 if `positive`."""
+    """Check that `values` are three numbers >= 0, or > 0 if `positive`, and return them."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise TypeError(f"{name} must be three numbers, got {check.kind(values)}")
     if len(values) != 3:
@@ -69,9 +72,9 @@ def check_options(
 
 
 def without_tiny(support: Tensor, query: Tensor) -> Tensor:
-    """The support with zeros where it is far below the rounding of its task's queries.
+    """The support with zeros for numbers that are negligible next to the queries of the task.
 
-    The CUDA code measures a task in units of its support, in which such queries have no number.
+    The CUDA code divides a task by the size of its support; with a tiny one the queries overflow.
     """
     largest = query.abs().amax((-2, -1), keepdim=True)
     if support.dim() < query.dim():
@@ -99,7 +102,7 @@ def tim_kernel(
     if query.is_cuda and not normalize:
         support = without_tiny(support, query)
     support_labels = integers(support_labels)
-    outputs = labels, probabilities, prototypes, trace = allocate(
+    outputs = labels, probabilities, prototypes, trace = empty_outputs(
         query, batch, Q, K, D, max_iter, losses
     )
     if B == 0:
@@ -144,7 +147,7 @@ def tim_fake(
     batch, _, Q, _, K, D, _ = dense_sizes(support, support_labels, query, num_classes)
     check_options(*options)
     max_iter, losses = options[-2:]
-    return allocate(query, batch, Q, K, D, max_iter, losses)
+    return empty_outputs(query, batch, Q, K, D, max_iter, losses)
 
 
 register(

@@ -1,4 +1,4 @@
-"""Checks of values by one native pass, and by torch to say what is wrong."""
+"""Checks of values: one native pass, and only if it finds something, torch to say what."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dense_values(
     num_classes: int | None,
     base_mean: Tensor | None = None,
 ) -> int:
-    """As `check.dense_values`; on CUDA with one synchronisation if the values are valid."""
+    """Like `check.dense_values`, but on CUDA with one synchronisation if the values are valid."""
     found = classes_of_valid(support_labels, support, query, base_mean)
     if found and num_classes in (None, found):
         return found
@@ -26,7 +26,7 @@ def dense_values(
 
 
 def classes_of_valid(labels: Tensor, *features: Tensor | None) -> int:
-    """The number of classes if all values are plainly valid; 0 is inconclusive."""
+    """The number of classes if all values are certainly valid; 0 is inconclusive."""
     given = [x for x in features if x is not None]
     dtype = given[0].dtype
     if torch.compiler.is_compiling() or not all(
@@ -45,7 +45,7 @@ def classes_of_valid(labels: Tensor, *features: Tensor | None) -> int:
             most=check.SUMMABLE[dtype],
             counts=[x.numel() for x in given] + absent,
         )
-    except (ImportError, devices.NoCodeError):  # the reference and other methods do without
+    except (ImportError, devices.NoCodeError):  # the reference needs no native code
         return 0
     if call.workspace() < 0:
         return 0

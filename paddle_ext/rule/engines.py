@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..ops.backend import takes_reference
-from ..ops.calls import on
+from ..ops.backend import uses_reference
+from ..ops.calls import moved_to
 from ..ops.large.fixed import is_large
 from ..ops.large.group import ALONE, Group
 from ..ops.large.sources import Rows, TensorRows
@@ -66,7 +66,7 @@ def classify(
             return solve_small(
                 likelihood, query, added, measures=measures, max_iter=max_iter, tol=tol
             )
-        if takes_reference("auto", query):  # float64 on CUDA
+        if uses_reference("auto", query):  # float64 on CUDA
             likelihood, query = likelihood.to("cpu"), query.cpu()
             added = None if added is None else added.cpu()
             measures = None if measures is None else measures.cpu()
@@ -90,4 +90,4 @@ def classify(
             for number, rows in enumerate(sources)
         ]
     )
-    return on(found, device), None
+    return moved_to(found, device), None

@@ -71,7 +71,7 @@ def test_top_classes_in_order_and_the_smaller_of_equal_ones(
     K: int, top: int, dtype: torch.dtype
 ) -> None:
     products, slope, bias = rows(K, dtype)  # integers: many are equal
-    found = Top.room(slope, 1, products.shape[1], top)
+    found = Top.empty(slope, 1, products.shape[1], top)
     assign(products, slope, bias, top=found)
     u = torch.empty_like(products)
     assign(products, slope, bias, probabilities=u)
@@ -122,7 +122,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
     def results() -> list[Tensor]:
         u, held, log_sums = torch.empty_like(products), zeros(1, 77), zeros(1)
-        top = Top.room(slope, 1, 1000, 5)
+        top = Top.empty(slope, 1, 1000, 5)
         assign(products, slope, bias, probabilities=u, held=held, log_sums=log_sums, top=top)
         return [u, held, log_sums, top.classes, leads_of(products.clone(), slope, bias)]
 

@@ -439,20 +439,20 @@ def test_cuda_tensor_and_a_build_without_cuda(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(devices, "has_code_for", lambda _: False)
     monkeypatch.setattr(native, "has_cuda", lambda: False)
     with pytest.raises(ValueError, match=re.escape("PADDLE_EXT_CUDA=ON")) as caught:
-        choice.takes_reference("native", fake_cuda(torch.float32))
+        choice.uses_reference("native", fake_cuda(torch.float32))
     assert "got cuda:0" in str(caught.value)
-    assert not choice.takes_reference("auto", fake_cuda(torch.float32))
-    assert choice.takes_reference("reference", fake_cuda(torch.float32))
-    assert choice.takes_reference("auto", fake_cuda(torch.float64))
+    assert not choice.uses_reference("auto", fake_cuda(torch.float32))
+    assert choice.uses_reference("reference", fake_cuda(torch.float32))
+    assert choice.uses_reference("auto", fake_cuda(torch.float64))
 
 
 def test_double_precision_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "has_code_for", lambda _: True)
     for backend in ("auto", "native"):
-        assert not choice.takes_reference(backend, fake_cuda(torch.float32))
-    assert choice.takes_reference("auto", fake_cuda(torch.float64))
+        assert not choice.uses_reference(backend, fake_cuda(torch.float32))
+    assert choice.uses_reference("auto", fake_cuda(torch.float64))
     with pytest.raises(ValueError, match="float64") as caught:
-        choice.takes_reference("native", fake_cuda(torch.float64))
+        choice.uses_reference("native", fake_cuda(torch.float64))
     for word in ("'auto'", "'reference'", "float32", "CPU", "got 'native'"):
         assert word in str(caught.value)
 
@@ -488,10 +488,10 @@ def test_float64_on_cuda_is_said_once() -> None:
 
     choice.warn_of_the_reference.cache_clear()
     with pytest.warns(UserWarning, match="float64 on CUDA has no native code"):
-        assert choice.takes_reference("auto", OnCuda())
+        assert choice.uses_reference("auto", OnCuda())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choice.takes_reference("auto", OnCuda())
-        assert choice.takes_reference("reference", OnCuda())
+        assert choice.uses_reference("auto", OnCuda())
+        assert choice.uses_reference("reference", OnCuda())
     with pytest.raises(ValueError, match="backend must be 'auto' or 'reference' for float64"):
-        choice.takes_reference("native", OnCuda())
+        choice.uses_reference("native", OnCuda())

@@ -169,7 +169,7 @@ def test_move(place: Place, K: int, D: int) -> None:
         w = placed.means.clone()
         scores = DistanceScores(RowFactors(queries, form, K), w, slope, placed)
         assert_scores(scores, form, placed)
-        room = form.room(K)
+        room = form.zero_sums(K)
         sums = [torch.rand_like(x) for x in room]
         held = torch.rand(1, K, dtype=torch.float64, device=place.device) * 9
         before = w.clone()

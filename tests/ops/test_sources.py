@@ -14,7 +14,7 @@ import torch
 from row_files import FORMATS, D, N, features, together, write, write_parquet
 
 from paddle_ext.ops.large import ahead
-from paddle_ext.ops.large.sources import FileRows, IndexedRows, Rows, TensorRows, rows_of
+from paddle_ext.ops.large.sources import FileRows, IndexedRows, Rows, TensorRows, as_rows
 
 # --- what is read -------------------------------------------------------------------------------
 
@@ -99,10 +99,10 @@ def test_one_way_in(tmp_path: Path) -> None:
     x = features()
     path = write(tmp_path, "npy", x)
     given = FileRows(path, start=10)
-    assert rows_of(given) is given
+    assert as_rows(given) is given
     for source in (x, path, str(path)):
-        assert torch.equal(together(rows_of(source), 99), x)
-        assert rows_of(source, "cpu").device == torch.device("cpu")
+        assert torch.equal(together(as_rows(source), 99), x)
+        assert as_rows(source, "cpu").device == torch.device("cpu")
 
 
 def test_progress(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_compressed_files(tmp_path: Path) -> None:
 
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there\.npy"):
-        rows_of(tmp_path / "there.npy")
+        as_rows(tmp_path / "there.npy")
 
 
 def lists(*rows: Any) -> Any:
@@ -336,11 +336,11 @@ def test_bad_names(tmp_path: Path) -> None:
 def test_bad_tensors() -> None:
     x = features()
     with pytest.raises(ValueError, match=r"shape \[N, D\] with D at least 1, got \[7\]"):
-        rows_of(x[0])
+        as_rows(x[0])
     with pytest.raises(TypeError, match="got int64"):
-        rows_of(x.long())
+        as_rows(x.long())
     with pytest.raises(TypeError, match=r"a torch\.Tensor, a path or Rows, got ndarray"):
-        rows_of(x.numpy())  # type: ignore[arg-type]
+        as_rows(x.numpy())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"index must be in \[0, 1001\), got 1001"):
         IndexedRows(x, torch.tensor([0, N]))
     with pytest.raises(ValueError, match=r"index must have shape \[Q\], got \[1, 1\]"):

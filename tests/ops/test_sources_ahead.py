@@ -20,7 +20,7 @@ from torch import Tensor
 from paddle_ext.ops.large import ahead as module
 from paddle_ext.ops.large.ahead import ahead, chunks_of
 from paddle_ext.ops.large.files import Fill
-from paddle_ext.ops.large.sources import FileRows, rows_of
+from paddle_ext.ops.large.sources import FileRows, as_rows
 
 
 class Slow:
@@ -249,7 +249,7 @@ def test_parquet_in_bounded_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "dtype"), FORMATS)
 def test_files_on_cuda(tmp_path: Path, kind: str, dtype: str) -> None:
     x = features(dtype)
-    rows = rows_of(write(tmp_path, kind, x), "cuda")
+    rows = as_rows(write(tmp_path, kind, x), "cuda")
     assert rows.device == torch.device("cuda", torch.cuda.current_device())
     for size in (1, 64, 10 * N):
         chunks = [chunk.clone() for chunk in rows.chunks(size)]
@@ -268,7 +268,7 @@ def test_a_slow_device_keeps_its_chunks(
     """The work on a chunk is queued behind much else, and reading ahead must not overwrite it."""
     x = torch.randn(64_000, 64, generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "rows.npy", x.numpy())
-    rows = rows_of(x if source == "tensor" else tmp_path / "rows.npy", "cuda")
+    rows = as_rows(x if source == "tensor" else tmp_path / "rows.npy", "cuda")
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
     monkeypatch.setattr(module, "BLOCK", block)
     with torch.cuda.stream(stream):
@@ -285,7 +285,7 @@ def test_a_slow_device_keeps_its_chunks(
 def test_memory_on_cuda(tmp_path: Path) -> None:
     """Two chunks, whatever the size of the file; and all of it is released."""
     np.save(tmp_path / "rows.npy", np.zeros((200_000, 64), np.float32))
-    rows = rows_of(tmp_path / "rows.npy", "cuda")
+    rows = as_rows(tmp_path / "rows.npy", "cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -298,7 +298,7 @@ def test_memory_on_cuda(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 def test_abandoned_chunks_on_cuda(tmp_path: Path) -> None:
-    rows = rows_of(write(tmp_path, "npy", features()), "cuda")
+    rows = as_rows(write(tmp_path, "npy", features()), "cuda")
     for _ in rows.chunks(10):
         break
     assert readers() == []

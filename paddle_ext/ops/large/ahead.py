@@ -1,9 +1,9 @@
-"""Chunks of rows, read by a thread while the previous chunk is in use.
+"""Read chunks of rows in a thread while the caller works on the previous one.
 
 Two blocks are in memory: one whose chunks the caller uses, and one that is being read. A block is
-one chunk, or several small ones. On CUDA each has two buffers, pinned host memory and device
-memory; the copy between them runs on its own stream. Events keep the order: a device block is
-overwritten after the caller's work on it, a pinned one after it was copied.
+one chunk, or several small ones. On CUDA each block has two buffers, one in pinned host memory and
+one on the device, and the copy between them runs on its own stream. Events keep the order: a device
+buffer is overwritten only after the caller's work on it, a pinned one only after its copy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ahead(
     abandoned: Event,
     give_back: Callable[[T], None] = lambda found: None,
 ) -> Generator[T, None, None]:
-    """Results of `fetch` until it returns None, by a thread, one ahead of the caller.
+    """Yield the results of `fetch` until it returns None; a thread calls it one result ahead.
 
     Parameters
     ----------
@@ -86,7 +86,10 @@ def ahead(
 
 
 class HostBuffers:
-    """Two blocks in CPU memory, 0 and 1: `fetch` runs in the thread, the others in the caller."""
+    """Two blocks in CPU memory, numbered 0 and 1.
+
+    `fetch` runs in the reading thread, all other methods in the thread of the caller.
+    """
 
     def __init__(self, contents: Contents, size: int) -> None:
         self.rows = pair(contents, size)
@@ -105,7 +108,7 @@ class HostBuffers:
 
 
 class DeviceBuffers:
-    """Two blocks in pinned memory, and two on the device, filled by their own stream."""
+    """The same on CUDA: two blocks in pinned memory, and two on the device with a copy stream."""
 
     def __init__(self, contents: Contents, size: int, device: torch.device) -> None:
         self.device = device

@@ -12,7 +12,7 @@ from .group import Group
 from .products import Form
 from .steps import Top, assign
 
-# Indices of some rows, their products with the prototypes, their lengths, and the terms to sum.
+# Some rows of a task: their indices, products with the prototypes, lengths, and the terms to sum.
 Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
 
 
@@ -28,14 +28,14 @@ def sums_by_class(
     top: Top | None = None,
     out: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
-    """Sums of rows by class, as in `Form.room`, and of their weights, [B, K] float64.
+    """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
 
     `slope` [B], `bias` [B, K], `weigh` and `squared` are those of `assign`. The most probable
-    classes of all rows go to `top`, and their weights to `out` [B, N, K], if the form has no dtype
-    of its own for them.
+    classes of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form
+    needs them in a dtype of its own.
     """
     K = bias.shape[-1]
-    sums, held = form.room(K), torch.zeros_like(bias, dtype=torch.float64)
+    sums, held = form.zero_sums(K), torch.zeros_like(bias, dtype=torch.float64)
     for part, products, length, x in parts:
         u, rest = products if out is None else out[:, part], None
         if form.written is not None:

@@ -1,4 +1,4 @@
-"""The coordinates of large tasks, in which numbers are about 1, from one pass over the queries."""
+"""Choose coordinates for large tasks in which numbers are about 1, in one pass over the queries."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .products import Coordinates
 from .queries import Queries
 from .steps import is_captured
 
-LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # its inverse is finite
+LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
 
 
 @dataclass
 class Survey:
-    """Statistics of one pass over the queries, over all processes."""
+    """Statistics of one pass over the queries of all processes."""
 
     total: int  # rows of a task
-    sums: Tensor  # [B, D] float64, of rows times their lengths, like all below
+    sums: Tensor  # [B, D] float64: sums of the rows, here and below multiplied by `length`
     squares: Tensor  # [B] float64: sums of squares
     least: Tensor  # [B, D]
     most: Tensor  # [B, D]
@@ -42,7 +42,7 @@ class Survey:
 
 
 def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Survey:
-    """Scan all queries; `unit` normalises rows to unit length."""
+    """Scan all queries; with `unit`, after normalising them to unit length."""
     B, D, dtype, device = queries.B, queries.D, queries.dtype, queries.device
     sums = torch.zeros(B, D, dtype=torch.float64, device=device)
     squares = torch.zeros(B, dtype=torch.float64, device=device)
@@ -88,21 +88,21 @@ def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
 
 @dataclass(frozen=True)
 class Placed:
-    """Tasks in their coordinates, with the means of their labelled rows."""
+    """The coordinates of tasks, and the means of their labelled rows in them."""
 
     coordinates: Coordinates
     means: Tensor  # [B, K, D]
     shots: Tensor  # [B, K] float64
-    unit: Tensor  # [B] float64: the size of 1, in the units of `scaling`
+    unit: Tensor  # [B] float64: what a distance of 1 here is after `scaling`
     spread: Tensor  # [B] float64: sum of the squares of the queries, without the scale
 
 
 def place(
     found: Survey, support: Tensor, labels: Tensor, K: int, scaling: str, dtype: torch.dtype
 ) -> Placed:
-    """Coordinates centred at the queries' mean, by `scaling` except for a factor.
+    """Coordinates centred at the mean of the queries, with `scaling` except for its final factor.
 
-    Support [B or 1, S, D] and labels [B or 1, S]; a label outside [0, K) has no class.
+    Support [B or 1, S, D] and labels [B or 1, S]; rows with a label outside [0, K) are ignored.
     """
     B, D = found.sums.shape
     sets, S = labels.shape
@@ -165,9 +165,9 @@ def slope_of(
     temperature: float,
     steepest: float,
 ) -> tuple[Tensor, Tensor]:
-    """The factor of the logits on products, and the unit of distances, [B] float64 each.
+    """The factor on products in logits, and the unit of distances, [B] float64 each.
 
-    `leads` [B, 2] are those of `assign`, for "auto".
+    `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
     """
     slope, unit = torch.empty_like(placed.unit), torch.empty_like(placed.unit)
     B, exact, on = len(slope), torch.float64, slope.get_device()
@@ -192,7 +192,7 @@ def slope_of(
 
 
 def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Sums [B, K, D] and counts [B, K] of float64 rows; a label outside [0, K) has no class."""
+    """Sums [B, K, D] and counts [B, K] of float64 rows by class; ignores labels outside [0, K)."""
     labels = labels.long()
     labels = torch.where((labels >= 0) & (labels < K), labels, K)
     sums, counts = class_sums(rows, labels, K + 1)
@@ -200,7 +200,7 @@ def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]
 
 
 def raw_coordinates(found: Survey, means: Tensor, dtype: torch.dtype) -> Coordinates:
-    """Rows centred and scaled to size 1, otherwise unchanged; `found` has no lengths."""
+    """Coordinates that only centre rows at `means` and scale them to size 1; without lengths."""
     reach = torch.maximum(found.most - means, means - found.least).amax(-1)
     unit = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
     ones = torch.ones_like(means)

@@ -20,11 +20,11 @@ from .coordinates import Placed
 from .products import Form
 from .queries import Queries
 
-HELD_BYTES = 2**28  # of rows as factors of products: computed once if all fit
+HELD_BYTES = 2**28  # rows prepared for products are kept in memory if all fit in this
 
 
 class RowFactors:
-    """Iterates over the rows as factors of products; they are stored if they fit."""
+    """Iterate over chunks of rows, prepared for products; kept from the first pass if they fit."""
 
     def __init__(self, queries: Queries, form: Form, K: int) -> None:
         self.queries, self.form, self.K = queries, form, K
@@ -46,9 +46,9 @@ class RowFactors:
 
 
 class DistanceScores:
-    """Logits of rows by their distances to prototypes; see `fixed.Scores`.
+    """Logits from the distances of rows to prototypes; implements `fixed.Scores`.
 
-    The prototypes `w` [B, K, D] are modified by `move`.
+    `move` modifies the prototypes `w` [B, K, D] in place.
     """
 
     def __init__(self, factors: RowFactors, w: Tensor, slope: Tensor, placed: Placed) -> None:
@@ -60,16 +60,17 @@ class DistanceScores:
         self.use(factors)
 
     def use(self, factors: RowFactors) -> None:
-        """Multiply these factors from now on."""
+        """Use these factors for all products from now on."""
         self.factors = factors
         self.slope = (self.exact_slope * factors.form.factor()).to(self.w.dtype)
         self.move([], None, None)
 
     def move(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
-        """Move the prototypes of the tasks that are running; those before are in `before`.
+        """Move the prototypes of the tasks that are still running; `before` keeps the old ones.
 
-        `sums` are those of rows by class, as in `Form.room`, and `held` [B, K] of their weights.
-        Without sums none moves: only the factors of products and the bias are computed.
+        `sums` are the sums of rows by class, laid out as by `Form.zero_sums`, and `held` [B, K]
+        those of their weights. Without sums no prototype moves, but the factors of products and the
+        bias are computed.
         """
         form, (B, K, D) = self.factors.form, self.w.shape
         scale, centre, factor = form.on_prototypes or (None, None, None)

@@ -1,7 +1,7 @@
-"""Open files of rows; endless and damaged files raise a one-sentence error.
+"""Open files of rows; one that is endless or damaged raises a one-sentence error.
 
 Rows are read by plain reads into reused memory. A memory-mapped file would count as memory of the
-process, and truncating it while it is read would kill the process.
+process, and truncating the file during a read would kill the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-Fill = Callable[[Tensor], None]  # reads the next rows into a contiguous tensor [n, D] of the CPU
+Fill = Callable[[Tensor], None]  # reads the next rows into a contiguous CPU tensor [n, D]
 
 
 class Contents(Protocol):
@@ -35,11 +35,11 @@ class Contents(Protocol):
 
 
 class AbandonedError(Exception):
-    """The rows are no longer needed."""
+    """Ends a read whose rows are no longer needed."""
 
 
 class Version(NamedTuple):
-    """Identifies the version of a file."""
+    """What changes if a file is modified or replaced."""
 
     inode: int
     size: int
@@ -51,12 +51,12 @@ class RefusedError(ValueError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file: a pipe or a device could block or be endless."""
+    """Open a file for reading unless it is a pipe or device, which could block or never end."""
     return open(path, "rb", opener=regular_descriptor)
 
 
 def regular_descriptor(path: str, flags: int) -> int:
-    """Like `os.open`, for regular files; closed here or by the caller, never by both."""
+    """Like `os.open`, for regular files only; on an error the descriptor is closed here."""
     # Without O_NONBLOCK opening a pipe waits for a writer.
     file = os.open(path, flags | os.O_NONBLOCK)
     try:
@@ -88,7 +88,7 @@ def unchanged(path: Path, file: BinaryIO, version: Version) -> None:
 
 @contextmanager
 def readable(path: Path, expected: str) -> Iterator[None]:
-    """One-sentence error for whatever a library raises on a damaged file."""
+    """Turn whatever a library raises on a damaged file into a one-sentence error."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError, RefusedError):

@@ -1,4 +1,4 @@
-"""Large tasks with fixed logits: class proportions, from stored likelihoods.
+"""Class proportions of large tasks whose logits are fixed, from stored likelihoods if they fit.
 
 Letters: B tasks, N rows of each in this process, K classes.
 """
@@ -17,8 +17,8 @@ from ... import check
 from .group import Group
 from .steps import LEAST, State, Top, assign, count, is_captured
 
-LARGE = 2**22  # queries times classes from which a task is processed in chunks
-KEPT_BYTES = 2**31 - 2**26  # of likelihoods; beyond, logits are recomputed in every iteration
+LARGE = 2**22  # a task with more queries times classes is processed in chunks
+KEPT_BYTES = 2**31 - 2**26  # if likelihoods take more, every iteration recomputes the logits
 
 
 def is_large(Q: int, K: int) -> bool:
@@ -34,17 +34,17 @@ class Scores(Protocol):
     bias: Tensor  # [B, K] float64
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Indices, products [B, n, K or more] that may be overwritten, lengths [B, n]."""
+        """Indices, products [B, n, K or more], which the caller may overwrite, lengths [B, n]."""
 
 
 class Recomputed:
-    """Sums of probabilities by class, from recomputed logits."""
+    """Sums probabilities by class; recomputes the logits every time."""
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
 
     def held(self, dual: Tensor, group: Group) -> Tensor:
-        """With `dual` [B, K] added to the logits, [B, K] float64."""
+        """Sums of probabilities by class [B, K] float64, with `dual` [B, K] added to the logits."""
         scores = self.scores
         held = torch.zeros_like(scores.bias)
         bias = (scores.bias + dual).to(scores.slope.dtype)
@@ -63,10 +63,10 @@ class Recomputed:
 
 
 class Kept:
-    """The same from stored likelihoods; float16 on CUDA.
+    """Sums probabilities by class from stored likelihoods; float16 on CUDA.
 
-    They are relative to the largest one of a row under an early dual. If a later dual prefers a
-    class whose likelihood has underflowed, they are recomputed.
+    Each row is divided by its largest likelihood under the dual `anchor`. If a later dual prefers a
+    class whose likelihood has underflowed, the likelihoods are recomputed with that dual.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -88,7 +88,7 @@ class Kept:
                 probabilities=self.likelihood[:, part],
                 normalise=False,
             )
-            del products  # makes room for the next ones
+            del products  # before the next ones are computed, to save memory
 
     def held(self, dual: Tensor, group: Group) -> Tensor:
         held, faint = self.count(dual, group)
@@ -113,7 +113,7 @@ def kept_dtype(real: Tensor) -> torch.dtype:
 
 
 def class_counter(scores: Scores) -> Kept | Recomputed:
-    """What sums probabilities by class: from stored likelihoods, if they fit."""
+    """A counter of the probabilities of each class, with stored likelihoods if they fit."""
     B, N, K = scores.shape
     if is_captured(scores.slope) or B * N * K * kept_dtype(scores.slope).itemsize > KEPT_BYTES:
         return Recomputed(scores)
@@ -124,14 +124,17 @@ def iterate_dual(counter: Kept | Recomputed, state: State, group: Group, max_ite
     """Iterate the dual until every task has stopped."""
     for _ in range(max_iter):
         state.update(counter.held(state.dual_weight * state.dual, group))
-        if not state.goes_on():
+        if not state.any_running():
             break
 
 
 def dirichlet_priors(
     K: int, device: torch.device, measures: Tensor | None, **options: float
 ) -> list[Callable[[float], State]]:
-    """States of one task under each measure [n, K], or an even one; see `best_prior`."""
+    """A function for each measure [n, K], or one even measure, that makes the state of one task.
+
+    It takes the least concentration; see `best_prior`.
+    """
     each: list[Tensor | None] = [None]
     if measures is not None:
         each = [x.double().unsqueeze(0) for x in measures]
@@ -147,9 +150,10 @@ def dirichlet_priors(
 def best_prior(
     scores: Scores, priors: list[Callable[[float], State]], group: Group, max_iter: int
 ) -> tuple[Kept | Recomputed, State, int]:
-    """Iterate the dual of one task under each prior; the state with the largest bound, its number.
+    """Iterate the dual of one task under each prior, and keep the one with the largest bound.
 
-    Each prior makes its state from the least concentration; the first is even, and sets it.
+    The first prior is even; the concentration that it finds is the least for all others. Returns
+    the counter, the best state, and the number of its prior.
     """
     counter = class_counter(scores)
     best, chosen = priors[0](LEAST), 0
@@ -168,7 +172,7 @@ def best_prior(
 
 
 def normalisers(scores: Scores, dual: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """Sums over the rows: of probabilities by class [B, K], of the normalisers' logarithms [B]."""
+    """Sums over rows: of probabilities by class [B, K], and of the log normalisers [B]."""
     held, log_sums = torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])
     bias = (scores.bias + dual).to(scores.slope.dtype)
     for _, products, length in scores.chunks():
@@ -183,15 +187,15 @@ class RowResults:
 
     top: Top
     probabilities: Tensor | None  # [B, N, K]
-    held: Tensor  # [B, K] float64
-    log_sums: Tensor  # [B] float64: of the normalisers
+    held: Tensor  # [B, K] float64: sums of the probabilities over the rows
+    log_sums: Tensor  # [B] float64: sum of the logarithms of the rows' normalisers
 
 
 def empty_results(scores: Scores, *, top: int, all_classes: bool) -> RowResults:
     """Memory for the results, with sums of zero."""
     B, N, K = scores.shape
     return RowResults(
-        Top.room(scores.slope, B, N, min(top, K)),
+        Top.empty(scores.slope, B, N, min(top, K)),
         scores.slope.new_empty(B, N, K) if all_classes else None,
         torch.zeros_like(scores.bias),
         torch.zeros_like(scores.bias[:, 0]),

@@ -1,4 +1,4 @@
-"""Processes that share a task: each has some of its queries, and sums run over all."""
+"""Processes that share a task: each has some of its queries, and sums are over all processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ALONE = Group(None)
 
 
 def check_group(group: object) -> ProcessGroup | None:
-    """A process group, or None."""
+    """Check that `group` is a process group or None, and return it."""
     if group is None:
         return None
     import torch.distributed as dist

@@ -15,7 +15,7 @@ from .steps import State
 
 
 class GivenScores:
-    """Logits [Q, K] of one task; see `fixed.Scores`."""
+    """The given logits [Q, K] of one task; implements `fixed.Scores`."""
 
     def __init__(self, logits: Tensor) -> None:
         self.rows = Queries(TensorRows(logits))
@@ -40,9 +40,10 @@ def adapt_large(
     all_classes: bool = True,
     group: Group = ALONE,
 ) -> tuple[RowResults, State, Tensor, Tensor, int]:
-    """The results for rows of [Q, K], the state, proportions [1, K], bound [1], and the prior.
+    """Adapt the logits [Q, K] of one task; `measures` [n, K] are the priors to choose from.
 
-    `measures` [n, K] are the priors to choose from.
+    Returns the results for the rows, the final state, the proportions [1, K], the bound [1], and
+    the number of the chosen prior.
     """
     scores = GivenScores(logits)
     Q, K = logits.shape

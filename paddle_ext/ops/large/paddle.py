@@ -1,4 +1,4 @@
-"""PADDLE for large tasks, in chunks: products by a library, everything else native.
+"""PADDLE for large tasks, in chunks: products by torch's BLAS, everything else native.
 
 The full matrix of queries and classes is never stored, unless requested. Letters: B tasks, N rows
 of each in this process, K classes, D features.
@@ -34,8 +34,8 @@ from .steps import Moved, State, Top, assign, is_captured
 
 PRECISIONS = ("auto", "half")
 MOST_TOP = 64  # limit on classes reported per row
-ROUGH = 1e-3  # iterations that move prototypes more than this, on average, may use half precision
-STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # factor on squared distances
+ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
+STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Found:
 
 
 def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precision: str) -> Form:
-    """How rows are multiplied."""
+    """Choose how rows are multiplied."""
     if queries.device.type != "cuda":
         return Plain(coordinates)
     of_two = precision == "auto"
@@ -86,7 +86,10 @@ def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precisio
 
 
 def rough_form(form: Form, total: int) -> Form:
-    """For the first iterations: many rows in half precision, with no effect on the result."""
+    """The form for the first iterations: half precision if there are many rows.
+
+    The last iterations use the full precision, so the result is the same.
+    """
     if total < MANY_ROWS:
         return form
     if isinstance(form, RowsAsTheyAre):
@@ -95,7 +98,7 @@ def rough_form(form: Form, total: int) -> Form:
 
 
 class Paddle:
-    """Tasks in their coordinates, ready for iteration."""
+    """B tasks in their coordinates, ready for iteration."""
 
     def __init__(
         self, queries: Queries, support: Tensor, labels: Tensor, K: int, o: Options, group: Group
@@ -164,13 +167,13 @@ class Paddle:
         )
 
     def writes_results(self) -> bool:
-        """Whether an iteration computes probabilities as they are returned."""
+        """Whether an iteration computes probabilities in the form in which they are returned."""
         return self.queries.B == 1 and self.factors.form.written is None
 
     def move(self, state: State) -> tuple[Tensor, RowResults | None]:
-        """Iterate prototypes and dual; returns the prototypes of the last probabilities.
+        """Iterate prototypes and dual, and return the prototypes behind the last probabilities.
 
-        Also the results for the rows, if the last iteration was known to be the last.
+        Also returns the results for the rows, if the last iteration could write them.
         """
         o = self.options
         results = None
@@ -189,7 +192,7 @@ class Paddle:
             if scores.factors is not self.factors and float(state.criterion.amax()) <= ROUGH:
                 scores.use(self.factors)
                 state.running.fill_(1)  # no task stops on rounded values
-            if not state.goes_on():
+            if not state.any_running():
                 break
         return scores.before, results
 
@@ -215,7 +218,7 @@ class Paddle:
         )
 
     def input_prototypes(self, scores: DistanceScores, dual: Tensor) -> Tensor:
-        """Prototypes in the coordinates of the inputs, [B, K, D]: means of the rows themselves."""
+        """Prototypes [B, K, D] in the coordinates of the inputs: weighted means of input rows."""
         queries, dtype = self.queries, self.queries.dtype
         sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
         found = survey(queries, False, self.group, validate=False)
@@ -248,7 +251,7 @@ def solve(
 ) -> Found:
     """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
 
-    Support [B or 1, S, D], and labels [B or 1, S]; a label outside [0, K) has no class.
+    Support [B or 1, S, D] and labels [B or 1, S]; rows with a label outside [0, K) are ignored.
     """
     if not isinstance(query, Tensor):
         return Paddle(Queries(query), support, labels, K, options, group).solve()
@@ -288,7 +291,7 @@ def solve_groups(
     K: int,
     o: Options,
 ) -> Found:
-    """Some tasks at a time: as many as fit a chunk, or one; `shape` is [B, Q, D]."""
+    """Solve as many tasks at a time as fit in a chunk, at least one; `shape` is [B, Q, D]."""
     B, Q, D = shape
     if B == 0:
         return no_task(Q, D, K, support, o)
@@ -302,11 +305,11 @@ def solve_groups(
 
 
 def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Found:
-    """Empty results."""
+    """The results for zero tasks."""
     real = like.new_empty(0, dtype=computing_dtype(like))
     per_class, per_task = real.new_empty(0, K), real.new_empty(0)
     return Found(
-        Top.room(real, 0, Q, min(o.top, K)),
+        Top.empty(real, 0, Q, min(o.top, K)),
         real.new_empty(0, Q, K) if o.all_classes else None,
         per_class,
         per_class.clone(),
@@ -318,7 +321,7 @@ def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Found:
 
 
 def merged(found: list[Found]) -> Found:
-    """Results of all tasks."""
+    """Concatenate the results of several groups of tasks."""
     if len(found) == 1:
         return found[0]
 

@@ -55,7 +55,7 @@ class ParquetColumn:
 
     @contextmanager
     def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
-        """Rows from `start` to `stop`; other row groups are not read."""
+        """Read rows [start, stop); row groups without any of them are not read."""
         with open_regular(self.path) as file:
             unchanged(self.path, file, self.version)
         with open_parquet(self.path) as table:
@@ -80,7 +80,7 @@ class ParquetColumn:
             yield fill
 
     def pieces(self, table: Any, groups: Sequence[int], row: int) -> Iterator[Numbers]:
-        """The features of row groups, starting at row `row`."""
+        """The features of these row groups, piece by piece; `row` numbers the first row."""
         D = self.shape[1]
         at_once = max(1, PIECE // (D * self.dtype.itemsize))
         for batch in record_batches(table, self.path, at_once, [self.column], groups):
@@ -127,12 +127,12 @@ def width_of(column: Any) -> int:
 
 
 def storage(column: Any) -> Any:
-    """Without the extension type that other libraries give to fixed-length lists."""
+    """The plain lists inside an extension type, which some libraries use for fixed-length lists."""
     return getattr(column, "storage", column)
 
 
 def column_type(schema: Any, column: str, path: Path) -> Any:
-    """The type of a column of lists of floating-point numbers."""
+    """The type of a column, which must hold lists of floating-point numbers."""
     if column not in schema.names:
         listed = ", ".join(map(repr, schema.names[:8])) + ", ..." * (len(schema.names) > 8)
         raise check.ArgumentValueError(
@@ -161,7 +161,7 @@ def list_width(kind: Any) -> int:
 
 
 def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups of rows [start, stop), and the number of rows of the first to skip."""
+    """The row groups with rows [start, stop), and how many rows of the first group to skip."""
     ends = np.cumsum([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)])
     first = int(np.searchsorted(ends, start, "right"))
     last = int(np.searchsorted(ends, stop, "left"))
@@ -171,7 +171,7 @@ def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """A file that is read through a small buffer: by default a whole group would be fetched."""
+    """Open a file with a small read buffer: by default pyarrow fetches a whole row group."""
     module = libraries()[1]
     check_regular(path)
     with readable(path, WHOLE):
@@ -187,7 +187,7 @@ def record_batches(
     columns: Sequence[str],
     groups: Sequence[int] | None = None,
 ) -> Iterator[Any]:
-    """Columns of an open file, `size` rows at a time, of these row groups or of all."""
+    """Columns of an open file, `size` rows at a time; only of these row groups, if given."""
     batches = table.iter_batches(size, row_groups=groups, columns=[*columns], use_threads=False)
     while True:
         with readable(path, WHOLE):

@@ -1,4 +1,4 @@
-"""Products of the rows of large tasks: with the fastest library, in the right precision.
+"""Matrix products with the rows of large tasks: by the fastest library, as precise as needed.
 
 Letters: B tasks, N rows in a chunk, K classes, D features. In the coordinates of a task a row is
 
@@ -22,12 +22,10 @@ from torch import Tensor
 from ...rows import laid_out, power_of_two
 from .steps import add_sums, split
 
-# Probabilities too small to count in a class sum, far below epsilon, and the share of larger ones
-# above which the library is faster.
-SMALL = {torch.float32: 1e-9, torch.float64: 1e-16}
-DENSE = 16
-MANY_ROWS = 2**18  # from this many on, rounding of halves in class sums averages out
-SUMS_AT_ONCE = 4  # parts of a chunk whose class sums run at once, to fill the device
+SMALL = {torch.float32: 1e-9, torch.float64: 1e-16}  # class sums ignore smaller probabilities
+DENSE = 16  # if more than one in 16 is larger, a product by the library is faster
+MANY_ROWS = 2**18  # from this many rows on, the rounding of halves in class sums averages out
+SUMS_AT_ONCE = 4  # parts of a chunk that are summed by class at once, to keep the GPU busy
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Coordinates:
         return torch.addcmul(-self.centre.unsqueeze(1), x, self.scale.unsqueeze(1))
 
     def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
-        """The same as halves, or halves twice, on CUDA; see `split`."""
+        """The rows in these coordinates as float16 pieces, on CUDA; see `split`."""
         return split(rows, pieces, self.scale, self.centre, length=self.lengths(part))
 
 
@@ -59,42 +57,41 @@ class Form(Protocol):
 
     coordinates: Coordinates
     written: ClassVar[torch.dtype | None]  # dtype of class-sum weights; None: that of the products
-    rest: bool  # the rounding errors of these weights are needed too
-    weigh: ClassVar[bool]  # rows have a length that is not part of the operand
+    rest: bool  # whether class sums need the rounding errors of these weights too
+    weigh: ClassVar[bool]  # whether the weights must include the length, which the operand does not
 
     @property
     def pieces(self) -> int:
-        """Halves per number of a prototype; 0 if it is multiplied as it is."""
+        """How many halves represent a number of a prototype; 0 if it is not split."""
 
     @property
     def on_prototypes(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """For rows that are multiplied as they are: scale, centre, factor on prototypes, [B, D]."""
+        """Scale, centre and factor [B, D] to apply to prototypes, if rows are multiplied raw."""
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        """The rows [B, N, D] as factors of products, [B, N, ..]."""
+        """The rows [B, N, D] prepared as a factor of products, [B, N, ..]."""
 
     def factor(self) -> Tensor | float:
-        """The factor missing from products, [B]."""
+        """What products must be multiplied by, [B] or a number."""
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        """Products with prototypes as factors, [B, N, K]."""
+        """Products of prepared rows x with prepared prototypes w, [B, N, K]."""
 
-    def room(self, K: int) -> list[Tensor]:
-        """Zeros for sums of rows by class."""
+    def zero_sums(self, K: int) -> list[Tensor]:
+        """Zeros to which `add` adds the sums of rows by class."""
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        """Add the sums of operands with weights u [B, N, K]."""
+        """Add the sums by class of prepared rows x with weights u [B, N, K], and their errors."""
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
-        """Those sums in the coordinates, [B, K, D]; `held` [B, K] are the sums of the weights."""
+        """The final sums in the coordinates, [B, K, D]; `held` [B, K] are the sums of weights."""
 
 
 class Plain:
     """Rows in their coordinates, in the dtype of the computation, on the CPU.
 
-    The memory order decides which library multiplies. If both sides are row-major along
-    the summed dimension, torch on ARM calls oneDNN, which takes all cores whatever the number of
-    threads is.
+    The memory order decides which library multiplies: if both factors are contiguous along the
+    summed dimension, torch on ARM calls oneDNN, which uses all cores whatever the thread limit is.
     """
 
     written: ClassVar[torch.dtype | None] = None
@@ -112,13 +109,13 @@ class Plain:
         return 1.0
 
     def prototypes(self, w: Tensor) -> Tensor:
-        """Rows [B, K, D] in the coordinates, as factors of products."""
+        """Prototypes [B, K, D] in the coordinates, prepared as a factor of products."""
         return laid_out(w)
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return matrix_products(x, w.mT)
 
-    def room(self, K: int) -> list[Tensor]:
+    def zero_sums(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
         return [self.coordinates.scale.new_zeros(B, K, D)]
 
@@ -135,10 +132,10 @@ class Plain:
 
 
 class Halves:
-    """Rows as halves for tensor cores, each as one half or a sum of two; sums are in float32.
+    """Numbers as one half-precision number (a "half") or the sum of two, for tensor cores.
 
-    With `sums_of_two`, class sums use two halves as well. Otherwise they are rounded, which
-    averages out if classes have many rows.
+    Products are summed in float32. With `sums_of_two`, class sums use two halves as well; otherwise
+    their terms are rounded to one, which averages out if classes have many rows.
     """
 
     written: ClassVar[torch.dtype | None] = torch.float16
@@ -158,7 +155,7 @@ class Halves:
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)
 
-    def room(self, K: int) -> list[Tensor]:
+    def zero_sums(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
         new, at_once = self.coordinates.scale.new_zeros, SUMS_AT_ONCE if B == 1 else B
         return [new(at_once, K, 2 * D), new(at_once, K, D)] if self.rest else [new(at_once, K, D)]
@@ -189,7 +186,7 @@ class OneHalf(Halves):
 
 
 class TwoHalves(Halves):
-    """As accurate as float32: the product of the two rounding errors is below its rounding."""
+    """As accurate as float32: only the product of two rounding errors is lost."""
 
     pieces = 3
 
@@ -199,10 +196,11 @@ class TwoHalves(Halves):
 
 
 class RowsAsTheyAre:
-    """Rows that are already halves; the coordinates apply to the prototypes.
+    """Rows that are already float16, multiplied raw; the coordinates are applied to the prototypes.
 
     ``x.w = length row.(scale w) - centre.w``, and the weights of class sums include the length.
-    Prototypes are one half, or a sum of two: then rows are repeated, so that one product adds both.
+    Prototypes are one half, or the sum of two; then each row is repeated, so that one product
+    multiplies it by both halves.
     """
 
     written: ClassVar[torch.dtype | None] = torch.float16
@@ -210,7 +208,7 @@ class RowsAsTheyAre:
 
     def __init__(self, coordinates: Coordinates, of_two: bool, sums_of_two: bool) -> None:
         self.coordinates, self.pieces, self.rest = coordinates, 2 if of_two else 1, sums_of_two
-        # Keeps scaled prototypes within the range of a half.
+        # Dividing by it keeps scaled prototypes within the range of float16.
         self.unit = power_of_two(coordinates.scale.abs().amax(-1))
         factor = coordinates.scale / self.unit.unsqueeze(-1)
         self.on_prototypes = coordinates.scale, coordinates.centre, factor
@@ -224,7 +222,7 @@ class RowsAsTheyAre:
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         return half_products(x, w.mT)
 
-    def room(self, K: int) -> list[Tensor]:
+    def zero_sums(self, K: int) -> list[Tensor]:
         B, D = self.coordinates.scale.shape
         return [self.coordinates.scale.new_zeros(SUMS_AT_ONCE if B == 1 else B, K, D)]
 
@@ -247,14 +245,14 @@ def matrix_products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def halves(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounded to half precision, and the rounding error."""
+    """w rounded to half precision, and the rounding error."""
     high = w.half()
     return high, (w - high).half()
 
 
 @contextmanager
 def tensor_float() -> Iterator[None]:
-    """With float32 products in TF32 on CUDA, which is exact for halves."""
+    """Within this context float32 products on CUDA use TF32, which is exact for halves."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
@@ -279,9 +277,9 @@ def half_products(x: Tensor, w: Tensor) -> Tensor:
 
 
 def add_half_products(sums: Tensor, u: Tensor, x: Tensor) -> None:
-    """Add u^T x, [B, N, K] and [B, N, E] float16, to [B, K, E] float32.
+    """Add u^T x, of float16 u [B, N, K] and x [B, N, E], to `sums` [B, K, E] float32.
 
-    One task may have several sums, of parts of its rows.
+    For one task there may be several sums [n, K, E], each of a part of its rows.
     """
     if len(sums) != len(u):
         N = u.shape[1]

@@ -10,12 +10,12 @@ from torch import Tensor
 from ..pointers import packed
 from .sources import Rows
 
-CUDA_NUMBERS = 5 * 2**23  # of the products of a chunk: enough to hide the launches
+CUDA_NUMBERS = 5 * 2**23  # of the products of a chunk: enough to hide the cost of launches
 CPU_NUMBERS = 2**19
 
 
 def numbers_at_once(device: torch.device) -> int:
-    """Limit on the size of the largest matrix of a chunk."""
+    """How many numbers the largest matrix of a chunk may have."""
     return CUDA_NUMBERS if device.type == "cuda" else CPU_NUMBERS
 
 
@@ -30,13 +30,13 @@ class Queries:
         self.dtype = torch.float64 if source.dtype is torch.float64 else torch.float32
 
     def rows_at_once(self, numbers: int) -> int:
-        """Rows per chunk, if a row takes this many numbers."""
+        """How many rows a chunk has, if each row takes this many numbers."""
         if isinstance(self.source, Tensor):
             return self.N
         return max(256, numbers_at_once(self.device) // numbers // 256 * 256)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
-        """Indices and rows [B, n, D], contiguous; `numbers` is the cost of a row."""
+        """Indices and contiguous rows [B, n, D] of each chunk; `numbers` as in `rows_at_once`."""
         if isinstance(self.source, Tensor):
             yield slice(0, self.N), packed(self.source)
             return

@@ -116,7 +116,7 @@ class IndexedRows:
 
 
 class StreamedRows:
-    """Rows [start, stop) that are read sequentially, or copied from another device."""
+    """Rows [start, stop) of contents that are read in order, such as a file, to any device."""
 
     def __init__(
         self,
@@ -205,10 +205,10 @@ class FileRows(StreamedRows):
         return f"FileRows({str(self.path)!r}, {list(self.shape)}, {check.plain(self.dtype)})"
 
 
-def rows_of(
+def as_rows(
     source: Tensor | str | os.PathLike[str] | Rows, device: str | torch.device | None = None
 ) -> Rows:
-    """Rows from any source.
+    """Make `Rows` of a tensor or a file; `Rows` are returned as they are.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def rows_of(
 
     Examples
     --------
-    >>> rows_of(torch.eye(3)).shape
+    >>> as_rows(torch.eye(3)).shape
     (3, 3)
     """
     if isinstance(source, str | os.PathLike):
@@ -244,7 +244,7 @@ def rows_of(
 
 
 def open_contents(path: Path, column: str, name: str | None) -> Contents:
-    """The rows of a file; the other arguments are those of `FileRows`."""
+    """Open the rows of a file; the other arguments are those of `FileRows`."""
     if path.suffix in SUFFIXES:
         return open_stored(path, name)
     if path.suffix != ".parquet":
@@ -265,7 +265,7 @@ class TensorContents:
 
     @contextmanager
     def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
-        """Rows from `start` on."""
+        """Copy rows from `start` on."""
         row = start
 
         def fill(rows: Tensor) -> None:
@@ -277,10 +277,12 @@ class TensorContents:
 
 
 def parts(x: Tensor, size: int) -> Iterator[Tensor]:
+    """x in pieces of at most `size` rows."""
     return (x[start : start + size] for start in range(0, len(x), size))
 
 
 def reported(chunks: Iterator[Tensor], total: int, progress: Report) -> Iterator[Tensor]:
+    """The same chunks; calls `progress` after each."""
     done = 0
     for chunk in chunks:
         yield chunk
@@ -289,7 +291,7 @@ def reported(chunks: Iterator[Tensor], total: int, progress: Report) -> Iterator
 
 
 def numbered(device: torch.device) -> torch.device:
-    """With the index of the GPU, by default the current one."""
+    """The device with an index, that of the current GPU for plain "cuda"."""
     return torch.empty(0, device=device).device
 
 

@@ -1,7 +1,6 @@
-"""Native steps of large tasks: products to probabilities, counts and the dual.
+"""Native steps of large tasks: from products to probabilities, class counts and the dual.
 
-Sums are added to their outputs, so that the chunks of a task, and
-the processes that share it, accumulate.
+Sums are added to what their output already holds, so that the chunks of a task accumulate.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..operators import target, workspace
 from ..pointers import ON_CPU, pointer
 from ..prior import LEAST_WEIGHT
 
-# As in csrc/common/adapt.h: a concentration, and what stands for minus infinity.
+# As in csrc/common/adapt.h: the least concentration, and what stands for minus infinity.
 LEAST, IMPOSSIBLE = 1e-4, -1e30
 
 
@@ -34,13 +33,13 @@ class Top:
     classes: Tensor  # [B, N, top] int64
 
     @staticmethod
-    def room(like: Tensor, B: int, N: int, top: int) -> Top:
-        """For N rows of B tasks, on the device of `like` and in its dtype."""
+    def empty(like: Tensor, B: int, N: int, top: int) -> Top:
+        """Uninitialised, for N rows of B tasks, on the device of `like` and in its dtype."""
         probabilities = torch.empty(B, N, top, dtype=like.dtype, device=like.device)
         return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
 
     def rows(self, part: slice) -> Top:
-        """Views of some rows of a single task, or of all rows."""
+        """A view of some rows of a single task, or of all rows of several."""
         return Top(self.probabilities[:, part], self.classes[:, part])
 
 
@@ -60,12 +59,12 @@ def assign(
     weigh: bool = False,
     squared: bool = False,
 ) -> None:
-    """Probabilities of rows: softmax of ``slope length products + bias``.
+    """Compute the probabilities of rows, the softmax of ``slope length products + bias``.
 
     Parameters
     ----------
     products : Tensor [B, N, K or more]
-        float32 or float64; the first K count. Overwritten with `leads`.
+        float32 or float64; only the first K are used. Overwritten if `leads` is given.
     slope, bias : Tensor [B], Tensor [B, K]
     length : Tensor [B, N], optional
     probabilities, rest : Tensor [B, N, K], optional
@@ -81,9 +80,9 @@ def assign(
     normalise : bool
         If False, likelihoods are written, scaled so that the largest of a row is 2^15.
     weigh : bool
-        The output is multiplied by the length.
+        Whether to multiply the written probabilities by the length.
     squared : bool
-        Squares of the probabilities replace them in all outputs.
+        Whether all outputs are of the squares of the probabilities.
     """
     B, N = products.shape[:2]
     K = bias.shape[-1]
@@ -123,16 +122,16 @@ def assign(
 
 
 def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> None:
-    """Add the sums of probabilities by class from stored likelihoods, and the number of faint rows.
+    """Add up probabilities by class from stored likelihoods, and count the faint rows.
 
     Parameters
     ----------
     likelihood : Tensor [B, N, K]
         As written by `assign`: float16 on CUDA, float32 or float64 on the CPU.
     weights : Tensor [B, K]
-        Factors on the likelihoods of the classes: float32, or float64 of float64 likelihoods.
+        Factors on the likelihoods of the classes: float64 if these are, else float32.
     held, faint : Tensor [B, K], Tensor [B], float64
-        A row is faint if classes that matter have lost precision.
+        Incremented. A row is faint if likelihoods that matter for it have lost precision.
     """
     B, N, K = likelihood.shape
     call = native.module.count_call(
@@ -155,23 +154,24 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
 class LateStep:
     """Parameters of the late step of one large task; see `paddle_ext.ops.adaptive.posterior`."""
 
-    weight: float
-    trust: float  # the weight of a sure query in a prototype
-    temper: float
+    weight: float  # of a query in the counts
+    trust: float  # the weight of a query in a prototype, if its probability is 1
+    temper: float  # factor on the final logits
     slope: float  # of the logits before the step
     sharper: float  # factor on distances
     share: float  # factor on further logits
     bias: Tensor  # [K] of the logits before the step
-    square: Tensor  # [K] of the class sums, in the metric
-    mass: Tensor  # [K]
-    constant: Tensor  # [K]
-    total: Tensor  # [K] of the counts and the prior, ...
-    prior: Tensor  # [K] ... and the prior alone
+    square: Tensor  # [K] squares of the class sums, in the metric
+    mass: Tensor  # [K] total weight of the rows in each class sum
+    constant: Tensor  # [K] added to the logits
+    total: Tensor  # [K] counts plus prior
+    prior: Tensor  # [K] the prior alone
 
     def __call__(self, products: Tensor, own: Tensor, added: Tensor | None) -> None:
-        """Turn the first half of products [1, N, 2 K] with prototypes and class sums into logits.
+        """Turn products [1, N, 2 K] into logits, which overwrite the first K of each row.
 
-        `own` [N] are products of rows with themselves, `added` [N, K] further logits.
+        The first K products are with prototypes, the others with class sums. `own` [N] are products
+        of rows with themselves, `added` [N, K] further logits.
         """
         N, K = products.shape[1], products.shape[2] // 2
         dtype, device = products.dtype, products.get_device()
@@ -204,9 +204,9 @@ class LateStep:
 def split_unit(
     rows: Tensor, pieces: int, scale: Tensor, centre: Tensor, metric: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `split`, for rows made unit-norm, minus the centre, unit-norm again.
+    """`split` for rows that are first made unit-norm, centred, and made unit-norm again.
 
-    Also returns the squares ``sum_d metric_d x_d^2``, [B, N].
+    Also returns their squares ``sum_d metric_d x_d^2``, [B, N].
     """
     own = torch.empty(rows.shape[:2], device=rows.device)
     return split(rows, pieces, scale, centre, metric=metric, own=own), own
@@ -222,11 +222,12 @@ def split(
     metric: Tensor | None = None,
     own: Tensor | None = None,
 ) -> Tensor:
-    """Rows [B, N, D] as halves for tensor cores: ``x = length rows scale - centre``, on CUDA.
+    """Rows [B, N, D] as float16 pieces [B, N, pieces D] for tensor cores, on CUDA.
 
-    One piece is x rounded, [B, N, D]; three are x rounded, the rounding error, and x rounded again,
-    [B, N, 3 D]; two are float16 rows as they are, twice. Length [B, N], scale and centre [B, D] are
-    float32. With a metric x is in the coordinates of `adaptive`.
+    With ``x = length rows scale - centre``, one piece is x rounded; three are x rounded, the
+    rounding error, and x rounded again. Two are float16 rows unchanged, twice. Length [B, N], scale
+    and centre [B, D] are float32. With a metric, x is in the coordinates of `adaptive`, and `own`
+    [B, N] receives its squares; see `split_unit`.
     """
     B, N, D = rows.shape
     out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
@@ -257,8 +258,8 @@ def split(
 def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) -> bool:
     """Add the sums of rows x [B, N, D] with weights u [B, N, K] to `sums` [B, K, D], on the CPU.
 
-    Weights below `threshold` are ignored. If more than `most` are above, returns False and does
-    nothing.
+    Weights below `threshold` are ignored. If more than `most` weights are above, nothing is added
+    and the result is False.
     """
     B, N, K = u.shape
     D = x.shape[-1]
@@ -287,16 +288,16 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
 
 @dataclass(frozen=True)
 class Moved:
-    """Prototypes after an iteration: the criterion, and the bias of the next logits."""
+    """What `State.update` needs of prototypes that moved: the criterion, and the next bias."""
 
     away: Tensor  # [B, K] float64: how far they moved
-    unit: Tensor  # [B] float64: of these distances
+    unit: Tensor  # [B] float64: the unit of these distances
     base: Tensor  # [B, K] float64: the bias without the dual
     bias: Tensor  # [B, K] output, in the dtype of the products
 
 
 class State:
-    """The state of B tasks between iterations; a stopped task keeps its state."""
+    """The state of B tasks between iterations; that of a stopped task no longer changes."""
 
     def __init__(
         self,
@@ -313,7 +314,7 @@ class State:
         measure: Tensor | None = None,
         least: float = LEAST,
     ) -> None:
-        """`measure` [B, K] float64 and `least` are those of a Dirichlet prior."""
+        """`measure` [B, K] float64 and the least concentration are for a Dirichlet prior."""
         self.prior, self.total = prior, total
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         new = {"dtype": torch.float64, "device": device}
@@ -329,9 +330,10 @@ class State:
         self.running = torch.ones_like(self.iterations)
 
     def update(self, held: Tensor, moved: Moved | None = None) -> None:
-        """End an iteration in which the sums of probabilities by class are `held` [B, K] float64.
+        """End an iteration; `held` [B, K] float64 are its sums of probabilities by class.
 
-        The criterion is how far prototypes have moved, by default the largest change of a count.
+        The criterion is how far prototypes have moved or, without `moved`, the largest change of a
+        count.
         """
         real = torch.float32 if moved is None else moved.bias.dtype
         B, K = self.counts.shape
@@ -379,14 +381,17 @@ class State:
         return found
 
     def bound(self, held: Tensor, log_sums: Tensor) -> Tensor:
-        """Of the evidence, [B], from the sums of probabilities and of the rows' normalisers."""
+        """Lower bound of the log evidence, [B].
+
+        `held` and `log_sums` are sums over rows: of probabilities, and of their log normalisers.
+        """
         counts, a, K = self.weight * held, self.concentration, held.shape[-1]
         own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_WEIGHT)
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
         return self.weight * log_sums + whole + classes.sum(-1)
 
-    def goes_on(self) -> bool:
-        """Whether a task is running; not read while a CUDA graph is captured."""
+    def any_running(self) -> bool:
+        """Whether a task is still running; True during the capture of a CUDA graph."""
         some = self.running.any() if len(self.running) > 1 else self.running
         return is_captured(self.running) or bool(some)

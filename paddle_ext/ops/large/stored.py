@@ -1,4 +1,4 @@
-"""Feature rows stored in a file as in memory: `.npy`, `.npz`, `.safetensors`."""
+"""Feature rows in files that hold them as memory does: `.npy`, `.npz`, `.safetensors`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAFETENSORS = {
     "F64": torch.float64,
 }
 NUMPY = {2: torch.float16, 4: torch.float32, 8: torch.float64}  # by bytes
-PIECE = 2**24  # bytes per read, between checks whether they are still needed
+PIECE = 2**24  # bytes per read; after each we check whether the rows are still needed
 MOST_HEADER = 10**8  # bytes, the limit of the safetensors library
 
 
@@ -45,7 +45,7 @@ class Header(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """An array in a file, from its header."""
+    """An array in a file, as its header describes it."""
 
     offset: int | None  # start of its numbers; None if compressed
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Matrix(NamedTuple):
 
 
 def open_stored(path: Path, name: str | None) -> StoredMatrix:
-    """The features of a file; `name` selects an array."""
+    """Open the features in a file; `name` selects an array."""
     if name is not None and path.suffix == ".npy":
         raise check.ArgumentValueError(
             "name", f"must be None for a file of one array, got {name!r} for {path}"
@@ -80,7 +80,7 @@ def open_stored(path: Path, name: str | None) -> StoredMatrix:
 
 
 class StoredMatrix:
-    """A matrix of features stored in a file as in memory; `version` is that of its header."""
+    """A matrix of features in a file; `version` is that of the file when its header was read."""
 
     def __init__(self, path: Path, matrix: Matrix, version: Version) -> None:
         if matrix.offset is None:
@@ -105,7 +105,7 @@ class StoredMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
-        """Rows from `start` on."""
+        """Read rows from `start` on."""
         with open_regular(self.path) as file:
             unchanged(self.path, file, self.version)
             number = file.fileno()
@@ -144,7 +144,7 @@ def read_npy_header(file: BinaryIO | Any) -> Header:
 def npy_matrix(file: BinaryIO | Any) -> Matrix:
     shape, fortran, dtype = read_npy_header(file)
     kind = "objects" if dtype.hasobject else str(dtype)
-    # A vector has both orders.
+    # A vector counts as both C and Fortran order.
     if fortran and len(shape) > 1:
         kind = f"{kind} in Fortran order"
     found = NUMPY.get(dtype.itemsize) if kind == str(dtype) and dtype.kind == "f" else None
@@ -172,7 +172,7 @@ def npz_headers(path: Path, file: BinaryIO) -> dict[str, Matrix]:
 
 
 def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """The offset of the bytes of an archive entry."""
+    """The offset in the file of the contents of an archive entry."""
     file.seek(entry.header_offset + 26)
     name, extra = struct.unpack("<HH", file.read(4))
     return entry.header_offset + 30 + int(name) + int(extra)
