@@ -1,7 +1,7 @@
 """Every method of the paper behind one protocol: features in, predictions out.
 
-`create` makes a method by name, `available` lists the names, `describe` the options of one;
-`register` adds your own method.
+`create` makes a method by name, `available` lists the names, `describe` lists the options of a
+method, and `register` adds your own.
 """
 
 from .adaptive import Adaptive

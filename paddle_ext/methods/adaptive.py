@@ -1,4 +1,4 @@
-"""Any batch: calibrated distances to class means, and class proportions learned from the batch."""
+"""Adaptive: calibrated distances to class means, and class proportions learned from the batch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from .registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Method):
-    """For any batch, whether one class is present or all: `paddle_ext.adaptive`, and class names.
+    """`paddle_ext.adaptive`, for batches with any number of classes; also takes class names.
 
     Parameters
     ----------
     metric : {"auto", "diagonal", "full"}
-        "diagonal" weights every feature by its variance within the classes; "full" also uses their
-        covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
-        labelled rows per class.
+        "diagonal" weights every feature by its variance within the classes; "full" also uses the
+        covariance, in the share that classifies left-out labelled rows best. "auto" is "full" from
+        four labelled rows per class on.
     label_noise : float or "auto"
-        The share of labels that are wrong, in [0, 1), or "auto" to estimate it: labelled rows then
-        count by the probability that their label is right. 0.0 trusts them all, as do class names.
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
+        labelled row is then the probability that its label is right. With 0.0, or with class names,
+        all labels are trusted.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
         A task stops when no class count changes by more than this many queries, >= 0; 0.0 runs all
         iterations.
     logit_scale : float
-        Largest factor from cosines with `prototypes` to zero-shot logits, > 0; default: that of
-        CLIP. It is reduced if too sharp for the spread of rows and prototypes.
+        Largest factor on cosines with `prototypes` in zero-shot logits, > 0; default: that of CLIP.
+        A smaller one is used if it is too sharp for the spread of rows and prototypes.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -73,10 +74,10 @@ class Adaptive(Method):
         return Prediction(found.labels, found.probabilities)
 
     def likelihood(self, task: Task) -> Likelihood:
-        """The likelihoods from the labelled rows, before any query is seen."""
+        """The likelihoods learned from the labelled rows, which do not depend on the queries."""
         return likelihood_of_task(task, self.metric, self.label_noise)
 
-    def finds_bad_values(
+    def checks_values_itself(
         self,
         support: Tensor,
         support_labels: Tensor,
@@ -84,7 +85,7 @@ class Adaptive(Method):
         num_classes: int | None,
         base_mean: Tensor | None,
     ) -> bool:
-        """Whether a native pass checks all rows: with several shots, of labels that are trusted."""
+        """Whether the native code checks all rows: trusted labels, and more rows than classes."""
         return (
             self.label_noise == 0.0
             and num_classes is not None

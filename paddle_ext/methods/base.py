@@ -1,8 +1,4 @@
-"""The protocol of a method.
-
-A method is a frozen dataclass of options with one function, `Method.predict`: features in,
-predictions out.
-"""
+"""The protocol of a method: a frozen dataclass of options with the function `predict`."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from . import names_check
 from .options import check_options
 
 DATA_SETS = ("mini", "tiered", "inat")
-# "paper": as in the tables of the paper; the presets of datasets extend it.
+# "paper" has the options of the tables of the paper; the presets of datasets extend it.
 PRESETS = ("paper", *DATA_SETS)
 Options: TypeAlias = Mapping[str, object]
 Presets: TypeAlias = Mapping[str, Options]
@@ -63,21 +59,21 @@ class Method(ABC):
 
     name: ClassVar[str]
     display: ClassVar[Display] = Display()
-    # Option values that differ from the defaults, by the names in PRESETS.
+    # For each preset in PRESETS, the option values that differ from the defaults.
     presets: ClassVar[Presets] = {}
-    # Values that `tune` tries for its options, in all combinations: also the default and presets.
+    # Option values that `tune` tries in all combinations, in addition to the default and presets.
     tuning_grid: ClassVar[Grid] = {}
-    # Option values without which it refuses negative features.
+    # Option values that the method needs to accept negative features.
     for_negative_features: ClassVar[Options] = {}
-    # Whether it can use class prototypes or zero-shot logits in addition to labelled rows.
+    # Whether the method can use class prototypes or zero-shot logits in addition to labelled rows.
     takes_prototypes: ClassVar[bool] = False
-    # Whether it requires them.
+    # Whether it cannot work without either.
     needs_prototypes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def finds_bad_values(
+    def checks_values_itself(
         self,
         support: Tensor,
         support_labels: Tensor,
@@ -85,10 +81,9 @@ class Method(ABC):
         num_classes: int | None,
         base_mean: Tensor | None,
     ) -> bool:
-        """Whether `prediction` checks values itself and calls `Task.check_values` if they look
-        invalid.
+        """Whether `prediction` looks for invalid values itself, and then calls `Task.check_values`.
 
-        A pass over the rows that a method makes anyway may be cheaper than a separate one.
+        A method that passes over the rows anyway saves a separate pass for the check.
         """
         return False
 
@@ -177,17 +172,17 @@ class Method(ABC):
             check.dense(support, support_labels, query)
         else:
             names_check.dense(support, support_labels, query)
-            named = names_check.beside(query, query.shape[:-1], prototypes, logits)
+            named = names_check.prototypes_or_logits(query, query.shape[:-1], prototypes, logits)
         if base_mean is not None:
             check.base_mean(base_mean, query)
         check_values = None
         if named:
-            assert num_classes is not None  # that of what is given
+            assert num_classes is not None  # that of the prototypes or logits
             rows = {"support_labels": support_labels, "support": support, "query": query}
             K = names_check.values({**rows, "base_mean": base_mean, **named}, num_classes, {})
         else:
             seen = support, support_labels, query, num_classes, base_mean
-            if self.finds_bad_values(*seen):
+            if self.checks_values_itself(*seen):
                 assert num_classes is not None
                 K, check_values = num_classes, partial(check.dense_values, *seen)
             else:
@@ -268,7 +263,7 @@ class Method(ABC):
             check.indexed(features, support_index, support_labels, query_index)
         else:
             names_check.indexed(features, support_index, support_labels, query_index)
-        named = names_check.beside(features, query_index.shape, prototypes, logits)
+        named = names_check.prototypes_or_logits(features, query_index.shape, prototypes, logits)
         if base_mean is not None:
             check.base_mean(base_mean, features)
         if validate and named:
@@ -303,7 +298,7 @@ class Method(ABC):
     def classes_given(
         self, num_classes: int | None, prototypes: Tensor | None, logits: Tensor | None
     ) -> int | None:
-        """K, if given by anything except the labels."""
+        """K if `num_classes`, prototypes or logits determine it, else None."""
         if num_classes is not None:
             num_classes = check.integer("num_classes", num_classes)
         if prototypes is None and logits is None:
@@ -317,10 +312,10 @@ class Method(ABC):
 
 
 def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
-    """The prediction for a batch of no task."""
+    """The prediction for a batch of zero tasks."""
     probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
 
 
-# All methods by name; used by `registry.py`.
+# All methods by name; `registry.py` fills it.
 known_methods: dict[str, type[Method]] = {}

@@ -60,7 +60,7 @@ class BdCspn(Method):
 
     def solve_chunk(self, task: Task) -> Tensor:
         support, query = scaled(task, self.scaling)
-        # Coordinates of about 1, so that no square overflows. A shared support keeps its own unit.
+        # Scale numbers to about 1, so that no square overflows. A shared support has its own unit.
         support_unit = power_of_two_above(support)  # [B or 1, 1, 1]
         unit = torch.maximum(support_unit, power_of_two_above(query))  # [B, 1, 1]
         support, query = support / support_unit, query / unit

@@ -1,4 +1,4 @@
-"""EM-Dirichlet: a Dirichlet distribution of each class over zero-shot probabilities."""
+"""EM-Dirichlet: each class is a Dirichlet distribution over zero-shot probabilities."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..task import Task, in_chunks
 from .base import Display, Method
 from .options import one_of, option, positive
 from .registry import register
-from .zero_shot import named
+from .zero_shot import require_names
 
-EPSILON = 1e-15  # added to probabilities before their logarithm; a class with less has no query
+EPSILON = 1e-15  # added to probabilities in logarithms; a class with less mass has no query
 LOOK = 50  # iterations of the fit between convergence checks
 CONVERGED = 1e-11  # squared change, relative to the squared parameters
 ITERATIONS = {"soft": 20, "hard": 10}
@@ -43,7 +43,7 @@ def check_schedule(name: str, schedule: object) -> None:
 @register
 @dataclass(frozen=True, kw_only=True)
 class EmDirichlet(Method):
-    """A Dirichlet distribution per class over zero-shot probabilities, with few classes used.
+    """Each class is a Dirichlet distribution over zero-shot probabilities; favours few classes.
 
     Martin et al., *Transductive Zero-Shot and Few-Shot CLIP*, CVPR 2024. A row becomes the point
     ``x = softmax_k( temperature cos(row, t_k) )`` of the simplex, with t_k the prototypes. From
@@ -93,7 +93,7 @@ class EmDirichlet(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        named(task, self.name)
+        require_names(task, self.name)
         if task.prototypes is None and task.support.shape[1]:
             raise check.ArgumentValueError(
                 "prototypes",
@@ -151,7 +151,7 @@ def one_hot(labels: Tensor, like: Tensor) -> Tensor:
 
 
 def renamed(u: Tensor, x: Tensor) -> Tensor:
-    """u [B, Q, K] with clusters reordered to their classes."""
+    """u [B, Q, K] with each cluster moved to the class that it matches."""
     members = one_hot(u.argmax(-1), u)
     count = members.sum(1)
     means = members.mT @ x / count.clamp(min=1).unsqueeze(-1)
@@ -169,7 +169,7 @@ def log_density(log_x: Tensor, alpha: Tensor) -> Tensor:
 
 
 def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
-    """Parameters of largest likelihood for the mean of ln x, from a start; rows [R, C].
+    """The most likely Dirichlet parameters for given means of ln x, both [R, C], from a start.
 
     Each step maximises a lower bound: with ``a`` the curvature of a parabola that touches
     ln Gamma(alpha + 1) from above and b its slope minus that of the rest of the bound, alpha is the
@@ -210,7 +210,7 @@ def matched(cost: Tensor, wanted: Tensor) -> Tensor:
     cost : Tensor [B, K, K]
         Of clusters and classes.
     wanted : Tensor [B, K] bool
-        The clusters that count. The others get the remaining classes, in order.
+        The clusters whose cost counts. The others get the remaining classes, in order.
 
     Returns
     -------

@@ -37,12 +37,12 @@ from .base import Display, Grid, Method, Presets
 from .options import option
 from .registry import register
 
-LEAST_SPREAD = 1e-6  # a principal axis with less, as a share of the rows' norm 1, is rounding
-# Outside these bounds the penalty or the data is below single-precision rounding.
+LEAST_SPREAD = 1e-6  # of unit-norm rows along a principal axis; less is rounding
+# Outside these bounds, single-precision rounding hides either the penalty or the data.
 REGULARISATION = (1e-6, 1e6)
 PENALTIES = 100
-SMALLEST = 1e-3  # penalty, as a share of the largest
-AT_ONCE = 8  # penalties: a task needs few, and small tensors take as long as larger ones
+SMALLEST = 1e-3  # the smallest penalty, as a share of the largest
+AT_ONCE = 8  # penalties solved at once: small tensors take as long as larger ones
 TOL = 1e-10  # of the residual norms, roughly
 MAX_ITER = 100
 LEAST_CURVATURE = 1e-9  # as a share of the preconditioner's
@@ -161,7 +161,7 @@ class Ici(Method):
 
 
 class CredibilityOrder:
-    """The order in which rows become credible, recomputed only where labels have changed."""
+    """The order in which rows become credible; recomputed only for tasks whose labels changed."""
 
     def __init__(self, axes: Tensor, num_classes: int) -> None:
         self.axes = axes  # [B, N, d] float64
@@ -174,7 +174,7 @@ class CredibilityOrder:
         self.axes, self.labels, self.order = self.axes[tasks], self.labels[tasks], self.order[tasks]
 
     def first_zeros(self, labels: Tensor, needed: Tensor) -> Tensor:
-        """Like the function `first_zeros`, for the tasks of a mask [B]; others may be stale."""
+        """The function `first_zeros` for the tasks of a mask [B]; others may have stale results."""
         new = needed & (labels != self.labels).any(-1)
         if bool(new.any()):
             self.labels[new] = labels[new]
@@ -183,7 +183,7 @@ class CredibilityOrder:
 
 
 def place_in_class(classes: Tensor, order: Tensor) -> Tensor:
-    """The number of rows of its class before each row, by `order`, then by index, [B, N]."""
+    """The place of each row in its class when sorted by `order`, then by index, [B, N]."""
     sorted_keys, rows = (classes * PENALTIES + order).sort(dim=-1, stable=True)
     sorted_classes = sorted_keys // PENALTIES
     start = torch.searchsorted(sorted_classes, sorted_classes)
@@ -216,7 +216,7 @@ def principal_components(rows: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
 
 
 def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """The smallest penalty at which each row is zero, by its number, [B, N] int64.
+    """For each row, the number of the smallest penalty at which it is zero, [B, N] int64.
 
     Penalties are numbered from the smallest, 0, and spaced by equal factors. The largest, 99, is
     the least one at which all rows are zero. Going down from it, a task is finished once no row is
@@ -252,11 +252,11 @@ def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 class RobustFit:
-    """The Huber losses divided by their penalties; a `conjugate.CurvedProblem`.
+    """The Huber losses divided by their penalties, as a `conjugate.CurvedProblem`.
 
-    The batch is B tasks times L penalties, the points are W [B, L, d, K]. So divided, the weight of
-    a row is 1/||residual|| or 1/penalty, whichever is less, and the scale of the problem does not
-    change along the path.
+    The batch is B tasks times L penalties, the points are W [B, L, d, K]. Thanks to the division
+    the weight of a row is 1/||residual|| or 1/penalty, whichever is less, and the scale of the
+    problem is the same for all penalties.
     """
 
     def __init__(self, axes: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -311,7 +311,7 @@ class RobustFit:
     def gradient(self) -> tuple[Tensor, Tensor]:
         self.weights = self.row_weights(self.squares)
         self.normal = self.weighted_products(self.weights)
-        # Outside the penalty a residual has no curvature along itself.
+        # A residual larger than the penalty has no curvature along its own direction.
         outside = self.squares > self.penalties.square()
         self.radial = torch.where(outside, self.weights / self.squares.clamp(min=TINY), 0)
         self.inverse, _ = torch.linalg.inv_ex(self.normal + self.unused)

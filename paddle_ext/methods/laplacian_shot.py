@@ -25,9 +25,9 @@ class LaplacianShot(Method):
     Ziko et al., *Laplacian Regularized Few-Shot Learning*, ICML 2020. With z the scaled features,
     w_k the mean of class k's support and a_qk = ||z_q - w_k||^2, from y = softmax_k(-a) every
     iteration does ``y_q = softmax_k( -a_q + lam sum_r y_r )`` with r the queries nearest to q: each
-    step minimises an upper bound of ``sum_q y_q . (ln y_q + a_q - lam sum_r y_r)``. A task stops
-    when that changes by at most a share of `tol`, at the third iteration or later. Neighbours are
-    compared by their squared distance in single precision; of equals, the first ones count.
+    step minimises an upper bound of the energy ``sum_q y_q . (ln y_q + a_q - lam sum_r y_r)``. A
+    task stops when that changes by at most a share of `tol`, at the third iteration or later.
+    Neighbours are compared by squared distance in single precision; of equals, the first count.
 
     Parameters
     ----------
@@ -64,16 +64,16 @@ class LaplacianShot(Method):
         a = squared_distances(query, task.means(support))  # [B, Q, K]
         index = nearest_others(query, self.knn - 1)
         y = torch.softmax(-a, dim=-1)
-        drawn = sum_over(index, y)
+        neighbours = sum_over(index, y)
         energy = torch.full_like(a[:, 0, 0], torch.inf, dtype=torch.float64)
         running = torch.ones_like(energy, dtype=torch.bool)
         for i in range(self.max_iter):
-            y_next = torch.softmax(lam * drawn - a, dim=-1)
+            y_next = torch.softmax(lam * neighbours - a, dim=-1)
             live = running.view(-1, 1, 1)  # stopped tasks keep their state
             y = torch.where(live, y_next, y)
-            drawn = sum_over(index, y)
+            neighbours = sum_over(index, y)
             # In double: a change of 1e-6 is near the rounding of a sum in single precision.
-            terms = torch.special.xlogy(y, y) + (a - lam * drawn) * y
+            terms = torch.special.xlogy(y, y) + (a - lam * neighbours) * y
             before, energy = energy, terms.sum((-2, -1), dtype=torch.float64)
             if i > 1:
                 running = running & ((energy - before).abs() > self.tol * before.abs())

@@ -21,9 +21,9 @@ def classes(
     method: str,
     takers: Sequence[str],
 ) -> int | None:
-    """K of the given one; `num_classes` without either.
+    """K of the prototypes or logits, whichever is given; `num_classes` without either.
 
-    `takers` are the names of the methods that can use them.
+    `takers` are the names of the methods that can use prototypes and logits.
     """
     name, x = ("prototypes", prototypes) if logits is None else ("logits", logits)
     if x is None:
@@ -54,10 +54,13 @@ def classes(
     return K
 
 
-def beside(
+def prototypes_or_logits(
     features: Tensor, queries: torch.Size, prototypes: Tensor | None, logits: Tensor | None
 ) -> dict[str, Tensor]:
-    """The given one, by name, checked against features [.., D] and queries [.., Q]."""
+    """The given prototypes or logits as keyword, checked against features [.., D], queries [.., Q].
+
+    Empty if neither is given.
+    """
     name, x = ("prototypes", prototypes) if logits is None else ("logits", logits)
     if x is None:
         return {}
@@ -89,7 +92,7 @@ def beside(
     return {name: x}
 
 
-def labels_of_nothing(name: str, support: object, labels: object, end: int) -> bool:
+def support_is_empty(name: str, support: object, labels: object, end: int) -> bool:
     """Whether the support has no rows; then it must have no labels either.
 
     `end` is 1 if the support has a dimension of features, 0 if it is indices.
@@ -110,7 +113,7 @@ def labels_of_nothing(name: str, support: object, labels: object, end: int) -> b
 
 def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
     """Like `check.dense`, for a support that may be empty."""
-    if labels_of_nothing("support", support, support_labels, 1):
+    if support_is_empty("support", support, support_labels, 1):
         *batch, _, D = support.shape
         support = support.new_zeros(*batch, 1, D)
         support_labels = support_labels.new_zeros(*batch, 1)
@@ -121,7 +124,7 @@ def indexed(
     bank: Tensor, support_index: Tensor, support_labels: Tensor, query_index: Tensor
 ) -> None:
     """Like `check.indexed`, for a support that may be empty."""
-    if labels_of_nothing("support_index", support_index, support_labels, 0):
+    if support_is_empty("support_index", support_index, support_labels, 0):
         shape = (*support_index.shape[:-1], 1)
         support_index = support_index.new_zeros(shape)
         support_labels = support_labels.new_zeros(shape)
@@ -131,5 +134,5 @@ def indexed(
 def values(seen: Mapping[str, Tensor | None], num_classes: int, limits: Mapping[str, int]) -> int:
     """Like `check.values`, but classes may have no row; returns `num_classes`."""
     given = {name: x for name, x in seen.items() if x is not None}
-    nobody = given["support_labels"][..., :0]
-    return check.values(given, nobody, dict(limits), num_classes)
+    no_labels = given["support_labels"][..., :0]
+    return check.values(given, no_labels, dict(limits), num_classes)

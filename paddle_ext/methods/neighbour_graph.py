@@ -1,7 +1,6 @@
-"""The nearest queries of each row, and the graph of TransCLIP and StatA over them.
+"""Nearest queries, and the graph by which TransCLIP and StatA pull neighbours to one class.
 
-The graph pulls neighbouring queries to one class: an edge leads from a row to each of its nearest
-queries by cosine, with the cosine as its weight. Rows are unit-norm.
+An edge leads from a unit-norm row to each of its nearest queries, with their cosine as its weight.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from ..task import how_many
 
 @dataclass(frozen=True)
 class NeighbourGraph:
-    """Edges between the queries of each task, in both directions, ordered by end node."""
+    """Edges between the queries of each task, in both directions, ordered by where they end."""
 
-    origins: Tensor  # [E] query indices over all tasks
-    starts: Tensor  # [B Q] start of the edges of a query
+    origins: Tensor  # [E] the query where each edge starts, numbered over all tasks
+    starts: Tensor  # [B Q] the first of the edges that end at each query
     cosines: Tensor  # [E]
 
     @classmethod
@@ -29,7 +28,7 @@ class NeighbourGraph:
         """The graph of unit-norm queries [B, Q, D], each joined to its `knn` nearest others."""
         B, Q, _ = query.shape
         nearest = nearest_others(query, knn)  # [B, Q, knn]
-        cosines = along(query, query, nearest)
+        cosines = neighbour_products(query, query, nearest)
         own = torch.arange(B * Q, device=query.device)
         near = (nearest + own[::Q].view(-1, 1, 1)).flatten()
         rows = own.repeat_interleave(nearest.shape[-1])
@@ -39,7 +38,7 @@ class NeighbourGraph:
         return cls(origins, torch.searchsorted(ends, own), weights)
 
     def pull(self, z: Tensor) -> Tensor:
-        """W z + W^T z for z [B, Q, K], with W the cosines of queries and their nearest."""
+        """W z + W^T z for z [B, Q, K], with W the cosines of queries with their neighbours."""
         rows = z.reshape(-1, z.shape[-1])
         # Sums in a fixed order, on CUDA too.
         pulled = F.embedding_bag(
@@ -51,13 +50,12 @@ class NeighbourGraph:
 def pull_of_labelled(
     query: Tensor, nearest: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """The contribution of labelled rows to W^T z, [B, Q, K]: each at its nearest queries.
+    """What labelled rows add to W^T z, [B, Q, K]: each adds to its class at its nearest queries.
 
-    `nearest` [B, S, knn] is that of `nearest_queries`, `support` and `labels` have batches of B
-    or 1.
+    `nearest` [B, S, knn] is from `nearest_queries`; `support` and `labels` have a batch of B or 1.
     """
     B, Q, _ = query.shape
-    cosines = along(support.expand(B, -1, -1), query, nearest)
+    cosines = neighbour_products(support.expand(B, -1, -1), query, nearest)
     cells = nearest * num_classes + labels.unsqueeze(-1)
     sums, _ = class_sums(cosines.reshape(B, -1, 1), cells.reshape(B, -1), Q * num_classes)
     return sums.view(B, Q, num_classes)
@@ -71,8 +69,8 @@ def nearest_others(query: Tensor, count: int) -> Tensor:
 def nearest_queries(rows: Tensor, query: Tensor, count: int, *, itself: bool = True) -> Tensor:
     """Indices of the queries nearest to each row, [B, S, min(count, Q)], nearest first.
 
-    For rows of norm at most one. Squared distances are computed in double and compared in single
-    precision, above 2^-20: equal ones compare equal whatever the order of the sums, and of equals
+    For rows of norm at most one. Squared distances plus 2^-20 are computed in double and compared
+    in single precision, so that equal ones compare equal whatever the order of the sums; of equals
     the first are taken. With `itself=False` the rows are the queries, and a query is not its own
     neighbour.
     """
@@ -95,7 +93,7 @@ def nearest_queries(rows: Tensor, query: Tensor, count: int, *, itself: bool = T
     return torch.cat(found, dim=1)
 
 
-def along(rows: Tensor, query: Tensor, nearest: Tensor) -> Tensor:
+def neighbour_products(rows: Tensor, query: Tensor, nearest: Tensor) -> Tensor:
     """Products of rows [B, N, D] with their nearest queries, [B, N, knn]."""
     products = [
         (rows * query.gather(1, one.unsqueeze(-1).expand_as(rows))).sum(-1)

@@ -1,4 +1,4 @@
-"""Options of methods: a default and the rule for its values, declared together."""
+"""Declare an option of a method: its default, and the rule that its values must meet."""
 
 from __future__ import annotations
 

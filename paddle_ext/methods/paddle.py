@@ -23,8 +23,9 @@ class Paddle(Method):
     Parameters
     ----------
     lam : float, optional
-        Weight of the number of classes present, >= 0; default: the number of queries, which makes
-        the method parameter-free. The public code has 75, its number of queries.
+        Weight of the penalty on the number of classes present, >= 0; default: the number of
+        queries, which makes the method parameter-free. The public code has 75, its number of
+        queries.
     scaling : {"auto", "minmax", "none"}
         "auto" suits any embedding: unit-norm rows, and one factor that makes the nearest class lead
         the median one by 13 in squared distance. "minmax" divides each feature by its range over
@@ -60,6 +61,6 @@ class Paddle(Method):
 
 def probabilities(task: Task | IndexedTask, **options: Any) -> Tensor:
     """Probabilities [B, Q, K] of a checked task, by `paddle_ext.solve`."""
-    run = solve if isinstance(task, Task) else solve_indexed
-    found = run(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
+    solver = solve if isinstance(task, Task) else solve_indexed
+    found = solver(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
     return found.probabilities

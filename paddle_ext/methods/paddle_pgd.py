@@ -1,4 +1,4 @@
-"""PADDLE's objective by projected gradient descent, the second ablation of the paper."""
+"""PADDLE's objective minimised by projected gradient descent, the second ablation of the paper."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .base import Display, Method, Presets
 from .options import one_of, option, positive
 from .registry import register
 
-HUGE = 1e37  # fits single precision,
-STEEP = 1e18  # and so does its square: Adam's step does not grow with steeper gradients
+HUGE = 1e37  # limit on factors, so that they fit in single precision
+STEEP = 1e18  # limit on gradients, so that their squares fit; Adam's step does not depend on it
 
 
 @register
@@ -35,7 +35,8 @@ class PaddlePgd(Method):
     Parameters
     ----------
     lam : float, optional
-        Weight of the number of classes present, >= 0; by default the number of queries.
+        Weight of the penalty on the number of classes present, >= 0; by default the number of
+        queries.
     scaling : {"auto", "minmax", "none"}
         As for the method "paddle".
     temperature : float

@@ -1,4 +1,4 @@
-"""PT-MAP: power transform, then optimal transport to centroids that follow it."""
+"""PT-MAP: a power transform, then optimal transport to centroids that move with the plan."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class PtMap(Method):
     epochs : int
         Moves of the centroids, >= 1.
     class_mass : {"balanced", "oracle"}
-        "balanced" is as above. "oracle" is the public code, which knows how many classes are
-        present: it wants a mass of Q // k_eff in each of the K classes, against the 1 of every
-        query. No plan has both; its iteration ends at the plan above, times K (Q // k_eff) / Q, and
+        "balanced" is as above. "oracle" does as the public code, which knows how many classes are
+        present: it requires a mass of Q // k_eff in each of the K classes, and of 1 in each query.
+        No plan has both; its iteration ends at the plan above times K (Q // k_eff) / Q, so that
         queries weigh that much more in the centroids.
     k_eff : int
         Number of classes among the queries, used only by "oracle", >= 1.
@@ -85,12 +85,13 @@ class PtMap(Method):
         return in_chunks(self.solve_chunk, task, 4 * task.bytes + small)
 
     # The public code first maps a task, by QR, to as many coordinates as it has rows. That is an
-    # isometry of the span of its features, so all norms, means and distances are the same without.
+    # isometry of the span of its features: all norms, means and distances are the same without it.
     #
     # Centroids mu are combinations of the task's features, and the cost needs only their products
-    # with the queries z and with themselves. These follow recurrences too: with s the sum of a
-    # class's support, n = shots + sum_q p_q and e = (s + sum_q p_q z_q) / n where a centroid is to
-    # go, z.e, s.e, mu.e and e.e all follow from z.z, z.s, s.s, z.mu and s.mu. So D enters once.
+    # with the queries z and with themselves. So these products are updated instead: with s the sum
+    # of a class's support, n = shots + sum_q p_q and e = (s + sum_q p_q z_q) / n where a centroid
+    # is to go, z.e, s.e, mu.e and e.e follow from z.z, z.s, s.s, z.mu and s.mu. An epoch then costs
+    # the same for any number of features.
     def solve_chunk(self, task: Task) -> Tensor:
         z, support = prepared(task.query, self.power), prepared(task.support, self.power)
         sums, shots = class_sums(support, task.support_labels, task.num_classes)
@@ -133,7 +134,7 @@ def prepared(x: Tensor, power: float) -> Tensor:
     """Features in the coordinates of the method, [.., N, D]; a row at the mean becomes zero."""
     if power != 1:
         x = x + 1e-6
-        # Rows become unit-norm, so their scale is free: at most 1, so that no power overflows.
+        # Rows become unit-norm below, so they may be scaled to at most 1: no power overflows.
         x = (x / x.amax(-1, keepdim=True)).pow(power)
     x = unit_rows(x)
     x = x - x.mean(-2, keepdim=True)

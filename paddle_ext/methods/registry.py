@@ -1,4 +1,4 @@
-"""Methods by name: built in or registered."""
+"""Find methods by name, built in or registered."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def has_protocol(one: object) -> bool:
 
 
 def as_method(one: object) -> Method | None:
-    """A method that wraps the object; None if it does not have the protocol."""
+    """A method that wraps the object; None if it has neither `solve` nor `predict`."""
     if isinstance(one, Method):
         return one
     if inspect.isclass(one) or not has_protocol(one):
@@ -130,6 +130,7 @@ def solve_one_by_one(self: Any, task: Task) -> Tensor:
 
 
 def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
+    """Probabilities [Q, K] as they are, or labels [Q] as one-hot rows."""
     x = torch.as_tensor(given)
     if x.shape == (Q, K) and x.is_floating_point():
         return x
@@ -157,7 +158,7 @@ def snake_case(name: str) -> str:
 
 
 def load(place: str) -> type[Method] | Method:
-    """A method of a module, as in ``"my_module:MyMethod"``: a class or an instance."""
+    """Import a method, a class or an instance, given as ``"my_module:MyMethod"``."""
     module, _, attribute = place.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -188,8 +189,7 @@ def available(*, named: bool = True) -> tuple[str, ...]:
     Parameters
     ----------
     named : bool
-        True: methods that need class prototypes or zero-shot logits; False: methods that work with
-        labelled rows alone.
+        Whether to include methods that need class prototypes or zero-shot logits.
 
     Examples
     --------

@@ -28,8 +28,8 @@ class SimpleShot(Method):
         "cl2n" subtracts `base_mean`, or without one the mean of the task's support, and makes rows
         unit-norm; "l2n" makes them unit-norm.
     temperature : float
-        Sharpness of the probabilities, > 0. The labels do not depend on it, and the published
-        method has none; 15 is TIM's.
+        Sharpness of the probabilities, > 0. The labels do not depend on it. The published method
+        has no temperature; 15 is TIM's.
     """
 
     name: ClassVar[str] = "simpleshot"

@@ -97,8 +97,7 @@ class StatA(Method):
             sums, mass = z.mT @ x, z.sum(1).unsqueeze(-1)
             own = unit_rows(sums + mass * centre)
             means = unit_rows(share * own + (1 - share) * (anchors + centre)) - centre
-            # A class that is no query's most probable one keeps its anchor, however little it
-            # holds.
+            # A class that is no query's most probable one keeps its anchor.
             moments = (z.mT @ x.square() - 2 * sums * means) / mass.clamp(min=1e-30)
             around = torch.where(share > 0, moments + means.square(), 0)
             apart = first + (anchors - means).square()
@@ -106,7 +105,7 @@ class StatA(Method):
         return z
 
     def own_share(self, z: Tensor) -> Tensor:
-        """The share of a class that its queries determine, b_k, [B, K, 1]."""
+        """b_k, the weight of a class's queries next to its anchor, [B, K, 1]."""
         classes = torch.arange(z.shape[-1], device=z.device)
         count = (z.argmax(-1, keepdim=True) == classes).sum(1).to(z.dtype)
         return (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""TIM: prototypes that make the predictions of the queries confident and diverse overall."""
+"""TIM: prototypes for which the predictions of queries are confident, and diverse as a whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tim(Method):
     Parameters
     ----------
     weights : three floats
-        Of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
+        Weights of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
     temperature : float
         Sharpness of the probabilities, > 0.
     learning_rate : float
@@ -68,7 +68,7 @@ class AlphaTim(Tim):
     Parameters
     ----------
     alphas : three floats
-        Orders of what `weights` weighs, > 0; 1 is Shannon's.
+        Orders of the three entropies that `weights` weighs, > 0; 1 is Shannon's.
     """
 
     name: ClassVar[str] = "alpha_tim"

@@ -1,4 +1,4 @@
-"""TransCLIP: a Gaussian per class, neighbours, and a penalty for departing from zero-shot."""
+"""TransCLIP: Gaussian classes, a graph of neighbours, and zero-shot probabilities as the prior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import Display, Method
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
 from .options import option, positive
 from .registry import register
-from .zero_shot import named, zero_shot_logits
+from .zero_shot import require_names, zero_shot_logits
 
 TEMPERATURE = 50.0  # of the likelihood; also a factor on the weight of the labelled rows
 GAMMAS = (0.002, 0.01, 0.02, 0.2)  # the authors' choices
@@ -45,7 +45,7 @@ class TransClip(Method):
     lam : float, optional
         Weight of the zero-shot probabilities, >= 0. By default 1 without labelled rows, else 0.5.
     gamma : float, optional
-        Weight of the labelled rows, >= 0. Default: that of 0.002, 0.01, 0.02 and 0.2 with which the
+        Weight of the labelled rows, >= 0. Default: the one of 0.002, 0.01, 0.02 and 0.2 with which
         most labelled rows agree with their nearest query; of equals, the smallest.
     knn : int
         Neighbours of a query, >= 1; a task with fewer queries uses all of them.
@@ -73,7 +73,7 @@ class TransClip(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        named(task, self.name)
+        require_names(task, self.name)
         return in_chunks(self.solve_chunk, task, 10 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
@@ -103,8 +103,8 @@ class TransClip(Method):
 
     def start(self, log_y: Tensor, query: Tensor, task: Task, support: Tensor) -> Tensor:
         """The first means, [B, K, D]."""
-        # Zero-shot probabilities that are 1 up to rounding count as equal; of equals, the first
-        # queries are taken.
+        # Rounding to float32 makes probabilities equal that differ by rounding only; of equals, the
+        # first queries are taken.
         order = (1 - log_y).float().sort(dim=1, stable=True).indices
         certain = torch.zeros_like(log_y).scatter_(1, order[:, : self.confident], 1.0)
         weights = certain * (log_y - log_y.amax(1, keepdim=True)).exp()
@@ -138,9 +138,9 @@ class TransClip(Method):
 
 
 class Mixture:
-    """Means and variances of unit-norm queries and of labelled rows with total weight 50 gamma.
+    """Fits means and variances to unit-norm queries and labelled rows; these weigh 50 gamma in all.
 
-    Centred at the mean query, to avoid cancellation in products.
+    Rows are centred at the mean query, to avoid cancellation in products.
     """
 
     def __init__(self, query: Tensor, support: Tensor, task: Task, gamma: float) -> None:
@@ -164,7 +164,7 @@ class Mixture:
         return far / (-2 * TEMPERATURE)
 
     def means(self, log_z: Tensor) -> Tensor:
-        """Unit-norm, [B, K, D]. Weights are relative to the largest of a class: all may be tiny."""
+        """Unit-norm means [B, K, D]; dividing by the largest weight of a class keeps tiny ones."""
         log_weight = log_z - math.log(log_z.shape[1])
         largest = log_weight.amax(1)  # [B, K]
         if self.labelled:

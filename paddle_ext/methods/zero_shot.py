@@ -19,7 +19,7 @@ from .registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Method):
-    """Class names alone, for each query independently: the baseline for batches and labelled rows.
+    """The nearest class name, for each query independently: a baseline without labelled rows.
 
     With t_k the prototype of class k,
     ``probabilities_qk = softmax_k( logit_scale cos(x_q, t_k) )``. Labelled rows are not used.
@@ -38,15 +38,15 @@ class ZeroShot(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        named(task, self.name)
+        require_names(task, self.name)
         return in_chunks(self.solve_chunk, task, 3 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
         return torch.softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
 
 
-def named(task: Task, method: str) -> None:
-    """Reject a task without prototypes and logits."""
+def require_names(task: Task, method: str) -> None:
+    """Raise unless the task has prototypes or logits."""
     if task.prototypes is None and task.logits is None:
         raise check.ArgumentValueError(
             "prototypes", f"or logits must be given with the method {method!r}, got None"
@@ -57,5 +57,5 @@ def zero_shot_logits(task: Task, logit_scale: float) -> Tensor:
     """The given logits, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
     if task.logits is not None:
         return task.logits
-    assert task.prototypes is not None  # see `named`
+    assert task.prototypes is not None  # see `require_names`
     return logit_scale * products(unit_rows(task.query), unit_rows(task.prototypes))

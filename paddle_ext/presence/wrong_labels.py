@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..ops.values import dense_values
 from ..rows import computing_dtype
-from ..rule.label_noise import AUTO, weighed
+from ..rule.label_noise import AUTO, weigh_labels
 
 
 class LabelDoubt(NamedTuple):
@@ -68,7 +68,7 @@ def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoub
     if len(labels) == num_classes or num_classes == 1:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
     support, given = rows.unsqueeze(0), labels.unsqueeze(0)
-    found = weighed(support, given, num_classes, AUTO)
+    found = weigh_labels(support, given, num_classes, AUTO)
     alone = labels.bincount()[labels] < 2
     u = found.logits[0].softmax(-1)
     own = u.gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -212,7 +212,7 @@ def moved_distances(
     return torch.cat(found)
 
 
-def takes_full_metric(metric: str, S: int, K: int) -> bool:
+def uses_full_metric(metric: str, S: int, K: int) -> bool:
     return S >= 4 * K if metric == "auto" else metric == "full"
 
 
@@ -229,7 +229,7 @@ def likelihood(
         scale = one_shot_scale(means).diag()
         bias = one_shot_hubs(means, scale)
         return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
-    full_metric = takes_full_metric(metric, S, K)
+    full_metric = uses_full_metric(metric, S, K)
     rows = calibrating(x, labels, means, shots, full_metric)
     plain = best = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())

@@ -1,8 +1,8 @@
-"""Smooth convex minimisation of many functions at once, by conjugate gradients.
+"""Minimise many smooth convex functions at once, by conjugate gradients.
 
-The functions form a batch of any shape, written [..] here, and take matrices. Each has its own
-steps and its own end; a finished one takes steps of length zero while others continue, so its
-result does not depend on them.
+The functions form a batch of any shape, written [..] here; their arguments are matrices. Each has
+its own step lengths and stops on its own: a finished one takes steps of length zero while others
+continue, so its result does not depend on them.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 from ..task import bounded
 
 FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
-FARTHEST = 8.0  # first step; a good preconditioner gives about 1
-TRIALS = 20  # of a line search; two of them at least halve the interval
-FORCING = 0.01  # accuracy of Newton's steps
-STEPS = 100  # of conjugate gradients in one of Newton's
-PATIENCE = 30  # iterations without progress until only rounding is left
+FARTHEST = 8.0  # limit on the first step; with a good preconditioner it is about 1
+TRIALS = 20  # steps tried in a line search; any two of them at least halve the interval
+FORCING = 0.01  # accuracy of a Newton step
+STEPS = 100  # limit on conjugate gradient iterations in a Newton step
+PATIENCE = 30  # stop after so many iterations without progress: only rounding is left
 
 
 class Problem(Protocol):
-    """A batch of convex functions, each at a point, which is a matrix."""
+    """A batch of convex functions and, for each, the current point, which is a matrix."""
 
     def gradient(self) -> tuple[Tensor, Tensor]:
-        """The gradient at the point, and the same preconditioned; matrices."""
+        """The gradient at the point, and the preconditioned gradient; matrices."""
 
     def look_along(self, direction: Tensor) -> Tensor:
-        """Choose a direction, a matrix; returns the second derivative along it, [..]."""
+        """Set the search direction, a matrix; returns the second derivative along it, [..]."""
 
     def slope(self, step: Tensor) -> Tensor:
-        """First derivative at `step` [..] directions from the point, [..]."""
+        """The derivative along the direction at point + step * direction, [..]."""
 
     def move(self, step: Tensor) -> None:
-        """Move there; `step` is that of the last call of `slope`."""
+        """Make point + step * direction the point; `step` is that of the last call of `slope`."""
 
 
 def minimise(problem: Problem, tol: float, max_iter: int) -> Tensor:
-    """Move to the minimum, by preconditioned Polak-Ribière steps; returns the iterations, [..].
+    """Move to the minimum by preconditioned Polak-Ribière steps; returns the iterations, [..].
 
     A function is done when the square root of (gradient . preconditioned gradient) is at most
     `tol`, when it makes no more progress, or after `max_iter` iterations.
@@ -81,10 +81,10 @@ class CurvedProblem(Problem, Protocol):
 
 
 def newton(problem: CurvedProblem, tol: float, max_iter: int) -> Tensor:
-    """Minimise by Newton steps, each solved by conjugate gradients; interface of `minimise`.
+    """Like `minimise`, but by Newton steps, each solved by conjugate gradients.
 
-    For functions whose curvature jumps or almost vanishes, where `minimise` is slow. It takes fewer
-    gradients, but several products with the Hessian for each.
+    Faster for functions whose curvature jumps or almost vanishes: it needs fewer gradients, but
+    several products with the Hessian for each.
     """
     gradient, scaled = problem.gradient()
     size = inner(gradient, scaled)
@@ -103,7 +103,7 @@ def newton(problem: CurvedProblem, tol: float, max_iter: int) -> Tensor:
 def newton_step(
     problem: CurvedProblem, gradient: Tensor, scaled: Tensor, size: Tensor, running: Tensor
 ) -> Tensor:
-    """Solve Hessian . step = -gradient, roughly."""
+    """Solve Hessian . step = -gradient approximately."""
     residual, direction = -gradient, -scaled
     step = torch.zeros_like(gradient)
     enough = FORCING**2 * size
@@ -125,10 +125,10 @@ def newton_step(
 
 
 def search(problem: Problem, direction: Tensor, start: Tensor, running: Tensor) -> None:
-    """Move along a direction of descent, of slope `start` [..], to where it is nearly flat.
+    """Move along a direction of descent to where the slope, `start` [..] at first, is nearly 0.
 
-    The slope increases with the step, so its zero is bracketed: false position and bisection take
-    turns, after a first step by Newton's rule.
+    The slope increases with the step. After a first Newton step its zero is bracketed, and false
+    position and bisection take turns.
     """
     curvature = problem.look_along(direction)
     smallest = torch.finfo(start.dtype).tiny

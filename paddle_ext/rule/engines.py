@@ -1,4 +1,4 @@
-"""Which engine classifies a batch: every caller of the rule asks here."""
+"""Classify batches with the engine that suits their size; every caller of the rule uses this."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def classify(
     group: Group = ALONE,
     validate: bool = False,
 ) -> tuple[Solution, Tensor | None]:
-    """Classify batches whose likelihood is known.
+    """Classify batches with a likelihood that has been learned from labelled rows.
 
     Parameters
     ----------
@@ -49,14 +49,14 @@ def classify(
     group : Group
         Processes that share one batch.
     validate : bool
-        Whether a large batch is checked for values that are not finite, in passing.
+        Whether to check a large batch for non-finite values, in the first pass over it.
 
     Returns
     -------
     Solution
         With a batch dimension.
     Tensor [B] bool or None
-        Whether the queries are plainly finite; None: not found out.
+        True if the queries of a batch are finite, False is inconclusive; None: not checked.
     """
     K, device = likelihood.bias.shape[-1], query.device
     if isinstance(query, Tensor):

@@ -1,4 +1,4 @@
-"""Hubs of one shot: classes that attract labelled rows of others.
+"""Hubs, classes that attract rows of others, for one labelled row per class.
 
 Letters: B tasks, or 1 for labelled rows shared by all tasks; K classes, D features. The equations
 are in docs/adaptive.md.
@@ -14,11 +14,11 @@ from torch import Tensor
 from ..ops.adaptive import CENTRE
 from ..rows import evenly_spread, products
 
-PRIOR_ROWS = 10  # as in the feature scale: few rows tell little
+PRIOR_ROWS = 10  # as in the feature scale: with fewer rows than this, the bias counts little
 
 
 def one_shot_hubs(means: Tensor, scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Squares of the only row of each class, and its bias as a hub; [B, K] both.
+    """The square of the only row of each class, and the bias of the class, [B, K] each.
 
     The bias is lower for classes that attract rows of others.
 
@@ -29,8 +29,8 @@ def one_shot_hubs(means: Tensor, scale: Tensor, count: int) -> tuple[Tensor, Ten
     scale : Tensor [B, D]
         Weights of the features in squares.
     count : int
-        The rows that judge, evenly spread, each without its own class. If they are few, they count
-        less.
+        How many rows, evenly spread, are compared with all other classes to find the hubs. If they
+        are few, the bias is reduced.
     """
     B, K, _ = means.shape
     weighted = means * scale.unsqueeze(1)

@@ -1,13 +1,15 @@
-"""Labelled rows that count by the probability that their label is right.
+"""Weigh labelled rows by the probability that their label is right.
 
-A share e of the labels is wrong, each of the other classes equally likely. With p the probabilities
-of a labelled row left out of its class, softmax(-f/2 d), its label y has the probability
+The model: a share e of the labels is wrong, all other classes being equally likely. With
+p = softmax(-f/2 d) the probabilities of a labelled row left out of its class, its label y has the
+probability
 
     (1 - e) p_y + e / (K - 1) (1 - p_y)
 
-and is right with the first term's share of it. f and e make the labels most likely; without e,
-wrong labels would make f far too small. Rows then count by that share in the class means, the
-distances to which give f, e and the shares again. Letters as in `likelihood`; docs/adaptive.md.
+and the first term's share of that is the probability that the label is right. f and e are chosen to
+make the labels most likely; without e, wrong labels would make f far too small. The class means are
+then computed with these probabilities as weights, and the distances to them give f, e and the
+weights again. Letters as in `likelihood`; see docs/adaptive.md.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from ..rows import class_sums, evenly_spread, products
 from .likelihood import (
     Likelihood,
     calibrated,
+    calibration_count,
     column,
-    how_many_calibrate,
     learned,
     likelihood_of,
     masses,
@@ -35,27 +37,27 @@ from .likelihood import (
 )
 
 AUTO = "auto"
-MOST_JUDGED = 2**26  # of the matrix of labelled rows and classes; larger ones take too long
-ROUNDS = 2  # more gain nothing
-OCTAVES = 0.5  # between two sharpnesses, from 1/4 of the prior's to 16 times it
-LOWEST, HIGHEST = -2.0, 4.0
-HALVINGS = 12  # of the interval of the rate
-LEAST = 1e-3  # weight of a row: less is lost in single precision
+MOST_JUDGED = 2**26  # limit on labelled rows times classes; more would take too long
+ROUNDS = 2  # of weights and means; more gain nothing
+# Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
+OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
+HALVINGS = 12  # of the interval that contains the rate
+LEAST = 1e-3  # smallest weight of a row: less is lost in single precision
 TINY = 1e-30
-KEPT = 1e-3  # of the covariance without a row
+KEPT = 1e-3  # smallest share of the covariance that remains without a row
 
 
-class Weighed(NamedTuple):
-    """What labelled rows say if some labels are wrong."""
+class WeighedLabels(NamedTuple):
+    """What is learned from labelled rows if some labels may be wrong."""
 
     likelihood: Likelihood
-    rate: Tensor  # [B] share of wrong labels; 0: the likelihood is that of trusted labels
-    weights: Tensor  # [B, S] the probability that the label is right, not exactly 0
+    rate: Tensor  # [B] share of wrong labels; if 0, the likelihood trusts all labels
+    weights: Tensor  # [B, S] the probability that the label is right, at least `LEAST`
     logits: Tensor  # [B, S, K] of each row, left out of its class
 
 
 def check_label_noise(name: str, value: object) -> float | str:
-    """A rate in [0, 1), or "auto"."""
+    """Check that a value is a rate in [0, 1) or "auto", and return it."""
     if value == AUTO and isinstance(value, str):
         return AUTO
     if isinstance(value, str):
@@ -69,18 +71,18 @@ def check_label_noise(name: str, value: object) -> float | str:
 def noisy_likelihood(
     support: Tensor, labels: Tensor, num_classes: int, metric: str, label_noise: float | str
 ) -> Likelihood:
-    """As `likelihood_of`; `label_noise` as in `paddle_ext.adaptive`."""
-    if not takes_noise(label_noise, labels.shape[-1], num_classes):
+    """Like `likelihood_of`, for labels of which a share `label_noise` may be wrong."""
+    if not models_noise(label_noise, labels.shape[-1], num_classes):
         return likelihood_of(support, labels, num_classes, metric)
-    return weighed(support, labels, num_classes, label_noise, metric).likelihood
+    return weigh_labels(support, labels, num_classes, label_noise, metric).likelihood
 
 
-def takes_noise(label_noise: float | str, S: int, K: int) -> bool:
-    """Whether anything can be learned about wrong labels.
+def models_noise(label_noise: float | str, S: int, K: int) -> bool:
+    """Whether wrong labels are to be modelled, and there are rows to learn about them from.
 
     Examples
     --------
-    >>> takes_noise("auto", 100, 20), takes_noise("auto", 20, 20), takes_noise(0.0, 100, 20)
+    >>> models_noise("auto", 100, 20), models_noise("auto", 20, 20), models_noise(0.0, 100, 20)
     (True, False, False)
     """
     if label_noise == 0.0 or S == K or K == 1:
@@ -96,50 +98,54 @@ def takes_noise(label_noise: float | str, S: int, K: int) -> bool:
     )
 
 
-def weighed(
+def weigh_labels(
     support: Tensor,
     labels: Tensor,
     num_classes: int,
     label_noise: float | str,
     metric: str = "auto",
     given: Tensor | None = None,
-) -> Weighed:
-    """Estimate the wrong labels of rows [B, S, D] with labels [B, S], more rows than classes.
+) -> WeighedLabels:
+    """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
 
     Parameters
     ----------
+    support, labels : Tensor [B, S, D], Tensor [B, S]
+        More rows than classes.
     label_noise : float or "auto"
-        The rate, > 0; "auto": estimated.
+        The share of wrong labels, > 0, or "auto" to estimate it.
     given : Tensor [B, S], optional
         Further weights of the rows.
     """
     native = learned(support, labels, num_classes, metric, every=True)
     assert native.left_out is not None
     likelihood = calibrated(native, labels.shape[-1])
-    able = likelihood.shots.gather(1, labels) > 1
+    has_peers = likelihood.shots.gather(1, labels) > 1
     judges = Judges.of(
-        labels, able, num_classes, None if label_noise == AUTO else float(label_noise)
+        labels, has_peers, num_classes, None if label_noise == AUTO else float(label_noise)
     )
     found = judges.estimate(native.left_out - likelihood.excess().unsqueeze(-2))
     noisy = found.rate > 0
     weights = torch.ones_like(found.own)
     if not bool(noisy.any()):
         logits = left_out_logits(likelihood, native.left_out)
-        return Weighed(likelihood, found.rate, weights, logits)
-    rows = LeftOut.of(likelihood, support, labels)
+        return WeighedLabels(likelihood, found.rate, weights, logits)
+    rows = LeaveOneOut.of(likelihood, support, labels)
     for _ in range(ROUNDS):
         rate = torch.where(noisy, found.rate, 0)
-        right = shares(found.own, rate, num_classes)[0].clamp(min=LEAST)
-        weights = torch.where(able, right, 1)
+        right = right_and_wrong(found.own, rate, num_classes)[0].clamp(min=LEAST)
+        weights = torch.where(has_peers, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
         moved = reweighted(likelihood, rows.x, labels, total)
         d = rows.distances(likelihood, total) - moved.excess().unsqueeze(-2)
         found = judges.estimate(d)
-    return replaced(likelihood, moved, judges, found, noisy, weights, d)
+    return weighed_labels(likelihood, moved, judges, found, noisy, weights, d)
 
 
-def trusted(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, Tensor]:
-    """If all labels are right: the likelihood, and the logits of each row left out of its class."""
+def trusted_likelihood(
+    support: Tensor, labels: Tensor, num_classes: int
+) -> tuple[Likelihood, Tensor]:
+    """The likelihood if all labels are right, and the logits of each row left out of its class."""
     native = learned(support, labels, num_classes, every=True)
     assert native.left_out is not None
     likelihood = calibrated(native, labels.shape[-1])
@@ -147,13 +153,13 @@ def trusted(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likeliho
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
-    """From the squared distances of rows left out of their classes, [B, S, K] both."""
+    """Logits [B, S, K] from the squared distances [B, S, K] of rows left out of their classes."""
     half = likelihood.sharpness / 2
     hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
     return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
 
 
-def replaced(
+def weighed_labels(
     likelihood: Likelihood,
     moved: Likelihood,
     judges: Judges,
@@ -161,10 +167,10 @@ def replaced(
     noisy: Tensor,
     weights: Tensor,
     d: Tensor,
-) -> Weighed:
-    """The likelihood `moved` to weighted rows, with the sharpness and hubs of their `Estimate`.
+) -> WeighedLabels:
+    """The likelihood `moved` to weighted rows, with the sharpness and hubs of `found`.
 
-    Tasks that are not `noisy` keep theirs.
+    Tasks that are not `noisy` keep their likelihood.
     """
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     plain = likelihood.bias + (likelihood.squares - likelihood.excess()) * half
@@ -173,34 +179,34 @@ def replaced(
     bias = hubs - (moved.squares - moved.excess()) * (f / 2).unsqueeze(-1)
     logits = hubs.unsqueeze(-2) - d * column(f / 2)
     rate = torch.where(noisy, found.rate, 0)
-    return Weighed(replace(moved, sharpness=f, bias=bias), rate, weights, logits)
+    return WeighedLabels(replace(moved, sharpness=f, bias=bias), rate, weights, logits)
 
 
 class Estimate(NamedTuple):
-    """What the distances of left-out rows say."""
+    """What `Judges` estimate from the distances of left-out rows."""
 
     sharpness: Tensor  # [B]
-    rate: Tensor  # [B]
-    p: Tensor  # [B, S, K] probabilities
-    own: Tensor  # [B, S] of the labels
+    rate: Tensor  # [B] share of wrong labels
+    p: Tensor  # [B, S, K] class probabilities of each row
+    own: Tensor  # [B, S] the probability of its label
 
 
 class Judges(NamedTuple):
-    """The rows that choose the sharpness and the rate."""
+    """The calibration rows, which give the sharpness and the share of wrong labels."""
 
-    chosen: Tensor  # [R] int64
-    labels: Tensor  # [B, S]
-    counts: Tensor  # [B, R] 0 for the only row of its class
-    rate: float | None  # if it is given
+    chosen: Tensor  # [R] int64 indices of the calibration rows
+    labels: Tensor  # [B, S] of all rows
+    counts: Tensor  # [B, R] False for the only row of its class, which cannot be left out
+    rate: float | None  # the share of wrong labels, if it is given
 
     @classmethod
-    def of(cls, labels: Tensor, able: Tensor, K: int, rate: float | None) -> Judges:
+    def of(cls, labels: Tensor, has_peers: Tensor, K: int, rate: float | None) -> Judges:
         S = labels.shape[-1]
-        chosen = evenly_spread(how_many_calibrate(S, K, True), S, labels.device)
-        return cls(chosen, labels, able[:, chosen], rate)
+        chosen = evenly_spread(calibration_count(S, K, True), S, labels.device)
+        return cls(chosen, labels, has_peers[:, chosen], rate)
 
     def estimate(self, d: Tensor) -> Estimate:
-        """From squared distances [B, S, K], up to a constant of each row."""
+        """Estimate from the squared distances [B, S, K] of left-out rows, up to a row constant."""
         labels, counts, K = self.labels, self.counts.to(d.dtype), d.shape[-1]
         chosen = d[:, self.chosen]
         f = most_likely_sharpness(chosen, labels[:, self.chosen], counts, self.rate)
@@ -211,11 +217,11 @@ class Judges(NamedTuple):
         return Estimate(f, torch.full_like(f, self.rate), p, own)
 
     def hubs(self, found: Estimate) -> Tensor:
-        """Lower bias for classes that attract rows that are not theirs, [B, K]."""
+        """A bias [B, K] that is lower for classes that attract rows of other classes."""
         p, own = found.p[:, self.chosen], found.own[:, self.chosen]
         K, counts = p.shape[-1], self.counts.to(p.dtype)
-        right, wrong = shares(own, found.rate, K)
-        # What is left of a wrong label belongs to the other classes by their probabilities.
+        right, wrong = right_and_wrong(own, found.rate, K)
+        # If the label is wrong, the row belongs to the other classes by their probabilities.
         belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(-1)
         labels = self.labels[:, self.chosen]
         belongs = belongs.scatter(-1, labels.unsqueeze(-1), right.unsqueeze(-1))
@@ -224,17 +230,17 @@ class Judges(NamedTuple):
         return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows / K + 1))
 
 
-class LeftOut(NamedTuple):
-    """Labelled rows, each seen from a metric without it."""
+class LeaveOneOut(NamedTuple):
+    """Labelled rows, and what leaving one out of the covariance changes in its distances."""
 
     x: Tensor  # [B, S, D] in the coordinates
     labels: Tensor  # [B, S]
-    squares: Tensor  # [B, S] in the metric
-    along: Tensor  # [B, S, D] A v of the full metric, with v the offset from the class mean
-    share: Tensor  # [B, S] factor on the squares of products with `along`
+    squares: Tensor  # [B, S] squares of the rows in the metric
+    along: Tensor  # [B, S, D] A v, with A the full metric and v the offset from the class mean
+    share: Tensor  # [B, S] factor on ((x - mean) . along)^2, which is added to the distance
 
     @classmethod
-    def of(cls, likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeftOut:
+    def of(cls, likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeaveOneOut:
         x = likelihood.coordinates(support)
         squares = likelihood.squared(x)
         if likelihood.shares is None:
@@ -255,14 +261,14 @@ class LeftOut(NamedTuple):
     def distances(self, likelihood: Likelihood, weights: Tensor) -> Tensor:
         """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
 
-        On average they are those of a new row.
+        The distance to its own class is scaled to that of a new row on average.
         """
         x, labels, K = self.x, self.labels, likelihood.bias.shape[-1]
         mass, squared_mass = masses(labels, K, weights)
         means = class_sums(x, labels, K, weights)[0] / mass.unsqueeze(-1)
         d = self.squares.unsqueeze(-1) - 2 * products(x, likelihood.in_metric(means))
         d = (d + likelihood.squared(means).unsqueeze(-2)).clamp(min=0)
-        # Directly: of nearly equal numbers the difference above is rounding.
+        # The distance to its own class is computed directly: above, cancellation may spoil it.
         own = likelihood.squared(x - take(means, labels)).clamp(min=0)
         d = d.scatter(-1, labels.unsqueeze(-1), own.unsqueeze(-1))
         if likelihood.shares is not None:
@@ -277,9 +283,9 @@ class LeftOut(NamedTuple):
 
 
 def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | None) -> Tensor:
-    """The sharpness that makes labels most likely, at any rate or a given one, [B].
+    """The sharpness that makes the labels most likely, at the given rate or the best one, [B].
 
-    By a parabola through the best of some sharpnesses and its neighbours.
+    Tries some sharpnesses, and takes the top of a parabola through the best and its neighbours.
     """
     K = d.shape[-1]
     gaps = d - d.gather(-1, own.unsqueeze(-1))
@@ -291,7 +297,7 @@ def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | 
         if rate is not None
         else most_likely_rate(p, counts, K)
     )
-    right, wrong = joint(p, e, K)
+    right, wrong = joint_probabilities(p, e, K)
     fit = ((right + wrong).clamp(min=TINY).log() * counts).sum(-1)
     fit = fit - (octaves * math.log(2)).square().div(2 * SPREAD**2).unsqueeze(-1)
     best = fit.argmax(0).clamp(1, len(octaves) - 2)
@@ -301,23 +307,26 @@ def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | 
     return CENTRE * 2.0 ** (octaves[best] + OCTAVES * beyond)
 
 
-def joint(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """The probabilities of the given label and that it is right, or wrong; as `own`, [.., R]."""
+def joint_probabilities(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """The joint probabilities of a label and that it is right, and that it is wrong, [.., R] each.
+
+    `own` [.., R] are the probabilities of the labelled classes.
+    """
     e = rate.unsqueeze(-1)
     return (1 - e) * own, e * (1 - own) / (K - 1)
 
 
-def shares(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """The same, given the label."""
-    right, wrong = joint(own, rate, K)
+def right_and_wrong(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """The probabilities that a label is right, and that it is wrong, [.., R] each."""
+    right, wrong = joint_probabilities(own, rate, K)
     total = (right + wrong).clamp(min=TINY)
     return right / total, wrong / total
 
 
 def most_likely_rate(own: Tensor, counts: Tensor, K: int) -> Tensor:
-    """The share of wrong labels from the probabilities of the labels [.., R], [..].
+    """The most likely share of wrong labels [..], from the probabilities `own` [.., R] of labels.
 
-    The likelihood is concave in it, so its slope is bisected.
+    The log-likelihood is concave in the share, so the zero of its slope is found by bisection.
     """
     difference = (1 - own) / (K - 1) - own
     low = own.new_zeros(own.shape[:-1])

@@ -1,8 +1,8 @@
-"""The engine for one task of any size: its queries anywhere, in chunks, shared by processes.
+"""The engine for one task of any size, with queries from any source, in chunks.
 
-The same equations as the engine for small tasks, in three passes over the queries: likelihoods,
-which are kept if they fit; weighted sums of the queries by class; and each query classified without
-itself. Letters: N rows in this process, K classes, D features.
+It has the equations of the engine for small tasks, in three passes over the queries: likelihoods,
+which are kept if they fit; weighted sums of the queries by class; and the classification of each
+query without itself. Letters: N rows in this process, K classes, D features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .small import softer_share, trust_in_queries
 
 @dataclass(frozen=True)
 class UnitCoordinates(Coordinates):
-    """Rows of a likelihood: unit-norm, minus the centre, unit-norm again."""
+    """The coordinates of a likelihood: unit-norm rows, minus the centre, unit-norm again."""
 
     metric: Tensor  # [1, D]
 
@@ -42,15 +42,15 @@ class UnitCoordinates(Coordinates):
         return self.measured_halves(rows, pieces)[0]
 
     def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
-        """Also the squares of the rows in the metric."""
+        """The pieces, and the squares of the rows in the metric."""
         return split_unit(packed(rows), pieces, self.scale, self.centre, self.metric)
 
 
 class LikelihoodScores:
-    """Logits from calibrated likelihoods; see `fixed.Scores`.
+    """Logits before the late step, from a likelihood; implements `fixed.Scores`.
 
-    For very many rows they are products of halves: they are stored as halves anyway, and only used
-    for sums over the rows.
+    For very many rows the products are in half precision: these logits are stored as halves anyway,
+    and only used for sums over the rows.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class LikelihoodScores:
         self.operand = self.form.prototypes(weights)
         self.shape = (1, queries.N, K)
         self.slope, self.bias = likelihood.sharpness, bias
-        self.unseen = validate  # non-finite values are found in the first pass
+        self.unseen = validate  # whether the next pass looks for non-finite values
 
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
         """Indices and rows [1, n, D]."""
         extremes: list[Tensor] = []
-        # Small chunks, because the likelihoods that are kept take most of the memory there is.
+        # Small chunks, because the stored likelihoods take most of the memory.
         for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 2):
             if self.unseen:
                 extremes += rows.aminmax()
@@ -92,14 +92,14 @@ class LikelihoodScores:
         self.unseen = False
 
     def factors(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Indices, products with the prototypes, and the rows as factors of products."""
+        """Indices, products with the prototypes, and the rows prepared for products."""
         for part, rows in self.rows():
             x = self.form.operand(rows, part)
             products = self.form.products(x, self.operand)
             if self.added is not None:
                 products.add_(self.added[part] / self.slope)
             yield part, products, x
-            del products, x  # makes room for the next ones
+            del products, x  # before the next ones are computed, to save memory
 
     def parts(self) -> Iterator[Part]:
         for part, products, x in self.factors():
@@ -114,7 +114,7 @@ class LikelihoodScores:
 
 
 class LateScores:
-    """Logits after the late step; see `fixed.Scores`."""
+    """Logits after the late step; implements `fixed.Scores`."""
 
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
         self.before, self.step = before, step
@@ -132,7 +132,7 @@ class LateScores:
         self.bias = torch.zeros_like(before.bias)
 
     def measured(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows as factors of products, and their squares in the metric."""
+        """Rows prepared for products, and their squares in the metric."""
         if not isinstance(self.form, TwoHalves):
             x = self.likelihood.coordinates(rows.to(self.slope.dtype))
             return x, self.likelihood.squared(x)
@@ -143,7 +143,7 @@ class LateScores:
         return x, own
 
     def added(self, part: slice, x: Tensor) -> Tensor | None:
-        """Further logits [n, K] of rows: those of the correction, and those given."""
+        """Logits [n, K] to add: those of the correction and those given; None without either."""
         given = self.before.added
         found = None if given is None else given[part].contiguous()
         if self.correction is not None and self.likelihood.correction is not None:
@@ -162,10 +162,10 @@ class LateScores:
 def late_step_of(
     likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
 ) -> tuple[LateStep, Tensor]:
-    """The step, and the sums of all rows by class [1, K, D].
+    """The late step, and the sums of labelled rows and weighted queries by class, [1, K, D].
 
-    `held` [1, K] are the sums of the queries' probabilities, `sums` and `mass` those of the queries
-    and of their weights.
+    `held` [1, K] are the sums of the queries' probabilities, `sums` [1, K, D] of the weighted
+    queries, and `mass` [1, K] of their weights.
     """
     real = likelihood.weights.dtype
     a, K = state.concentration, held.shape[-1]
@@ -209,7 +209,7 @@ def solve_large(
     group: Group,
     validate: bool,
 ) -> Solution:
-    """Classify the rows of one task whose likelihood is known, [1, ..]; so is the solution.
+    """Classify the rows of one task; the likelihood and the solution have a batch of 1.
 
     `added` [N, K] are further logits, `measures` [n, K] the priors to choose from.
     """
@@ -241,7 +241,7 @@ def solve_large(
 
 
 def solution_of(found: RowResults, state: State, shares: Tensor) -> Solution:
-    """`shares` [1, K] of the classes in the batch."""
+    """The solution from the results for the rows; `shares` [1, K] are its proportions."""
     real = found.top.probabilities.dtype
     all_classes = found.probabilities is not None
     return Solution(

@@ -28,10 +28,10 @@ from ..ops.coordinates import as_split, coordinates, numbers
 from ..rows import class_sums, laid_out, products
 from .hubs import one_shot_hubs
 
-MOST_ROWS = 128  # calibration rows, twice as many for the full metric, or K if larger, unless
-MOST_ENTRIES = 2**24  # their matrix with the classes would exceed this
-FULL_SHOTS = 4  # labelled rows per class from which the full metric is used
-ONE_SHOT_TEMPER = 0.7  # of uncalibrated probabilities
+MOST_ROWS = 128  # calibration rows; twice as many for the full metric, or K if that is more
+MOST_ENTRIES = 2**24  # limit on calibration rows times classes, if there are more than `MOST_ROWS`
+FULL_SHOTS = 4  # from this many labelled rows per class on, "auto" uses the full metric
+ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Likelihood:
 
     centre: Tensor  # [B or 1, D]
     prototypes: Tensor  # [B or 1, K, D] class means, in these coordinates
-    scaled: Tensor  # [B or 1, N, D] these and the next: as in `Likelihoods`
+    scaled: Tensor  # [B or 1, N, D] this and what has no comment: as in `Likelihoods`
     squares: Tensor  # [B or 1, K]
     bias: Tensor  # [B or 1, K]
     shots: Tensor  # [B or 1, K] labelled rows of each class
@@ -53,12 +53,13 @@ class Likelihood:
     temper: float  # factor on the final logits
     rows: int  # S
     scale: Tensor  # [B or 1, D]
-    # Of a full metric:
+    # With a full metric only:
     factor: Tensor | None = None  # [B or 1, M, M]
     solved: Tensor | None = None  # [B or 1, K, M]
     shares: Tensor | None = None  # [B or 1, 3]
     correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
-    # [B or 1] bool: every class has a row, and each is plainly finite; None: checked before
+    # [B or 1] bool: True if every class has a row and all are finite, False is inconclusive; None:
+    # already checked
     finite: Tensor | None = None
 
     @cached_property
@@ -101,19 +102,19 @@ class Likelihood:
         return replace(self, **moved)
 
     def widths(self) -> dict[str, int]:
-        """How many numbers the rows have that are split on CUDA."""
+        """The tensors that are split into halves on CUDA, with the length of their rows."""
         found = {"scaled": self.scale.shape[-1]}
         if self.factor is not None:
             found |= dict.fromkeys(("factor", "solved"), self.factor.shape[1])
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the fields that are tensors."""
+        """The fields that are tensors, by name."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
     def coordinates(self, rows: Tensor) -> Tensor:
-        """Rows [B, N, D] minus the centre, normalised before and after."""
+        """Rows [B, N, D] made unit-norm, minus the centre, and made unit-norm again."""
         return coordinates(rows, self.centre)
 
     def products(self, x: Tensor) -> Tensor:
@@ -154,7 +155,10 @@ class Likelihood:
         return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
 
     def weight_of(self, queries: float) -> float:
-        """The weight of one of this many queries in the class counts, next to the labelled rows."""
+        """The weight of a query in the class counts, if there are this many queries.
+
+        It falls with their number, so that a large batch does not overrule the labelled rows.
+        """
         return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -199,25 +203,27 @@ def column(x: Tensor) -> Tensor:
     return x.view(-1, 1, 1)
 
 
-def how_many_calibrate(S: int, K: int, full: bool) -> int:
+def calibration_count(S: int, K: int, full: bool) -> int:
+    """How many of S labelled rows calibrate the sharpness and, if `full`, choose the metric."""
     most = 2 * MOST_ROWS if full else MOST_ROWS
     return min(S, max(most, min(K, MOST_ENTRIES // K)))
 
 
-def takes_full_metric(metric: str, S: int, K: int) -> bool:
+def uses_full_metric(metric: str, S: int, K: int) -> bool:
+    """Whether the option `metric` means the full metric for S labelled rows of K classes."""
     return S >= FULL_SHOTS * K if metric == "auto" else metric == "full"
 
 
 def likelihood_of(
     support: Tensor, support_labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
-    """The likelihoods estimated from labelled rows [B, S, D] with labels [B, S].
+    """The likelihood learned from labelled rows [B, S, D] with labels [B, S].
 
     Float32 or float64; every class must have a row. `metric` as in `paddle_ext.adaptive`.
     """
     K, S = num_classes, support.shape[1]
     if S == K:
-        return one_shot(labelled(support, support_labels, K, 0), how_many_calibrate(S, K, False))
+        return one_shot(labelled(support, support_labels, K, 0), calibration_count(S, K, False))
     return calibrated(learned(support, support_labels, K, metric), S)
 
 
@@ -226,13 +232,13 @@ def learned(
 ) -> Likelihoods:
     """The native likelihoods of more labelled rows than classes; `every` as in `likelihood`."""
     S = support.shape[1]
-    full = takes_full_metric(metric, S, num_classes)
-    rows = how_many_calibrate(S, num_classes, full)
+    full = uses_full_metric(metric, S, num_classes)
+    rows = calibration_count(S, num_classes, full)
     return likelihood(support, labels, num_classes, rows, full, every)
 
 
 def calibrated(found: Likelihoods, rows: int) -> Likelihood:
-    """What the native code has found for this many labelled rows a task."""
+    """The result of the native code as a `Likelihood`; `rows` is the number of labelled rows."""
     return Likelihood(
         centre=found.centre,
         prototypes=found.means,
@@ -253,7 +259,7 @@ def calibrated(found: Likelihoods, rows: int) -> Likelihood:
 
 
 def one_shot(data: Labelled, R: int) -> Likelihood:
-    """Without calibration: the sharpness is the prior's, and R of the rows judge which are hubs."""
+    """The likelihood for one row per class: the sharpness is the prior's, and R rows find hubs."""
     means, K = data.means, data.means.shape[1]
     squares, hubs = one_shot_hubs(means, data.scale, R)
     return Likelihood(
@@ -272,9 +278,9 @@ def one_shot(data: Labelled, R: int) -> Likelihood:
 
 
 def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
-    """The same with weighted class means, in the metric chosen by the rows without weights.
+    """The likelihood with weighted class means; the metric stays that of the unweighted rows.
 
-    Labelled rows [B, S, D] in the coordinates, labels [B, S] and weights [B, S], > 0.
+    Labelled rows x [B, S, D] are in the coordinates, labels and weights > 0 are [B, S].
     """
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)

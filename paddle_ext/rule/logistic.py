@@ -1,4 +1,4 @@
-"""Multinomial logistic regression for all tasks of a batch at once.
+"""Multinomial logistic regression for many tasks at once.
 
 A task minimises over W [F, K] and the intercept b [K], which is not penalised,
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from .conjugate import inner, minimise
 
 MAX_ITER = 1000
-FIRST_ITER = 3  # with the preconditioner at zero weights
-LEAST_CURVATURE = 1e-3  # of the diagonal, for C >= 1: an intercept may have almost none
+FIRST_ITER = 3  # iterations with the preconditioner for zero weights, before it is updated
+LEAST_CURVATURE = 1e-3  # on the diagonal, for C >= 1: an intercept may have almost none
 
 
 class Fit(NamedTuple):
@@ -58,10 +58,10 @@ def fit(
         C.
     tol : float
         Stop a task when the gradient, in the norm of the inverse of an approximate Hessian, is at
-        most this, or C times this for C < 1, where weights are about as small. The Hessian is at
-        least 1, so the logits of a row of norm 1 are about as accurate, and usually much more.
+        most this, or C times this for C < 1, where weights are about C times as small. The Hessian
+        is at least 1, so the error of the logits of a unit-norm row is about this, usually less.
     start : Fit, optional
-        A model of the same features to start from; default: zero weights. It changes the time and,
+        A model of the same features to start from; default: zero weights. It affects the time and,
         within `tol`, the result.
 
     Returns
@@ -73,7 +73,7 @@ def fit(
     tol = tol * min(1.0, inverse_regularisation)
     if start is None:
         iterations += minimise(problem, tol, FIRST_ITER)
-        problem.precondition()  # zero weights said little about the Hessian at the minimum
+        problem.precondition()  # the Hessian at zero weights is far from that at the minimum
     iterations += minimise(problem, tol, MAX_ITER)
     weights = problem.weights
     shift = weights[:, -1:].mean(-1, keepdim=True)
@@ -82,7 +82,7 @@ def fit(
 
 
 class Logistic:
-    """The objective; a `conjugate.Problem` of points [B, F + 1, K]."""
+    """The objective as a `conjugate.Problem` with points [B, F + 1, K]."""
 
     def __init__(
         self,

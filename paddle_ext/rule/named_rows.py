@@ -20,8 +20,9 @@ from .likelihood import likelihood_of
 
 @dataclass(frozen=True)
 class RowLogits:
-    """Logits of single rows: with z unit-norm and x its unit-norm difference from the centre,
-    ``z.names_k + x.weights_k + bias_k``.
+    """Computes the logits of single rows, ``z.names_k + x.weights_k + bias_k``.
+
+    z is the unit-norm row, x its difference from the centre, made unit-norm.
     """
 
     names: Tensor  # [K, D]
@@ -45,12 +46,13 @@ def row_logits(
     logit_scale: float = 100.0,
     **options: Any,
 ) -> RowLogits:
-    """From a single task with prototypes and its solution, solved with these options.
+    """The logits for further rows of a single task with prototypes, which was solved as `found`.
 
-    `found` None: the queries of the task are its labelled rows themselves.
+    The options are those of the solution. Without `found` the queries of the task must be its
+    labelled rows.
     """
-    rows = names.rows_of(task)
-    named = names.names_of(task, rows, logit_scale)
+    rows = names.unit_rows_of(task)
+    named = names.name_logits_of(task, rows, logit_scale)
     assert named.away is not None
     assert named.products is not None
     size = named.products.square().sum().clamp(min=torch.finfo(named.products.dtype).tiny)
@@ -69,7 +71,7 @@ def by_rows(
     found: Solution | None,
 ) -> RowLogits:
     likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
-    share, factor = names.weighed(task, rows, likelihood, named)
+    share, factor = names.fitted_name_share(task, rows, likelihood, named)
     prior = labelled_prior(rows) if found is None else found.dual[0]
     return RowLogits(
         scaled * (share * factor),
@@ -89,7 +91,7 @@ def by_anchors(
     Q, K = named.query.shape[-2:]
     weight = min(1.0, names.QUERIES_PER_CLASS * K / Q)
     logits = named.query / names.NAME_WEIGHT
-    first = names.proportions(logits, weight, names.FIRST_ITERATIONS, options)
+    first = names.adapted(logits, weight, names.FIRST_ITERATIONS, options)
     centre = names.centre_of(rows, named, first.probabilities)
     off = rows.query - centre
     length = names.inverse(names.lengths(off))
@@ -118,6 +120,6 @@ def by_anchors(
 
 
 def labelled_prior(rows: names.UnitRows) -> Tensor:
-    """Log proportions of the labelled rows, with one more per class; [K]."""
+    """Log class proportions among the labelled rows, with one row added to each class; [K]."""
     shots = rows.shots[0]
     return torch.log((shots + 1) / (shots + 1).sum())

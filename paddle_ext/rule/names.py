@@ -1,9 +1,9 @@
-"""Classes known by name: external prototypes in addition to labelled rows and a batch.
+"""Tasks with class names, given as prototypes or zero-shot logits, besides labelled rows.
 
-Letters: B tasks, S labelled rows, Q queries, K classes, D features; R labelled rows judge. The
-equations are in docs/names.md. A task with a labelled row of every class, and two on average, is
-solved by the likelihoods of `adaptive` with the logits of the names added; any other by prototypes
-that start as anchors at the names.
+Letters: B tasks, S labelled rows, Q queries, K classes, D features, R judges, the labelled rows
+that calibrate logits. The equations are in docs/names.md. If every class has a labelled row, and
+two on average, the logits of the names are added to the likelihoods of `adaptive`; otherwise
+prototypes start as anchors at the names.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ..task import Task, how_many, merged
 from .engines import classify
 from .likelihood import Likelihood, column, likelihood_of
 
-MOST_ROWS = 256  # judging rows
+MOST_ROWS = 256  # limit on the judges
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
 NAME_WEIGHT = 0.7  # weight of the names' logits next to distances
 NAME_SHOTS = 1.4  # with n labelled rows, a name has weight NAME_SHOTS / (1 + n)
-NAME_SHARES = (0.0, 0.5, 2.0)  # factors on that, in addition to 1, which labelled rows may choose
+NAME_SHARES = (0.0, 0.5, 2.0)  # factors on that weight, besides 1, of which the best is chosen
 ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and its weight in labelled rows
 MODALITY_SLOPE = 0.4  # ratio of the offset of a class mean to the offset of its name
 SHARPNESS = 12.0  # of distances to anchors
-MOST_FACTOR = 1.25  # limit on its factor: labelled rows of few classes may overfit
-# Proportions must not converge before the prototypes have seen the queries.
+MOST_FACTOR = 1.25  # limit on the factor on logits: labelled rows of few classes may overfit
+# Few, because proportions must not converge before the prototypes have seen the queries.
 FIRST_ITERATIONS = 3
 STEPS, STEP_ITERATIONS = 2, 10  # steps in which prototypes absorb the queries
-LEAST_CLASSES = 256  # of more classes than this and than queries, only the likeliest take part
-QUERIES_PER_CLASS = 8  # in a larger batch a query has less weight
-SAME = 1e-6  # a unit-norm row this near to the centre is the centre
+LEAST_CLASSES = 256  # if there are more classes, and more than queries, only the likeliest are kept
+QUERIES_PER_CLASS = 8  # in a batch with more queries each has less weight
+SAME = 1e-6  # a unit-norm row this near to the centre counts as the centre
 
 
 def solution(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
@@ -62,14 +62,14 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     return merged(found, torch.cat([first, second]).argsort())
 
 
-def proportions(
+def adapted(
     logits: Tensor,
     weight: float,
     most: int,
     options: dict[str, Any],
     measures: Tensor | None = None,
 ) -> Solution:
-    """The solution of logits [B, Q, K] after at most `most` iterations.
+    """Adapt logits [B, Q, K] to the class proportions, in at most `most` iterations.
 
     `measures` [B or 1, n, K] are the priors to choose from.
     """
@@ -80,7 +80,7 @@ def proportions(
 def tasks_with_every_class(task: Task) -> list[bool]:
     """Which tasks have labelled rows of every class, and two on average; one flag if shared.
 
-    On CUDA it waits for the result, unless there are too few rows anyway.
+    On CUDA this synchronises, unless there are too few rows in any case.
     """
     (B, S), K = task.support_labels.shape, task.num_classes
     if S < 2 * K:
@@ -114,29 +114,29 @@ def bytes_per_task(task: Task) -> int:
 class NameLogits:
     """Zero-shot logits minus their mean over the classes, times the weight of names."""
 
-    query: Tensor  # [B, Q, K]
-    judges: Tensor | None  # [B, R, K] of the judging rows; None: unknown
-    # None if only logits are known:
+    query: Tensor  # [B, Q, K] of the queries
+    judges: Tensor | None  # [B, R, K] of the judges; None: unknown
+    # None if logits are given instead of prototypes:
     away: Tensor | None  # [B or 1, K, D] unit-norm names minus their mean
-    products: Tensor | None  # [B, Q, K] of unit-norm queries with them
+    products: Tensor | None  # [B, Q, K] products of unit-norm queries with them
 
 
 @dataclass(frozen=True)
 class UnitRows:
-    """Unit-norm queries and labelled rows, and which of these judge."""
+    """Unit-norm queries and labelled rows, and which of the labelled rows are judges."""
 
     query: Tensor  # [B, Q, D]
     support: Tensor  # [B or 1, S, D]
     labels: Tensor  # [B or 1, S]
     shots: Tensor  # [B or 1, K]
-    index: Tensor  # [R] evenly spread
+    index: Tensor  # [R] of the judges, evenly spread over the labelled rows
 
     def judges(self, rows: Tensor) -> Tensor:
-        """The judging rows of [B or 1, S, ..]."""
+        """The judges among labelled rows [B or 1, S, ..]."""
         return rows.index_select(1, self.index)
 
 
-def rows_of(task: Task) -> UnitRows:
+def unit_rows_of(task: Task) -> UnitRows:
     S = task.support.shape[1]
     return UnitRows(
         query=unit_rows(task.query),
@@ -147,7 +147,7 @@ def rows_of(task: Task) -> UnitRows:
     )
 
 
-def names_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits:
+def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits:
     weight = NAME_WEIGHT * (NAME_SHOTS / (1 + rows.shots)).clamp(max=1).mean(-1).view(-1, 1, 1)
     if task.prototypes is None:
         assert task.logits is not None
@@ -156,11 +156,11 @@ def names_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits:
     away = unit_rows(task.prototypes)
     away = away - away.mean(-2, keepdim=True)
     inner = products(rows.query, away)
-    width = spread(rows.query)
+    deviation = mean_deviation(rows.query)
     if len(rows.index):
-        width = torch.maximum(width, spread(rows.support))
-    # With both towers scaled to this spread, rows and names weigh the same for every encoder.
-    scale = NAME_SHARPNESS / (width * lengths(away).mean(-2, keepdim=True))
+        deviation = torch.maximum(deviation, mean_deviation(rows.support))
+    # Dividing by the spread of rows and of names makes encoders with narrow embeddings comparable.
+    scale = NAME_SHARPNESS / (deviation * lengths(away).mean(-2, keepdim=True))
     scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
     if not len(rows.index):
         return NameLogits(inner * (scale * weight), None, away, inner)
@@ -170,7 +170,7 @@ def names_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits:
 
 
 def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
-    """The factor on the logits [B, R, K] of the judges that fits their labels, and the misfit; [B].
+    """The factor on the judges' logits [B, R, K] that fits their labels best, and the misfit; [B].
 
     ``ln factor ~ N(0, ln(2)^2)`` a priori.
     """
@@ -182,13 +182,13 @@ def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
 
 
 def lengths(x: Tensor) -> Tensor:
-    """[.., N, D] -> [.., N, 1]."""
+    """Norms of rows, [.., N, D] -> [.., N, 1]."""
     found: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return found
 
 
-def spread(x: Tensor) -> Tensor:
-    """How far rows are from their mean, on average; [.., 1, 1]."""
+def mean_deviation(x: Tensor) -> Tensor:
+    """The mean distance of rows to their mean, [.., 1, 1]."""
     return lengths(x - x.mean(-2, keepdim=True)).mean(-2, keepdim=True)
 
 
@@ -202,7 +202,7 @@ def inverse(length: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sums:
-    """Parts of prototypes without the queries: s a sum of rows, the prototype s / mass."""
+    """Prototypes before they absorb the queries: s / mass, with s a sum of rows."""
 
     cross: Tensor  # [B, Q, K] queries . s
     squares: Tensor  # [B or 1, 1, K] s . s
@@ -213,14 +213,14 @@ class Sums:
         return torch.sub(self.squares / self.mass.square(), self.cross / self.mass, alpha=2)
 
     def narrowed(self, kept: Tensor) -> Sums:
-        """For some of the classes, [B, M]."""
+        """The same for the classes `kept` [B, M] only."""
         return Sums(*(narrowed(x, kept) for x in (self.cross, self.squares, self.mass)))
 
     def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
-        """The same with the queries absorbed, each query classified without itself.
+        """The distances once prototypes have absorbed the queries, each query without itself.
 
-        `weights` [B, Q, K] are those of a query in a class, `inner` the products of the queries
-        with the sums so weighted, `own` [B, Q, 1] with themselves.
+        `weights` [B, Q, K] are those of the queries in each class, `inner` the products of queries
+        with the weighted sums of all queries, `own` [B, Q, 1] those with themselves.
         """
         everything = self.cross + inner
         square = (weights * (self.cross + everything)).sum(-2, keepdim=True) + self.squares
@@ -231,12 +231,12 @@ class Sums:
 
 
 def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
-    """Any number of labelled rows: prototypes start as names, and absorb rows and queries."""
-    rows = rows_of(task)
-    names = names_of(task, rows, logit_scale)
+    """Solve tasks with prototypes that start as names and absorb labelled rows and queries."""
+    rows = unit_rows_of(task)
+    names = name_logits_of(task, rows, logit_scale)
     Q, K = names.query.shape[-2:]
     weight = min(1.0, QUERIES_PER_CLASS * K / Q)
-    found = proportions(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options, task.measures)
+    found = adapted(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options, task.measures)
     centre = centre_of(rows, names, found.probabilities)
     off = rows.query - centre
     length = inverse(lengths(off))
@@ -246,7 +246,7 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
     added = names.query if names.judges is None else names.query * column(factor)
     if len(rows.index):
         logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
-        found = proportions(logits, weight, FIRST_ITERATIONS, options, task.measures)
+        found = adapted(logits, weight, FIRST_ITERATIONS, options, task.measures)
     kept, measures = classes_kept(found, Q), task.measures
     if kept is not None:
         added, sums = narrowed(added, kept), sums.narrowed(kept)
@@ -258,13 +258,13 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
         W = found.probabilities.square()
         d = sums.distances_with(W, torch.bmm(gram, W), own)
         logits = torch.addcmul(added, d, sharpness, value=-1)
-        found = proportions(logits, weight, STEP_ITERATIONS, options, measures)
+        found = adapted(logits, weight, STEP_ITERATIONS, options, measures)
     found = found._replace(proportions=found.prevalence().estimate.to(found.dual.dtype))
     return found if kept is None else widened(found, kept, K)
 
 
 def classes_kept(found: Solution, Q: int) -> Tensor | None:
-    """The classes with the most queries, [B, M]; None for all: Q queries have at most Q classes."""
+    """The likeliest classes, [B, M], or None for all; M >= Q, the most classes that may occur."""
     M = max(LEAST_CLASSES, Q)
     if found.proportions.shape[-1] <= M:
         return None
@@ -279,7 +279,7 @@ def narrowed(x: Tensor, kept: Tensor) -> Tensor:
 
 
 def widened(found: Solution, kept: Tensor, K: int) -> Solution:
-    """A solution for all classes; classes that were dropped have no share."""
+    """The solution for all K classes, from that for the `kept` ones; others have probability 0."""
     u = found.probabilities
     B, Q, M = u.shape
     place = kept.unsqueeze(1).expand(B, Q, M)
@@ -295,7 +295,7 @@ def widened(found: Solution, kept: Tensor, K: int) -> Solution:
 def centre_of(rows: UnitRows, names: NameLogits, u: Tensor) -> Tensor:
     """Estimate of the mean of all class means, [B, 1, D].
 
-    Combines the queries and the labelled rows, each weighted by the number of classes it has seen.
+    A mean of two estimates, from queries and from labelled rows, weighted by their class counts.
     """
     share = u.mean(-2, keepdim=True)
     centre = rows.query.mean(-2, keepdim=True)
@@ -317,7 +317,7 @@ def centre_of(rows: UnitRows, names: NameLogits, u: Tensor) -> Tensor:
 def anchored(
     rows: UnitRows, names: NameLogits, centre: Tensor, x: Tensor, length: Tensor
 ) -> tuple[Sums, Tensor]:
-    """Anchors and labelled rows together, and the factor on all logits that fits the latter, [B].
+    """The sums of anchors and labelled rows, and the factor on logits that fits the judges, [B].
 
     `x` [B, Q, D] are the queries minus the centre, normalised by the factors `length` [B, Q, 1].
     """
@@ -344,7 +344,7 @@ def anchored(
     judges = rows.judges(support)
     own = rows.judges(labels).unsqueeze(-1)
     d = Sums(products(judges, s), squares, mass).distances()
-    # As far from its class as a new row is on average.
+    # Move each judge as far from its own class as a new row is on average.
     mass = mass.expand_as(d).gather(-1, own)
     square = judges.square().sum(-1, keepdim=True)
     d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
@@ -357,11 +357,11 @@ def anchored(
 
 
 def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str, Any]) -> Solution:
-    """By the likelihoods of the labelled rows, with as much of the names as these choose."""
-    rows = rows_of(task)
-    names = names_of(task, rows, logit_scale)
+    """Solve with the likelihood of the labelled rows, plus names in the share that suits them."""
+    rows = unit_rows_of(task)
+    names = name_logits_of(task, rows, logit_scale)
     likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
-    share, factor = weighed(task, rows, likelihood, names)
+    share, factor = fitted_name_share(task, rows, likelihood, names)
     softened = replace(
         likelihood,
         sharpness=likelihood.sharpness * factor,
@@ -371,12 +371,12 @@ def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str
     return classify(softened, task.query, added, measures=task.measures, **options)[0]
 
 
-def weighed(
+def fitted_name_share(
     task: Task, rows: UnitRows, likelihood: Likelihood, names: NameLogits
 ) -> tuple[Tensor, Tensor]:
-    """How much of the names' logits to add, and the factor on the sum, at most 1; [B] each.
+    """The share of the names' logits to add, and the factor on the sum, at most 1; [B] each.
 
-    Maximises the likelihood of the judges' labels, each as far from its own class as a new row.
+    They make the labels of the judges most likely, each as far from its own class as a new row.
     """
     one = names.query.new_ones(len(names.query))
     if names.judges is None:

@@ -1,4 +1,4 @@
-"""The engine for many small tasks: all queries of all tasks at once.
+"""The engine for many small tasks, which solves all of them at once.
 
 Letters: B tasks, Q queries, K classes, D features. The equations are in docs/adaptive.md.
 """
@@ -11,7 +11,7 @@ from ..ops.adaptive import posterior
 from ..solution import Solution
 from .likelihood import Likelihood
 
-SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
+SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 
 
 def softer_share(a: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def softer_share(a: Tensor) -> Tensor:
 
 
 def trust_in_queries(queries: float, num_classes: int) -> float:
-    """The weight of a sure query in a prototype: less where there is hardly a query per class."""
+    """The weight in a prototype of a query with probability 1: less with few queries per class."""
     return queries / (queries + num_classes)
 
 
@@ -33,10 +33,10 @@ def solve_small(
     max_iter: int,
     tol: float,
 ) -> tuple[Solution, Tensor]:
-    """Classify the queries [B, Q, D] of tasks; `added` [B, Q, K] are further logits, and
-    `measures` [B or 1, n, K] the priors to choose from.
+    """Classify the queries [B, Q, D] of tasks.
 
-    Also returns whether the queries of each task are plainly finite, [B]; False is inconclusive.
+    `added` [B, Q, K] are further logits, `measures` [B or 1, n, K] the priors to choose from. Also
+    returns [B] bool: True if the queries of a task are finite; False is inconclusive.
     """
     if likelihood.correction is not None:
         correction = likelihood.corrected(likelihood.coordinates(query))

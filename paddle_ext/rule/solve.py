@@ -18,8 +18,8 @@ from ..solution import Solution
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from . import names
 from .engines import classify
-from .label_noise import check_label_noise, noisy_likelihood, takes_noise
-from .likelihood import Likelihood, how_many_calibrate, takes_full_metric
+from .label_noise import check_label_noise, models_noise, noisy_likelihood
+from .likelihood import Likelihood, calibration_count, uses_full_metric
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -63,13 +63,13 @@ def adaptive(
     num_classes : int, optional
         K. By default the largest label + 1.
     metric : {"auto", "diagonal", "full"}
-        "diagonal" weights every feature by its variance within the classes; "full" also uses their
-        covariance, as far as left-out labelled rows say that it helps. "auto" uses "full" from four
-        labelled rows per class.
+        "diagonal" weights every feature by its variance within the classes; "full" also uses the
+        covariance, in the share that classifies left-out labelled rows best. "auto" is "full" from
+        four labelled rows per class on.
     label_noise : float or "auto"
-        The share of labels that are wrong, in [0, 1), or "auto" to estimate it. Labelled rows then
-        count by the probability that their label is right. 0.0 trusts them all, and so does one row
-        per class. "auto" trusts more than 2^26 labelled rows times classes.
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
+        labelled row is then the probability that its label is right. All labels are trusted with
+        0.0, with one row per class, and with "auto" if labelled rows times classes exceed 2^26.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, as in `paddle_ext.adapt`.
     max_iter : int
@@ -163,9 +163,9 @@ def solve_tasks(
     label_noise: float | str = 0.0,
     **options: Any,
 ) -> Solution:
-    """Classify checked tasks, as many at a time as fit; `options` are those of `classify`.
+    """Classify checked tasks, as many at a time as fit in memory.
 
-    With class names every label is trusted.
+    `options` are those of `classify`. With class names every label is trusted.
     """
     if task.prototypes is not None or task.logits is not None:
         return names.solution(task, metric, logit_scale, **options)
@@ -191,7 +191,7 @@ def solve_tasks(
 def likelihood_of_task(
     task: Task, metric: str = "auto", label_noise: float | str = 0.0
 ) -> Likelihood:
-    """What the labelled rows of tasks say, before any query is seen."""
+    """The likelihood learned from the labelled rows of tasks; it does not depend on the queries."""
     rows = task.support, task.support_labels, task.num_classes
     return noisy_likelihood(*rows, metric, label_noise)
 
@@ -199,14 +199,14 @@ def likelihood_of_task(
 def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
     """Memory of the temporary tensors of one task."""
     (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
-    full = takes_full_metric(metric, S, K)
+    full = uses_full_metric(metric, S, K)
     M = min(S, D) if full else 0
     numbers = Q * (D + 5 * K + Q + M)
     if supports > 1:
-        R = how_many_calibrate(S, K, full)
+        R = calibration_count(S, K, full)
         numbers += 2 * K * D + R * K
         if full:
             numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K
-        if takes_noise(label_noise, S, K):
+        if models_noise(label_noise, S, K):
             numbers += (4 * S + M) * D + 6 * S * K
     return numbers * task.support.itemsize

@@ -35,7 +35,7 @@ from paddle_ext.rows import unit_rows
 from paddle_ext.rule.likelihood import (
     Likelihood,
     calibrated,
-    how_many_calibrate,
+    calibration_count,
     likelihood_of,
 )
 from paddle_ext.rule.small import solve_small
@@ -286,7 +286,7 @@ def learned(problem: Problem, full: bool) -> Likelihood:
     S, D = problem.support.shape[-2:]
     support, labels = problem.support.reshape(-1, S, D), problem.support_labels.reshape(-1, S)
     K = problem.num_classes
-    return calibrated(likelihood(support, labels, K, how_many_calibrate(S, K, full), full), S)
+    return calibrated(likelihood(support, labels, K, calibration_count(S, K, full), full), S)
 
 
 def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:

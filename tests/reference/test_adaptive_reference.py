@@ -24,7 +24,7 @@ from paddle_ext.reference.adaptive import (
     one_shot_scale,
     posterior,
     squared,
-    takes_full_metric,
+    uses_full_metric,
 )
 
 
@@ -190,9 +190,9 @@ def test_posterior_by_hand() -> None:
 
 @pytest.mark.parametrize(("S", "K", "full"), [(80, 20, True), (79, 20, False), (800, 160, True)])
 def test_when_the_metric_is_full(S: int, K: int, full: bool) -> None:
-    assert takes_full_metric("auto", S, K) is full
-    assert takes_full_metric("full", S, K)
-    assert not takes_full_metric("diagonal", S, K)
+    assert uses_full_metric("auto", S, K) is full
+    assert uses_full_metric("full", S, K)
+    assert not uses_full_metric("diagonal", S, K)
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from paddle_ext.methods import Adaptive, Prediction
 from paddle_ext.rule import likelihood as learning
 from paddle_ext.rule.engines import classify
 from paddle_ext.rule.hubs import one_shot_hubs
-from paddle_ext.rule.likelihood import Likelihood, how_many_calibrate, likelihood_of
+from paddle_ext.rule.likelihood import Likelihood, calibration_count, likelihood_of
 
 CLASSES, DIMENSION = 40, 32
 
@@ -122,7 +122,7 @@ def test_many_classes_of_one_shot(judges: int, monkeypatch: pytest.MonkeyPatch) 
     specification = import_module("paddle_ext.reference.adaptive")
     for module in (learning, specification):
         monkeypatch.setattr(module, "MOST_ENTRIES", judges * K if judges > 128 else 0)
-    assert how_many_calibrate(K, K, False) == judges
+    assert calibration_count(K, K, False) == judges
     rows = torch.randn(2, K, 5, generator=torch.Generator().manual_seed(0)).double()
     found = likelihood_of(rows, torch.randperm(K).expand(2, -1), K)
     for means, squares, bias in zip(found.prototypes, found.squares, found.bias, strict=True):
@@ -156,8 +156,8 @@ class Largest(TorchDispatchMode):
 def test_memory_of_one_shot() -> None:
     """Linear in the number of classes, and so is the work."""
     K, D = 20_000, 4
-    assert how_many_calibrate(K, K, False) * K <= learning.MOST_ENTRIES
-    assert how_many_calibrate(10**6, 10**6, False) == learning.MOST_ROWS
+    assert calibration_count(K, K, False) * K <= learning.MOST_ENTRIES
+    assert calibration_count(10**6, 10**6, False) == learning.MOST_ROWS
     rows = torch.randn(1, K, D, generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
         found = likelihood_of(rows, torch.arange(K).unsqueeze(0), K)
@@ -170,12 +170,12 @@ def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer calibration rows than classes give nearly the same result."""
     full = metric == "full"
     sizes = 10 * CLASSES, CLASSES, full
-    assert how_many_calibrate(*sizes) == (256 if full else 128)
+    assert calibration_count(*sizes) == (256 if full else 128)
     whole = likelihood(10, metric)
     monkeypatch.setattr(learning, "MOST_ROWS", 30)
-    assert how_many_calibrate(*sizes) == (60 if full else CLASSES)
+    assert calibration_count(*sizes) == (60 if full else CLASSES)
     monkeypatch.setattr(learning, "MOST_ENTRIES", 35 * CLASSES)
-    assert how_many_calibrate(*sizes) == (60 if full else 35)
+    assert calibration_count(*sizes) == (60 if full else 35)
     fewer = likelihood(10, metric)
     assert float(fewer.sharpness) == pytest.approx(float(whole.sharpness), rel=0.6)
     *given, truth = task(5, shots=10)

@@ -12,7 +12,7 @@ from paddle_ext.rule.correction import (
     corrected_likelihood,
     correction_of,
     left_out,
-    takes_correction,
+    uses_correction,
 )
 from paddle_ext.rule.engines import classify
 from paddle_ext.rule.likelihood import Likelihood, likelihood_of, reweighted
@@ -134,7 +134,7 @@ def test_batches_do_not_depend_on_each_other() -> None:
     ],
 )
 def test_when_it_is_worth_its_time(S: int, D: int, K: int, worth: bool) -> None:
-    assert takes_correction(S, D, K) is worth
+    assert uses_correction(S, D, K) is worth
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
 from paddle_ext.methods import create
 from paddle_ext.rule.correction import corrected_likelihood, left_out
 from paddle_ext.rule.engines import classify
-from paddle_ext.rule.label_noise import LeftOut, noisy_likelihood, weighed
+from paddle_ext.rule.label_noise import LeaveOneOut, noisy_likelihood, weigh_labels
 from paddle_ext.rule.likelihood import learned, likelihood_of
 
 K = 8
@@ -40,7 +40,7 @@ def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: i
     known = likelihood_of(support[None], labels[None], K)
     native = learned(support[None], labels[None], K, every=True).left_out
     assert native is not None
-    rows = LeftOut.of(known, support[None], labels[None])
+    rows = LeaveOneOut.of(known, support[None], labels[None])
     found = rows.distances(known, torch.ones_like(rows.squares))
     # The native distances lack a constant of each row.
     difference = found - native
@@ -64,7 +64,7 @@ def test_same_as_the_reference(D: int, shots: int, label_noise: float | str) -> 
 def test_wrong_labels_are_outvoted(shots: int) -> None:
     support, labels, truth, query, target = task(20, shots, 0.4)  # 20 take the correction
     rows = support[None], labels[None]
-    found = weighed(*rows, K, "auto")
+    found = weigh_labels(*rows, K, "auto")
     assert abs(float(found.rate) - 0.4) < 0.1
     right = labels == truth
     assert found.weights[0, right].min() > 0.5
@@ -98,7 +98,7 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
     given = torch.linspace(0.5, 2, len(labels), dtype=torch.float64)
     known = corrected_likelihood(support, labels, K, given, "auto")
     plain = likelihood_of(support[None], labels[None], K)
-    found = weighed(support[None], labels[None], K, "auto", given=given[None])
+    found = weigh_labels(support[None], labels[None], K, "auto", given=given[None])
     total = found.weights[0] * given
     x = plain.coordinates(support[None])[0]
     for k in range(K):
