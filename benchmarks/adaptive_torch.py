@@ -25,7 +25,7 @@ NEWTON_STEPS, ARRIVED, LONGEST = 40, 1e-3, 1.5
 CHECK_EVERY = 4  # iterations of the proportions between two looks at the criterion
 
 
-class Rows(NamedTuple):
+class MetricRows(NamedTuple):
     """Rows in the coordinates; x A y is ``plain x.(scale y) + sign (P x).(P y)`` if full."""
 
     x: Tensor  # [B, N, D]
@@ -39,13 +39,13 @@ class Metric(NamedTuple):
     plain: Tensor | float  # [B, 1, 1]
     projected: Tensor | float = 0.0  # [B, 1, 1]
 
-    def products(self, a: Rows, b: Rows) -> Tensor:
+    def products(self, a: MetricRows, b: MetricRows) -> Tensor:
         found = (a.x @ b.scaled.mT) * self.plain
         if a.projected is None or b.projected is None:
             return found
         return found.add_((a.projected @ b.projected.mT) * self.projected)
 
-    def squares(self, a: Rows) -> Tensor:
+    def squares(self, a: MetricRows) -> Tensor:
         found = (a.x * a.scaled).sum(-1, keepdim=True) * self.plain
         if a.projected is not None:
             found = found + a.projected.square().sum(-1, keepdim=True) * self.projected
@@ -173,7 +173,7 @@ def full_metric(x: Tensor, labels: Tensor, means: Tensor, scale: Tensor) -> Full
     )
 
 
-def plain_distances(who: Judges, rows: Rows, means: Rows) -> tuple[Tensor, Tensor]:
+def plain_distances(who: Judges, rows: MetricRows, means: MetricRows) -> tuple[Tensor, Tensor]:
     """To all classes [B, R, K], up to a constant per row, and to the own, without the row [B, R].
 
     In the feature scale.
@@ -187,7 +187,7 @@ def plain_distances(who: Judges, rows: Rows, means: Rows) -> tuple[Tensor, Tenso
 
 
 def full_distances(
-    who: Judges, rows: Rows, means: Rows, full: Full, plain_own: Tensor
+    who: Judges, rows: MetricRows, means: MetricRows, full: Full, plain_own: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same in the full metric, as large on average, and the factor for that [B, 1]."""
     metric = Metric(full.plain, full.sign)
@@ -256,7 +256,7 @@ def hubs(d: Tensor, who: Judges, f: Tensor) -> Tensor:
     return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows + 1))
 
 
-def one_shot_hubs(means: Rows) -> Tensor:
+def one_shot_hubs(means: MetricRows) -> Tensor:
     """The same with the class means as rows, each without its own class; less if they are few."""
     K, plain = means.x.shape[1], Metric(1.0)
     logits = SHARPNESS * plain.products(means, means)
@@ -271,8 +271,8 @@ def one_shot_hubs(means: Rows) -> Tensor:
 class Model(NamedTuple):
     """Logits are ``bias - sharpness / 2`` times the distances of the queries to the means."""
 
-    means: Rows
-    query: Rows
+    means: MetricRows
+    query: MetricRows
     metric: Metric
     sharpness: Tensor  # [B]
     bias: Tensor  # [B, K]
@@ -293,7 +293,7 @@ def one_shot_scale(means: Tensor) -> Tensor:
 
 def one_shot(means: Tensor, query: Tensor) -> Model:
     scale = one_shot_scale(means)
-    w, z = (Rows(x, x * scale) for x in (means, query))
+    w, z = (MetricRows(x, x * scale) for x in (means, query))
     sharpness = means.new_full((len(means),), SHARPNESS)
     return Model(w, z, Metric(1.0), sharpness, one_shot_hubs(w), ONE_SHOT_TEMPER)
 
@@ -305,7 +305,7 @@ def learned(
     B, K = shots.shape
     who = judges(x, labels, shots, max(256 if full else 128, min(K, 2**24 // K)))
     scale = feature_scale(who, means)
-    rows, w, z = (Rows(part, part * scale) for part in (who.x, means, query))
+    rows, w, z = (MetricRows(part, part * scale) for part in (who.x, means, query))
     d, own = plain_distances(who, rows, w)
     if not full:
         f = calibrated(d.unsqueeze(0), who)[0].squeeze(0)

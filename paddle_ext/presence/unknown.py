@@ -242,7 +242,7 @@ def discriminant(known: Tensor, strange: Tensor) -> Tensor:
     Few rows are shrunk towards independent signs of which only the products are informative. For
     known rows the weighted sum has a spread of 1.
     """
-    unit = torch.stack([spread(x) for x in known.unbind(1)])
+    unit = torch.stack([shrunk_deviation(x) for x in known.unbind(1)])
     known, strange = known / unit, strange / unit
     off = torch.cat([x - x.mean(0) for x in (known, strange) if len(x)])
     m, prior = min(len(known), len(strange)), known.new_tensor([0.0, 1.0, 0.0])
@@ -251,11 +251,11 @@ def discriminant(known: Tensor, strange: Tensor) -> Tensor:
     apart = (m * apart + PRIOR_ROWS * prior) / (m + PRIOR_ROWS)
     weights = torch.linalg.solve(covariance, apart).clamp(min=0)
     weights[1] += weights.sum() == 0  # products, if nothing identifies strangers
-    found: Tensor = weights / spread(known @ weights) / unit
+    found: Tensor = weights / shrunk_deviation(known @ weights) / unit
     return found
 
 
-def spread(x: Tensor) -> Tensor:
+def shrunk_deviation(x: Tensor) -> Tensor:
     """The spread of non-negative numbers; for few numbers, shrunk to a share of the mean."""
     mean = x.mean()
     squares = (x - mean).square().sum() + PRIOR_ROWS * (SPREAD_SHARE * mean) ** 2

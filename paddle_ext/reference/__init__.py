@@ -1,4 +1,4 @@
-"""The methods in plain torch: readable, batched, any float dtype. The native code must agree."""
+"""The methods in readable, plain torch, for any float dtype; the native code agrees with them."""
 
 from .adapt import adapt
 from .adaptive import adaptive

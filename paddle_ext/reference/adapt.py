@@ -15,9 +15,9 @@ from e = ln m and a = 1. No step lowers the bound of the evidence
       + ln G(K a) - ln G(w Q + K a) + sum_k ( ln G(N_k + a m_k) - ln G(a m_k) ).
 
 Without a prior m = 1: if all classes are present, a grows and the proportions hardly matter; if few
-are, a shrinks and absent classes vanish. With a prior p there is a second run, m = K p. It counts
-if its bound is larger; its a may not be smaller than that of the first, or any prior would win
-where few classes are present. Impossible classes have m = 0 in both runs.
+are, a shrinks and absent classes vanish. With a prior p the iteration is run again with m = K p,
+and this result is used if its bound is larger. Its a may not be smaller than that of the first run,
+or any prior would win where few classes are present. Impossible classes have m = 0 in both runs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ from torch import Tensor
 
 from ..solution import Solution
 
-FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # concentrations
-LOWEST = -1.7e308  # stands for minus infinity, ...
-IMPOSSIBLE = -1e30  # ... and this for that of the dual
-LEAST_WEIGHT = 1e-8  # of a possible class in a prior, relative to the mean
+FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # the concentration: first, smallest and largest
+LOWEST = -1.7e308  # stands for minus infinity in logits
+IMPOSSIBLE = -1e30  # stands for minus infinity in the dual
+LEAST_WEIGHT = 1e-8  # smallest weight of a possible class in a prior, relative to the mean weight
 
 
 def trigamma(x: Tensor) -> Tensor:
-    """For x > 0. Torch is accurate to only 5e-10 for small x, so x is first shifted up."""
+    """The trigamma function for x > 0.
+
+    Torch's is accurate to only 5e-10 for small x, so x is first shifted up by the recurrence.
+    """
     lower = torch.zeros_like(x)
     for _ in range(20):
         lower = lower + x.square().reciprocal()
@@ -45,8 +48,8 @@ def trigamma(x: Tensor) -> Tensor:
     return found
 
 
-class Run(NamedTuple):
-    """The end of the iterations under one measure."""
+class Iterated(NamedTuple):
+    """The state after the iterations under one measure."""
 
     dual: Tensor  # [B, K] e
     concentration: Tensor  # [B, 1] a
@@ -57,7 +60,7 @@ class Run(NamedTuple):
 
 
 def measures(prior: Tensor, B: int) -> tuple[Tensor, Tensor]:
-    """The measures of a prior [K] or [B, K]: even over possible classes, and its own; [B, K]."""
+    """Two measures [B, K] of a prior [K] or [B, K]: even over possible classes, and the prior's."""
     p = torch.as_tensor(prior).detach().double()
     p = (p / p.amax(-1, True)).expand(B, -1)
     K, possible = p.shape[-1], p > 0
@@ -79,7 +82,10 @@ def next_concentration(a: Tensor, counts: Tensor, total: float, m: Tensor, least
 
 
 def bound(logits: Tensor, e: Tensor, a: Tensor, m: Tensor, weight: float) -> Tensor:
-    """Bound of the evidence, [B], with u optimal for e; logits [B, Q, K], e, m [B, K], a [B, 1]."""
+    """Lower bound of the log evidence, [B], with u optimal for e.
+
+    Logits are [B, Q, K], e and m [B, K], a [B, 1].
+    """
     Q, K = logits.shape[-2:]
     z = logits + e.unsqueeze(-2)
     counts = weight * z.softmax(-1).sum(-2)
@@ -89,7 +95,9 @@ def bound(logits: Tensor, e: Tensor, a: Tensor, m: Tensor, weight: float) -> Ten
     return queries + prior + (torch.lgamma(counts + own) - torch.lgamma(own)).sum(-1)
 
 
-def run(logits: Tensor, m: Tensor, least: Tensor, weight: float, max_iter: int, tol: float) -> Run:
+def iterate(
+    logits: Tensor, m: Tensor, least: Tensor, weight: float, max_iter: int, tol: float
+) -> Iterated:
     """Iterate under the measure m [B, K], with a at least `least` [B, 1]."""
     B, Q, K = logits.shape
     e, a = m.log().clamp(min=IMPOSSIBLE), least.clamp(min=FIRST)
@@ -113,7 +121,7 @@ def run(logits: Tensor, m: Tensor, least: Tensor, weight: float, max_iter: int, 
         iterations += running.int()
         if tol > 0:
             running = running & (criterion > tol)
-    return Run(e, a, m, iterations, criterion, bound(logits, e, a, m, weight))
+    return Iterated(e, a, m, iterations, criterion, bound(logits, e, a, m, weight))
 
 
 def adapt(
@@ -146,12 +154,12 @@ def adapt(
     B = len(given)
     even, own = (x.to(given.device) for x in measures(torch.ones(K) if prior is None else prior, B))
     least = given.new_full((B, 1), LEAST)
-    found, used = run(given, even, least, weight, max_iter, tol), None
+    found, used = iterate(given, even, least, weight, max_iter, tol), None
     if prior is not None:
-        other = run(given, own, found.concentration, weight, max_iter, tol)
+        other = iterate(given, own, found.concentration, weight, max_iter, tol)
         used = other.bound > found.bound
         both = zip(found, other, strict=True)
-        found = Run(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
+        found = Iterated(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
     e, a = found.dual, found.concentration
     u = (given + e.unsqueeze(-2)).softmax(-1)
     proportions = (weight * u.sum(-2) + a * found.measure) / (weight * Q + K * a)

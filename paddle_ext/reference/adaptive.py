@@ -15,38 +15,38 @@ from torch import Tensor
 from ..solution import Solution
 from .adapt import adapt, measures
 from .calibrate import calibrate
-from .label_noise import Metric, weighed
+from .label_noise import Metric, weigh_labels
 from .paddle import batched, computing_dtype, unit_rows
 
-SHARPNESS = 16.0  # of one shot, and the centre of its prior
-SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
-MOST_ENTRIES = 2**24  # of the matrix of judges and classes, with more than 128 judges
-MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric, in addition to 0
-SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
-ONE_SHOT_TEMPER = 0.7  # of probabilities that nothing calibrates
+SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
+SAME, NO_SCATTER = 1e-6, 1e-10  # smaller lengths, and squared distances, are rounding
+MOST_ENTRIES = 2**24  # limit on judges times classes, if there are more than 128 judges
+MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
+SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
+ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 
 
-class Rows(NamedTuple):
-    """The calibration rows."""
+class CalibrationRows(NamedTuple):
+    """The calibration rows, or judges: labelled rows of classes with at least two."""
 
     x: Tensor  # [R, D]
     own: Tensor  # [R] their classes
-    shots: Tensor  # [R] of their classes
-    off: Tensor  # [R, D] v
+    shots: Tensor  # [R] labelled rows of their classes
+    off: Tensor  # [R, D] v, their offsets from the class mean
 
 
 class Judged(NamedTuple):
     """A metric, and the distances of the calibration rows in it, each left out of its class."""
 
     metric: Tensor  # [D, D]
-    rows: Tensor  # [R, K]
+    rows: Tensor  # [R, K] squared distances
 
-    def own(self, rows: Rows) -> Tensor:
+    def own(self, rows: CalibrationRows) -> Tensor:
         return self.rows.gather(1, rows.own.unsqueeze(1)).squeeze(1)
 
 
 class Likelihood(NamedTuple):
-    """What labelled rows say: the logits of a row are ``bias - sharpness / 2 distances``."""
+    """What labelled rows determine; the logits of a row are ``bias - sharpness / 2 distances``."""
 
     centre: Tensor  # [D]
     means: Tensor  # [K, D]
@@ -82,23 +82,25 @@ def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:
     return torch.stack([x[labels == k].mean(0) for k in range(K)])
 
 
-def chosen_to_judge(able: int, K: int, full: bool) -> list[int]:
-    """Of `able` rows, evenly spread: 128, 256 for the full metric, or K."""
-    R = min(able, max(256 if full else 128, min(K, MOST_ENTRIES // K)))
-    return [(2 * i + 1) * able // (2 * R) for i in range(R)]
+def chosen_to_judge(count: int, K: int, full: bool) -> list[int]:
+    """The indices of the judges among `count` rows, evenly spread: 128, 256 if `full`, or K."""
+    R = min(count, max(256 if full else 128, min(K, MOST_ENTRIES // K)))
+    return [(2 * i + 1) * count // (2 * R) for i in range(R)]
 
 
-def calibrating(x: Tensor, labels: Tensor, means: Tensor, shots: Tensor, full: bool) -> Rows:
-    """The judges, of classes with two rows or more."""
+def choose_calibration_rows(
+    x: Tensor, labels: Tensor, means: Tensor, shots: Tensor, full: bool
+) -> CalibrationRows:
+    """Choose the calibration rows among the rows x [S, D] of classes with two rows or more."""
     S, K = len(x), len(means)
-    able = [i for i in range(S) if shots[labels[i]] >= 2]
-    chosen = torch.tensor([able[i] for i in chosen_to_judge(len(able), K, full)])
+    candidates = [i for i in range(S) if shots[labels[i]] >= 2]
+    chosen = torch.tensor([candidates[i] for i in chosen_to_judge(len(candidates), K, full)])
     chosen = chosen.to(labels.device)
     own = labels[chosen]
-    return Rows(x[chosen], own, shots[own], x[chosen] - means[own])
+    return CalibrationRows(x[chosen], own, shots[own], x[chosen] - means[own])
 
 
-def feature_scale(rows: Rows) -> Tensor:
+def feature_scale(rows: CalibrationRows) -> Tensor:
     """Feature weights, lower for large variance within the classes, [D]."""
     degrees = ((rows.shots - 1) / rows.shots).sum()
     variance = rows.off.square().sum(0) / degrees
@@ -114,16 +116,16 @@ def squared(x: Tensor, w: Tensor, metric: Tensor) -> Tensor:
     return ((away @ metric) * away).sum(-1)
 
 
-def by_scale(rows: Rows, means: Tensor) -> Judged:
-    """The diagonal metric."""
+def by_scale(rows: CalibrationRows, means: Tensor) -> Judged:
+    """The diagonal metric, and the distances of the calibration rows in it."""
     metric = feature_scale(rows).diag()
     squares = ((rows.off @ metric) * rows.off).sum(-1)
     own = (rows.shots + 1) / (rows.shots - 1) * squares
     return judged(metric, squared(rows.x, means, metric), own, rows)
 
 
-def by_covariance(rows: Rows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
-    """The full metric, for each calibration row as if it were absent.
+def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
+    """The full metric, and the distances of each calibration row in the one learned without it.
 
     `off` is v of all labelled rows; `plain` is the diagonal metric.
     """
@@ -148,8 +150,8 @@ def by_covariance(rows: Rows, means: Tensor, off: Tensor, plain: Judged) -> Judg
     return Judged(found.metric / kappa, found.rows / kappa)
 
 
-def judged(metric: Tensor, others: Tensor, own: Tensor, rows: Rows) -> Judged:
-    """From distances to all classes [R, K], and those to the own class without the row [R]."""
+def judged(metric: Tensor, others: Tensor, own: Tensor, rows: CalibrationRows) -> Judged:
+    """The metric with distances to `others` [R, K], and to the own class without the row, [R]."""
     return Judged(metric, others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1)))
 
 
@@ -160,8 +162,8 @@ def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:
     return float(found[0]), float(found[1])
 
 
-def hubs(distances: Tensor, rows: Rows, f: float) -> Tensor:
-    """Lower bias for classes that attract rows of others, [K]."""
+def hubs(distances: Tensor, rows: CalibrationRows, f: float) -> Tensor:
+    """A bias [K] that is lower for classes that attract rows of others."""
     p = torch.softmax(-f / 2 * distances, dim=-1)
     return bias_of(p.scatter(1, rows.own.unsqueeze(1), 0.0))
 
@@ -180,7 +182,7 @@ def one_shot_scale(means: Tensor) -> Tensor:
 
 
 def one_shot_hubs(means: Tensor, metric: Tensor) -> Tensor:
-    """The same with class means as judges, each without its own class; less if they are few."""
+    """`hubs` for one row per class: rows judge all classes but their own; reduced if few judge."""
     K = len(means)
     if K == 1:
         return means.new_zeros(1)
@@ -192,7 +194,7 @@ def one_shot_hubs(means: Tensor, metric: Tensor) -> Tensor:
 
 
 def bias_of(attracted: Tensor) -> Tensor:
-    """From what each class attracts of each judge, [R, K], to its bias, [K]."""
+    """The bias of classes, [K], from the probability that each attracts from each judge, [R, K]."""
     R, K = attracted.shape
     drawn = attracted.sum(0)
     return -torch.log(1 + (drawn - drawn.mean()) / (R / K + 1))
@@ -201,7 +203,10 @@ def bias_of(attracted: Tensor) -> Tensor:
 def moved_distances(
     x: Tensor, means: Tensor, shots: Tensor, weights: Tensor, metric: Tensor
 ) -> Tensor:
-    """Distances to prototypes that absorbed the queries by weights [Q, K], without each itself."""
+    """Squared distances of queries x [Q, D] to prototypes that have absorbed all other queries.
+
+    `weights` [Q, K] are those of the queries in the prototypes.
+    """
     found = []
     for q in range(len(x)):
         others = weights.clone()
@@ -230,7 +235,7 @@ def likelihood(
         bias = one_shot_hubs(means, scale)
         return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
     full_metric = uses_full_metric(metric, S, K)
-    rows = calibrating(x, labels, means, shots, full_metric)
+    rows = choose_calibration_rows(x, labels, means, shots, full_metric)
     plain = best = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
     excess = variance / shots - variance * K / S
@@ -252,7 +257,7 @@ def likelihood(
     known = label_noise_metric(plain.metric, full.metric, share, off, K)
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
     known = known._replace(whole=best.metric)
-    noisy = weighed(x, labels, off, known, judges, label_noise, variance)
+    noisy = weigh_labels(x, labels, off, known, judges, label_noise, variance)
     if noisy is None:
         return found
     found = found._replace(means=noisy.means, shots=noisy.shots, sharpness=noisy.sharpness)
@@ -260,7 +265,7 @@ def likelihood(
 
 
 def label_noise_metric(plain: Tensor, full: Tensor, share: float, off: Tensor, K: int) -> Metric:
-    """The metric as `weighed` needs it, to leave rows out of the covariance."""
+    """The metric in the form that `weigh_labels` needs to leave rows out of the covariance."""
     if not share:
         return Metric(plain, torch.zeros_like(plain), 0.0)
     S, D = off.shape
@@ -280,12 +285,15 @@ def posterior(
     added: Tensor | None = None,
     prior: Tensor | None = None,
 ) -> Solution:
-    """Classify the queries [Q, D] of one task; `added` [Q, K] are further logits, `prior` [K]."""
+    """Classify the queries [Q, D] of one task.
+
+    `added` [Q, K] are further logits, `prior` [K] is what is known of the proportions.
+    """
     Q, K, S = len(query), len(known.shots), known.rows
     z = centred(query, known.centre)
-    still, more = known.distances(z), 0.0 if added is None else added
+    distances, more = known.distances(z), 0.0 if added is None else added
     weight = 2 * S / (2 * S + Q)
-    logits = known.logits(still) + more
+    logits = known.logits(distances) + more
     found = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
     assert found.concentration is not None
     u, a = found.probabilities, found.concentration
@@ -295,13 +303,13 @@ def posterior(
     logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
     even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
     m = own if found.prior_used else even
-    others = weight * (u.sum(0) - u)  # of each query, [Q, K]
+    others = weight * (u.sum(0) - u)  # class counts without each query, [Q, K]
     left = torch.log(others.clamp(min=0) + a * m)
     u = torch.softmax(known.temper * (logits + left), dim=-1)
     labels = u.argmax(-1)
     counted = torch.stack([(labels == k).sum() for k in range(K)])
-    some = int((counted > 0).sum()) / K
-    shares = (1 - some) * counted / Q + some * u.mean(0)
+    labelled_share = int((counted > 0).sum()) / K
+    shares = (1 - labelled_share) * counted / Q + labelled_share * u.mean(0)
     return found._replace(labels=labels, probabilities=u, proportions=shares)
 
 

@@ -1,4 +1,4 @@
-"""The sharpness of squared distances by cross-entropy, in plain torch: the specification.
+"""Calibrate the sharpness of squared distances by cross-entropy, in plain torch: the specification.
 
 For rows i with distances d_ik to the classes and own classes y_i, each task minimises over ln f
 
@@ -14,8 +14,9 @@ import math
 import torch
 from torch import Tensor
 
-LEAST, MOST = 0.1, 1e4  # of f
-MAX_STEPS, ARRIVED, LONGEST = 40, 1e-3, 1.5  # of Newton, the last two in ln f
+LEAST, MOST = 0.1, 1e4  # limits of f
+MAX_STEPS = 40  # of Newton's method
+ARRIVED, LONGEST = 1e-3, 1.5  # it stops at a step shorter than the first, in ln f; limit on steps
 
 
 def calibrate(
@@ -26,9 +27,9 @@ def calibrate(
     centre: float = 16.0,
     spread: float = math.log(2.0),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the sharpness [B], the minimum [B] and the attraction of classes [B, K].
+    """The sharpness [B], the minimum [B], and what classes attract from rows of others [B, K].
 
-    See `paddle_ext.ops.calibrate`.
+    See `paddle_ext.ops.adaptive.calibrate`.
 
     Examples
     --------

@@ -14,12 +14,12 @@ EPSILON = 1e-15
 
 
 def fit(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
-    """Parameters [C] of largest likelihood for the mean of ln x, by majorisation."""
+    """The most likely Dirichlet parameters [C] for the mean of ln x, by majorisation."""
     trigamma = torch.polygamma(1, torch.ones((), dtype=torch.float64))
     for i in range(max_iter):
         digamma = torch.digamma(alpha + 1)
         curve = 2 * (digamma * alpha - torch.lgamma(alpha + 1)) / alpha**2
-        # Below, the difference of the two is lost to rounding; the next term of the series is kept.
+        # For smaller alpha the difference is lost to rounding, and the series is used instead.
         curve = torch.where(alpha > 1e-3, curve, trigamma - 4 / 3 * 1.2020569031595943 * alpha)
         b = digamma - torch.digamma(alpha.sum()) - curve * alpha - mean_log
         before, alpha = alpha, (-b + (b**2 + 4 * curve).sqrt()) / (2 * curve)
@@ -56,7 +56,7 @@ def best_classes(value: Tensor, clusters: Sequence[int]) -> dict[int, int]:
 
 
 def renamed(u: Tensor, x: Tensor) -> Tensor:
-    """u [Q, K] with clusters reordered to their classes."""
+    """u [Q, K] with each cluster moved to the class that it matches."""
     K, labels = u.shape[1], u.argmax(-1)
     held = [k for k in range(K) if bool((labels == k).any())]
     means = torch.zeros(K, K, dtype=x.dtype)

@@ -9,8 +9,8 @@ from torch import Tensor
 from .paddle import batched, unit_rows
 
 PENALTIES = 100
-SMALLEST = 1e-3  # penalty, as a share of the largest
-LEAST_SPREAD = 1e-6  # a principal axis with less, as a share of the rows' norm 1, is rounding
+SMALLEST = 1e-3  # the smallest penalty, as a share of the largest
+LEAST_SPREAD = 1e-6  # of unit-norm rows along a principal axis; less is rounding
 
 
 def annihilator(rows: Tensor, dimension: int) -> Tensor:
@@ -23,7 +23,7 @@ def annihilator(rows: Tensor, dimension: int) -> Tensor:
 
 
 def lasso_path(design: Tensor, target: Tensor) -> list[Tensor]:
-    """Coefficients [N, K] of the multi-task lasso at decreasing penalties, the first ones of 100.
+    """Coefficients [N, K] of the multi-task lasso at up to 100 decreasing penalties.
 
     Minimises ``1/2 ||target - design G||^2 + penalty sum_n ||G_n||`` for a projector, by
     accelerated proximal gradients that restart when they overshoot. The first penalty is the least

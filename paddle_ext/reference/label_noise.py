@@ -1,4 +1,4 @@
-"""Labelled rows that count by the probability that their label is right: the specification.
+"""Weigh labelled rows by the probability that their label is right: the specification.
 
 Letters as in `adaptive`; e is the share of wrong labels. The equations are in docs/adaptive.md.
 """
@@ -38,9 +38,9 @@ class Noisy(NamedTuple):
 def distances(
     x: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor, metric: Metric
 ) -> Tensor:
-    """Of each row to the weighted class means, as far from its own as a new row, [S, K].
+    """Squared distances of each row to the weighted class means, left out of its own, [S, K].
 
-    `offsets` are those from the class means without weights.
+    `offsets` [S, D] are those of the rows from the class means without weights.
     """
     K = int(labels.max()) + 1
     means, mass, squares = weighted_means(x, labels, weights, K)
@@ -63,14 +63,14 @@ def distances(
 def weighted_means(
     x: Tensor, labels: Tensor, weights: Tensor, K: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The means, the sums of the weights and of their squares."""
+    """Weighted class means [K, D], and sums of the weights and of their squares, [K] each."""
     w = weights * torch.nn.functional.one_hot(labels, K).mT  # [K, S]
     mass = w.sum(-1)
     return w @ x / mass.unsqueeze(-1), mass, w.square().sum(-1)
 
 
-def shares(own: Tensor, e: float, K: int) -> tuple[Tensor, Tensor]:
-    """The probabilities of a label and that it is right, and wrong, [R]."""
+def joint_probabilities(own: Tensor, e: float, K: int) -> tuple[Tensor, Tensor]:
+    """The joint probabilities of a label and that it is right, and that it is wrong, [R] each."""
     return (1 - e) * own, e / (K - 1) * (1 - own)
 
 
@@ -86,12 +86,14 @@ def rate_of(own: Tensor, K: int) -> float:
 
 
 def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> float:
-    """The most likely sharpness, by a parabola through the best of some and its neighbours."""
+    """The most likely sharpness: the top of a parabola through the best of several and its two
+    neighbours.
+    """
     K, fits = d.shape[1], []
     for octave in OCTAVES:
         f = SHARPNESS * 2**octave
         p = (-f / 2 * d).softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
-        right, wrong = shares(p, rate_of(p, K) if rate is None else rate, K)
+        right, wrong = joint_probabilities(p, rate_of(p, K) if rate is None else rate, K)
         fit = (right + wrong).clamp(min=TINY).log().sum()
         fits.append(float(fit) - (octave * math.log(2)) ** 2 / (2 * SPREAD**2))
     best = min(max(fits.index(max(fits)), 1), len(fits) - 2)
@@ -101,7 +103,7 @@ def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> float:
     return float(SHARPNESS * 2 ** (OCTAVES[best] + beyond / 2))
 
 
-def weighed(
+def weigh_labels(
     x: Tensor,
     labels: Tensor,
     offsets: Tensor,
@@ -110,14 +112,14 @@ def weighed(
     label_noise: float | str,
     variance: float,
 ) -> Noisy | None:
-    """Estimate wrong labels of rows [S, D] in the coordinates; None if all are right.
+    """Learn from rows [S, D] in the coordinates, some with wrong labels; None if all are right.
 
-    `judges` [R] are the numbers of the rows that choose the sharpness and the rate; `variance` is
-    the mean squared distance of a row to the mean of its class.
+    `judges` [R] are the indices of the rows that determine the sharpness and the rate; `variance`
+    is the mean squared distance of a row to the mean of its class.
     """
     S, K = len(x), int(labels.max()) + 1
-    able = labels.bincount()[labels] > 1
-    judges = judges[able[judges]]
+    has_peers = labels.bincount()[labels] > 1
+    judges = judges[has_peers[judges]]
     rate = None if label_noise == "auto" else float(label_noise)
     weights = x.new_ones(S)
     for step in range(ROUNDS + 1):
@@ -130,10 +132,10 @@ def weighed(
         e = rate_of(own[judges], K) if rate is None else rate
         if step == 0 and e == 0:
             return None
-        right, wrong = shares(own, e, K)
+        right, wrong = joint_probabilities(own, e, K)
         right, wrong = (part / (right + wrong).clamp(min=TINY) for part in (right, wrong))
         if step < ROUNDS:
-            weights = torch.where(able, right.clamp(min=LEAST), 1.0)
+            weights = torch.where(has_peers, right.clamp(min=LEAST), 1.0)
     belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(1)
     belongs = belongs.scatter(1, labels.unsqueeze(1), right.unsqueeze(1))
     drawn = (p * (1 - belongs).clamp(min=0))[judges].sum(0)

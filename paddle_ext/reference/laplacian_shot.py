@@ -12,8 +12,8 @@ from .simpleshot import distances, scaled
 def graph(z: Tensor, knn: int) -> Tensor:
     """Row q has ones at the knn - 1 queries nearest to q, itself excluded, [Q, Q].
 
-    Squared distances are compared in single precision, above 2^-20, so that equal ones compare
-    equal; of equals, the first are taken.
+    Squared distances plus 2^-20 are compared in single precision, so that equal ones compare equal;
+    of equals, the first are taken.
     """
     Q = len(z)
     compared = (distances(z, z) + 2.0**-20).float().fill_diagonal_(torch.inf)

@@ -17,8 +17,8 @@ SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4
 NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7
 
 
-class Names:
-    """Logits of the names for rows, minus their mean over the classes, with their weight."""
+class NameLogits:
+    """Logits of the names for queries and judges, minus their mean over the classes, weighted."""
 
     def __init__(self, task: NamedTask, logit_scale: float) -> None:
         shots = shots_of(task)
@@ -33,7 +33,9 @@ class Names:
         names = unit_rows(task.prototypes)
         self.away = names - names.mean(0)
         z, s = unit_rows(task.query), unit_rows(task.support)
-        width = max(spread(z), spread(s) if len(s) else 0.0) * float(self.away.norm(dim=1).mean())
+        width = max(mean_deviation(z), mean_deviation(s) if len(s) else 0.0) * float(
+            self.away.norm(dim=1).mean()
+        )
         scale = min(logit_scale, NAME_SHARPNESS / width) if width > 0 else logit_scale
         if len(s):
             self.judges = scale * s[self.judging] @ self.away.mT
@@ -47,7 +49,8 @@ def less_mean(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
-def spread(x: Tensor) -> float:
+def mean_deviation(x: Tensor) -> float:
+    """The mean distance of rows to their mean."""
     return float((x - x.mean(0)).norm(dim=1).mean())
 
 
@@ -56,12 +59,13 @@ def shots_of(task: NamedTask) -> Tensor:
 
 
 def evenly(S: int) -> Tensor:
+    """The indices of the judges among S labelled rows."""
     R = min(S, 256)
     return torch.tensor([(2 * i + 1) * S // (2 * R) for i in range(R)], dtype=torch.int64)
 
 
 def fitted(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """The factor on logits that fits the labels, and the misfit."""
+    """The factor on logits that fits the labels best, and the misfit."""
     sharpness, misfit = sharpness_of(-logits / 8, labels)
     return sharpness / 16, misfit
 
@@ -83,7 +87,7 @@ def centre_of(task: NamedTask, away: Tensor | None, u: Tensor) -> Tensor:
 
 
 def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
-    names = Names(task, logit_scale)
+    names = NameLogits(task, logit_scale)
     (Q, K), shots = names.query.shape, shots_of(task)
     weight = min(1.0, 8 * K / Q)
     first = adapt(names.query / NAME_WEIGHT, weight=weight, max_iter=min(3, max_iter), tol=tol)
@@ -126,7 +130,7 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
 
 
 def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol: float) -> Tensor:
-    names, labels = Names(task, logit_scale), task.labels
+    names, labels = NameLogits(task, logit_scale), task.labels
     known = likelihood(task.support, labels, task.num_classes, metric)
     share, factor = 1.0, 1.0
     if names.judges is not None:

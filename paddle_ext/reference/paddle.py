@@ -20,14 +20,14 @@ from torch import Tensor
 
 from ..solution import Solution, Trace
 
-AUTO_GAP = 13.0  # scaling="auto": the mean lead of the nearest class, in squared distance
+AUTO_GAP = 13.0  # "auto" scales the mean lead of the nearest class to this, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
-AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the median class's distance
+AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the distance to the median class
 
-# Numbers so small that their inverses would overflow, for float16 to float32 features and for
-# float64: a smaller range of a feature counts as zero,
+# The inverses of smaller numbers would overflow in the dtype of the computation. A smaller range of
+# a feature counts as zero,
 MIN_RANGE = {torch.float32: 1e-37, torch.float64: 1e-300}
-# and a smaller norm of a row as this one, so that the row stays shorter than one.
+# and rows of a smaller norm are divided by this instead of their norm.
 MIN_NORM = {torch.float32: 1 / 3e38, torch.float64: 1 / 1.7e308}
 
 
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
 
 def unit_rows(x: Tensor, least: float = 0.0) -> Tensor:
-    """Rows of norm 1; a zero row stays zero, and one of a norm below `least` shorter."""
+    """Rows of norm 1; shorter ones than `least` stay below norm 1, and zero rows stay zero."""
     largest = x.abs().amax(-1, keepdim=True)  # scale to at most 1, so that squares cannot overflow
     largest = torch.where(largest > 0, largest, 1)
     x = x / largest
@@ -62,14 +62,14 @@ def squared_distances(query: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """Lead of the nearest class over the median one, and the median distance; [B, Q] each."""
+    """By how much the nearest class leads the median one, and the distance to that; [B, Q] each."""
     distance = squared_distances(query, means)
     median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
     return median - distance.amin(-1), median
 
 
 def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
-    """The factor of scaling="auto" from the results of `leads`, [B]."""
+    """The factor of scaling="auto", [B], from the results of `leads`."""
     gap = lead.mean(-1)
     least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
@@ -85,8 +85,8 @@ def prepare(
 ) -> Task:
     """Bring tasks into the coordinates of the method; see `solve` for the scalings.
 
-    A shared support (a batch of 1) is never copied for every task. Only a trace needs `scatter`.
-    `dtype` is that of the computation.
+    A shared support (a batch of 1) is not copied for each task. `scatter` is computed only for a
+    trace. `dtype` is that of the computation.
     """
     if scaling == "auto":
         support, query = (unit_rows(x, MIN_NORM[dtype]) for x in (support, query))
@@ -171,9 +171,11 @@ def solve(
     temperature, epsilon : float
         Factor on the data term; added to the proportions inside the logarithm.
     max_iter, tol : int, float
-        Limit on iterations; 0.0 runs all. Default 1e-6.
+        Limit on iterations; the mean distance of moved prototypes at which a task stops, by default
+        1e-6, with 0.0 running all iterations.
     return_prototypes, trace : bool
-        Also return the prototypes in the coordinates of the inputs; the course of the iterations.
+        Also return the prototypes, in the coordinates of the inputs; and what happened in each
+        iteration, as a `Trace`.
 
     Returns
     -------
@@ -198,7 +200,7 @@ def solve(
     if tol is None:
         tol = 1e-6
 
-    # Coordinates of about 1: squares fit every dtype, and no scale overflows the logits.
+    # Scale coordinates to about 1, so that neither squares nor logits overflow.
     task, unit = of_size_one(task)
     sharpened = temperature / 2 * unit.square()
     steep = sharpened.clamp(max=torch.finfo(dtype).max).to(dtype)
@@ -210,7 +212,7 @@ def solve(
     running = torch.ones(B, dtype=torch.bool, device=z.device)
     rows: list[tuple[Tensor, Tensor, float]] = []
     for _ in range(max_iter):
-        # 1) probabilities, from the distance of each class minus the nearest: cannot overflow
+        # 1) probabilities; subtracting the distance to the nearest class prevents overflow
         distance = squared_distances(z, w)
         behind = distance - distance.amin(-1, keepdim=True)
         u_next = torch.softmax(weight / Q * v - steep * behind, dim=-1)
@@ -242,14 +244,17 @@ def solve(
 
 
 def of_size_one(task: Task) -> tuple[Task, Tensor]:
-    """The task in units in which no coordinate exceeds 1, and the size of one, [B, 1, 1]."""
+    """The task divided by a unit so that no coordinate exceeds 1, and the unit, [B, 1, 1]."""
     unit = power_of_two_above(task)
     scatter = task.scatter / unit.square().view(-1)
     return Task(task.query / unit, task.means / unit, task.shots, scatter), unit
 
 
 def power_of_two_above(task: Task) -> Tensor:
-    """The power of two above every coordinate of a task, [B, 1, 1]; dividing by it is exact."""
+    """The smallest power of two above all coordinates of a task, [B, 1, 1].
+
+    Dividing by a power of two is exact.
+    """
     largest = torch.maximum(task.query.abs().amax((-2, -1)), task.means.abs().amax((-2, -1)))
     return torch.exp2(torch.frexp(largest).exponent.double()).view(-1, 1, 1)
 
@@ -270,7 +275,7 @@ def objective(
     v: Tensor,
     w: Tensor,
 ) -> Tensor:
-    """The objective, which no iteration increases, [B]; `sharpened` multiplies the data term."""
+    """The objective, [B], which no iteration increases; `sharpened` multiplies the data term."""
     u, v, w = u.double(), v.double(), w.double()
     p = u.mean(-2, keepdim=True)
     complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
@@ -286,6 +291,7 @@ def input_prototypes(support: Tensor, one_hot: Tensor, query: Tensor, u: Tensor)
 
 
 def elapsed(start: float, x: Tensor) -> float:
+    """Seconds since `start`, after all work on the device of x."""
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start
@@ -300,7 +306,7 @@ def finish(
     rows: list[tuple[Tensor, Tensor, float]],
     keep_batch: bool,
 ) -> Solution:
-    """The batched results [B, ..] in the form of the inputs."""
+    """The solution from batched results [B, ..]; `keep_batch` keeps their batch dimension."""
     task = slice(None) if keep_batch else 0
     trace = None
     if rows:

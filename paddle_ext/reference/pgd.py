@@ -1,4 +1,4 @@
-"""PGD: the paper's objective by projected gradient descent, the method PADDLE is compared with.
+"""PGD: the paper's objective, minimised by projected gradient descent to compare with PADDLE.
 
 It minimises, over probabilities u on the simplex and prototypes w,
 

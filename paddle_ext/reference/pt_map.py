@@ -1,4 +1,4 @@
-"""PT-MAP in plain torch: power transform, then optimal transport to centroids that follow it."""
+"""PT-MAP in plain torch: a power transform, then optimal transport to centroids that move."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def pt_map(
     epochs : int
         Moves of the centroids.
     class_mass : {"balanced", "oracle"}
-        With "oracle" each of the K classes gets a mass of Q // k_eff instead, as in the public
-        code, against the 1 of every query. Such a plan does not exist; Sinkhorn's iteration then
-        ends at the "balanced" plan, times K (Q // k_eff) / Q.
+        With "oracle" each of the K classes has a mass of Q // k_eff instead, and each query of 1,
+        as in the public code. Such a plan does not exist; Sinkhorn's iteration then ends at the
+        "balanced" plan times K (Q // k_eff) / Q.
     k_eff : int
         The number of classes among the queries, known to an oracle.
     max_iter, tol : int, float

@@ -11,7 +11,7 @@ from .paddle import batched, class_means, unit_rows
 def scaled(
     support: Tensor, query: Tensor, base_mean: Tensor | None, scaling: str
 ) -> tuple[Tensor, Tensor]:
-    """Support [B or 1, S, D] and query [B, Q, D] by "cl2n", "l2n" or "none"."""
+    """Support [B or 1, S, D] and query [B, Q, D], scaled by "cl2n", "l2n" or "none"."""
     if scaling == "cl2n":
         mean = support.mean(-2, keepdim=True) if base_mean is None else base_mean.double()
         support, query = support - mean, query - mean

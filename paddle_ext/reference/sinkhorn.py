@@ -59,8 +59,8 @@ def sinkhorn(
     c = col_mass.detach().double().reshape(-1, 1, K)
     c = c * (r.sum(-2, keepdim=True) / c.sum(-1, keepdim=True))
 
-    # f and g absorb offsets of rows and columns of the cost. Subtracting them first keeps them from
-    # hiding differences; g starts with those of the columns.
+    # Offsets of rows and columns of the cost do not change the plan: f and g absorb them. They are
+    # subtracted first, so that large ones do not hide differences; g starts with the columns'.
     cost = cost.detach().double().reshape(-1, Q, K)
     logits = (cost.amin(-1, keepdim=True) - cost) / reg
     logits = logits.clamp(min=-1e300)

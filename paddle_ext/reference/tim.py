@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 
 def power_of_two_above(x: Tensor) -> Tensor:
-    """[B, N, D] -> [B, 1, 1]: above every coordinate, so that dividing by it is exact; 1 for 0."""
+    """The smallest power of two above all coordinates, [B, N, D] -> [B, 1, 1]; 1 for 0."""
     exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
     return torch.exp2(exponent.clamp(min=-1000).double())
 
@@ -94,7 +94,7 @@ def logits(task: Task, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def entropy(p: Tensor, alpha: float) -> Tensor:
-    """[.., K] -> [..]"""
+    """The entropy of order alpha, [.., K] -> [..]."""
     if alpha == 1:
         return -(p * (p + EPSILON).log()).sum(-1)
     powers = (p + EPSILON).clamp(max=1).pow(alpha)  # above 1 a huge alpha would overflow
@@ -131,7 +131,7 @@ def gradient_step(
     learning_rate: float,
     step: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One step of Adam, as if in the coordinates of the features."""
+    """One step of Adam, with the result that it would have in the coordinates of the features."""
     rate = (learning_rate / task.unit).clamp(max=MAX_LOG)
     epsilon = (ADAM_EPSILON * task.unit).clamp(min=1 / MAX_LOG)  # gradients are `unit` times larger
     first = BETA1 * moments[0] + (1 - BETA1) * gradient
@@ -144,7 +144,7 @@ def gradient_step(
 def alternating_step(
     task: Task, w: Tensor, weights: tuple[float, float, float], learning_rate: float
 ) -> Tensor:
-    """One step of TIM-ADM: auxiliary assignments q, then prototypes, each in closed form.
+    """One step of TIM-ADM: auxiliary assignments q, then prototypes w, each in closed form.
 
     ``q_nk ~ p_nk^(1 + l2) / (sum_n p_nk^(1 + l2))^(l1 / (1 + l1))``, rows on the simplex, in
     logarithms; then ``w + learning_rate (w_new - w)`` with ``w_new`` the mean of the rows under

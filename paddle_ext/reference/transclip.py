@@ -17,8 +17,8 @@ GAMMAS = (0.002, 0.01, 0.02, 0.2)
 def affinity(rows: Tensor, query: Tensor, knn: int) -> Tensor:
     """Cosines of unit-norm rows with the queries nearest to them, else zero, [N, Q].
 
-    A query is not its own neighbour. Squared distances are compared in single precision, above
-    2^-20, so that equal ones compare equal; of equals, the first are taken.
+    A query is not its own neighbour. Squared distances plus 2^-20 are compared in single precision,
+    so that equal ones compare equal; of equals, the first are taken.
     """
     compared = (distances(rows, query) + 2.0**-20).float()
     count = min(knn, len(query))
@@ -109,7 +109,7 @@ def transclip(
     lam : float, optional
         Weight of the zero-shot probabilities; by default 1 without labelled rows, else 0.5.
     gamma : float, optional
-        Weight of the labelled rows; default: the one of four with which the most of them agree with
+        Weight of the labelled rows; default: the one of four with which most of them agree with
         their nearest query.
     knn, confident, max_iter, inner_iter : int
         Neighbours of a query, queries from which a mean starts, iterations, and their sweeps.

@@ -1,4 +1,4 @@
-"""Zero-shot in plain torch, and tasks with class prototypes or zero-shot logits, one by one."""
+"""Zero-shot in plain torch, and a loop over tasks with class prototypes or zero-shot logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .paddle import unit_rows
 
 @dataclass(frozen=True)
 class NamedTask:
-    """One task, in float64."""
+    """One task with class prototypes or zero-shot logits, in float64."""
 
     support: Tensor  # [S, D]
     labels: Tensor  # [S]

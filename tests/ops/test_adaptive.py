@@ -18,12 +18,12 @@ from paddle_ext.ops.adaptive import (
 )
 from paddle_ext.ops.coordinates import coordinates, numbers
 from paddle_ext.reference.adaptive import (
+    CalibrationRows,
     Judged,
-    Rows,
     by_covariance,
     by_scale,
-    calibrating,
     centred,
+    choose_calibration_rows,
     feature_scale,
     means_of,
     one_shot_scale,
@@ -89,14 +89,14 @@ def make(S: int, K: int, D: int, *, B: int = 2, seed: int = 0) -> tuple[Tensor, 
     return rows + torch.randn(B, S, D, generator=random, dtype=torch.float64), labels
 
 
-def calibration_rows(x: Tensor, labels: Tensor, means: Tensor, most: int) -> Rows:
+def calibration_rows(x: Tensor, labels: Tensor, means: Tensor, most: int) -> CalibrationRows:
     """Evenly spread over the rows of classes with two or more."""
     shots = labels.bincount(minlength=len(means)).double()
     able = (shots[labels] >= 2).nonzero().squeeze(1)
     R = min(len(able), most)
     chosen = able[[(2 * i + 1) * len(able) // (2 * R) for i in range(R)]]
     own = labels[chosen]
-    return Rows(x[chosen], own, shots[own], x[chosen] - means[own])
+    return CalibrationRows(x[chosen], own, shots[own], x[chosen] - means[own])
 
 
 def assert_labelled(support: Tensor, labels: Tensor, K: int, rows: int, place: Place) -> Labelled:
@@ -385,7 +385,7 @@ def test_rows_left_out(place: Place, D: int, full: bool) -> None:
         centre = means_of(unit_rows(support), labels, 5).mean(0)
         x = centred(support, centre)
         means = means_of(x, labels, 5)
-        rows = calibrating(x, labels, means, shots, full)
+        rows = choose_calibration_rows(x, labels, means, shots, full)
         want = by_scale(rows, means)
         if found.shares is not None:
             t = float(found.shares[b, 0])

@@ -13,7 +13,7 @@ import paddle_ext
 from paddle_ext import Solution, reference
 from paddle_ext.ops.large import fixed
 from paddle_ext.ops.prior import measures_of
-from paddle_ext.reference.adapt import LEAST, measures, run
+from paddle_ext.reference.adapt import LEAST, iterate, measures
 from paddle_ext.rule.solve import solve_tasks
 from paddle_ext.task import Task
 
@@ -149,7 +149,7 @@ def test_bound_never_falls() -> None:
     logits, prior = logits_of(4, 50, 30)
     _, m = measures(prior, 4)
     least = torch.full((4, 1), LEAST, dtype=torch.float64)
-    bounds = torch.stack([run(logits, m, least, 0.7, n, 0.0).bound for n in range(1, 40)])
+    bounds = torch.stack([iterate(logits, m, least, 0.7, n, 0.0).bound for n in range(1, 40)])
     assert (bounds.diff(dim=0) > -1e-9).all()
 
 

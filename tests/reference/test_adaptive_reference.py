@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paddle_ext import reference
 from paddle_ext.reference.adaptive import (
+    CalibrationRows,
     Judged,
     Likelihood,
-    Rows,
     by_covariance,
-    calibrating,
     centred,
+    choose_calibration_rows,
     feature_scale,
     hubs,
     means_of,
@@ -52,9 +52,9 @@ def test_rows_that_calibrate_are_spread() -> None:
     labels = torch.tensor([0] * 600 + [1] + [2] * 399)
     x = torch.arange(1000.0).double().unsqueeze(1)
     shots = torch.tensor([600.0, 1.0, 399.0]).double()
-    rows = calibrating(x, labels, means_of(x, labels, 3), shots, True)
+    rows = choose_calibration_rows(x, labels, means_of(x, labels, 3), shots, True)
     assert len(rows.x) == 256
-    rows = calibrating(x, labels, means_of(x, labels, 3), shots, False)
+    rows = choose_calibration_rows(x, labels, means_of(x, labels, 3), shots, False)
     assert len(rows.x) == 128
     assert rows.own.unique().tolist() == [0, 2]  # a class of one row cannot judge itself
     steps = rows.x.squeeze(1).diff()
@@ -64,7 +64,7 @@ def test_rows_that_calibrate_are_spread() -> None:
 
 def test_feature_scale_by_hand() -> None:
     off = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double()
-    rows = Rows(off, torch.zeros(2).long(), torch.full((2,), 2.0).double(), off)
+    rows = CalibrationRows(off, torch.zeros(2).long(), torch.full((2,), 2.0).double(), off)
     # One degree of freedom: variances 2 and 0, drawn to their mean 1 by ten, and 1 added.
     ratio = (1 + (0 + 10) / 11) / (1 + (2 + 10) / 11)
     scale = feature_scale(rows)
@@ -79,7 +79,7 @@ def test_a_row_leaves_the_covariance() -> None:
     """The closed form agrees with the covariance without the row."""
     n, K, D = 5, 4, 6
     x, labels, means, shots = scene(K, n, D)
-    rows = calibrating(x, labels, means, shots, True)
+    rows = choose_calibration_rows(x, labels, means, shots, True)
     off, scale = x - means[labels], torch.linspace(0.5, 1.5, D).double()
     plain = Judged(scale.diag(), torch.ones(len(x), K).double())
     found = by_covariance(rows, means, off, plain)
@@ -118,7 +118,9 @@ def test_hubs_by_hand() -> None:
     """Class 0 attracts a row of class 1, no class attracts rows of class 0."""
     far, near = 100.0, 0.0
     distances = torch.tensor([[near, far], [near, far], [far, near], [near, near]]).double()
-    rows = Rows(distances, torch.tensor([0, 0, 1, 1]), torch.full((4,), 2.0).double(), distances)
+    rows = CalibrationRows(
+        distances, torch.tensor([0, 0, 1, 1]), torch.full((4,), 2.0).double(), distances
+    )
     b = hubs(distances, rows, 1.0)
     drawn = torch.tensor([0.5, 0.0]).double()
     assert torch.allclose(b, -torch.log(1 + (drawn - 0.25) / 3))

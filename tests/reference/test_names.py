@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from paddle_ext.reference.names import Names, by_anchors, by_rows, centre_of, evenly, fitted, names
+from paddle_ext.reference.names import (
+    NameLogits,
+    by_anchors,
+    by_rows,
+    centre_of,
+    evenly,
+    fitted,
+    names,
+)
 from paddle_ext.reference.zero_shot import NamedTask
 
 K, D = 4, 8
@@ -66,8 +74,8 @@ def test_names_without_rows_are_zero_shot_logits() -> None:
         dim=-1,  # type: ignore[union-attr]
     )
     cosines = cosines - cosines.mean(-1, keepdim=True)
-    assert torch.allclose(Names(task, 3.0).query, 0.7 * 3 * cosines)
-    capped = Names(task, 1e6).query / cosines  # no sharper than both towers are wide
+    assert torch.allclose(NameLogits(task, 3.0).query, 0.7 * 3 * cosines)
+    capped = NameLogits(task, 1e6).query / cosines  # no sharper than both towers are wide
     assert float(capped.std()) < 1e-9 * float(capped.mean())
     assert float(capped.mean()) < 200
 
@@ -76,7 +84,7 @@ def test_names_that_are_wrong_lose_their_weight() -> None:
     task = scene((5,) * K)
     assert task.prototypes is not None
     wrong = NamedTask(task.support, task.labels, task.query, K, task.prototypes.roll(1, 0), None)
-    good, bad = (Names(one, 100.0).query.std() for one in (task, wrong))
+    good, bad = (NameLogits(one, 100.0).query.std() for one in (task, wrong))
     assert float(bad) < 0.3 * float(good)
 
 
@@ -86,14 +94,14 @@ def test_names_weigh_less_beside_labelled_rows() -> None:
     for n in (0, 1, 6):
         task = scene((n,) * K)
         given = NamedTask(task.support, task.labels, task.query, K, None, logits)
-        found.append(Names(given, 100.0).query)
+        found.append(NameLogits(given, 100.0).query)
     assert torch.allclose(found[1], 0.7 * found[0])
     assert torch.allclose(found[2], 0.2 * found[0])
 
 
 def test_the_centre_does_not_follow_the_classes_present() -> None:
     task = scene(present=1)
-    names = Names(task, 100.0)
+    names = NameLogits(task, 100.0)
     u = torch.zeros(30, K).double()
     u[:, 0] = 1
     z = torch.nn.functional.normalize(task.query, dim=1)
