@@ -1,4 +1,4 @@
-"""Independent batches on any engine: one callable from a batch of embeddings to its predictions.
+"""A callable that maps a batch of embeddings to its predictions, for Ray, Spark or a loop.
 
 It imports neither Ray nor Spark nor pandas: they call it, and it recognises their batches. It
 stores arrays, which any process on any machine can load.
@@ -25,7 +25,7 @@ from ..solution import Solution
 from ..task import Task, without_batch
 from .columns import Columns, columns_for
 from .embeddings import length, vectors
-from .fitted import Array, FittedAdaptive, array, arrays, chosen_device, on, tensors
+from .fitted import Array, FittedAdaptive, array, arrays, chosen_device, tensors, to_tensor
 from .fitting import classified, measures_in, of_names
 from .labels import checked_prototypes, classes_and_places, prior_weights
 
@@ -34,11 +34,11 @@ ANSWERS = ("label", "probability", "doubt")
 
 
 class BatchClassifier:
-    """Labels batches of embeddings, each batch independently; can be pickled and called anywhere.
+    """Labels batches of embeddings, each independently; can be pickled and called anywhere.
 
-    The labelled rows are processed once, in the constructor. Every call is one batch of the method
-    `paddle_ext.methods.Adaptive`: it finds which classes are in the batch, from one to all, and
-    labels its rows; nothing carries over to the next batch.
+    The labelled rows are processed once, in the constructor. Every call classifies one batch with
+    the method `paddle_ext.methods.Adaptive`: it finds which classes are in the batch, from one to
+    all, and labels its rows; nothing carries over to the next batch.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ class BatchClassifier:
         indices of names that are text; other labels must be among the names. Default: the sorted
         labels, or 0 to K - 1 without labels.
     prototypes : array [K, D], optional
-        One embedding per class that is not one of its rows, such as its name by a text tower.
+        One embedding per class that is not one of its rows, such as that of its name by a text
+        encoder.
     column : str
         Name of the column of embeddings in a batch.
     keep_embedding : bool
@@ -134,7 +135,7 @@ class BatchClassifier:
         K = None if text is None else len(text)
         self.classes, self._places = classes_and_places(given, len(rows), names, K)
         self._options["prior"] = prior_weights(prior, self.classes)
-        # Copies where they are stored: the caller's arrays may change.
+        # Copy what is stored, because the caller's arrays may change.
         self._support = rows if text is None else rows.copy()
         self._prototypes = None if text is None else text.copy()
         self._fitted: FittedAdaptive | None = None
@@ -144,10 +145,11 @@ class BatchClassifier:
             self._fit(noise)
 
     def _fit(self, label_noise: float | str) -> None:
-        """Keep the likelihoods of the labelled rows, not the rows; on the CPU, for any driver."""
+        """Learn the likelihood of the labelled rows on the CPU, and drop the rows."""
         K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
-            support, labels = (on(x, torch.device("cpu")) for x in (self._support, self._places))
+            cpu = torch.device("cpu")
+            support, labels = to_tensor(self._support, cpu), to_tensor(self._places, cpu)
             columns = columns_for(support, labels, K)
             self._columns, support = arrays(columns), columns.of(support)
             # No batch was seen, so there are no proportions to keep.
@@ -216,7 +218,7 @@ class BatchClassifier:
             yield self(frame)
 
     def _embeddings_of(self, batch: Any) -> Any:
-        """The column of embeddings of a batch whose columns all have one length."""
+        """The column of embeddings of a batch, after checking the columns."""
         if self._column not in batch:
             there = ", ".join(str(name) for name in batch) or "none"
             raise check.ArgumentValueError(
@@ -259,18 +261,18 @@ class BatchClassifier:
 
     def _solve(self, query: Array) -> Solution:
         device = chosen_device(self._device)
-        rows = Columns(**tensors(self._columns, device)).of(on(query, device))
+        rows = Columns(**tensors(self._columns, device)).of(to_tensor(query, device))
         if self._fitted is not None:
             return classified(self._known(self._fitted, device), rows, self._options)
         known = (self._support, self._places, cast("Array", self._prototypes))
-        support, labels, names = (on(x, device).unsqueeze(0) for x in known)
+        support, labels, names = (to_tensor(x, device).unsqueeze(0) for x in known)
         K, measures = len(self.classes), measures_in(self._options, len(self.classes), rows)
         batch = rows.unsqueeze(0)
         task = Task(support, labels, batch, K, prototypes=names, measures=measures)
         return without_batch(solve_tasks(task, "auto", **of_names(self._options)))
 
     def _known(self, fitted: FittedAdaptive, device: torch.device) -> Likelihood:
-        """The likelihoods of the labelled rows on a device, transferred once per process."""
+        """The likelihood of the labelled rows on a device, moved there once per process."""
         if self._here is None or self._here[0] != device:
             self._here = device, fitted.on(device)
         return self._here[1]
@@ -280,7 +282,7 @@ class BatchClassifier:
 
 
 def support_rows(support: Any, prototypes: Array | None) -> Array:
-    """[S, D] in float32; S may be 0 with prototypes."""
+    """The support as float32 [S, D]; S may be 0 if there are prototypes."""
     width = None if prototypes is None else prototypes.shape[1]
     if support is not None and length(support) != 0:
         return vectors("support", support, width=width)
@@ -307,7 +309,7 @@ def is_frame(batch: object) -> bool:
 
 
 def device_name(device: str | torch.device) -> str:
-    """Checked without access to a device: another machine may run the computation."""
+    """The checked name of a device, which need not exist here: another machine may compute."""
     name = str(device)
     if name == "auto" or re.fullmatch(r"cuda(:\d+)?", name):
         return name
@@ -316,7 +318,7 @@ def device_name(device: str | torch.device) -> str:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Temporarily use this many threads; None: unchanged."""
+    """Let torch use this many threads in a context; None leaves its setting."""
     before = torch.get_num_threads()
     if count is None or count == before:
         yield

@@ -1,9 +1,9 @@
-"""Tables: standardised columns instead of unit-norm rows, where these serve better.
+"""Standardise the columns of tables; rows of embeddings stay as they are.
 
 `adaptive` makes rows unit-norm, which suits embeddings. In a table of different quantities the
-column with the largest numbers then hides the others, and the length of a row, all that a single
-column has, is lost. Standardised columns get a constant one in addition, as long as a row is on
-average: rows that differ in length then differ in direction too.
+column with the largest numbers would then hide the others, and the length of a row would be lost,
+which is all that a single column has. So columns are standardised, and a constant column is added,
+as large as rows are long on average: rows that differ in length then differ in direction too.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from ..rows import class_means, evenly_spread
 from ..rule.correction import MOST_ENTRIES, left_out
 
-MOST_ROWS = 1024  # labelled, and as many unlabelled, that statistics of columns are computed from,
-FIRST_ROWS = 16  # unless so many say that rows are embeddings
-TABLE = 64  # rows with fewer effective columns may be a table,
-FEW, SHARE = 4, 8  # and are one, unless labels contradict, with fewer than 4 + D/8
-SURE = 2.0  # standard errors from which the labels contradict
+MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns
+FIRST_ROWS = 16  # rows of a first look, which often suffices to recognise embeddings
+TABLE = 64  # rows with fewer effective columns than this may be a table,
+FEW, SHARE = 4, 8  # and with fewer than 4 + D/8 they are one, unless the labels contradict
+SURE = 2.0  # standard errors from which on the labels decide
 TINY = torch.finfo(torch.float64).tiny
-UNIT = 1e-3  # norms this close to 1 are those of an embedding
-CONSTANT = 1e-10  # share of its numbers up to which the deviation of a column is rounding
+UNIT = 1e-3  # rows whose norms are this close to 1 are embeddings
+CONSTANT = 1e-10  # a deviation below this share of a column's numbers is rounding
 LARGEST = 1e15  # standardised numbers are clamped here, so that their products stay finite
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a table are standardised; without these numbers rows stay as they are."""
+    """How the columns of a table are standardised; with None, rows stay as they are."""
 
     centre: Tensor | None = None  # [D] float64
     scale: Tensor | None = None  # [D] float64: one over the deviation; 0 for a constant column
@@ -45,7 +45,7 @@ class Columns:
         return z.clamp(-LARGEST, LARGEST).to(rows.dtype)
 
     def back(self, rows: Tensor) -> Tensor:
-        """Rows [.., D + 1] as rows of the table."""
+        """The inverse of `of`: rows [.., D + 1] back to rows of the table, [.., D]."""
         if self.centre is None or self.scale is None:
             return rows
         deviation = torch.where(self.scale > 0, 1 / self.scale, 0)
@@ -55,11 +55,11 @@ class Columns:
 def columns_for(
     support: Tensor, labels: Tensor, num_classes: int, query: Tensor | None = None
 ) -> Columns:
-    """How to standardise a table; rows that are better made unit-norm stay as they are.
+    """Decide whether rows are a table, and how to standardise it; embeddings stay as they are.
 
-    Rows that are unit-norm already, or whose variance many columns share, are embeddings. In other
-    cases the labelled rows decide, each left out of its class. If their difference is within chance
-    or each class has only one, few effective columns mean a table.
+    Rows that are unit-norm already, or whose variance many columns share, are embeddings. Otherwise
+    the better way to classify the labelled rows decides, each left out of its class. If that may be
+    chance, or no class has two rows, rows with few effective columns are a table.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def columns_for(
     norms = torch.linalg.vector_norm(support, dim=-1)
     if bool(((norms - 1).abs() < UNIT).all()):
         return Columns()
-    sample = torch.cat([spread(x) for x in given]).double()
+    sample = torch.cat([sampled_rows(x) for x in given]).double()
     largest = sample.abs().amax(0).clamp(min=TINY)  # divides columns, so that no square overflows
     deviation = variance(sample / largest).sqrt()
     deviation = torch.where(deviation > CONSTANT, deviation, 0) * largest
@@ -94,25 +94,31 @@ def columns_for(
     return found if gain > 0 else Columns()
 
 
-def spread(rows: Tensor) -> Tensor:
-    """At most `MOST_ROWS` of the rows."""
+def sampled_rows(rows: Tensor) -> Tensor:
+    """The rows, or `MOST_ROWS` of them, evenly spread."""
     if len(rows) <= MOST_ROWS:
         return rows
     return rows.index_select(0, evenly_spread(MOST_ROWS, len(rows), rows.device))
 
 
 def variance(rows: Tensor) -> Tensor:
-    """Of the columns, [D]; torch's own takes four times as long."""
+    """The variance of each column, [D]; torch's function takes four times as long."""
     return (rows - rows.mean(0)).square().mean(0)
 
 
 def sharing(variances: Tensor) -> float:
-    """How many columns share the variance, at most D; NaN if there is none, or too much."""
+    """The effective number of columns that share the variance, at most D.
+
+    NaN if there is no variance, or if it overflows.
+    """
     return float(variances.sum().square() / variances.square().sum())
 
 
 def sure_gain(before: Tensor, after: Tensor, labels: Tensor, num_classes: int) -> float:
-    """How much likelier other rows make the labels of rows [S, D]; 0 if that may be chance."""
+    """By how much the rows `after` make the labels likelier than `before`; 0 if that may be chance.
+
+    A mean difference of log-probabilities.
+    """
     losses = [labels_cost(rows, labels, num_classes) for rows in (before, after)]
     gains = losses[0] - losses[1]
     gain = float(gains.mean())
@@ -121,7 +127,7 @@ def sure_gain(before: Tensor, after: Tensor, labels: Tensor, num_classes: int) -
 
 
 def labels_cost(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """-ln p of the labels, each row left out of its class; of classes with two rows or more."""
+    """-ln p of the label of each row, left out of its class; only of classes with two rows."""
     _, found = left_out(rows, labels, num_classes)
     logits = found.logits + labels.bincount(minlength=num_classes).log()
     cost = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")

@@ -1,4 +1,4 @@
-"""easyfsl classifiers, for its episodes, datasets and evaluation loop."""
+"""Classifiers for easyfsl, its episodes, datasets and evaluation loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Transductive(FewShotClassifier):  # type: ignore[misc]
         self._raise_error_if_features_are_multi_dimensional(features)
         found = self.solve(features)
         self.solution = found
-        # A probability of 0 has underflowed; a score must be finite.
+        # A probability of 0 has underflowed; clamp it, because a score must be finite.
         scores = found.probabilities.clamp(min=torch.finfo(found.probabilities.dtype).tiny).log()
         chosen: Tensor = self.softmax_if_specified(scores)
         return chosen

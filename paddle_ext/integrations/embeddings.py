@@ -1,4 +1,4 @@
-"""Embeddings from batches and files: matrices of numbers, or columns of vectors."""
+"""Read embeddings that users pass, as a matrix of numbers or a column of vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LARGEST = check.SUMMABLE[torch.float32]
 def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:
     """Rows [N, D], all finite, from a matrix or from a column of vectors.
 
-    They are float32, or float64 if they were and `keep_double` is set. `width` is the required D;
-    errors call the rows `name`.
+    They are float32, or float64 if `keep_double` is set and the input is. `width` is the required
+    D; `name` is what error messages call the rows.
     """
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
@@ -35,7 +35,7 @@ def vectors(name: str, value: Any, *, width: int | None = None, keep_double: boo
             f"must have {width} features like the data of the classes, got {rows.shape[1]}",
         )
     if rows.dtype.kind != "f" or rows.dtype.itemsize < 4:
-        rows = rows.astype(np.float32)  # exact for all of them
+        rows = rows.astype(np.float32)
     if rows.size and not max(-rows.min(), rows.max()) <= LARGEST:  # false for NaN
         row, column = np.argwhere(~(np.abs(rows) <= LARGEST))[0]
         odd = rows[row, column]
@@ -87,7 +87,7 @@ def odd_vector(name: str, column: Array) -> NoReturn:
 
 
 def length(column: Any) -> int | None:
-    """The length of a column; None if it is not one."""
+    """The length of a column; None if the value has no length."""
     try:
         return len(column)
     except TypeError:

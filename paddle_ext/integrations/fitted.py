@@ -1,4 +1,4 @@
-"""State of a fitted scikit-learn classifier for new rows: arrays, which any machine can load.
+"""What a fitted scikit-learn classifier stores to classify new rows: arrays for any machine.
 
 Each row is classified independently, in parts, so any number of rows fits in memory.
 """
@@ -25,7 +25,7 @@ from ..solution import Solution
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-KEPT = 5  # probabilities of a row, if all would be too many
+KEPT = 5  # probabilities kept of a row, if all would be too many
 LARGEST = 1e150  # coordinates are clamped here, so that their products stay finite
 
 
@@ -49,19 +49,21 @@ class Fitted(Protocol):
 
 
 def arrays(kept: Any) -> dict[str, Any]:
-    """The fields of a dataclass, tensors as arrays."""
+    """The fields of a dataclass, with tensors turned into arrays."""
     found = {field.name: getattr(kept, field.name) for field in fields(kept)}
     return {name: array(x) if isinstance(x, Tensor) else x for name, x in found.items()}
 
 
 def tensors(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same with tensors, on a device."""
-    return {name: on(x, device) if isinstance(x, np.ndarray) else x for name, x in kept.items()}
+    """The inverse of `arrays`: the fields, with arrays turned into tensors on a device."""
+    return {
+        name: to_tensor(x, device) if isinstance(x, np.ndarray) else x for name, x in kept.items()
+    }
 
 
 @dataclass(frozen=True)
 class FittedFamiliar:
-    """The familiar samples of the known classes, for `novelty`."""
+    """The model of known classes behind `novelty`, stored as arrays."""
 
     kept: dict[str, Any]  # the fields of `presence.unknown.Familiar`
 
@@ -79,11 +81,11 @@ class FittedFamiliar:
 
 @dataclass(frozen=True)
 class FittedAdaptive:
-    """The likelihoods of the labelled rows, and the mean log proportions of the others."""
+    """The likelihood of the labelled rows, and the mean log proportions of the unlabelled ones."""
 
-    likelihood: dict[str, Any]  # its fields
-    weights: Array  # and its weights, which a single row should not wait for
-    dual: Array  # [K]
+    likelihood: dict[str, Any]  # the fields of `Likelihood`
+    weights: Array  # its weights, stored so that `predict` need not compute them again
+    dual: Array  # [K] mean log proportions
 
     @classmethod
     def of(cls, known: Likelihood, dual: Tensor) -> FittedAdaptive:
@@ -91,11 +93,11 @@ class FittedAdaptive:
 
     def on(self, device: torch.device) -> Likelihood:
         known = Likelihood(**tensors(self.likelihood, torch.device("cpu"))).to(device)
-        vars(known)["weights"] = on(self.weights, device)
+        vars(known)["weights"] = to_tensor(self.weights, device)
         return known
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        known, dual = self.on(rows.device), on(self.dual, rows.device)
+        known, dual = self.on(rows.device), to_tensor(self.dual, rows.device)
         for part in parts(len(rows), sum(known.weights.shape)):
             # Unit-norm first: float64 values may be too large for the dtype of the fit.
             found = known.logits(unit_rows(rows[part].double()))
@@ -113,9 +115,9 @@ class FittedNames:
         return cls(arrays(found))
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        judge = RowLogits(**tensors(self.kept, rows.device))
-        for part in parts(len(rows), sum(judge.weights.shape)):
-            yield judge(unit_rows(rows[part].double())).double()
+        row_logits = RowLogits(**tensors(self.kept, rows.device))
+        for part in parts(len(rows), sum(row_logits.weights.shape)):
+            yield row_logits(unit_rows(rows[part].double())).double()
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class FittedPaddle:
     """Prototypes in the coordinates of the fit, and a preference for each class."""
 
     unit: bool
-    factor: Array  # [1] or [D]: with `unit` the coordinates
+    factor: Array  # [1] or [D]: `unit` and `factor` are the fields of `Coordinates`
     prototypes: Array  # [K, D]
     preference: Array  # [K]
     temperature: float
@@ -136,11 +138,12 @@ class FittedPaddle:
         return cls(space.unit, factor, prototypes, preferences, temperature)
 
     def on(self, device: torch.device) -> tuple[Coordinates, Tensor]:
-        return Coordinates(self.unit, on(self.factor, device)), on(self.prototypes, device)
+        space = Coordinates(self.unit, to_tensor(self.factor, device))
+        return space, to_tensor(self.prototypes, device)
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
         space, w = self.on(rows.device)
-        preference = on(self.preference, rows.device)
+        preference = to_tensor(self.preference, rows.device)
         centre = w.mean(0)
         w = (w - centre).clamp(-LARGEST, LARGEST)
         for part in parts(len(rows), sum(w.shape)):
@@ -158,9 +161,9 @@ def means_of(
     solution: Solution | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """Means of labelled rows, and of queries by their probabilities; zeros for empty classes.
+    """Class means of labelled rows, and of queries weighted by their probabilities.
 
-    `counts` are the weights of the labelled rows, 1 by default.
+    `counts` are the weights of the labelled rows, 1 by default. Empty classes have zeros.
     """
     sums = support.new_zeros(K, support.shape[1])
     weights = None if counts is None else counts.to(support.dtype)
@@ -186,9 +189,10 @@ def largest_of_rows(
     solution: Solution | None,
     dtype: torch.dtype,
 ) -> Any:
-    """A `scipy.sparse.csr_array` [n, K]: 1 for the class of a labelled row, the largest of others.
+    """The largest probabilities of each row as a `scipy.sparse.csr_array` [n, K].
 
-    `place` [n] are the classes of all rows, and `solution` is that of the rows not `known`.
+    A labelled row has 1 for its class. `place` [n] are the classes of all rows, `known` [n] says
+    which are labelled, and `solution` is that of the others.
     """
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
@@ -201,13 +205,13 @@ def largest_of_rows(
     values, classes = (array(x) for x in largest)
     kept = np.where(known, 1, values.shape[1])
     starts = np.concatenate([[0], kept.cumsum()])
-    owner = np.repeat(known, kept)  # of each number
+    owner = np.repeat(known, kept)  # whether a number belongs to a labelled row
     data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
     index[owner] = place[known]
     data[~owner], index[~owner] = values.ravel(), classes.ravel()
     return csr_array((data, index, starts), shape=(len(place), num_classes))
 
 
-def on(x: Array, device: torch.device) -> Tensor:
+def to_tensor(x: Array, device: torch.device) -> Tensor:
     # torch warns about read-only arrays, such as those memory-mapped by joblib
     return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device)

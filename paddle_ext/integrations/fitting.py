@@ -1,4 +1,4 @@
-"""The fits of the scikit-learn classifier: on a batch, or on labelled rows alone."""
+"""How the scikit-learn classifier is fitted: to a batch, or to labelled rows alone."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from .fitted import (
     FittedPaddle,
     array,
     means_of,
-    on,
+    to_tensor,
 )
 
-SAME = 1e-6  # differences of unit-norm rows up to this are rounding
+SAME = 1e-6  # smaller differences of unit-norm rows are rounding
 
 
 class Known(NamedTuple):
-    """Everything known about the classes."""
+    """What is known about the classes: labelled rows, and embeddings of names."""
 
     support: Tensor  # [S, D]
     labels: Tensor  # [S] int64
     num_classes: int
     counts: Tensor | None  # [S] > 0: weight of each labelled row
-    names: Tensor | None  # [K, D]
+    names: Tensor | None  # [K, D] embeddings of the class names
 
 
 @dataclass(frozen=True)
 class FittedRows:
-    """The labelled rows themselves, for fits that need them for another batch."""
+    """The labelled rows, stored by fits that need them to classify another batch."""
 
     support: Array
     labels: Array
@@ -62,8 +62,11 @@ class FittedRows:
 
     def solved(self, query: Tensor, method: str, options: dict[str, Any]) -> Solution:
         """Classify another batch [n, D]."""
-        support, labels = on(self.support, query.device), on(self.labels, query.device)
-        names = None if self.names is None else on(self.names, query.device)
+        support, labels = (
+            to_tensor(self.support, query.device),
+            to_tensor(self.labels, query.device),
+        )
+        names = None if self.names is None else to_tensor(self.names, query.device)
         known = Known(support, labels, self.num_classes, None, names)
         solution = fit_batch(known, query.to(support.dtype), method, options).solution
         assert solution is not None
@@ -82,9 +85,9 @@ class Fit(NamedTuple):
 def in_columns(
     known: Known, query: Tensor | None, method: str
 ) -> tuple[Columns, Known, Tensor | None]:
-    """What is known, and unlabelled rows [Q, D]; in standardised columns if it is a table.
+    """Standardise the columns of labelled and unlabelled rows [Q, D] if they are a table.
 
-    PADDLE has its own `scaling`, and rows with names are embeddings.
+    PADDLE has its own `scaling`, and rows with names are embeddings: both stay as they are.
     """
     if method != "adaptive" or known.names is not None:
         return Columns(), known, query
@@ -114,12 +117,12 @@ def fit_batch(known: Known, query: Tensor, method: str, options: dict[str, Any])
 
 
 def of_names(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of classes with names, whose labels are all trusted."""
+    """The options that apply to classes with names, whose labels are all trusted."""
     return {name: options[name] for name in ("max_iter", "tol", "logit_scale")}
 
 
 def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Tensor | None:
-    """The priors that the proportions choose from."""
+    """The priors to choose from, made of the option `prior`; None without one."""
     prior = options["prior"]
     return None if prior is None else measures_of(prior, num_classes, None, query).values
 
@@ -136,7 +139,7 @@ def classified(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -
 
 
 def warn_of_lost_length(support: Tensor, scaling: str) -> None:
-    """If rows [S, D], such as those of one column, differ in their length alone."""
+    """Warn if rows [S, D], such as those of a single column, differ only in length."""
     if scaling != "auto":
         return
     unit = unit_rows(support)
@@ -161,7 +164,7 @@ def fit_paddle(known: Known, query: Tensor, options: dict[str, Any]) -> Fit:
 
 
 def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
-    """Class means and the proportions of the labels."""
+    """Fit to labelled rows alone: class means, and the proportions of the labels."""
     support, labels, K, counts, names = known
     shots = labels.bincount(counts, minlength=K).double()
     proportions = shots / shots.sum()

@@ -1,4 +1,4 @@
-"""Labels and class names, in the forms that users write."""
+"""Check labels and class names in the forms in which users give them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def labelled(y: Array) -> npt.NDArray[np.bool_]:
 
 
 def is_missing(label: object) -> bool:
-    # pandas.NA equals nothing, not even itself, and its comparisons have no truth value.
+    # Comparisons with pandas.NA have no truth value, so it is recognised by its type.
     if label is None or type(label).__name__ == "NAType":
         return True
     return bool(label != label) or (  # noqa: PLR0124 - detects NaN of any type
@@ -68,7 +68,7 @@ def prior_weights(prior: Any, classes: Array) -> Array | None:
 
 
 def sorted_classes(y: Array) -> tuple[Array, Places]:
-    """The classes among labels, and the index of each label."""
+    """The sorted classes among labels, and the index of each label's class."""
     if len(y) == 0:
         raise ValueError("y must have labelled rows of at least two classes, got none")
     if y.dtype.kind == "O":
@@ -88,7 +88,7 @@ def sorted_classes(y: Array) -> tuple[Array, Places]:
 
 
 def unwrapped(y: Array) -> Array:
-    """Objects that are all text, unchanged; all numbers, as a numeric array."""
+    """An array of objects, unchanged if all are text, as a numeric array if all are numbers."""
     if all(isinstance(label, str) for label in y):
         return y
     if all(isinstance(label, numbers.Real | np.bool_) for label in y):
@@ -137,9 +137,9 @@ class Named(NamedTuple):
 
 
 def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
-    """The names given to `fit`, checked and sorted; `y` are the available labels.
+    """Check and sort the classes and prototypes given to `fit`; `y` are the labels it has.
 
-    Without `classes` they are those of `y`, or 0 to K - 1 if there are none.
+    Without `classes` the classes are those of `y`, or 0 to K - 1 if it is empty.
     """
     rows = checked_prototypes(prototypes, D, keep_double=True)
     if classes is not None:
@@ -161,14 +161,14 @@ def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
 def checked_prototypes(
     prototypes: Any, width: int | None = None, *, keep_double: bool = False
 ) -> Array:
-    """[K, D], K >= 2; the options are those of `vectors`."""
+    """Prototypes as an array [K, D], K >= 2; the options are those of `vectors`."""
     rows = vectors("prototypes", prototypes, width=width, keep_double=keep_double)
     at_least_two("prototypes", len(rows))
     return rows
 
 
 def checked_classes(classes: Any, K: int) -> Array:
-    """K different labels."""
+    """The classes as an array of K different labels."""
     names = np.asarray(classes)
     if names.ndim != 1 or len(names) != K:
         raise ValueError(
@@ -229,7 +229,7 @@ def classes_and_places(
 
 
 def text_or_integers(name: str, value: Any) -> Array:
-    """A vector of text or int64, without None, NaN or -1, which mean unlabelled elsewhere."""
+    """Labels as a vector of text or int64; None, NaN and -1, which mean unlabelled, are errors."""
     # NumPy would turn numbers into text in a list that contains both.
     found = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
     if found.ndim != 1:
@@ -250,7 +250,7 @@ def text_or_integers(name: str, value: Any) -> Array:
 
 
 def indices(name: str, labels: Array, classes: Array, called: str) -> Places:
-    """The index of each label among the classes, which errors call `called`."""
+    """The index of each label among the classes; errors call the labels `name`, these `called`."""
     place = {label: k for k, label in enumerate(classes.tolist())}
     for label in labels.tolist():
         if label not in place:

@@ -1,8 +1,8 @@
 """Evaluate batch classifiers with scikit-learn's `cross_val_score` and `GridSearchCV`.
 
-These fit on some rows and score others. `BatchSplit` makes the first a few labelled rows per class,
-and the others a batch of some of the classes; `batch_accuracy` gives an estimator the whole batch,
-without its labels.
+These fit on some rows and score others. With `BatchSplit` the rows to fit on are a few per class,
+and the rows to score are a batch with some of the classes; `batch_accuracy` lets an estimator
+classify the whole batch at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError as error:
 
 __all__ = ["BatchSplit", "batch_accuracy"]
 
-Rows = npt.NDArray[np.int64]
+RowIndices = npt.NDArray[np.int64]
 
 
 class BatchSplit:
@@ -80,7 +80,9 @@ class BatchSplit:
         """The number of splits; the arguments are ignored."""
         return self.n_splits
 
-    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Rows, Rows]]:
+    def split(
+        self, X: Any, y: Any = None, groups: Any = None
+    ) -> Iterator[tuple[RowIndices, RowIndices]]:
         """Rows to fit on and rows to score, for each split.
 
         Parameters
@@ -97,24 +99,24 @@ class BatchSplit:
         if y is None:
             raise ValueError("y must be the labels, got None")
         own = rows_of_classes(np.asarray(y), self.shots)
-        able = [k for k, rows in enumerate(own) if len(rows) > self.shots]
+        eligible = [k for k, rows in enumerate(own) if len(rows) > self.shots]
         present = len(own) if self.n_present is None else self.n_present
-        if present > len(able):
+        if present > len(eligible):
             raise ValueError(
-                f"n_present must be at most {len(able)}, the classes with more than {self.shots} "
-                f"rows, got {present}"
+                f"n_present must be at most {len(eligible)}, the classes with more than "
+                f"{self.shots} rows, got {present}"
             )
         random = check_random_state(self.random_state)
         for _ in range(self.n_splits):
             shuffled = [random.permutation(rows) for rows in own]
             known = np.concatenate([rows[: self.shots] for rows in shuffled])
-            there = random.permutation(able)[:present]
-            rest = np.concatenate([shuffled[k][self.shots :] for k in there])
+            chosen = random.permutation(eligible)[:present]
+            rest = np.concatenate([shuffled[k][self.shots :] for k in chosen])
             yield known, random.permutation(rest)[: self.n_query]
 
 
-def rows_of_classes(y: Array, shots: int) -> list[Rows]:
-    """The rows of each class, which must suffice for the labelled ones."""
+def rows_of_classes(y: Array, shots: int) -> list[RowIndices]:
+    """The indices of the rows of each class; every class must have at least `shots`."""
     known = labelled(y)
     classes = np.unique(y[known].astype(str) if y.dtype.kind == "O" else y[known])
     if len(classes) < 2:

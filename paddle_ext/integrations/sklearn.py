@@ -1,4 +1,4 @@
-"""A scikit-learn classifier for batches: with any classes present, or few with PADDLE."""
+"""A scikit-learn classifier that labels the unlabelled rows of a batch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .fitted import (
     arrays,
     chosen_device,
     largest_of_rows,
-    on,
     tensors,
+    to_tensor,
 )
 from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled, in_columns
 from .labels import (
@@ -73,8 +73,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     tol : float, optional
         Tolerance, as in `paddle_ext.adapt` or `paddle_ext.solve`; default: theirs.
     lam : float, optional
-        Only for "paddle", like the next three: weight of the number of classes present; default:
-        the number of unlabelled rows.
+        Only for "paddle", like the next three: weight of the penalty on the number of classes
+        present; default: the number of unlabelled rows.
     scaling : {"auto", "minmax", "none"}
         "auto" suits any embedding: unit-norm rows and one factor. "minmax" divides each feature by
         its range over the unlabelled rows. "none" leaves the features unchanged.
@@ -83,11 +83,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     epsilon : float
         Added to the proportions inside the logarithm.
     logit_scale : float
-        Factor from cosines with the prototypes of names to logits; CLIP learned 100.
+        Factor on cosines with the prototypes of names in logits; CLIP learned 100.
     label_noise : float or "auto"
-        The share of labels that are wrong, in [0, 1), or "auto" to estimate it: labelled rows of
-        "adaptive" then count by the probability that their label is right. 0.0 trusts them all;
-        with `prototypes` of names they are trusted too.
+        For "adaptive": the share of labels that are wrong, in [0, 1), or "auto" to estimate it; the
+        weight of a labelled row is then the probability that its label is right. With 0.0, or with
+        `prototypes` of names, all labels are trusted.
     present_threshold : float
         A class is present if it holds at least this many unlabelled rows; see
         `paddle_ext.Solution.present`.
@@ -119,7 +119,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Of "adaptive": small if few classes are present, large if all are equally frequent. None if
         no row is unlabelled.
     prior_used_ : bool or None
-        Whether the unlabelled rows agree with `prior`; None without one, or without such rows.
+        Whether `prior` was used, because it makes the unlabelled rows likelier; None without one.
     calibrated_ : bool
         Whether the probabilities are calibrated: not those of "paddle", nor with one labelled row
         per class, which leaves nothing to calibrate on.
@@ -247,16 +247,16 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"sample_weight must be None with {what}, got {check.kind(sample_weight)}"
                 )
             weights = checked_weights(sample_weight, known, places, self.classes_)
-        rows = on(X, device)
+        rows = to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask = torch.from_numpy(known).to(device)
         labels = torch.from_numpy(places).to(device)
         support, own, counts = rows[mask], labels, None
         if weights is not None:
-            counts = on(weights, device)
+            counts = to_tensor(weights, device)
             support, own, counts = (x[counts > 0] for x in (support, own, counts))
-        names = None if named is None else on(named.prototypes, device).to(rows.dtype)
+        names = None if named is None else to_tensor(named.prototypes, device).to(rows.dtype)
         given = Known(support, own, len(self.classes_), counts, names)
         query = None if known.all() else rows[~mask]
         columns, given, query = in_columns(given, query, self.method)
@@ -295,7 +295,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return named_classes(y, prototypes, classes, self.n_features_in_)
 
     def _set_batch(self, fit: Fit) -> None:
-        """Results for the batch or, without one, for the labelled rows."""
+        """Set the attributes that describe the batch or, without one, the labelled rows."""
         self.prototypes_ = array(fit.prototypes)
         self.class_proportions_ = array(fit.proportions)
         solution = fit.solution
@@ -319,7 +319,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known: npt.NDArray[np.bool_],
         dtype: torch.dtype,
     ) -> None:
-        """Results for every row, from the labels and the predictions."""
+        """Set the attributes with an entry for every row, from the labels and the predictions."""
         n, K = len(known), len(self.classes_)
         place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
         place[known] = array(labels)
@@ -425,7 +425,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._in_columns(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _in_columns(self, X: Array) -> Tensor:
-        rows = on(X, chosen_device(self.device))
+        rows = to_tensor(X, chosen_device(self.device))
         return Columns(**tensors(self._columns, rows.device)).of(rows)
 
     def _places_of(self, rows: Tensor) -> Tensor:
@@ -433,12 +433,12 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return torch.cat([logits.argmax(-1) for logits in self._fitted.logits(rows)])
 
     def _add_prior(self, options: dict[str, Any]) -> None:
-        """Once the classes are known."""
+        """Add the checked prior, which needs the classes, to the options of "adaptive"."""
         if self.method == "adaptive":
             options["prior"] = prior_weights(self.prior, self.classes_)
 
     def _checked_options(self) -> dict[str, Any]:
-        """The options of the method."""
+        """Check all parameters, and return the options of the chosen method."""
         check.choice("method", self.method, METHODS)
         tol = TOL[self.method] if self.tol is None else self.tol
         chosen = {name: getattr(self, name) for name in OF_PADDLE}

@@ -1,4 +1,4 @@
-"""What is in a batch that its probabilities do not say: strangers, groups, wrong labels,
+"""What class probabilities alone do not say: unknown classes, groups of classes, wrong labels,
 and which samples to label next.
 
 A `Solution` itself says which classes are present and which labels are doubtful.

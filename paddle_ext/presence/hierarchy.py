@@ -1,4 +1,4 @@
-"""Roll-up: when the class is unsure, name the group of classes that is not."""
+"""Roll-up: where the class of a sample is uncertain, name the group of classes that is certain."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..solution import Solution
 
 
 class RolledUp(NamedTuple):
-    """The node of each sample."""
+    """The class or group of each sample."""
 
     nodes: tuple[Hashable, ...]  # [N]: classes, then parents
-    node: Tensor  # [.., Q] int64: into `nodes`; -1 if no node reaches the confidence
+    node: Tensor  # [.., Q] int64: index into `nodes`; -1 if no node reaches the confidence
     probability: Tensor  # [.., Q] of the node; 1 if there is none
 
     def names(self) -> list[Hashable | None]:
@@ -33,10 +33,10 @@ def roll_up(
     *,
     classes: Sequence[Hashable] | None = None,
 ) -> RolledUp:
-    """The most specific node of a tree of classes that is probable enough, for each sample.
+    """For each sample, the most specific node of a tree of classes that is probable enough.
 
-    The probability of a node is the sum over the classes below it, so the node is right as often as
-    the probabilities are: those of `adaptive` are calibrated, those of PADDLE overconfident.
+    The probability of a node is the sum over the classes below it, so it is as well calibrated as
+    those of the classes: well for `adaptive`, while PADDLE is overconfident.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, parents: Mapping[Any, Hashable], classes: Sequence[Hashable]) -> Hierarchy:
-        """Check the tree: a parent for every class, no cycle, and no name without a class."""
+        """Check that every class has a parent, that there is no cycle, and no unknown name."""
         nodes = tuple(dict.fromkeys([*classes, *parents.values()]))
         if len(set(classes)) != len(classes):
             raise ValueError("classes must differ from each other, got one twice")
@@ -123,7 +123,7 @@ class Hierarchy:
     def roll_up(
         self, probabilities: Tensor, confidence: float, classes: Tensor | None = None
     ) -> RolledUp:
-        """From probabilities [.., Q, K], or the largest ones and their `classes`."""
+        """Roll up probabilities [.., Q, K], or the largest of each row with their `classes`."""
         u, N = probabilities, len(self.nodes)
         mass = u.new_zeros(*u.shape[:-1], N)
         if classes is None:

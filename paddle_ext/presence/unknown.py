@@ -27,10 +27,10 @@ from ..solution import Solution
 
 ALONE = "support_labels must have a class of two rows or more, got one of each"
 MOST_ROWS = 1024  # limit on labelled rows that queries are compared with
-NO_SPREAD = 1e-6  # of labelled rows; less is rounding
-SPREAD_SHARE = 0.25  # of the mean: the spread a priori
+NO_SPREAD = 1e-6  # a smaller deviation is rounding
+SPREAD_SHARE = 0.25  # the deviation expected a priori, as a share of the mean
 PRIOR_ROWS = 8  # weight of a prior, in rows
-FOLDS = 5  # of classes left out together, to simulate strangers
+FOLDS = 5  # groups of classes, each left out in turn to simulate strangers
 
 
 def strangers(
@@ -40,9 +40,9 @@ def strangers(
     query: Tensor,
     rate: float = 0.05,
 ) -> Tensor:
-    """Which queries are of no known class, so that about `rate` of the known ones are flagged.
+    """Flag queries of no known class; about `rate` of the queries of known classes are flagged too.
 
-    Those with a `novelty` above 1 - `rate`. The rate holds on average over batches and classes, if
+    Flags a `novelty` above 1 - `rate`. The rate holds on average over batches and classes, if
     labelled rows are like the queries; samples of a class with a single labelled row, whose spread
     is unknown, are flagged more often.
 
@@ -76,16 +76,16 @@ def novelty(
 ) -> Tensor:
     """How unlike its class each query is: near 1 for a sample of an unknown class.
 
-    The share of labelled rows that are less strange than the query, each of them left out of its
-    class. A row is strange if it is far from the mean of its class, in the feature scale of the
-    method `adaptive`; if its largest product with a class mean, of unit-norm rows, is small; and if
-    no class is probable for it alone. Distances and products are those expected of a class mean
-    without error, so that classes with few rows and with many are comparable. The weights of the
-    three signs are chosen on labelled rows that are scored twice: with their class known, and
-    without it, as strangers. With few rows, products dominate. About 5 in 100 samples like the
-    labelled ones exceed 0.95. Class means are those of the labelled rows, whatever the solver:
-    those of a solution may have moved to the strangers. For a PADDLE solution the class of a row is
-    the one most probable for it alone, because a large class may have absorbed the rows of another.
+    It is the share of labelled rows, each left out of its class, that are less strange than the
+    query: about 5 in 100 samples like the labelled ones exceed 0.95. Three signs make a row
+    strange: it is far from the mean of its class, in the feature scale of the method `adaptive`;
+    its largest product with a class mean, of unit-norm rows, is small; no class is probable for it
+    alone. Distances and products are corrected for the error of class means, so that classes with
+    few rows and with many are comparable. The weights of the signs are learned from labelled rows
+    that are scored twice, with their class known, and without it, as strangers; with few rows,
+    products dominate. Class means are those of the labelled rows, because those of a solution may
+    have moved to the strangers. For a PADDLE solution the class of a row is the one most probable
+    for it alone, because a large class may have absorbed the rows of another.
 
     Parameters
     ----------
@@ -128,10 +128,10 @@ def novelty(
 
 @dataclass(frozen=True)
 class KnownClasses:
-    """What the labelled rows of classes say about a row; tensors, to be stored as arrays."""
+    """What is learned from the labelled rows of known classes; can be stored as arrays."""
 
     centre: Tensor  # [D]
-    root: Tensor  # [D] of the feature weights
+    root: Tensor  # [D] square root of the feature weights
     means: Tensor  # [K, D] class means, minus the centre, times the root
     unit_means: Tensor  # [K, D] class means of unit-norm rows
     shots: Tensor  # [K] labelled rows
@@ -140,7 +140,7 @@ class KnownClasses:
 
     @classmethod
     def of(cls, rows: Tensor, unit: Tensor, labels: Tensor, num_classes: int) -> KnownClasses:
-        """From labelled rows [S, D], the same with unit norm, and labels [S] of all classes."""
+        """Learn from labelled rows [S, D], the same rows with unit norm, and labels [S]."""
         found = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), num_classes, "diagonal")
         root = found.scale[0].sqrt()
         return cls(
@@ -156,9 +156,9 @@ class KnownClasses:
     def signs(self, unit: Tensor, labels: Tensor | None, own: Tensor | None = None) -> Tensor:
         """Signs of strangeness of unit-norm rows [n, D], large for strange ones; [n, 3] float64.
 
-        The distance to the class of `labels`, by default the most probable one; the lack of a
-        product with any class mean; and the lack of a probable class. `own` [n] are the classes of
-        labelled rows, which are then left out of their means.
+        The distance to the class of `labels`, by default the most probable one; 1 minus the largest
+        product with a class mean; and 1 minus the largest probability. With `own` [n], the rows are
+        labelled rows of these classes, and each is left out of its class mean.
         """
         x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0]
         distances = squared_distances(x * self.root, self.means)
@@ -170,7 +170,8 @@ class KnownClasses:
         logits = self.hubs - self.sharpness / 2 * distances
         labels = logits.argmax(1) if labels is None else labels
         distances = distances * (self.shots / (self.shots + 1))  # the mean of n rows errs by 1/n
-        # A classifier prefers classes with many rows, so those with fewer may be the true one.
+        # A classifier prefers classes with many rows, so a class with fewer may be the true one:
+        # the distance is to the nearest of the label's class and all that have fewer rows.
         others = self.shots >= self.shots[labels].unsqueeze(1)
         others = others.scatter(1, labels.unsqueeze(1), False)
         nearest = distances.masked_fill(others, torch.inf).amin(1)
@@ -180,10 +181,10 @@ class KnownClasses:
 
 @dataclass(frozen=True)
 class Familiar(KnownClasses):
-    """A model of samples of known classes."""
+    """A model of what samples of known classes look like."""
 
     weights: Tensor  # [3] float64: weights of the signs
-    ordinary: Tensor  # [m] float64: sorted strangeness of labelled rows
+    ordinary: Tensor  # [m] float64: sorted strangeness scores of labelled rows
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
         """Novelty of rows [n, D] with these labels, by default the most probable; float64."""
@@ -196,18 +197,18 @@ class Familiar(KnownClasses):
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
-    """The model of labelled rows [S, D] of all classes; None if no class has two."""
+    """Learn the model from labelled rows [S, D] of all classes; None if no class has two rows."""
     K = num_classes
     rows = support.to(computing_dtype(support))
-    able = (labels.bincount(minlength=K) > 1)[labels].nonzero().view(-1)
-    if len(able) == 0:
+    with_peers = (labels.bincount(minlength=K) > 1)[labels].nonzero().view(-1)
+    if len(with_peers) == 0:
         return None
     unit = unit_rows(rows.double()).to(rows.dtype)
     found = KnownClasses.of(rows, unit, labels, K)
-    m = min(len(able), MOST_ROWS)
-    chosen = able[evenly_spread(m, len(able), able.device)]
+    m = min(len(with_peers), MOST_ROWS)
+    chosen = with_peers[evenly_spread(m, len(with_peers), labels.device)]
     pieces = [chosen[part] for part in parts(m, 3 * rows.shape[1] + 5 * K)]
-    # A batch corrects some of the labels that a row alone would get: both are ordinary.
+    # A batch corrects some of the labels that single rows get, so scores with either label count.
     alone, corrected = (
         torch.cat([found.signs(unit[i], labels[i] if true else None, labels[i]) for i in pieces])
         for true in (False, True)
@@ -220,7 +221,10 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
 def judged_as_strange(
     rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor, num_classes: int
 ) -> Tensor:
-    """Signs of the chosen rows if their class and others were unknown; none for two classes."""
+    """Signs of the chosen rows [n, 3] when a fifth of the classes, theirs included, is unknown.
+
+    None of them for two classes, of which none can be left out.
+    """
     K = num_classes
     folds = min(FOLDS, K) if K > 2 else 0
     fold = torch.arange(K, device=labels.device) % max(1, folds)
@@ -237,10 +241,10 @@ def judged_as_strange(
 
 
 def discriminant(known: Tensor, strange: Tensor) -> Tensor:
-    """Weights of the signs: Fisher's linear discriminant of rows [.., 3], none below 0; [3].
+    """Weights [3] of the signs by Fisher's linear discriminant of rows [.., 3], none below 0.
 
-    Few rows are shrunk towards independent signs of which only the products are informative. For
-    known rows the weighted sum has a spread of 1.
+    With few rows they are shrunk towards weighing products only. For known rows the weighted sum
+    has a deviation of 1.
     """
     unit = torch.stack([shrunk_deviation(x) for x in known.unbind(1)])
     known, strange = known / unit, strange / unit
@@ -256,7 +260,7 @@ def discriminant(known: Tensor, strange: Tensor) -> Tensor:
 
 
 def shrunk_deviation(x: Tensor) -> Tensor:
-    """The spread of non-negative numbers; for few numbers, shrunk to a share of the mean."""
+    """The standard deviation of numbers >= 0; if they are few, shrunk to a share of their mean."""
     mean = x.mean()
     squares = (x - mean).square().sum() + PRIOR_ROWS * (SPREAD_SHARE * mean) ** 2
     return (squares / (len(x) + PRIOR_ROWS)).sqrt().clamp(min=NO_SPREAD)

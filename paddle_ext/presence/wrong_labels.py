@@ -1,4 +1,4 @@
-"""Labelled rows with a wrong label."""
+"""Find labelled rows with a wrong label."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..rule.label_noise import AUTO, weigh_labels
 class LabelDoubt(NamedTuple):
     """How likely the labels of labelled rows are to be wrong."""
 
-    doubt: Tensor  # [S]: the probability of all other classes; 0 for the only row of its class
+    doubt: Tensor  # [S]: the probability that the label is wrong; 0 for the only row of its class
     suggestion: Tensor  # [S] int64: the most probable class
 
     def suspects(self, threshold: float = 0.9) -> Tensor:
-        """Rows with a label less probable than 1 - `threshold`, most doubtful first, [n] int64."""
+        """Indices of the rows with a doubt above `threshold`, most doubtful first, [n] int64."""
         threshold = check.real("threshold", threshold)
         order = self.doubt.argsort(descending=True, stable=True)
         return order[self.doubt[order] > threshold]
@@ -30,8 +30,8 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """Find wrong labels among labelled rows.
 
     Each row is classified from all others, as the method `adaptive` with `label_noise="auto"` would
-    classify one new row, with equal prior probability for every class: the others count by the
-    probability that their labels are right.
+    classify one new row: every class has the same prior probability, and the weight of another row
+    is the probability that its label is right.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
 
 
 def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoubt:
-    """The same for checked rows."""
+    """`label_doubt` for checked rows."""
     if len(labels) == num_classes or num_classes == 1:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
     support, given = rows.unsqueeze(0), labels.unsqueeze(0)
