@@ -36,7 +36,7 @@ AUTO = "paddle (auto)"
 # many tasks.
 ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 5, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
 LEAST_TASKS = 3
-# What a quick demo omits for the slowest ones.
+# Options with which a quick demo shortens the slowest methods.
 FEWER = {
     "ici": {"max_iter": 5},
     "tim": {"max_iter": 100},
@@ -79,7 +79,7 @@ class Demo:
     batch: Batch
 
 
-def run(
+def run_demo(
     *,
     n_tasks: int = 300,
     num_classes: int = 60,
@@ -93,7 +93,7 @@ def run(
     progress: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Demo:
-    """Draw, train, extract, evaluate.
+    """Draw the images, train the network, extract features and evaluate the methods.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def run(
     Examples
     --------
     >>> from paddle_ext.research import demo
-    >>> found = demo.run(quick=True, n_tasks=10)  # doctest: +SKIP
+    >>> found = demo.run_demo(quick=True, n_tasks=10)  # doctest: +SKIP
     >>> demo.draw(found, "demo.png")  # doctest: +SKIP
     """
     settings = RunSettings(seed=seed, name=NAME, device=device, progress=progress)
@@ -130,7 +130,7 @@ def run(
     folder = cache_or_temporary("demo") if cache is None else Path(cache)
     scale = QUICK if quick else FULL
     novel = glyph_images("test", samples=scale.novel, seed=seed)
-    # Rejected here, not after the training.
+    # Made here, so that invalid options are rejected before the training.
     sampler = TaskSampler(
         novel.labels, shots=shots, n_query=N_QUERY, k_eff=k_eff, num_classes=num_classes, seed=seed
     )
@@ -212,7 +212,7 @@ def task_counts(n_tasks: int) -> dict[str, int]:
 def compare(
     bank: FeatureBank, sampler: TaskSampler, n_tasks: int, quick: bool, settings: RunSettings
 ) -> Evaluation:
-    """All methods on the same tasks, as many as each gets."""
+    """Evaluate all methods on the same tasks; slow methods only on the first ones."""
     chosen, counts = contenders(quick), task_counts(n_tasks)
     parts = [
         evaluate(

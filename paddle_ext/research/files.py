@@ -97,7 +97,7 @@ def user_cache(part: str) -> Path | None:
 
 
 def cache_or_temporary(part: str) -> Path:
-    """The same, or a temporary folder if it is not writable."""
+    """The cache folder of `user_cache`, or a temporary folder if it is not writable."""
     folder = user_cache(part)
     if folder is not None:
         with suppress(OSError):

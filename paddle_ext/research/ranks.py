@@ -1,4 +1,4 @@
-"""The processes of one evaluation: a single one, or those started by torchrun."""
+"""The processes, or ranks, of one evaluation: a single one, or those started by torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
-    local: int = 0  # among those of this machine
+    local: int = 0  # its number among the processes of this machine
     group: dist.ProcessGroup | None = None  # None: alone
 
     def gather(self, value: T) -> list[T]:
@@ -90,6 +90,6 @@ def is_first_rank() -> bool:
 
 
 def has_process_group() -> bool:
-    """Does not import torch: a program with a process group has imported it."""
+    """Whether the program has a process group; if torch is not imported, it has none."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()

@@ -31,7 +31,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(cache: Path) -> Demo:
-    return demo.run(**SMALL, cache=cache, progress=False)
+    return demo.run_demo(**SMALL, cache=cache, progress=False)
 
 
 def test_all_methods_on_the_same_tasks(found: Demo) -> None:

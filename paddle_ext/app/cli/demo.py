@@ -50,13 +50,13 @@ def demo(
     device: Device = None,
 ) -> None:
     """Draw characters, train a small network, compare all methods: a table and a figure."""
-    from ...research.demo import draw, run
+    from ...research.demo import draw, run_demo
     from .evaluating import check_figure
 
     check_figure("--output", output)
     began = time.perf_counter()
     with show.on_interrupt("interrupted: the same command resumes after the last complete epoch"):
-        found = run(
+        found = run_demo(
             n_tasks=n_tasks,
             num_classes=num_classes,
             k_eff=k_eff,

@@ -101,7 +101,7 @@ def reproduce(
     }
     folder = output or Path("results") / experiment
     with show.on_interrupt(f"interrupted: the same command resumes from {folder}"):
-        result = run(experiment, bank, given, folder, fresh)
+        result = run_experiment(experiment, bank, given, folder, fresh)
     if is_first_rank():
         show_result(result, folder)
 
@@ -125,10 +125,10 @@ def one_or_more(option: str, given: list[str]) -> int | list[int] | None:
     return found[0] if len(found) == 1 else found
 
 
-def run(
+def run_experiment(
     name: str, bank: Path | None, given: Mapping[str, object], folder: Path, fresh: bool
 ) -> ExperimentResult:
-    """Run an experiment with those of the given options that it takes."""
+    """Run an experiment with the given options; one that it does not take is an error."""
     from ...check import did_you_mean
     from ...research.data import FeatureBank
     from ...research.evaluation.experiments import EXPERIMENTS

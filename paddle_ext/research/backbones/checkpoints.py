@@ -1,4 +1,4 @@
-"""Networks in files: ours in safetensors, and the public ones of TIM and SimpleShot.
+"""Read and write networks: ours in safetensors files, and the public ones of TIM and SimpleShot.
 
 Nothing in a file is ever executed: safetensors cannot hold code, and the public files, which are
 pickles, are read with ``weights_only=True``.
@@ -171,7 +171,7 @@ def read_public(path: Path) -> Checkpoint:
 
 
 def public_key(name: str) -> str:
-    """Our name for a tensor of the public code, which also trains in several processes."""
+    """Our name for a tensor of the public code; training in several processes adds a prefix."""
     name = name.removeprefix("module.")
     for head in PUBLIC_HEADS:
         if name.startswith(f"{head}."):

@@ -112,7 +112,7 @@ class Learner:
         if self.average is None:
             return
         self.steps += 1
-        # Shorter at first, so that the average forgets the random initial weights.
+        # A smaller decay at first, so that the average forgets the random initial weights.
         decay = min(self.recipe.average, self.steps / (9 + self.steps))
         get_ema_multi_avg_fn(decay)(self.means, self.followed, None)  # type: ignore[no-untyped-call]
         for counter, new in self.counters:

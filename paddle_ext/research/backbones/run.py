@@ -195,7 +195,7 @@ class Run:
     # --- files ------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write the best network if it is from this epoch, the last one, and the run state."""
+        """Write the state of the run, the best network if this epoch is the best, and the last."""
         if self.best.notes["epoch"] == str(len(self.history)):
             self.best.save(folder / BEST)
         if len(self.history) == self.recipe.epochs:
@@ -273,7 +273,7 @@ def check_arguments(
 
 
 def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Transform:
-    """Inputs of the network's size, or the images' if they are smaller."""
+    """The default transform: inputs of the network's size, or of the images' if smaller."""
     size = min(backbone.input_size, *base.shape[:2])
     if base.shape[2] == 3:
         return Transform(size, IMAGENET_MEAN, IMAGENET_STD, mirror=mirror)

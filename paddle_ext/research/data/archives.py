@@ -1,4 +1,4 @@
-"""NumPy files, `.npy` and `.npz`: read or mapped, with bounded memory."""
+"""Read or map NumPy files, `.npy` and `.npz`, with bounded memory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PLAIN = "a complete {} file of plain arrays"
 def read_npz(
     path: Path, wanted: Container[str] | None = None, mapped: Container[str] = ()
 ) -> dict[str, Any]:
-    """The arrays of an archive by name; those that are not wanted are None.
+    """The arrays of an archive by name; None in place of arrays that are not `wanted`.
 
-    Those that are `mapped` stay on disk, copy-on-write.
+    Arrays in `mapped` stay on disk, mapped copy-on-write.
     """
     contents: dict[str, Any] = {}
     with (

@@ -15,7 +15,7 @@ from ... import check
 from . import bank_files
 from .labels import check_count, check_one_each
 
-Names: TypeAlias = "npt.NDArray[np.str_]"
+TextArray: TypeAlias = "npt.NDArray[np.str_]"
 
 
 class FeatureBank:
@@ -60,7 +60,7 @@ class FeatureBank:
         features: Tensor,
         labels: Tensor,
         class_names: Sequence[str] | None = None,
-        split: str | Sequence[str] | Names | None = None,
+        split: str | Sequence[str] | TextArray | None = None,
         base_mean: Tensor | None = None,
     ) -> None:
         features, labels, base_mean = check.tensors(features, labels, base_mean)
@@ -268,7 +268,7 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(name) for name in result)
 
 
-def checked_split(split: str | Sequence[str] | Names, N: int) -> Names:
+def checked_split(split: str | Sequence[str] | TextArray, N: int) -> TextArray:
     names = np.full(N, split) if isinstance(split, str) else np.asarray(split)
     if names.dtype.kind != "U":
         raise TypeError(f"split must be strings, got {names.dtype}")

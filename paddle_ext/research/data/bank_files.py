@@ -1,4 +1,4 @@
-"""The files of a feature bank: `.npz`, `.safetensors`, a folder of `.npy`, `.pt`, and pickles.
+"""Read and write feature banks: `.npz`, `.safetensors`, a folder of `.npy`, `.pt`, and pickles.
 
 `read` returns the arguments of `FeatureBank`. Files of other programs use other names and forms;
 all known ones are here. Code in a file is never run.
@@ -109,7 +109,7 @@ def arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
                 f"labels from {labels.min()} to {labels.max()}"
             )
         # The last one is that of the label -1.
-        parts["split"] = spread(np.append(by_class, NO_CLASS), labels.numpy(), path)
+        parts["split"] = names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
     return parts
 
 
@@ -129,7 +129,7 @@ def labels_and_names(
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors begin with the path."""
+    """Make the message of every ValueError begin with the path."""
     try:
         yield
     except ValueError as error:
@@ -138,7 +138,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def label_texts(value: Any) -> list[str] | None:
-    """Labels that are text, or objects that may be text; None: numbers."""
+    """Labels as text if some of them are text; None if they are numbers."""
     if isinstance(value, list | tuple):
         if any(isinstance(item, str | bytes) or item is None for item in value):
             return [label_text(item) for item in value]
@@ -148,10 +148,10 @@ def label_texts(value: Any) -> list[str] | None:
     return None
 
 
-def spread(
+def names_by_row(
     names: npt.NDArray[np.str_], index: npt.NDArray[Any], path: Path
 ) -> npt.NDArray[np.str_]:
-    """The name of each row: an array of text needs the length of the longest for every row."""
+    """The name of each row, by index; every row takes as much memory as the longest name."""
     check_room(path, len(index) * names.itemsize, path.stat().st_size, "names of rows")
     found: npt.NDArray[np.str_] = names[index]
     return found
@@ -167,7 +167,7 @@ def pick(contents: Mapping[str, Any], names: Sequence[str], path: Path) -> Any:
 
 
 def as_tensor(value: Any, name: str, path: Path) -> Tensor:
-    """Numbers, dense, in memory or in a file."""
+    """A dense tensor of numbers from what a file holds."""
     if isinstance(value, Tensor):
         try:
             check.dense_tensor(repr(name), value)
@@ -190,7 +190,7 @@ def as_tensor(value: Any, name: str, path: Path) -> Tensor:
 
 
 def as_names(value: Any, name: str, path: Path) -> npt.NDArray[np.str_]:
-    """Strings, [n]."""
+    """An array of strings [n] from what a file holds."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         return np.atleast_1d(value)
     if isinstance(value, np.ndarray) and value.ndim <= 1 and value.dtype.kind in "SO":
@@ -210,10 +210,10 @@ def as_names(value: Any, name: str, path: Path) -> npt.NDArray[np.str_]:
 
 
 def named_contents(value: object, path: Path) -> Mapping[str, Any]:
-    """Named contents of what another program saved.
+    """What another program saved, as arrays by name.
 
-    Known forms: names to arrays; a pair of features and labels; classes to their rows; and TIM's
-    "support" and "query", each classes to their rows.
+    Known forms: a mapping of names to arrays; a pair of features and labels; a mapping of classes
+    to their rows; and TIM's, with one such mapping for "support" and one for "query".
     """
     if isinstance(value, list | tuple) and len(value) == 2:
         return {"features": value[0], "labels": value[1]}
@@ -326,7 +326,7 @@ def read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
                 f"{path} must have a name for every split, got {len(names)} names and split "
                 f"{index.max()}"
             )
-        contents["split"] = spread(names, index, path)
+        contents["split"] = names_by_row(names, index, path)
     return contents
 
 

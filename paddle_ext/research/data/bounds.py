@@ -26,7 +26,7 @@ def check_room(path: Path, wanted: int, held: int, what: str) -> None:
 
 
 def check_expanded(path: Path, value: object) -> None:
-    """The same for containers of arrays, tensors, texts and numbers."""
+    """`check_room` for containers of arrays, tensors, texts and numbers."""
     try:
         wanted = expanded_bytes(value, {})
     except RecursionError:

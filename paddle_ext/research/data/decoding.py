@@ -1,4 +1,4 @@
-"""Image files: recognised by content, read only if regular and not too large."""
+"""Read image files, which are recognised by content, if they are regular and not too large."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ one_large_picture = threading.Lock()
 
 
 class UnreadableError(ValueError):
-    """Why a file is not read, in a few words that follow its name."""
+    """The reason why a file is not read, in a few words that follow its name."""
 
 
 def read_picture_file(path: Path) -> bytes:

@@ -270,7 +270,7 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
 
 
 def known_split(split: str, splits: Sequence[str]) -> str:
-    """Our name of a split, which may have another one."""
+    """Our name of a split, which may be given by another name, such as "train"."""
     if OTHER_NAMES.get(split) in splits:
         return OTHER_NAMES[split]
     return check.choice("split", split, splits)
@@ -288,7 +288,7 @@ def existing_folder(root: str | Path) -> Path:
 
 
 def list_of(root: Path, lists: str | Path | None, split: str) -> Path:
-    """The list of a split: in `lists`, or near the images."""
+    """The path of the list of a split: in the folder `lists`, or by default near the images."""
     folders = [root, root / "split", root / "splits"] if lists is None else [Path(lists)]
     names = dict.fromkeys([f"{public_name(split)}.csv", f"{split}.csv"])
     for folder in folders:

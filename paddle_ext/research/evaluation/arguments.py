@@ -1,4 +1,4 @@
-"""The methods of an evaluation, in order."""
+"""Turn the argument `methods` of an evaluation into methods, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def all_methods(named: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     named : bool
-        Those that can use class names; otherwise those that need none.
+        True: the methods that can use class names; False: those that do not need them.
     """
     names = (
         name
@@ -39,9 +39,9 @@ def chosen_methods(
 ) -> dict[str, Method]:
     """The methods by label, in order.
 
-    "all" stands for all of them, and "paper" for the `published` ones. `preset` and `options`, by
-    method, are for methods given by name; options of others are ignored. `named`: the methods are
-    those that can use class names.
+    "all" stands for all of them, and "paper" for the `published` ones. `preset` and `options`, a
+    mapping by method, apply to methods given by name; options of others are ignored. With `named`,
+    "all" are the methods that can use class names.
     """
     if preset is not None:
         check.choice("preset", preset, PRESETS)

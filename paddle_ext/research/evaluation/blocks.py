@@ -13,13 +13,13 @@ from ...methods import Method
 from ..data.bank import FeatureBank
 from ..tasks import TaskSampler
 
-# Tasks of a block, on any device and with any memory: the unit of work of a rank. A GPU is busy
-# with fewer.
+# Tasks of a block, the unit of work of a rank: the same on any device and with any memory. Fewer
+# would keep a GPU busy.
 BLOCK = 500
 # Time limit of a batch in seconds: an interruption loses at most this and the journal's delay.
 BATCH_SECONDS = 15.0
-# GiB per batch. The CPU gains nothing from more, and slow methods report progress more often;
-# methods have a separate budget for what they compute from the rows.
+# GiB per batch. More gains nothing on the CPU, and less lets slow methods report progress more
+# often; methods have a separate budget for what they compute from the rows.
 MEMORY = {"cpu": 1 / 32, "cuda": 2.0}
 
 
@@ -123,7 +123,7 @@ class Block:
         advance : callable, optional
             Called with the number of finished tasks after each batch.
         begun : Part, optional
-            Earlier progress.
+            The part of the block that was finished before an interruption.
         keep : callable, optional
             Called with the progress after each batch except the last.
         pace : float

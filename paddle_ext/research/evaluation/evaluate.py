@@ -1,4 +1,4 @@
-"""Methods on many tasks of a feature bank: accuracy with confidence intervals, and seconds."""
+"""Evaluate methods on many tasks of a feature bank: accuracy, its interval, and seconds."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def evaluate(
     sampling, alpha
         As in `TaskSampler`.
     support, query : str or Tensor [n], optional
-        Where to draw them from: a split of the bank, or rows. If one is given, the other is all
-        remaining rows.
+        The rows to draw support and queries from: a split of the bank, or indices. If one is given,
+        the other is all remaining rows.
     preset : {"paper", "mini", "tiered", "inat"}, optional
         For methods given by name: options as in the paper, see `methods.create`.
     seed, name, device, memory, output, resume, progress
@@ -152,7 +152,7 @@ def evaluate_plan(
         journal = None
         if settings.folder is not None:
             journal = Journal(settings.folder, journal_header(bank, plan), ranks.rank)
-        results = work.results(work.run(journal, settings.resume))
+        results = work.results(work.all_counts(journal, settings.resume))
         machine = ranks.gather(machine_line(device))[0]
         notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
         if method_notes:
@@ -198,9 +198,9 @@ def machine_line(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """The plan: settings, in each its blocks of tasks, and for each block all methods.
+    """The work of an evaluation: for each setting its blocks of tasks, for each block all methods.
 
-    So a block is drawn once for all methods, and every method has a first result early.
+    In this order a block is drawn once for all methods, and every method has a first result early.
     """
 
     methods: Mapping[str, Method]
@@ -210,7 +210,7 @@ class Work:
     show: bool
 
     def keys(self) -> Iterator[tuple[Key, TaskSampler, str]]:
-        """All steps in order, each with its setting and the label of its method."""
+        """The keys of all steps in order, each with its sampler and the label of its method."""
         names = {
             label: f"{method.name} {digest(type(method).__qualname__, options_of(method))}"
             for label, method in self.methods.items()
@@ -220,8 +220,8 @@ class Work:
                 for label, name in names.items():
                     yield Key(sampler.shots, sampler.k_eff, name, number, size), sampler, label
 
-    def run(self, journal: Journal | None, resume: bool) -> dict[Key, Count]:
-        """The counts of all steps; those in the journal are not recomputed."""
+    def all_counts(self, journal: Journal | None, resume: bool) -> dict[Key, Count]:
+        """Compute the counts of all steps, except for those that the journal has already."""
         done: dict[Key, Count] = {}
         if journal is not None:
             if not resume:

@@ -1,4 +1,4 @@
-"""How an evaluation runs."""
+"""Where and how an evaluation runs: seed, device, memory limit, output and progress."""
 
 from __future__ import annotations
 

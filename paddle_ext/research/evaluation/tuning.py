@@ -1,4 +1,4 @@
-"""Hyper-parameters by the protocol of the paper: the best of a grid on validation classes."""
+"""Tune hyper-parameters by the protocol of the paper: the best of a grid on validation classes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Tuning:
     """The accuracy at each point of the grids, and the best points."""
 
     curves: Evaluation  # a result for each point, identified by its options
-    best: Mapping[str, Result]  # of each method
-    options: Mapping[str, Mapping[str, object]]  # of each method, the best values of the tuned ones
+    best: Mapping[str, Result]  # the best result of each method
+    options: Mapping[str, Mapping[str, object]]  # the best values of each method's tuned options
 
     def methods(self) -> dict[str, Method]:
         """The methods with their best options, for `evaluate`."""

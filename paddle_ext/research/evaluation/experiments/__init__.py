@@ -1,4 +1,4 @@
-"""The experiments: a function `run` for each, and a result that can be saved."""
+"""The experiments by name; `run` of each returns a result that can be saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EXPERIMENTS", "Experiment", "ExperimentResult", "Table", "load"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment that can be run by name; `run` of its module documents the arguments."""
+    """An experiment that can be run by name; the function of its module documents the arguments."""
 
     name: str
     description: str
@@ -41,14 +41,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1",
             "all methods at 5, 10 and 20 shots, 5 classes present",
-            partial(accuracy.run, "table1"),
+            partial(accuracy.reproduce_table, "table1"),
             accuracy.AccuracyTable,
         ),
         Experiment(
             "table2",
             "i-Nat: one support for all tasks, 5 classes present",
             partial(
-                accuracy.run,
+                accuracy.reproduce_table,
                 "table2",
                 dataset="inat",
                 shots=None,
@@ -60,20 +60,20 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "ablation",
             "PADDLE without and with the partition complexity",
-            partial(accuracy.run, "ablation"),
+            partial(accuracy.reproduce_table, "ablation"),
             accuracy.AccuracyTable,
         ),
         Experiment(
             "keff",
             "accuracy against the number of classes present, 2 to 10",
-            partial(accuracy.run, "keff", k_eff=paper.K_EFFS, n_tasks=1000),
+            partial(accuracy.reproduce_table, "keff", k_eff=paper.K_EFFS, n_tasks=1000),
             accuracy.AccuracyCurves,
         ),
         Experiment(
             "dirichlet",
             "5 or more ways, all present in proportions from Dirichlet(2), 1 to 20 shots",
             partial(
-                accuracy.run,
+                accuracy.reproduce_table,
                 "dirichlet",
                 methods=("simpleshot", *paper.methods("table1"), "adaptive"),
                 shots=paper.DIRICHLET_SHOTS,
@@ -87,25 +87,25 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "stata",
             "class names, no labelled row: batches of 1 to 4 classes to whole datasets",
-            stata.run,
+            stata.evaluate_stata_batches,
             stata.StatABatches,
         ),
         Experiment(
             "any-batch",
             "accuracy from one class present to all, compared with the nearest class mean",
-            any_batch.run,
+            any_batch.evaluate_any_batch,
             any_batch.AnyBatch,
         ),
         Experiment(
             "convergence",
             "PADDLE against projected gradient descent on one task: criterion against seconds",
-            convergence.run,
+            convergence.measure_convergence,
             convergence.Convergence,
         ),
         Experiment(
             "lambda",
             "PADDLE's accuracy against lambda, and the best lambda against the number of queries",
-            lambda_.run,
+            lambda_.evaluate_lambdas,
             lambda_.Lambda,
         ),
     )

@@ -114,7 +114,7 @@ class AccuracyCurves(AccuracyTable):
         return {self.experiment: figure}
 
 
-def run(
+def reproduce_table(
     experiment: str,
     bank: FeatureBank,
     *,
@@ -148,7 +148,8 @@ def run(
     backbone : {"resnet18", "wrn28_10"}
         Selects the paper's rows.
     methods : {"paper", "all"}, or names
-        Those of the table, or all available; for "dirichlet" with their default options.
+        "paper" are the methods of the table, "all" all that need no class names. They have the
+        options of the paper, for "dirichlet" their defaults.
     shots, n_tasks, n_query
         As in `evaluate`.
     k_eff : int, or for "keff" a sequence of int, or None
@@ -173,7 +174,7 @@ def run(
     --------
     >>> import paddle_ext
     >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
-    >>> print(run("table1", bank, n_tasks=1000).markdown())  # doctest: +SKIP
+    >>> print(reproduce_table("table1", bank, n_tasks=1000).markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     curves = experiment == "keff"

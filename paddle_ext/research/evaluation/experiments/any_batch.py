@@ -98,7 +98,7 @@ def table(shots: int | None, evaluation: Evaluation) -> Table:
     return Table(f"{shots_title(shots)}, accuracy", header, cells)
 
 
-def run(
+def evaluate_any_batch(
     bank: FeatureBank,
     *,
     methods: str | Sequence[str] = METHODS,
@@ -134,7 +134,7 @@ def run(
     options : mapping, optional
         From names to options of methods, such as `Tuning.options`.
     **run
-        As in `accuracy.run`.
+        As in `accuracy.reproduce_table`.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def run(
     --------
     >>> import paddle_ext
     >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
-    >>> print(run(bank, methods=["paddle", "adaptive"]).markdown())  # doctest: +SKIP
+    >>> print(evaluate_any_batch(bank, methods=["paddle", "adaptive"]).markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     tasks = {"n_tasks": n_tasks, "support": support, "query": query, "seed": settings.seed}

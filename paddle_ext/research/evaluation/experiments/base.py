@@ -1,4 +1,4 @@
-"""Shared by all experiments: results, the check of the bank, methods, files."""
+"""What all experiments share: results and their files, and the check of the bank."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def plan_experiment(
     n_tasks: int = 1,
     **tasks: Any,
 ) -> TaskPlan:
-    """`plan_tasks`; if the bank does not suffice, the error says so."""
+    """`plan_tasks`, with an error that names the experiment if the bank does not suffice."""
     if shots is not None:
         distinct_integers("shots", shots, least=0 if "prototypes" in tasks else 1)
     distinct_integers("k_eff", k_eff)

@@ -102,7 +102,7 @@ class Convergence(ExperimentResult):
         return {self.experiment: pictures.criterion_against_time(self.curves, self.tol)}
 
 
-def run(
+def measure_convergence(
     bank: FeatureBank,
     *,
     dataset: str | None = "mini",
@@ -127,7 +127,7 @@ def run(
     ----------
     bank : FeatureBank
     dataset, backbone, **run
-        As in `accuracy.run`; `memory` and `resume` have no effect.
+        As in `accuracy.reproduce_table`; `memory` and `resume` have no effect.
     shots, k_eff, n_query
         As in `TaskSampler`.
     task : int
@@ -150,7 +150,7 @@ def run(
     --------
     >>> import paddle_ext
     >>> bank = paddle_ext.FeatureBank.load("tiered_test.npz")  # doctest: +SKIP
-    >>> print(run(bank, dataset="tiered").markdown())  # doctest: +SKIP
+    >>> print(measure_convergence(bank, dataset="tiered").markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     check_data_set(dataset, backbone, DATA_SETS)
@@ -228,9 +228,12 @@ def paddle_curve(
     tol: float,
     scaling: str,
 ) -> Curve:
-    """The solver keeps no trace: it is run for increasing numbers of iterations, each run timed."""
+    """The curve of PADDLE, from timed runs with increasing numbers of iterations.
 
-    def run(iterations: int, tol: float) -> Solution:
+    The native solver records no trace, so that each point needs a run of its own.
+    """
+
+    def solve_for(iterations: int, tol: float) -> Solution:
         return solve(
             *one.inputs,
             num_classes=one.num_classes,
@@ -241,11 +244,11 @@ def paddle_curve(
             backend=backend,
         )
 
-    final = run(max_iter, tol)  # also warms up
+    final = solve_for(max_iter, tol)  # also warms up
     counts = [1]
     while counts[-1] < int(final.iterations):
         counts.append(min(max(counts[-1] + 1, 5 * counts[-1] // 4), int(final.iterations)))
-    calls = [partial(run, count, 0.0) for count in counts]
+    calls = [partial(solve_for, count, 0.0) for count in counts]
     seconds = best_times(calls, one.inputs[0].device, repeats)
     return Curve(
         "paddle",
@@ -261,10 +264,10 @@ def paddle_curve(
 def best_times(
     calls: Sequence[Callable[[], object]], device: torch.device, repeats: int
 ) -> list[float]:
-    """The shortest time of each call in seconds; each call extends the previous one.
+    """The shortest time of each call in seconds; each call does the work of the previous and more.
 
-    They take turns, so that a busy moment of the machine does not affect only one of them. A longer
-    call bounds the times of shorter ones.
+    Calls take turns, so that a busy moment of the machine does not affect only one of them. The
+    time of a call is at most that of the next.
     """
     best = [math.inf] * len(calls)
     for _ in range(repeats):

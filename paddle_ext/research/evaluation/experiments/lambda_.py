@@ -106,7 +106,7 @@ def best_text(results: list[Result]) -> str:
     return f"{lambda_of(top):g}{end} ({min(near):g} to {max(near):g}{loss})"
 
 
-def run(
+def evaluate_lambdas(
     bank: FeatureBank,
     *,
     dataset: str | None = "mini",
@@ -137,7 +137,7 @@ def run(
     scaling : {"minmax", "auto", "none"}
         Of the features; the paper's is "minmax".
     dataset, backbone, **run
-        As in `accuracy.run`; the paper shows these curves only as figures.
+        As in `accuracy.reproduce_table`; the paper shows these curves only as figures.
     shots, n_tasks
         As in `evaluate`.
 
@@ -149,7 +149,7 @@ def run(
     --------
     >>> import paddle_ext
     >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
-    >>> run(bank, queries=(25, 75), output="lambda")  # doctest: +SKIP
+    >>> evaluate_lambdas(bank, queries=(25, 75), output="lambda")  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     check_data_set(dataset, backbone, DATA_SETS)

@@ -32,9 +32,9 @@ SIZES = ((64, 1, 4), (64, 2, 10), (64, 5, 25), (1000, 5, 25), (1000, 25, 50), (1
 
 
 class Batches(NamedTuple):
-    """The batches of a column."""
+    """The batches of a column of the table."""
 
-    n_query: int  # at most: if the classes present have fewer rows, all of them
+    n_query: int  # limit on queries: if the classes present have fewer rows, these are all used
     present: Counter[int]  # how often each number of classes is present
 
 
@@ -127,9 +127,9 @@ def published() -> dict[str, dict[str, float]]:
 
 
 def mean_text(results: Sequence[tuple[Result, int]]) -> str:
-    """The mean accuracy of results that count so often, and half its 95 % confidence interval.
+    """The mean accuracy of results, weighted by their counts, ± half its 95 % confidence interval.
 
-    The whole bank, a single task, adds nothing to the interval: there is no other such task.
+    The whole bank is a single task and adds nothing to the interval.
     """
     total = sum(count for _, count in results)
     mean = sum(result.accuracy * count for result, count in results) / total
@@ -137,7 +137,7 @@ def mean_text(results: Sequence[tuple[Result, int]]) -> str:
     return f"{mean:.1f} ± {math.hypot(*halves) / total:.1f}" if halves else f"{mean:.1f}"
 
 
-def run(
+def evaluate_stata_batches(
     bank: FeatureBank,
     *,
     prototypes: Tensor,
@@ -169,7 +169,7 @@ def run(
     options : mapping, optional
         From names to options of methods.
     **run
-        As in `accuracy.run`.
+        As in `accuracy.reproduce_table`.
 
     Returns
     -------
@@ -180,7 +180,7 @@ def run(
     >>> import paddle_ext
     >>> bank = paddle_ext.FeatureBank.load("clip.npz")  # doctest: +SKIP
     >>> names = torch.from_numpy(numpy.load("clip.npz")["text"])  # doctest: +SKIP
-    >>> print(run(bank, prototypes=names).markdown())  # doctest: +SKIP
+    >>> print(evaluate_stata_batches(bank, prototypes=names).markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     tasks: dict[str, Any] = {"shots": 0, "prototypes": prototypes, "seed": settings.seed}
