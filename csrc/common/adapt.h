@@ -12,8 +12,8 @@
 // Each step increases the bound
 //   w sum_q (ln sum_k exp(l_qk + e_k) - sum_k u_qk e_k)
 //     + ln G(K a) - ln G(w Q + K a) + sum_k (ln G(N_k + a m_k) - ln G(a m_k)).
-// Of several measures, the one with the largest bound counts. The first is even; the others may not
-// have a smaller a: such a prior would win wherever few classes are present, for that alone.
+// Of several measures, the one with the largest bound is used. The first is even; under the others
+// a may not be smaller, or they would win wherever few classes are present, whatever they say.
 #pragma once
 
 #include "common/gamma.h"

@@ -18,7 +18,7 @@ struct AssignParams : WithWorkspace {
     DType written;   // of `probabilities` and `rest`
     bool normalise;  // else write likelihoods, the largest of a row being kLikelihoodUnit
     bool weigh;      // the output is multiplied by the length of the row
-    bool squared;    // squares of the probabilities replace them in the outputs
+    bool squared;    // whether the outputs are of the squares of the probabilities
 
     // in
     void* products;      // [B, N, stride]; overwritten if `leads` are wanted
@@ -212,10 +212,10 @@ struct LateParams : WithWorkspace {
     const void* own;       // [N] products of rows with themselves
     const void* bias;      // [K] of the logits before the step
     const void* square;    // [K] s_k.s_k
-    const void* mass;      // [K]
-    const void* constant;  // [K]
-    const void* total;     // [K]
-    const void* prior;     // [K] the least of what is left of `total` without a row
+    const void* mass;      // [K] total weight of the rows in s_k
+    const void* constant;  // [K] added to the logits
+    const void* total;     // [K] count of the class plus its prior
+    const void* prior;     // [K] the prior alone: `total` without a row is at least this
 };
 
 // Stored likelihoods, and the sums of probabilities under class weights.

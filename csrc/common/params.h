@@ -298,8 +298,8 @@ struct ValuesParams {
     const void* numbers[kValuesArrays];  // null if absent
     int64_t counts[kValuesArrays];
 
-    // out: least K of a task, and minus the most. The labels of a task are those of K classes, each
-    // there, or else its K is 0; an invalid number makes the least 0.
+    // out: the smallest K of all tasks, and minus the largest. K is 0 for a task in which a class
+    // below its largest label is missing; an invalid number makes the smallest K 0.
     int64_t* found;  // [2]
 };
 

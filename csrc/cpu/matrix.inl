@@ -97,7 +97,7 @@ static void multiply(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t
     });
 }
 
-// The lower triangle of the same, N by N; entries above the diagonal may be written too.
+// The lower triangle of such a product, N by N; entries above the diagonal may be written too.
 template <typename T>
 static void multiply_lower(const MatrixRows<T>& a, int64_t N, const T* panels, int64_t inner,
                            const MatrixOut<T>& out, int threads, bool add) {
