@@ -76,20 +76,35 @@ inline void read(PyObject* value, PosteriorSizes& sizes) {
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
 }
 
-template <typename Struct, typename = void>
-constexpr bool kHasDType = false;
+// The bytes of the smallest numbers of a struct, by those of its types that it has.
+inline size_t size_of(DType type) {
+    return type == DType::kFloat64 ? 8 : type == DType::kFloat32 ? 4 : 2;
+}
 template <typename Struct>
-constexpr bool kHasDType<Struct, std::void_t<decltype(&Struct::dtype)>> = true;
+auto smallest_number(const Struct& of, int) -> decltype(size_of(of.dtype) + size_of(of.rows)) {
+    return std::min(size_of(of.dtype), size_of(of.rows));
+}
+template <typename Struct>
+auto smallest_number(const Struct& of, int) -> decltype(size_of(of.dtype) + size_of(of.written)) {
+    return std::min(size_of(of.dtype), size_of(of.written));
+}
+template <typename Struct>
+auto smallest_number(const Struct& of, long) -> decltype(size_of(of.dtype)) {
+    return size_of(of.dtype);
+}
+template <typename Struct>
+size_t smallest_number(const Struct&, ...) {
+    return 1;
+}
 
-// The address of an array must be a multiple of the size of its numbers, or at least, if that may be
-// larger than the size of the features, of theirs.
+// The address of an array must be a multiple of the size of its numbers, if that is known.
 template <typename Item, typename Struct>
 void check_address(const Item* array, const Struct& of) {
     size_t bytes = 1;
-    if constexpr (!std::is_void_v<Item>) {
+    if constexpr (std::is_void_v<Item>) {
+        bytes = smallest_number(of, 0);
+    } else {
         bytes = alignof(Item);
-    } else if constexpr (kHasDType<Struct>) {
-        bytes = of.dtype == DType::kFloat64 ? 8 : of.dtype == DType::kFloat32 ? 4 : 2;
     }
     if (reinterpret_cast<uintptr_t>(array) % bytes != 0) {
         throw py::value_error("must be at a multiple of " + std::to_string(bytes) + " bytes");
