@@ -277,6 +277,7 @@ class Model(NamedTuple):
     sharpness: Tensor  # [B]
     bias: Tensor  # [B, K]
     temper: float  # factor on the final logits
+    variance: Tensor | float = 0.0  # [B, 1] squared distance of a row to the mean of its class
 
 
 def one_shot_scale(means: Tensor) -> Tensor:
@@ -289,6 +290,11 @@ def one_shot_scale(means: Tensor) -> Tensor:
     mean = variance.mean(-1, keepdim=True)
     scale = 1 / ((rows * variance + 10 * mean) / (rows + 10) + mean)
     return scale * (total.sum(-1, keepdim=True) / (scale * total).sum(-1, keepdim=True))
+
+
+def excess(variance: Tensor | float, shots: Tensor, mean_shots: Tensor | float) -> Tensor:
+    """How much farther means of few rows are, [B, K]."""
+    return variance / shots - variance / mean_shots
 
 
 def one_shot(means: Tensor, query: Tensor) -> Model:
@@ -307,22 +313,27 @@ def learned(
     scale = feature_scale(who, means)
     rows, w, z = (MetricRows(part, part * scale) for part in (who.x, means, query))
     d, own = plain_distances(who, rows, w)
+    variance = who.mean(own * who.shots / (who.shots + 1)).view(-1, 1)
+    farther = excess(variance, shots, x.shape[1] / K)
+    near = farther.unsqueeze(1)
     if not full:
-        f = calibrated(d.unsqueeze(0), who)[0].squeeze(0)
-        return Model(w, z, Metric(1.0), f, hubs(d, who, f), 1.0)
+        f = calibrated((d - near).unsqueeze(0), who)[0].squeeze(0)
+        bias = hubs(d - near, who, f) + f.unsqueeze(1) / 2 * farther
+        return Model(w, z, Metric(1.0), f, bias, 1.0, variance)
     found = full_metric(x, labels, means, scale)
     projected = found.project(torch.cat([rows.x, w.x, z.x], 1))
     parts = projected.split([part.x.shape[1] for part in (rows, w, z)], 1)
     rows, w, z = (r._replace(projected=p) for r, p in zip((rows, w, z), parts, strict=True))
     other, shrink = full_distances(who, rows, w, found, own)
-    mixed = torch.stack([torch.lerp(d, other, t) for t in MIXTURES])
+    mixed = torch.stack([torch.lerp(d, other, t) - near for t in MIXTURES])
     sharpness, objective = calibrated(mixed, who)
     best, task = objective.argmin(0), torch.arange(B, device=x.device)
     f = sharpness[best, task]
     t = x.new_tensor(MIXTURES)[best].view(-1, 1, 1)
     share = t * shrink.unsqueeze(-1)
     metric = Metric(1 - t + found.plain * share, found.sign * share)
-    return Model(w, z, metric, f, hubs(mixed[best, task], who, f), 1.0)
+    bias = hubs(mixed[best, task], who, f) + f.unsqueeze(1) / 2 * farther
+    return Model(w, z, metric, f, bias, 1.0, variance)
 
 
 # --- the batch ------------------------------------------------------------------------------------
@@ -416,7 +427,10 @@ def adaptive(
     weight = 2 * S / (2 * S + Q)
     u, a = adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
     a = a.to(u.dtype).unsqueeze(-1)
-    logits = absorbed(cross, gram, squares, shots, u.square() * (Q / (Q + K)))
+    W = u.square() * (Q / (Q + K))
+    logits, more = absorbed(cross, gram, squares, shots, W), W.sum(1)
+    late = excess(model.variance, shots + more, S / K + more)
+    logits += (excess(model.variance, shots, S / K) - late).unsqueeze(1)
     logits = logits.mul_(half).add_(bias).mul_(1 - SOFTER / (1 + a / FEW))
     others = (u.sum(1, keepdim=True) - u).mul_(weight).clamp_(min=0).add_(a)
     u = logits.add_(others.log_()).mul_(model.temper).softmax(-1)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FeatureBank, presence
+from paddle_ext.research import style
 from paddle_ext.rows import squared_distances, unit_rows
 
 EXAMPLES = """\
@@ -34,13 +35,7 @@ MOST_CLASSES, FEW, POOL = 40, 5, 300
 NEIGHBOURS, MOST_CLUSTERS, ROUNDS = 20, 500, 20  # of TypiClust
 PURITY, RADII = 0.95, 70  # of ProbCover
 OURS, RANDOM = "suggest", "random"
-COLOURS = {
-    OURS: "#0072b2",
-    "breaking ties": "#e69f00",
-    "TypiClust": "#009e73",
-    "ProbCover": "#cc79a7",
-    RANDOM: "#4d4d4d",
-}
+RULES = (OURS, "breaking ties", "TypiClust", "ProbCover", RANDOM)
 
 
 def options() -> argparse.Namespace:
@@ -281,11 +276,9 @@ def report(table: list[dict[str, Any]]) -> None:
 
 def draw(path: Path, table: list[dict[str, Any]]) -> None:
     """Accuracy against the number of new labels, of settings that have all of them."""
-    plt = harness.pyplot()
-    if plt is None:
-        return
-    figure, axes = plt.subplots(1, len(SHOTS), figsize=(10, 3.4), sharey=True)
-    for axis, shots in zip(axes, SHOTS, strict=True):
+    figure, panels = style.make_panels(len(SHOTS), height=1.9)
+    colours = dict(zip(RULES, (style.colour("adaptive"), *style.SEVERAL), strict=False))
+    for axes, shots in zip(panels, SHOTS, strict=True):
         groups = defaultdict(list)
         for row in table:
             if row["shots"] == shots:
@@ -293,21 +286,18 @@ def draw(path: Path, table: list[dict[str, Any]]) -> None:
         rows = [row for group in groups.values() if len(group) == len(COUNTS) for row in group]
         if not rows:
             continue
-        for rule, colour in COLOURS.items():
+        labels = []
+        for rule, colour in colours.items():
             by_count = [[row for row in rows if row["count"] == n] for n in COUNTS]
             values = [mean(row["before, pool"] for row in by_count[0])]
             values += [mean(row[f"{rule}, pool"] for row in part) for part in by_count]
-            width = 2.6 if rule == OURS else 1.5
-            style = "--" if rule == RANDOM else "-"
-            looks = {"color": colour, "linewidth": width, "marker": "o", "markersize": 4}
-            axis.plot((0, *COUNTS), values, style, label=rule, **looks)
-        axis.set_title(f"{shots} labelled row{'s' if shots > 1 else ''} a class")
-        axis.set(xlabel="more labels", xticks=(0, *COUNTS))
-        axis.grid(axis="y", color="#e8e8e8")
-    axes[0].set_ylabel("right in the pool, %")
-    axes[-1].legend(fontsize=9, loc="lower right")
-    harness.save_figure(figure, path)
-    plt.close(figure)
+            axes.plot((0, *COUNTS), values, "o-", color=colour, lw=2.6 if rule == OURS else 1.5)
+            labels.append(style.Label(COUNTS[-1], values[-1], rule, colour, rule == OURS))
+        axes.set_xticks((0, *COUNTS))
+        title = f"{shots} labelled row{'s' if shots > 1 else ''} a class"
+        style.name_panel(axes, title, "more labels", "right, %")
+        style.label_ends(axes, labels)
+    style.finish(figure, path)
 
 
 def main() -> None:
