@@ -69,7 +69,7 @@ def test_another_version_is_refused(tree: Path) -> None:
     project.write_text(re.sub(r'^version = ".*?"', 'version = "9.9"', text, flags=re.MULTILINE))
     done = run(tree)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tree} hides the installed padd")
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tree} hides the installed")
     assert "and not 9.9: run `pip install .` again" in done.stderr
 
 
