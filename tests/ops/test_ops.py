@@ -153,6 +153,7 @@ def unloaded() -> Iterator[None]:
 @pytest.mark.usefixtures("unloaded")
 def test_missing_module_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, native.NAME, None)
+    monkeypatch.setattr(native, "installed_file", lambda: None)
     problem = make_problem()
     with pytest.raises(ImportError, match="pip install") as caught:
         problem.solve()
