@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from paddle_ext.app.classify import Settings
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)
@@ -23,6 +27,23 @@ def embeddings(
     random.shuffle(truth)
     rows = [centres[k] + 0.3 * random.normal(size=(len(k), features)) for k in (labels, truth)]
     return rows[0].astype(np.float32), labels, rows[1].astype(np.float32), truth
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(device="cpu", cache=None, **options)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def embedding_files(folder: Path) -> tuple[Path, Path]:
+    """Labelled embeddings, and others with their true classes."""
+    support, labels, query, truth = embeddings()
+    np.savez(folder / "known.npz", features=support, labels=NAMES[labels])
+    np.savez(folder / "new.npz", features=query, labels=NAMES[truth])
+    return folder / "known.npz", folder / "new.npz"
 
 
 def strange_files(folder: Path) -> tuple[Path, Path]:

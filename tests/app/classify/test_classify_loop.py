@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from classify_data import STRANGE, pattern, strange_files
+from classify_data import STRANGE, pattern, settings, strange_files
 from pages import probed, shown_by, with_probe
 
-from paddle_ext.app.classify import Answers, Labelled, Settings, classify
+from paddle_ext.app.classify import Answers, Labelled, classify
 from paddle_ext.app.classify import page as module
 from paddle_ext.app.classify.correcting import DataNames, corrected_source
 from paddle_ext.app.classify.corrections import read_corrections
@@ -20,10 +19,6 @@ from paddle_ext.app.classify.outcome import Outcome
 from paddle_ext.app.classify.page import page
 from paddle_ext.app.classify.pictures import thumbnail
 from paddle_ext.app.classify.samples import Source
-
-
-def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
 
 
 @pytest.fixture

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embeddings, picture_folders
+from classify_data import NAMES, embedding_files, embeddings, picture_folders, settings, table
 from typer.testing import CliRunner
 
-from paddle_ext.app.classify import Settings, classify
+from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
 from paddle_ext.app.cli.app import app
 
 
-def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    support, labels, query, truth = embeddings()
-    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
-    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
-    return tmp_path / "known.npz", tmp_path / "new.npz"
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return embedding_files(tmp_path)
 
 
 def run(*arguments: object) -> str:

@@ -1,16 +1,15 @@
 """Several rounds: saved models, corrected labels, a check of the labels."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings, picture_folders
+from classify_data import NAMES, embedding_files, embeddings, picture_folders, settings, table
 from typer.testing import CliRunner
 
-from paddle_ext.app.classify import Batch, Labelled, Settings, answer, classify
+from paddle_ext.app.classify import Batch, Labelled, answer, classify
 from paddle_ext.app.classify.labelled_check import check_labelled
 from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.run import page_title
@@ -19,21 +18,9 @@ from paddle_ext.app.cli.app import app
 CPU = torch.device("cpu")
 
 
-def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    support, labels, query, truth = embeddings()
-    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
-    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
-    return tmp_path / "known.npz", tmp_path / "new.npz"
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return embedding_files(tmp_path)
 
 
 # --- the table ------------------------------------------------------------------------------------
