@@ -68,8 +68,9 @@ format: $(DEPS) ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
-docs: $(BUILD) ## build the site in build/site; a warning is an error
+docs: $(BUILD) ## build the site in build/site and look at it in Chromium; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/check_pages.py
 	@echo "== built: build/site; $(BIN)/mkdocs serve shows it"
 
 wheel: ## build and audit a wheel in dist/, use it and the sdist in empty environments

@@ -6,19 +6,18 @@ writes, once light and once dark.
 
 import csv
 import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from check_pages import BROWSERS, find_browser
 from PIL import Image
 
 from paddle_ext.research.style import reduce_colours
 
 HERE = Path(__file__).resolve().parent
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = 820, 900  # pixels of the window
 SCALE = 1.4  # pixels of the image for one of the window
 
@@ -48,7 +47,7 @@ def classify(folder: Path) -> Path:
 
 def photograph(page: Path, dark: bool, path: Path) -> None:
     """The top of the page, as a PNG file of few colours."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser = find_browser()
     if browser is None:
         sys.exit(f"this needs a browser, none of {', '.join(BROWSERS)} is installed")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]

@@ -1,4 +1,7 @@
-"""The hooks of the site: links, comments of fields, and the gallery. `make docs` builds it all."""
+"""The hooks of the site (links, comments of fields, the gallery), and the check of its pages.
+
+`make docs` builds it all.
+"""
 
 import importlib.util
 import re
@@ -26,6 +29,7 @@ def hook(name: str) -> ModuleType:
 
 
 pages, gallery, fields = hook("site_pages"), hook("site_gallery"), hook("site_fields")
+check = hook("check_pages")
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -207,3 +211,29 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     settings = (ROOT / "mkdocs.yml").read_text() + (ROOT / "docs/assets/site.css").read_text()
     assert "font: false" in settings
     assert "http" not in settings
+
+
+# --- pages in a browser ---------------------------------------------------------------------------
+
+ICON = "<svg xmlns='http://www.w3.org/2000/svg' width='{0}' height='9'/>"
+WRONG = {
+    "fine": ("<img src='wide.svg'>", []),
+    "small": ("<img src='small.svg'>", [390, 390, 1440, 1440]),
+    "missing": ("<img src='none.svg'>", [390, 390, 1440, 1440]),
+    "wide": ("<p style='width: 600px'>text</p>", [390, 390]),
+}
+
+
+def test_what_is_wrong_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = check.find_browser()
+    if browser is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    monkeypatch.setattr(check, "SITE", tmp_path)
+    (tmp_path / "wide.svg").write_text(ICON.format(300))
+    (tmp_path / "small.svg").write_text(ICON.format(90))
+    for name, (body, _) in WRONG.items():
+        text = f"<!doctype html><body style='margin: 0'><article>{body}</article></body>"
+        (tmp_path / f"{name}.html").write_text(text)
+    wrong = check.look(browser, [tmp_path / f"{name}.html" for name in WRONG])
+    expected = [f"/{name}.html, {width}" for name, (_, widths) in WRONG.items() for width in widths]
+    assert [line.partition(" pixels")[0] for line in wrong] == expected
