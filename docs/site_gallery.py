@@ -36,7 +36,7 @@ PROGRAMS: dict[str, list[str] | str] = {
     "large_spark": "It needs Spark.",
 }
 # Shown where an example draws nothing itself, relative to gallery/.
-FIGURES = {"images": "../figures/classify.png"}
+FIGURES = {"images": "../figures/review-images.png"}
 CARD_LINES, CARD_LETTERS = 5, 60  # of the text on a card that has no figure
 DPI = 110
 

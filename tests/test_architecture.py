@@ -89,11 +89,11 @@ def drawing() -> ModuleType:
 
 
 def test_layers_of_the_figure() -> None:
-    """Imports go down, or to the right within a layer; the figure shows every part."""
+    """Imports go down, and the figure shows every part."""
+    names = [name for parts in drawing().LAYERS.values() for name in parts]
     places = {
-        name.removesuffix(".py").replace("/", "."): (number, place)
-        for number, row in enumerate(drawing().LAYERS)
-        for place, (name, _) in enumerate(row)
+        name.removesuffix(".py").replace("/", "."): place
+        for place, name in enumerate(names)
         if not name.startswith("csrc")
     }
 
