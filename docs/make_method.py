@@ -239,7 +239,7 @@ def draw_prevalence(bank: FeatureBank, path: Path) -> None:
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
     bank = features(novel, FULL, user_cache("demo"), False, RunSettings(), lambda text: None)
-    draw(run_task(bank, novel, TASK, SHOWN), HERE / "figures" / "method.png")
+    draw(run_task(bank, novel, TASK, SHOWN), HERE / "figures" / "method.webp")
     draw_prevalence(bank, HERE / "figures" / "prevalence.png")
 
 

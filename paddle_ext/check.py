@@ -218,8 +218,8 @@ def tensors(*given: Any) -> tuple[Any, ...]:
 def of_array(x: np.ndarray[Any, Any]) -> Any:
     if x.dtype.kind not in "biuf" or x.itemsize > 8:
         return x  # the next check raises the error
-    # torch supports neither foreign byte orders nor negative strides, and warns about read-only
-    # memory; numbers between two addresses are nobody's.
+    # torch supports neither foreign byte orders, negative strides nor unaligned numbers, and warns
+    # about read-only memory.
     order_known = x.dtype.isnative and min(x.strides, default=0) >= 0 and x.flags.aligned
     wide = x.dtype.kind == "u" and 1 < x.itemsize < 8  # torch supports few operations on these
     if wide or not order_known or not x.flags.writeable:
@@ -228,7 +228,7 @@ def of_array(x: np.ndarray[Any, Any]) -> Any:
 
 
 def dense_tensor(name: str, x: Tensor) -> None:
-    """Contiguous, and with all numbers in memory."""
+    """A tensor with all its numbers in memory: not sparse, nested or on the device meta."""
     if x.layout is not torch.strided or x.is_nested:
         form = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
         raise TypeError(f"{name} must be a dense tensor, got a {form} one")
@@ -344,22 +344,6 @@ def logits(x: Tensor) -> None:
     if len(shape) not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
         raise ValueError(
             f"logits must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
-        )
-
-
-def base_mean(mean: Tensor, query: Tensor) -> None:
-    """A vector [D] matching checked queries; half and single precision may be mixed."""
-    features("base_mean", mean)
-    if (mean.dtype is torch.float64) != (query.dtype is torch.float64):
-        raise ValueError(
-            f"base_mean must be as precise as query, {plain(query.dtype)}, got {plain(mean.dtype)}"
-        )
-    if mean.device != query.device:
-        one_device(base_mean=mean, query=query)
-    D = query.shape[-1]
-    if mean.shape != (D,):
-        raise ValueError(
-            f"base_mean must have one number for each feature, shape [{D}], got {list(mean.shape)}"
         )
 
 

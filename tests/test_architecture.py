@@ -88,6 +88,12 @@ def drawing() -> ModuleType:
     return module
 
 
+def test_files_are_short() -> None:
+    """As CONTRIBUTING.md says."""
+    lengths = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 def test_layers_of_the_figure() -> None:
     """Imports go down, and the figure shows every part."""
     names = [name for parts in drawing().LAYERS.values() for name in parts]

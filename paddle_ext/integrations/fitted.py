@@ -182,6 +182,26 @@ def means_of(
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
 
 
+def all_of_rows(
+    place: Array,
+    known: npt.NDArray[np.bool_],
+    num_classes: int,
+    solution: Solution | None,
+    dtype: torch.dtype,
+) -> Array:
+    """The probabilities [n, K] of all rows: a labelled row has 1 for its class.
+
+    `place` [n] are the classes of all rows, `known` [n] says which are labelled, and `solution` is
+    that of the others, if there are any.
+    """
+    empty = torch.zeros(0, num_classes, dtype=dtype)
+    predicted = array(empty if solution is None else solution.probabilities)
+    found: Array = np.zeros((len(place), num_classes), dtype=predicted.dtype)
+    found[known, place[known]] = 1
+    found[~known] = predicted
+    return found
+
+
 def largest_of_rows(
     place: Array,
     known: npt.NDArray[np.bool_],
@@ -189,11 +209,7 @@ def largest_of_rows(
     solution: Solution | None,
     dtype: torch.dtype,
 ) -> Any:
-    """The largest probabilities of each row as a `scipy.sparse.csr_array` [n, K].
-
-    A labelled row has 1 for its class. `place` [n] are the classes of all rows, `known` [n] says
-    which are labelled, and `solution` is that of the others.
-    """
+    """The same as a `scipy.sparse.csr_array` of the largest probabilities of each row."""
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
     if solution is None:

@@ -13,14 +13,15 @@ from .. import check
 from ..ops.paddle_large import returns_all
 from ..presence import suggest
 from ..prevalence import Prevalence
-from ..rule.label_noise import check_label_noise
 from ..solution import Solution
+from .arguments import checked_names, checked_options, checked_sample_weight
 from .columns import Columns
 from .fitted import (
     Array,
     FittedAdaptive,
     FittedFamiliar,
     FittedNames,
+    all_of_rows,
     array,
     arrays,
     chosen_device,
@@ -29,14 +30,7 @@ from .fitted import (
     to_tensor,
 )
 from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled, in_columns
-from .labels import (
-    Named,
-    checked_weights,
-    labelled,
-    named_classes,
-    prior_weights,
-    sorted_classes,
-)
+from .labels import labelled, prior_weights, sorted_classes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -45,11 +39,6 @@ except ImportError as error:
     raise ImportError(
         "PaddleClassifier needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
     ) from error
-
-METHODS = ("adaptive", "paddle")
-# Options that only PADDLE has, and their defaults.
-OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
-TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -226,7 +215,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         PaddleClassifier
             The same object.
         """
-        options = self._checked_options()
+        options = checked_options(self)
         device = chosen_device(self.device)
         if y is None and prototypes is None:
             raise ValueError("PaddleClassifier requires y to be passed, but the target y is None")
@@ -236,17 +225,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         known = labelled(y)
-        named = self._checked_names(y[known], prototypes, classes)
+        named = checked_names(self, y[known], prototypes, classes)
         self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
         self._add_prior(options)
-        weights = None
-        if sample_weight is not None:
-            if self.method != "adaptive" or named is not None:
-                what = f"method={self.method!r}" if named is None else "prototypes"
-                raise ValueError(
-                    f"sample_weight must be None with {what}, got {check.kind(sample_weight)}"
-                )
-            weights = checked_weights(sample_weight, known, places, self.classes_)
+        weights = checked_sample_weight(self, sample_weight, known, places, named is not None)
         rows = to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
@@ -279,20 +261,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
         found: Array = self.fit(X, y, sample_weight, **names).transduction_
         return found
-
-    def _checked_names(self, y: Array, prototypes: Any, classes: Any) -> Named | None:
-        if prototypes is None:
-            if classes is not None:
-                raise ValueError(
-                    f"classes must be None without prototypes, got {check.kind(classes)}"
-                )
-            return None
-        if self.method != "adaptive":
-            raise ValueError(
-                f"prototypes must be None unless method='adaptive', got {check.kind(prototypes)} "
-                f"with {self.method!r}"
-            )
-        return named_classes(y, prototypes, classes, self.n_features_in_)
 
     def _set_batch(self, fit: Fit) -> None:
         """Set the attributes that describe the batch or, without one, the labelled rows."""
@@ -328,15 +296,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place[~known] = array(solution.labels)
             self.doubt_[~known] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
-        if not returns_all(None, n, K):
-            self.label_distributions_ = largest_of_rows(place, known, K, solution, dtype)
-            return
-        empty = torch.zeros(0, K, dtype=dtype)
-        found = array(empty if solution is None else solution.probabilities)
-        self.label_distributions_ = np.zeros((n, K), dtype=found.dtype)
-        self.label_distributions_[known, place[known]] = 1
-        if solution is not None:
-            self.label_distributions_[~known] = found
+        store = all_of_rows if returns_all(None, n, K) else largest_of_rows
+        self.label_distributions_ = store(place, known, K, solution, dtype)
 
     def suggest(self, count: int) -> Array:
         """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
@@ -383,7 +344,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         of `fit` plays no role.
         """
         rows = self._checked_rows(X)
-        options = self._checked_options()
+        options = checked_options(self)
         self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
             known = self._fitted.on(rows.device)
@@ -436,32 +397,3 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Add the checked prior, which needs the classes, to the options of "adaptive"."""
         if self.method == "adaptive":
             options["prior"] = prior_weights(self.prior, self.classes_)
-
-    def _checked_options(self) -> dict[str, Any]:
-        """Check all parameters, and return the options of the chosen method."""
-        check.choice("method", self.method, METHODS)
-        tol = TOL[self.method] if self.tol is None else self.tol
-        chosen = {name: getattr(self, name) for name in OF_PADDLE}
-        check.options(
-            None, **chosen, max_iter=self.max_iter, tol=tol, return_prototypes=True, validate=True
-        )
-        check.real("present_threshold", self.present_threshold, positive=True)
-        check.real("logit_scale", self.logit_scale, positive=True)
-        label_noise = check_label_noise("label_noise", self.label_noise)
-        if self.method == "paddle":
-            if self.prior is not None:
-                raise ValueError(
-                    f"prior must be None unless method='adaptive', got {check.kind(self.prior)}"
-                )
-            return chosen | {"max_iter": self.max_iter, "tol": tol}
-        for name, default in OF_PADDLE.items():
-            if chosen[name] != default:
-                raise ValueError(
-                    f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
-                )
-        return {
-            "max_iter": self.max_iter,
-            "tol": tol,
-            "logit_scale": self.logit_scale,
-            "label_noise": label_noise,
-        }

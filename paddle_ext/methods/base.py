@@ -174,7 +174,7 @@ class Method(ABC):
             names_check.dense(support, support_labels, query)
             named = names_check.prototypes_or_logits(query, query.shape[:-1], prototypes, logits)
         if base_mean is not None:
-            check.base_mean(base_mean, query)
+            check_base_mean(base_mean, query)
         check_values = None
         if named:
             assert num_classes is not None  # that of the prototypes or logits
@@ -265,7 +265,7 @@ class Method(ABC):
             names_check.indexed(features, support_index, support_labels, query_index)
         named = names_check.prototypes_or_logits(features, query_index.shape, prototypes, logits)
         if base_mean is not None:
-            check.base_mean(base_mean, features)
+            check_base_mean(base_mean, features)
         if validate and named:
             assert K is not None
             N = features.shape[0]
@@ -315,6 +315,23 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     """The prediction for a batch of zero tasks."""
     probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
+
+
+def check_base_mean(mean: Tensor, query: Tensor) -> None:
+    """A vector [D] matching checked queries; half and single precision may be mixed."""
+    check.features("base_mean", mean)
+    if (mean.dtype is torch.float64) != (query.dtype is torch.float64):
+        raise ValueError(
+            f"base_mean must be as precise as query, {check.plain(query.dtype)}, got "
+            f"{check.plain(mean.dtype)}"
+        )
+    if mean.device != query.device:
+        check.one_device(base_mean=mean, query=query)
+    D = query.shape[-1]
+    if mean.shape != (D,):
+        raise ValueError(
+            f"base_mean must have one number for each feature, shape [{D}], got {list(mean.shape)}"
+        )
 
 
 # All methods by name; `registry.py` fills it.

@@ -33,7 +33,7 @@ PEERS = {
     "logistic regression": "#0072b2",
     "EMQ": "#e69f00",
 }
-SUFFIXES = (".png", ".svg", ".pdf")
+SUFFIXES = (".png", ".webp", ".svg", ".pdf")
 
 
 class Label(NamedTuple):

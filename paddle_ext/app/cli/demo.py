@@ -37,7 +37,7 @@ def demo(
     k_eff: Annotated[int, typer.Option(help="Classes present per task.")] = 5,
     shots: Annotated[int, typer.Option(help="Labelled images per class.")] = 5,
     seed: Annotated[int, typer.Option(help="Random seed of drawings, network and tasks.")] = 0,
-    output: Annotated[Path, typer.Option(help="The figure: .png, .svg or .pdf.")] = Path(
+    output: Annotated[Path, typer.Option(help="The figure: .png, .webp, .svg or .pdf.")] = Path(
         "demo.png"
     ),
     cache: Annotated[

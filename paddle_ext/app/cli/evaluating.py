@@ -113,7 +113,7 @@ def evaluate(
     markdown: Annotated[
         Path | None, typer.Option(help="Also write the table to this file.")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Figure: .png, .svg or .pdf.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Figure: .png, .webp, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task."""
     from ...research.evaluation import evaluate as run

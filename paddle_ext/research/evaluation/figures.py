@@ -1,7 +1,7 @@
 """Figures of evaluations: each method has the same colour and marker in all of them.
 
 Every function returns a matplotlib figure and, with `path`, also writes it in the format of the
-suffix (``.png``, ``.svg``, ``.pdf``). No window opens and pyplot's state is not touched.
+suffix (``.png``, ``.webp``, ``.svg``, ``.pdf``). No window opens and pyplot's state is not touched.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int.from_bytes(png[16:20], "big") >= 1000  # pixels wide
     figures.accuracy_bars(bars, path=tmp_path / "bars.svg")
     assert "<svg" in (tmp_path / "bars.svg").read_text()
-    with pytest.raises(ValueError, match=r"path must end in one of .png, .svg, .pdf, got 'a.gif'"):
+    with pytest.raises(ValueError, match=r"one of .png, .webp, .svg, .pdf, got 'a.gif'"):
         figures.accuracy_bars(bars, path="a.gif")
     assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["bars.png", "bars.svg"]
 
