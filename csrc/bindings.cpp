@@ -13,7 +13,7 @@ using std::int64_t;
 
 namespace {
 
-// --- arguments: at most 15 each, see keywords.h ---------------------------------------------
+// --- arguments --------------------------------------------------------------------------------
 
 void add_target(py::module_& module) {
     const auto make = [](bool cuda, int threads, int device, uintptr_t stream) {

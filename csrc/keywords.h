@@ -1,8 +1,8 @@
 // Functions that take keyword arguments only, each stored in a field of a struct. pybind11's own
 // keyword arguments take 8 us for the 30 fields of a call, these take 1 us; and they have a
-// signature that `inspect` can read, and types from which tests/make_stub.py writes _native.pyi. At
-// most 15 per function: from 16 on Python packs them into a dictionary, which costs more than
-// everything else.
+// signature that `inspect` can read, and types from which tests/make_stub.py writes _native.pyi.
+// A function whose callers write its keywords out should have at most 15: from 16 on Python packs
+// them into a dictionary, which costs more than everything else.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -6,23 +6,25 @@
 
 namespace paddle_ext {
 
-// A calibration row is farther, by this factor in squared distance, from the mean of the rest of
-// its class.
+// A row that is not among the n rows of a mean is farther from it than one of them, by this factor
+// in squared distance on average. Calibration rows are treated as if they were not among them.
 template <typename Real>
 PADDLE_EXT_HD Real left_out_rate(Real shots) {
     const Real n = shots > 2 ? shots : Real(2);
     return (n + 1) / (n - 1);
 }
 
-// The mean of n rows is off the mean of its class: by variance / n in squared distance on average,
-// and queries of the class are that much farther from it. Beyond that of a class of mean_shots rows:
+// A mean of n rows misses the true mean of its class by variance / n in squared distance, on
+// average, and queries of the class are that much farther from it. Returns how much more this is
+// than for a class of mean_shots rows.
 template <typename Real>
 PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real mean_shots) {
     return variance / (shots > 1 ? shots : Real(1)) -
            variance / (mean_shots > 1 ? mean_shots : Real(1));
 }
 
-// The variance by a row at squared distance `square` from the mean of its class, which it is in.
+// An estimate of the variance within a class from one of its rows, whose squared distance to the
+// mean of all of them is `square`.
 template <typename Real>
 PADDLE_EXT_HD Real variance_by(Real square, Real shots) {
     const Real n = shots > 2 ? shots : Real(2);

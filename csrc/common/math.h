@@ -63,8 +63,8 @@ struct Range<double> {
     static constexpr double kMinusInfinity = -kInfinity;
 };
 
-// The unit of a task in which no coordinate reaches further than this: the power of two above it, or
-// the smallest whose inverse does not overflow; 1 for 0.
+// The unit of a task whose largest coordinate is `reach`: the next power of two above it, but none
+// whose inverse overflows; 1 if `reach` is 0.
 template <typename Real>
 PADDLE_EXT_HD double unit_for(double reach) {
     int exponent;
@@ -137,7 +137,7 @@ PADDLE_EXT_HD Thresholds thresholds(bool single_precision, double epsilon, doubl
     return {1e-3 * wake, 1e-15, fmin(1e-2, 0.5 / K) * wake, wake};
 }
 
-// |dw_k|| of one class from the change of the u-step: with N w = s + sum_q u_q z_q,
+// ||dw_k|| of one class from the change of the u-step: with N w = s + sum_q u_q z_q,
 //   N' (w' - w) = sum_q du_q (z_q - w),
 // so the square needs sum du, sum du (G du) and sum du (N z.w), all as small as the change: there
 // is no difference of large squared norms, which single precision could not resolve.

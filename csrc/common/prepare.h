@@ -6,8 +6,8 @@
 
 namespace paddle_ext {
 
-// The largest likelihood of a row. Half precision goes down to 2^-24: from here down to 2^-39 of
-// the largest, with full precision to 2^-29.
+// The largest likelihood of a row. Half precision goes down to 2^-24, so the smallest that is kept
+// is 2^-39 of the largest; down to 2^-29 of it, precision is full.
 constexpr double kLikelihoodUnit = 32768.0;
 
 // A row whose classes sum to less than this has lost precision that matters.

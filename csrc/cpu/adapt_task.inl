@@ -32,7 +32,7 @@ struct AdaptTask {
     T* best = arena.take<T>(p.priors > 1 ? K : 0);  // e of the best measure so far
 };
 
-// What a measure leads to.
+// The result of the iteration under one measure.
 struct Learned {
     double a = kFirstConcentration, least = kMinConcentration, moved = 0, bound = 0;
     int iterations = 0;

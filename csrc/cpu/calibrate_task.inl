@@ -14,7 +14,7 @@ struct CalibrateScratch {
     T* shares = arena.take<T>(K * Simd<T>::kLanes);  // of a vector of rows in the classes
     double* drawn = arena.take<double>(K);
 
-    // In bounds: without validation it may be no class.
+    // The nearest class: without validation a label may be out of range.
     int64_t label(int64_t given) const { return std::min(std::max(given, int64_t(0)), K - 1); }
 
     // Distances of the vector of rows from `row` on; those to the next class are kPanel later.

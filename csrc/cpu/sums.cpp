@@ -35,7 +35,7 @@ bool is_sparse(const SumsParams& p) {
     return *p.found <= p.most;
 }
 
-// Lists them.
+// Lists these entries row by row, and counts them by class.
 template <typename T>
 void collect(const SumsParams& p, const Entries& all) {
     const T* u = static_cast<const T*>(p.probabilities);

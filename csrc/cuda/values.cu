@@ -34,7 +34,7 @@ __device__ void read_labels(const ValuesParams& p, const int64_t* labels) {
         int64_t label[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            label[i] = labels[min(first + i * kThreads, S - 1)];  // the last one more often
+            label[i] = labels[min(first + i * kThreads, S - 1)];  // at the end, the last again
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
