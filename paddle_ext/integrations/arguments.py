@@ -42,7 +42,7 @@ def checked_options(model: Any) -> dict[str, Any]:
     return shared | {"logit_scale": model.logit_scale, "label_noise": label_noise}
 
 
-def checked_names(model: Any, y: Array, prototypes: Any, classes: Any) -> Named | None:
+def checked_class_names(model: Any, y: Array, prototypes: Any, classes: Any) -> Named | None:
     """The classes and prototypes of names given to `fit`, or None; `y` are the labels it has."""
     if prototypes is None:
         if classes is not None:

@@ -14,7 +14,7 @@ from ..ops.paddle_large import returns_all
 from ..presence import suggest
 from ..prevalence import Prevalence
 from ..solution import Solution
-from .arguments import checked_names, checked_options, checked_sample_weight
+from .arguments import checked_class_names, checked_options, checked_sample_weight
 from .columns import Columns
 from .fitted import (
     Array,
@@ -225,7 +225,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         known = labelled(y)
-        named = checked_names(self, y[known], prototypes, classes)
+        named = checked_class_names(self, y[known], prototypes, classes)
         self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
         self._add_prior(options)
         weights = checked_sample_weight(self, sample_weight, known, places, named is not None)

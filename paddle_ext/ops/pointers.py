@@ -47,8 +47,8 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device
 def packed(x: Tensor) -> Tensor:
     """Contiguous, and at a multiple of its element size; copies only if necessary.
 
-    Torch takes any address, for example by `torch.frombuffer(bytes, offset=1)`; native code may
-    load no number from between two.
+    Torch takes any address, for example by `torch.frombuffer(bytes, offset=1)`; native code loads
+    numbers from such multiples only.
     """
     x = x.contiguous()
     return x if is_aligned(x) else x.clone()

@@ -260,7 +260,7 @@ GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
 
 
 def draw(found: Demo, path: str | Path) -> None:
-    """Write the figure: the accuracies, and below them one batch and its predictions."""
+    """Write the figure: one batch and its predictions, and below them the accuracies."""
     from .evaluation import figures
     from .evaluation.drawing import settings_line
     from .style import RESOLUTION, WIDTH, figure_class, finish, head, name_panel, plain, prepare

@@ -14,7 +14,6 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.tim_operators import tim_op
 
 Call = dict[str, Any]
-Operator = Callable[..., tuple[Tensor, ...]]
 
 LONGEST = 60  # seconds of a call; those here take milliseconds
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

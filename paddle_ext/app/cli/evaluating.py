@@ -123,7 +123,7 @@ def evaluate(
     check_figure("--figure", figure)
     chosen = chosen_methods(methods, preset, option, tuned)
     features = load_bank(bank, split)
-    chosen = fitted(chosen, features, option, tuned)
+    chosen = suited_to_features(chosen, features, option, tuned)
     with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         found = run(
             features,
@@ -150,10 +150,10 @@ def evaluate(
             show.say(f"written: {output / 'evaluation.json'}")
 
 
-def fitted(
+def suited_to_features(
     chosen: dict[str, Method], bank: FeatureBank, option: list[str], tuned: Path | None
 ) -> dict[str, Method]:
-    """The methods adapted to the features; prints a note if one of them had to change."""
+    """The methods, changed where they cannot take negative features; prints a note of each."""
     from ...research.evaluation.negative_features import (
         adapted_to_negative_features,
         labels_without_options,
@@ -280,7 +280,7 @@ def tune(
 
     named = chosen_methods(methods, preset, option, None)
     features = load_bank(bank, split)
-    chosen = list(fitted(named, features, option, None).values())
+    chosen = list(suited_to_features(named, features, option, None).values())
     with show.on_interrupt(RESUMABLE.format(output)):
         found = run(
             features,
