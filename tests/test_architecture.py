@@ -6,9 +6,9 @@ import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
 import paddle_ext
 
@@ -77,17 +77,6 @@ def test_the_reference_is_an_oracle() -> None:
         assert GRAPH[name] - inside <= {"paddle_ext.solution"}, name
 
 
-def drawing() -> ModuleType:
-    """docs/make_architecture.py as a module."""
-    path = ROOT / "docs" / "make_architecture.py"
-    spec = importlib.util.spec_from_file_location("make_architecture", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_files_are_short() -> None:
     """As CONTRIBUTING.md says."""
     lengths = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
@@ -96,7 +85,9 @@ def test_files_are_short() -> None:
 
 def test_layers_of_the_figure() -> None:
     """Imports go down, and the figure shows every part."""
-    names = [name for parts in drawing().LAYERS.values() for name in parts]
+    names = [
+        name for parts in script("docs/make_architecture.py").LAYERS.values() for name in parts
+    ]
     places = {
         name.removesuffix(".py").replace("/", "."): place
         for place, name in enumerate(names)

@@ -1,28 +1,19 @@
 """The competitor of `adaptive` in the benchmarks computes the same rule."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from problems import Problem, largest, make_problem
+from scripts import script
 from torch import Tensor
 
 from paddle_ext import reference
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="module")
 def in_torch() -> ModuleType:
-    path = ROOT / "benchmarks" / "adaptive_torch.py"
-    spec = importlib.util.spec_from_file_location("adaptive_torch", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/adaptive_torch.py")
 
 
 def correlated(K: int, D: int, shots: tuple[int, int]) -> Problem:

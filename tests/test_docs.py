@@ -3,7 +3,6 @@
 import dataclasses
 import doctest
 import importlib
-import importlib.util
 import re
 import shlex
 from collections import Counter
@@ -13,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from scripts import script
 
 from paddle_ext import methods
 
@@ -208,8 +208,8 @@ def test_scripts_exist() -> None:
     """So is every `python FOLDER/SCRIPT.py`, and every `make TARGET`."""
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for page in PAGES:
-        for script in re.findall(r"\bpython ((?:\w+/)+\w+\.py)", page.read_text()):
-            assert (ROOT / script).is_file(), f"{named(page)}: {script}"
+        for path in re.findall(r"\bpython ((?:\w+/)+\w+\.py)", page.read_text()):
+            assert (ROOT / path).is_file(), f"{named(page)}: {path}"
         for target in re.findall(r"^make ([a-z]+)", page.read_text(), re.MULTILINE):
             assert target in targets, f"{named(page)}: make {target}"
 
@@ -229,16 +229,6 @@ def test_table_of_the_methods(name: str) -> None:
             assert float(found[1].split(",")[0]) == option.default, option
     preset = type(methods.create(name)).presets.get("tiered", {})
     assert all(f"`{key}` {value:g}" in row for key, value in preset.items())
-
-
-def script(name: str) -> ModuleType:
-    """A script of docs/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # Where public names are: those of `__all__`, or those given.
@@ -314,7 +304,7 @@ def test_packages_with_public_names() -> None:
 
 
 def test_figure_of_the_architecture() -> None:
-    drawing = script("make_architecture")
+    drawing = script("docs/make_architecture.py")
     stale = "stale; run: python docs/make_architecture.py"
     assert drawing.FIGURE.read_text() == drawing.figure(), stale
     for name in drawing.LAYERS["native", "#e9e6f4"]:
@@ -322,14 +312,14 @@ def test_figure_of_the_architecture() -> None:
 
 
 def test_figure_of_the_idea() -> None:
-    drawing = script("make_idea")
+    drawing = script("docs/make_idea.py")
     assert drawing.FIGURE.read_text() == drawing.figure(), "stale; run: python docs/make_idea.py"
 
 
 def test_figures_of_tables() -> None:
     """Each is drawn from the table of its page, and shown on a page."""
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    drawing = script("make_figures")
+    drawing = script("docs/make_figures.py")
     assert drawing.numbers("74.6 / -0.2 (0.45)") == [74.6, -0.2, 0.45]
     shown = "".join(page.read_text() for page in PAGES)
     for name, draw in drawing.FIGURES.items():

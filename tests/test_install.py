@@ -1,12 +1,12 @@
 """What installing promises: extras, versions of tools, and the plan of `make test-install`."""
 
 import importlib.metadata
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -14,12 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def plan() -> ModuleType:
     """The script that runs the commands of the pages."""
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "tests" / "install" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("tests/install/pages.py")
 
 
 def extras() -> set[str]:

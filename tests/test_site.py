@@ -3,33 +3,19 @@
 `make docs` builds it all.
 """
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
 pytest.importorskip("mkdocs", reason="needs mkdocs")
 pytest.importorskip("griffe", reason="needs griffe")
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
-def hook(name: str) -> ModuleType:
-    """A hook of docs/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-pages, gallery, fields = hook("site_pages"), hook("site_gallery"), hook("site_fields")
-check = hook("check_pages")
+pages, gallery = script("docs/site_pages.py"), script("docs/site_gallery.py")
+fields, check = script("docs/site_fields.py"), script("docs/check_pages.py")
 
 
 # --- links ----------------------------------------------------------------------------------------

@@ -1,23 +1,16 @@
 """The prose check of `make lint` finds what it should, and nothing else."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from scripts import script
 
 
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_words", ROOT / "docs" / "check_words.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/check_words.py")
 
 
 WORD = "no" + "body"  # in two parts, so that the check passes this file
