@@ -158,7 +158,7 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Each command has examples: paddle-ext evaluate --help")
+@app.callback(epilog="Each command has examples: paddle-ext classify --help")
 def common(
     traceback: Annotated[
         bool,
@@ -173,8 +173,8 @@ def common(
         typer.Option("--version", is_eager=True, callback=show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    """Few-shot classification of whole batches: many candidate classes, few of them present."""
+    """Label the rest: from a few labelled samples, or from class names. And compare methods."""
 
 
-for module in (demo, classify, info, pictures, evaluating, reproduce):
+for module in (classify, demo, info, pictures, evaluating, reproduce):
     module.register(app)

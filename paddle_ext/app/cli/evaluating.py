@@ -61,11 +61,12 @@ Sampling = Annotated[str, typer.Option(help="uniform, balanced or dirichlet.")]
 Alpha = Annotated[float, typer.Option(help="Parameter of the Dirichlet distribution.")]
 Seed = Annotated[int, typer.Option(help="Random seed of the tasks.")]
 Preset = Annotated[
-    str | None, typer.Option(help="Published settings: paper, mini, tiered or inat.")
+    str | None, typer.Option(help="Published options of the methods: paper, mini, tiered or inat.")
 ]
 Split = Annotated[str | None, typer.Option(help="Use only these rows of the bank.")]
 MethodOptions = Annotated[
-    list[str], typer.Option("--option", help="METHOD.NAME=VALUE; may be repeated.")
+    list[str],
+    typer.Option("--option", help="An option of a method: METHOD.NAME=VALUE; may be repeated."),
 ]
 Output = Annotated[Path | None, typer.Option(help="Folder of results, used to resume.")]
 
@@ -89,7 +90,8 @@ def evaluate(
     bank: Bank,
     methods: Methods = ALL,
     shots: Annotated[
-        list[str], typer.Option(help="Such as 5,10,20; all: every row of --support, in all tasks.")
+        list[str],
+        typer.Option(help="Labelled rows per class, such as 5,10,20; all: every row of --support."),
     ] = SHOTS,
     k_eff: Annotated[
         list[str], typer.Option(help="Classes present per task, such as 2,5,10.")

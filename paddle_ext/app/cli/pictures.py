@@ -40,7 +40,7 @@ Root = Annotated[Path | None, typer.Argument(help="The images; omit for glyphs."
 Layout = Annotated[
     str, typer.Option(help="mini, tiered, inatural, folder, npz or glyphs (drawn on the fly).")
 ]
-Size = Annotated[int | None, typer.Option(help="Resize images to this many pixels squared.")]
+Size = Annotated[int | None, typer.Option(help="Resize images to squares of this many pixels.")]
 Samples = Annotated[int, typer.Option(help="Images per class, for the layout glyphs.")]
 Architecture = Annotated[str, typer.Option(help="resnet18, wrn28_10 or small.")]
 RecipeName = Annotated[

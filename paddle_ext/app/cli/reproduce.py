@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    experiment: Annotated[str | None, typer.Argument(help="One of --list.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="Its name; --list shows all.")] = None,
     bank: Annotated[Path | None, typer.Option(help="Feature bank of the test classes.")] = None,
     dataset: Annotated[
         str | None, typer.Option(help="Published numbers to show: mini, tiered, inat; or none.")
@@ -53,8 +53,12 @@ def reproduce(
     methods: Annotated[
         list[str], typer.Option(help="paper, all, or names such as paddle,tim.")
     ] = NONE,
-    shots: Annotated[list[str], typer.Option(help="Such as 5,10,20.")] = NONE,
-    k_eff: Annotated[list[str], typer.Option(help="Such as 2,5,10.")] = NONE,
+    shots: Annotated[
+        list[str], typer.Option(help="Labelled rows per class, such as 5,10,20.")
+    ] = NONE,
+    k_eff: Annotated[
+        list[str], typer.Option(help="Classes present per task, such as 2,5,10.")
+    ] = NONE,
     n_tasks: Annotated[int | None, typer.Option(help="Tasks per setting.")] = None,
     n_query: Annotated[int | None, typer.Option(help="Queries per task.")] = None,
     num_classes: Annotated[

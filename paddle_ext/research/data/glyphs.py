@@ -59,7 +59,7 @@ RANGES = (
 )
 UNICODE_CATEGORIES = "LNS"  # letters, numbers, symbols
 
-CANVAS = 64  # a glyph is drawn once, on this many pixels squared,
+CANVAS = 64  # a glyph is drawn once, on a square of this many pixels,
 INK = 44  # with this length of its longer side
 SHEET = 3 * CANVAS  # no glyph of these fonts is larger
 SAME_LOOK = 0.9  # cosine between the drawings of two characters that look the same
