@@ -65,7 +65,7 @@ def look(browser: str, pages: list[Path]) -> list[str]:
         options += ["--window-size=1500,1000", "--virtual-time-budget=600000"]
         options += [f"--user-data-dir={temporary}/profile"]
         command = [browser, *options, "--dump-dom", probe.as_uri()]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
     found = re.search(r'<body[^>]* data-wrong="([^"]*)"', done.stdout)
     if found is None:
         raise RuntimeError(f"the browser did not finish: {done.stderr[-500:]}")

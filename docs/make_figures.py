@@ -2,7 +2,8 @@
 
 Each is drawn from the table on its page, so figure and table cannot disagree. The figures of
 `paddle-ext reproduce` and `paddle-ext demo` are drawn by those commands, the batch of
-docs/method.md by docs/make_method.py, the idea of the start page by docs/make_idea.py.
+docs/method.md by docs/make_method.py, the idea of the start page by docs/make_idea.py, the review
+page by docs/make_screenshot.py.
 """
 
 import re
