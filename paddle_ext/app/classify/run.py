@@ -141,7 +141,9 @@ def classify(
     source = corrected.source
     names = source.labelled.class_names
     if parents is not None:
-        hierarchy = hierarchy_of(parents, names, settings.parents)
+        given = opened.labelled.class_names
+        hierarchy, more = hierarchy_of(parents, names, given, settings.parents)
+        notes += more
     if weights is not None:
         prior, more = prior_of(weights, names, settings.prior)
         notes += more
@@ -178,15 +180,17 @@ def all_answers(
     """Predictions of all samples.
 
     Those with a corrected label are predicted by the labelled samples alone, so that the
-    corrections do not predict themselves; in a batch of their own, so without a prior.
+    corrections do not predict themselves; and each by itself, without a prior, because samples
+    that needed a correction are not a batch like the others.
     """
     source, rest = corrected.source, None
     certain = label_counts(corrected.labels, source.labelled.class_names)
-    common = partial(answer, batch=settings.batch, label_noise=settings.label_noise, device=device)
+    common = partial(answer, label_noise=settings.label_noise, device=device)
     if corrected.remaining != 0:
         rest = common(
             source.labelled,
             source.unlabelled,
+            batch=settings.batch,
             source=source.name,
             total=source.total,
             progress=settings.progress and source.kind != "pictures",
@@ -197,7 +201,7 @@ def all_answers(
     if corrected.samples is None:
         assert rest is not None
         return rest
-    own = common(corrected.before, [corrected.samples])
+    own = common(corrected.before, [corrected.samples], batch=1)
     places, names = corrected.places, source.labelled.class_names
     return with_corrected(rest, own, places, corrected.labels, names)
 

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embedding_files, embeddings, picture_folders, settings, table
+from classify_data import (
+    NAMES,
+    STRANGE,
+    embedding_files,
+    embeddings,
+    picture_folders,
+    settings,
+    strange_files,
+    table,
+)
 from typer.testing import CliRunner
 
 from paddle_ext.app.classify import classify
@@ -77,6 +86,19 @@ def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path
     assert [row["label"] for row in rows] == ["ginkgo"] * 6
     assert [row["prediction"] for row in rows] == [before[str(row)] for row in range(6)]
     assert "ginkgo" in report.answers.class_names
+
+
+def test_corrected_samples_are_predicted_one_by_one(tmp_path: Path) -> None:
+    """They were corrected because they are odd, so they say nothing about one another."""
+    files, found = strange_files(tmp_path), []
+    for rows in (STRANGE[:1], [3, *STRANGE]):
+        lines = [f"{row},unknown" for row in rows]
+        (tmp_path / "a.csv").write_text("\n".join(["name,label", *lines]))
+        found.append(
+            classify(*files, tmp_path / f"{len(rows)}", settings(corrected=tmp_path / "a.csv"))
+        )
+    first, second = (table(report.table)[STRANGE[0]] for report in found)
+    assert first["probability"] == second["probability"]
 
 
 def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
