@@ -212,8 +212,8 @@ function said(sample) {
     const note = sample.classList.contains("suspect") ? sample.lastElementChild.firstChild : null;
     return note ? sample.lastElementChild.textContent : `labelled: ${sample.dataset.label}`;
   }
-  const sure = sample.querySelector(".sure").textContent;
-  return `predicted: ${sample.dataset.label}, ${sure}${why ? `; ${why}` : ""}`;
+  const sure = sample.querySelector(".sure")?.textContent;
+  return sure ? `predicted: ${sample.dataset.label}, ${sure}${why ? `; ${why}` : ""}` : why;
 }
 
 function open(index) {

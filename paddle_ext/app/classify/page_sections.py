@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -53,11 +54,13 @@ def review_section(outcome: Outcome, check: Sequence[ToCheck], images: Images) -
 
 
 def review_note(outcome: Outcome, total: int, shown: int) -> str:
-    answers, check = outcome.answers, outcome.to_check()
-    unknown = sum(one.unknown for one in check)
+    answers, reasons = outcome.answers, Counter(one.reason for one in outcome.to_check())
+    unknown, doubtful, silent = (reasons[why] for why in ("unknown", "doubtful", "no text"))
     parts = []
-    if total > unknown:
-        parts.append(f"{total - unknown:,} doubtful: another class is as likely.")
+    if silent:
+        parts.append(f"{silent:,} without a text, which have no class.")
+    if doubtful:
+        parts.append(f"{doubtful:,} doubtful: another class is as likely.")
     if unknown:
         parts.append(
             f"{unknown:,} possibly of an unknown class: unlike the labelled samples of the class "
@@ -66,9 +69,9 @@ def review_note(outcome: Outcome, total: int, shown: int) -> str:
         )
     if total > shown:
         parts.append(f"{total - shown:,} more are in answers.csv, column check.")
-    silent = outcome.about_strangers()
-    if silent:
-        parts.append(f"Note: {escape(silent)}.")
+    unjudged = outcome.about_strangers()
+    if unjudged:
+        parts.append(f"Note: {escape(unjudged)}.")
     return " ".join(parts)
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
+from paddle_ext.app.classify.table_files import open_table
 from paddle_ext.app.cli.app import app
 
 
@@ -177,6 +178,23 @@ def test_all_rows_of_one_table(tmp_path: Path) -> None:
     run(source, "--embedding", "u,v,w", "--final", numbered, "--output", tmp_path / "other")
     assert [row["row"] for row in table(numbered)] == [str(row) for row in range(len(names))]
     assert "--final must not be an input file" in failed(source, "--final", source)
+    assert "--final must be a file ending in " in failed(source, "--final", tmp_path / "all.txt")
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".parquet"])
+def test_the_final_table_in_other_formats(
+    files: tuple[Path, Path], tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"all{suffix}"
+    run(*files, "--output", tmp_path, "--final", path)
+    parts = list(open_table(path, None, None).parts(["data", "label", "probability"], 2048))
+    labels = [cell for part in parts for cell in part.cells("label")]
+    assert len(labels) == 24 + 40
+    answers = [row["label"] for row in table(tmp_path / "answers.csv")]
+    assert labels[24:] == answers
+    sure = [cell for part in parts for cell in part.cells("probability")]
+    assert sure[:24] == [None] * 24
+    assert 0 < float(sure[24]) <= 1
 
 
 def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -187,7 +205,7 @@ def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path)
     other = files[1].rename(tmp_path / "july.npz")
     told = run(files[0], other, "--output", out)
     assert "corrected labels: 0: 0 from" in told
-    assert "(1 others are of samples that are not in these data)" in told
+    assert "(1 more of samples that are not in these data)" in told
     assert {row["source"] for row in table(out / "answers.csv")} == {"predicted"}
     (tmp_path / "b.csv").write_text("name,label\n5,elm\n")
     run(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")
