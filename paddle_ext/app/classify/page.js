@@ -174,7 +174,7 @@ for (const button of [askNear, askNew]) {
 }
 document.getElementById("ask-back").addEventListener("click", () => asking.close());
 
-// Enter in a field. The same key press must not also answer the question that it may open.
+// Enter in a field. The same key press must not also reply to the question that it may open.
 function onEnter(field, act) {
   field.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;

@@ -31,8 +31,8 @@ class ClassSamples(NamedTuple):
 def review_section(outcome: Outcome, check: Sequence[ToCheck], images: Images) -> str:
     """All samples to check, those most likely wrong first; groups of strangers stay together."""
     if not check:
-        silent = outcome.about_strangers()
-        return f'<p class="note">Strangers: {escape(silent)}.</p>' if silent else ""
+        unjudged = outcome.about_strangers()
+        return f'<p class="note">Strangers: {escape(unjudged)}.</p>' if unjudged else ""
     answers, kind = outcome.answers, outcome.source.kind
     group_of = {row: group for group in answers.alike for row in group}
     shown = {one.row: one for one in check}
@@ -55,10 +55,10 @@ def review_section(outcome: Outcome, check: Sequence[ToCheck], images: Images) -
 
 def review_note(outcome: Outcome, total: int, shown: int) -> str:
     answers, reasons = outcome.answers, Counter(one.reason for one in outcome.to_check())
-    unknown, doubtful, silent = (reasons[why] for why in ("unknown", "doubtful", "no text"))
+    unknown, doubtful, without = (reasons[why] for why in ("unknown", "doubtful", "no text"))
     parts = []
-    if silent:
-        parts.append(f"{silent:,} without a text, which have no class.")
+    if without:
+        parts.append(f"{without:,} without a text, which have no class.")
     if doubtful:
         parts.append(f"{doubtful:,} doubtful: another class is as likely.")
     if unknown:

@@ -39,8 +39,8 @@ def to_check(answers: Answers) -> list[ToCheck]:
     wrong = 1 - (1 - answers.doubt.double()) * (1 - unknown * real_share(answers))
     rows = (doubtful | unknown).nonzero().view(-1)
     rows = rows[wrong[rows].argsort(descending=True, stable=True)]
-    silent = sorted(answers.no_text - answers.corrected.keys())
-    return [ToCheck(row, 1.0, False, False, no_text=True) for row in silent] + [
+    no_text = sorted(answers.no_text - answers.corrected.keys())
+    return [ToCheck(row, 1.0, False, False, no_text=True) for row in no_text] + [
         ToCheck(row, float(wrong[row]), bool(doubtful[row]), bool(unknown[row]))
         for row in rows.tolist()
     ]

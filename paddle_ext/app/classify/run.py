@@ -212,8 +212,8 @@ def all_answers(
             certain=certain,
         )
     if skipped is not None and skipped.others is not None:
-        silent = without_prediction(skipped.others, names)
-        rest = inserted(rest, silent, skipped.places, names, certain)
+        others = without_prediction(skipped.others, names)
+        rest = inserted(rest, others, skipped.places, names, certain)
         rest = replace(rest, no_text=frozenset(skipped.places))
     if corrected.samples is None:
         assert rest is not None

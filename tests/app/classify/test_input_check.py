@@ -125,7 +125,7 @@ def test_empty_texts_and_equal_ones(tmp_path: Path) -> None:
 
 
 def test_names_of_several_samples(tmp_path: Path) -> None:
-    """A correction would mean all of them: told by the check, and again with the answers."""
+    """A correction would mean all of them: the check says so, and so does the report."""
     lines = [(text, label) for text, label in zip(SENTENCES, ["a", "a", "b", "b", ""], strict=True)]
     more = {"key": ["K1", "K2", "K3", "K4", "K2"], "f1": list("31425"), "f2": list("24135")}
     path = table(tmp_path / "a.csv", lines, **more)

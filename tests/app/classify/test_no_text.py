@@ -1,4 +1,4 @@
-"""Samples without a text: they are told, they get no class, and they teach none."""
+"""Samples without a text: they are reported, they get no class, and they teach none."""
 
 import csv
 import json
