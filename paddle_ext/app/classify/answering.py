@@ -134,10 +134,15 @@ def answer(
         truth or None,
         rest[0] if rest else None,
         [str(name or "") for part in rolled for name in part.names()] if rolled else None,
-        torch.cat([part.probability.flatten().cpu() for part in rolled]) if rolled else None,
+        torch.cat([node_probability(part).cpu() for part in rolled]) if rolled else None,
         from_sums(sums),
         strange.groups(labelled, place),
     )
+
+
+def node_probability(rolled: RolledUp) -> Tensor:
+    """Of all samples, [n]; NaN where there is no node."""
+    return rolled.probability.masked_fill(rolled.node < 0, math.nan).flatten()
 
 
 def classified(
@@ -179,10 +184,10 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
     if batch is None:
         size = max(1, min(size, MOST_ENTRIES // K))
     # With names, the likelihoods of the labelled samples are recomputed in each call, so calls have
-    # many batches.
-    if labelled.prototypes is None or not len(labelled.labels):
-        return size, 1
-    return size, max(1, min(BATCHES, MOST_ENTRIES // (K * size)))
+    # many batches; and so they have if batches are small.
+    again = labelled.prototypes is not None and len(labelled.labels) > 0
+    together = max(BATCHES if again else 1, BATCH // size)
+    return size, max(1, min(together, MOST_ENTRIES // (K * size)))
 
 
 def solver(

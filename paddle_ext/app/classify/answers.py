@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...prevalence import Prevalence, from_sums
+from .samples import Batch
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
 BINS = 10  # of the calibration error
@@ -49,6 +50,8 @@ class Answers:
     corrected : dict of int to str
         Labels by the user, which may be ``unknown``. The predictions of these samples are by the
         labelled samples without any of them.
+    no_text : frozenset of int
+        Samples without a text, of which nothing can be said: they have no prediction.
     """
 
     class_names: tuple[str, ...]
@@ -67,26 +70,32 @@ class Answers:
     prevalence: Prevalence | None = None
     alike: list[list[int]] = field(default_factory=list)
     corrected: dict[int, str] = field(default_factory=dict)
+    no_text: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.names)
 
     def label(self, row: int) -> str:
-        """The label by the user, or else the predicted one."""
-        return self.corrected.get(row) or self.class_names[int(self.labels[row])]
+        """The label by the user, or else the predicted one, or ``unknown`` if there is none."""
+        return self.corrected.get(row) or self.prediction(row) or UNKNOWN
+
+    def prediction(self, row: int) -> str:
+        """The predicted class; empty if there is none."""
+        return "" if row in self.no_text else self.class_names[int(self.labels[row])]
 
     def final(self) -> Tensor:
         """Indices of these labels, [N]; -1: unknown."""
         final = self.labels.clone()
         place = {name: k for k, name in enumerate(self.class_names)}
+        final[list(self.no_text)] = -1
         for row, label in self.corrected.items():
             final[row] = -1 if label == UNKNOWN else place[label]
         return final
 
     def predicted(self) -> Tensor:
-        """Samples without a label by the user, [N] bool."""
+        """Samples whose label is the predicted class, [N] bool."""
         own = torch.ones(len(self), dtype=torch.bool)
-        own[torch.tensor(list(self.corrected), dtype=torch.int64)] = False
+        own[torch.tensor([*self.corrected, *self.no_text], dtype=torch.int64)] = False
         return own
 
     def counts(self) -> Tensor:
@@ -150,46 +159,48 @@ def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
     return counts.double()
 
 
-def with_corrected(
+def inserted(
     rest: Answers | None,
-    corrected: Answers,
+    more: Answers,
     places: Sequence[int],
-    labels: Sequence[str],
     class_names: tuple[str, ...],
+    counts: Tensor,
 ) -> Answers:
-    """All samples in their order: those that were classified, and those with a corrected label.
+    """All samples in their order: those that were classified as a batch, and others.
 
     Parameters
     ----------
     rest : Answers or None
-        The samples without a corrected label; None if there are none.
-    corrected : Answers
-        Predictions of the others.
-    places, labels : list
-        Where the corrected samples are among all, and their labels.
+        The samples of the batch; None if there are none.
+    more : Answers
+        The others. Their classes and shares do not count.
+    places : list of int
+        Where these are among all.
     class_names : tuple of str
-        All classes, of which those of `corrected` may be a part.
+        All classes, of which those of `more` may be a part.
+    counts : Tensor [K]
+        Samples of each class whose label is certain, which are all there are without a `rest`.
     """
     N = len(places) + (0 if rest is None else len(rest))
     own = torch.tensor(places, dtype=torch.int64)
     other = torch.ones(N, dtype=torch.bool)
     other[own] = False
     order = torch.cat([own, other.nonzero().view(-1)]).argsort()
-    mine = torch.tensor([class_names.index(name) for name in corrected.class_names])
-    numbers = replace_classes(corrected, mine)
+    mine = torch.tensor([class_names.index(name) for name in more.class_names])
+    numbers = {"labels": mine[more.labels], "second": mine[more.second]}
 
     def tensors(name: str) -> Tensor:
-        first = numbers.get(name, getattr(corrected, name))
+        first = numbers.get(name, getattr(more, name))
         parts = [first] if rest is None else [first, getattr(rest, name)]
         return torch.cat(parts)[order]
 
     def lists(name: str, default: str | None = None) -> list[str]:
-        first = getattr(corrected, name) if default is None else [default] * len(places)
+        first = getattr(more, name) if default is None else [default] * len(places)
         both = [*first, *([] if rest is None else getattr(rest, name))]
         return [both[row] for row in order.tolist()]
 
     def optional(name: str) -> Tensor | None:
-        parts = [getattr(one, name) for one in (corrected, rest) if one is not None]
+        parts = [getattr(one, name) for one in (more, rest) if one is not None]
         if all(part is None for part in parts):
             return None
         sizes = [len(places), N - len(places)]
@@ -199,7 +210,6 @@ def with_corrected(
         ]
         return torch.cat(filled)[order]
 
-    counts = label_counts(labels, class_names)
     position = other.nonzero().view(-1).tolist()
     nodes = rest is not None and rest.nodes is not None
     return Answers(
@@ -212,7 +222,7 @@ def with_corrected(
         tensors("second_probability"),
         tensors("doubt"),
         counts > 0 if rest is None else rest.present,
-        None if corrected.truth is None else lists("truth"),
+        None if more.truth is None else lists("truth"),
         optional("novelty"),
         lists("nodes", "") if nodes else None,
         optional("node_probability") if nodes else None,
@@ -220,10 +230,23 @@ def with_corrected(
         if rest is None
         else rest.prevalence,
         [] if rest is None else [[position[row] for row in group] for group in rest.alike],
-        dict(zip(places, labels, strict=True)),
+        no_text=frozenset() if rest is None else frozenset(position[row] for row in rest.no_text),
     )
 
 
-def replace_classes(answers: Answers, places: Tensor) -> dict[str, Tensor]:
-    """The labels, as indices into a longer list of classes."""
-    return {"labels": places[answers.labels], "second": places[answers.second]}
+def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
+    """Samples of which nothing can be said."""
+    n = len(samples.names)
+    none, nothing = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
+    return Answers(
+        class_names,
+        samples.names,
+        samples.texts,
+        none,
+        none,
+        nothing,
+        nothing,
+        nothing,
+        torch.zeros(len(class_names), dtype=torch.bool),
+        samples.truth,
+    )

@@ -52,13 +52,19 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
 
 
 def hierarchy_of(
-    parents: Mapping[str, str], classes: Sequence[str], path: Path | None
-) -> Hierarchy:
-    """The hierarchy over the classes; an error names the file."""
+    parents: Mapping[str, str], classes: Sequence[str], given: Sequence[str], path: Path | None
+) -> tuple[Hierarchy, list[str]]:
+    """The hierarchy over the classes, and what to tell the user; an error names the file.
+
+    Classes that are not among the `given` ones, because corrections have added them, may lack a
+    parent. They get one of their own, which is never named, because it is no more probable.
+    """
+    alone = [name for name in classes if name not in parents and name not in given]
     try:
-        return Hierarchy.of(parents, classes)
+        found = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
     except ValueError as error:
         raise ValueError(f"{error}, in {path}") from error
+    return found, [f"new class {name!r} has no parent in {path}" for name in alone]
 
 
 def read_prior(path: Path) -> dict[str, float]:
@@ -88,11 +94,11 @@ def prior_of(
             f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
         )
     notes, missing = [], [name for name in classes if name not in known]
-    least = min(known.values())
+    least = min(weight for weight in known.values() if weight)
     if missing:
         notes.append(
-            f"{plural(len(missing), 'class')} not in {path} got its smallest weight, {least:g}, "
-            f"such as {missing[0]}"
+            f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
+            f"{least:g}, such as {missing[0]}"
         )
     if len(weights) > len(known):
         notes.append(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import and_
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +21,10 @@ from ...research.data.labels import numbered
 from ...research.printable import plural
 from .answers import UNKNOWN
 from .corrections import CorrectionFile, Corrections, Key
-from .samples import Batch, Labelled, Source, concatenated, named_labels
+from .no_text import embeds_texts, has_text
+from .samples import Batch, Labelled, Source, concatenated, named_labels, selected_from
+
+MOST_KEPT = 2**30  # bytes of features that are kept from looking for corrected samples
 
 
 class DataNames(NamedTuple):
@@ -45,7 +50,7 @@ class GivenSample(NamedTuple):
     text: str  # as in `Labelled`
     given: str  # its label
     label: str  # the same, or the corrected one
-    row: int | None  # among the labelled samples in use; None: its class is unknown
+    row: int | None  # among the labelled samples in use; None: it has no class, or no text
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,11 @@ class Corrected:
 def corrected_source(source: Source, files: Sequence[CorrectionFile], data: DataNames) -> Corrected:
     """Apply all files, later ones first in case of conflict."""
     names = {key.name for file in files for key, label in file.corrections.items()}
+    texts, notes = embeds_texts(source.unlabelled), list(source.notes)
     places, parts, count = list[int](), list[Batch](), None
     if names:
-        count, places, parts = found_in(source.unlabelled, names)
+        count, places, parts, batches = found_in(source.unlabelled, names)
+        source = replace(source, unlabelled=batches)
     samples = concatenated(parts) if parts else None
     found = Resolved(source, [] if samples is None else samples.names, data)
     for file in files:
@@ -99,18 +106,24 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     places = [place for place, kept in zip(places, kept_rows, strict=True) if kept]
     samples = None if samples is None else selected_from(samples, kept_rows)
     labels = [] if samples is None else [found.new[name] for name in samples.names]
-    given, before = relabelled(source.labelled, found.labelled)
+    given, before = relabelled(source.labelled, found.labelled, texts=texts)
+    notes += found.notes()
+    empty = [one.name for one in given if one.row is None and one.label != UNKNOWN]
+    if empty:
+        more = f"labelled {'sample has' if len(empty) == 1 else 'samples have'} no text and"
+        notes.append(f"{len(empty):,} {more} cannot be used, such as {empty[0]!r}")
     known, keys = before, [Key(one.name, data.labelled) for one in given if one.row is not None]
     if samples is not None:
         is_class = [label != UNKNOWN for label in labels]
+        if texts:
+            is_class = [*map(and_, is_class, has_text(samples.texts))]
         added = selected_from(samples, is_class)
         if added is not None:
-            own = [label for label in labels if label != UNKNOWN]
-            known = joined(before, added, own)
+            known = joined(before, added, list(compress(labels, is_class)))
             keys += [Key(name, data.new) for name in added.names]
         rest = Others(source.unlabelled, set(samples.names))
         source = replace(source, unlabelled=rest, total=max(0, source.total - len(places)))
-    source = replace(source, labelled=known, notes=[*source.notes, *found.notes()])
+    source = replace(source, labelled=known, notes=notes)
     remaining = None if count is None or samples is None else count - len(places)
     return Corrected(
         source, before, samples, places, labels, given, keys, data, found.kept, remaining
@@ -154,7 +167,7 @@ class Resolved:
         more = f", {replaced:,} of them in place of earlier ones" if replaced else ""
         self.counts.append(f"{used:,} from {file.path}{more}")
         if elsewhere:
-            self.counts[-1] += f" ({elsewhere:,} others are of samples that are not in these data)"
+            self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
 
     def place(self, key: Key, *, strict: bool) -> str | None:
         """Whether the sample is to be classified or labelled; None: it is neither.
@@ -213,23 +226,34 @@ class Resolved:
         return notes
 
 
+def repeated(names: Iterable[str]) -> list[str]:
+    """Names of several samples, of which a correction cannot mean one."""
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
 def names_of(labelled: Labelled) -> Sequence[str]:
     """What the labelled samples are called."""
     return labelled.names or [str(row) for row in range(len(labelled.labels))]
 
 
 def relabelled(
-    known: Labelled, corrections: Mapping[str, str]
+    known: Labelled, corrections: Mapping[str, str], *, texts: bool
 ) -> tuple[list[GivenSample], Labelled]:
-    """The labelled samples, and the same without those of no class, with corrected labels."""
+    """The labelled samples, and those of them that can be used, with corrected labels.
+
+    A sample of no class cannot; nor one without a text, if the features are those of `texts`.
+    """
     samples, row = list[GivenSample](), 0
-    for name, text, number in zip(names_of(known), known.texts, known.labels.tolist(), strict=True):
+    there = has_text(known.texts) if texts else [True] * len(known.texts)
+    for name, text, number, usable in zip(
+        names_of(known), known.texts, known.labels.tolist(), there, strict=True
+    ):
         given = known.class_names[number]
         label = corrections.get(name, given)
-        lost = corrections.get(name) == UNKNOWN
+        lost = corrections.get(name) == UNKNOWN or not usable
         samples.append(GivenSample(name, text, given, label, None if lost else row))
         row += not lost
-    if not corrections:
+    if not corrections and all(there):
         return samples, known
     rows = [place for place, one in enumerate(samples) if one.row is not None]
     labels = [samples[place].label for place in rows]
@@ -265,16 +289,26 @@ def numbers_of(labels: Sequence[str], known: Labelled) -> tuple[torch.Tensor, tu
     return named_labels(labels)
 
 
-def found_in(batches: Iterable[Batch], names: set[str]) -> tuple[int, list[int], list[Batch]]:
-    """How many samples there are, and where those with these names are, in parts."""
+def found_in(
+    batches: Iterable[Batch], names: set[str]
+) -> tuple[int, list[int], list[Batch], Iterable[Batch]]:
+    """How many samples there are, where those with these names are, in parts, and all batches.
+
+    The batches are kept unless they are large, so that they are not read again.
+    """
     count, places, parts = 0, list[int](), list[Batch]()
+    kept, size = list[Batch](), 0
     for batch in batches:
+        size += batch.features.nbytes
+        kept.append(batch)
+        if size > MOST_KEPT:
+            kept.clear()
         wanted = [name in names for name in batch.names]
         places += [count + row for row, yes in enumerate(wanted) if yes]
         part = selected_from(batch, wanted)
         parts += [] if part is None else [part]
         count += len(batch.names)
-    return count, places, parts
+    return count, places, parts, kept if size <= MOST_KEPT else batches
 
 
 class Others:
@@ -288,16 +322,3 @@ class Others:
             part = selected_from(batch, [name not in self.names for name in batch.names])
             if part is not None:
                 yield part
-
-
-def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch | None:
-    """These samples of a batch; None if there are none."""
-    rows = [row for row, yes in enumerate(wanted) if yes]
-    if not rows:
-        return None
-    return Batch(
-        [batch.names[row] for row in rows],
-        batch.features[torch.tensor(rows)],
-        [batch.texts[row] for row in rows],
-        None if batch.truth is None else [batch.truth[row] for row in rows],
-    )

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 
 from ... import check
+from ...ops.large.parquet import libraries
+from ...research.files import replacing
 from .answers import Answers
 from .correcting import Corrected
 from .output import decimals, write
+from .output_files import SUFFIXES, require_libraries, write_file
 from .samples import Source
 from .tables import READ_AT_ONCE, TableSamples, cell_text
 
 
 def check_final(path: Path, data: Sequence[Path | None]) -> None:
-    """Reject a file that would replace the data, before any work."""
-    if path.is_dir() or path.suffix != ".csv":
-        raise check.ArgumentValueError("final", f"must be a .csv file, got {path}")
+    """Reject a file that would replace the data or cannot be written, before any work."""
+    if path.is_dir() or path.suffix not in SUFFIXES:
+        endings = ", ".join(SUFFIXES)
+        raise check.ArgumentValueError("final", f"must be a file ending in {endings}, got {path}")
+    if path.suffix != ".csv":
+        require_libraries(path)
     if any(one is not None and path.exists() and path.samefile(one) for one in data):
         raise check.ArgumentValueError("final", f"must not be an input file, got {path}")
 
@@ -41,13 +48,16 @@ def write_final(
         order = {row[1]: int(row[1]) for row in rows}
     if not apart:
         rows.sort(key=lambda row: order.get(row[1], len(order)))
-    header = ("data", name_column, "text", "label", "source", "prediction", "probability")
+    header = ["data", name_column, "text", "label", "source", "prediction", "probability"]
     wanted = [apart, True, texts, True, True, True, True]
-    write(
-        path,
-        [name for name, yes in zip(header, wanted, strict=True) if yes],
-        ([cell for cell, yes in zip(row, wanted, strict=True) if yes] for row in rows),
-    )
+    header = list(compress(header, wanted))
+    if path.suffix == ".csv":
+        write(path, header, (list(compress(row, wanted)) for row in rows))
+        return
+    columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
+    sure = [float(cell) if cell else None for cell in columns.pop()]
+    with replacing(path) as new:
+        write_file(new, iter([libraries()[0].table([*columns, sure], header)]))
 
 
 def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:
@@ -56,11 +66,10 @@ def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ..
     for one in corrected.given:
         source = "given" if one.label == one.given else "corrected"
         yield known, one.name, one.text, one.label, source, "", ""
-    sure, labels = decimals(answers.probability), answers.labels.tolist()
+    sure = decimals(answers.probability)
     for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
-        said, own = answers.class_names[labels[row]], answers.corrected.get(row)
-        source = "corrected" if own else "predicted"
-        yield new, name, text, own or said, source, said, sure[row]
+        source = "corrected" if row in answers.corrected else "predicted"
+        yield new, name, text, answers.label(row), source, answers.prediction(row), sure[row]
 
 
 def order_of(source: Source) -> dict[str, int]:

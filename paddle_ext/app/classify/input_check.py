@@ -18,6 +18,7 @@ from ...research.printable import plural, without_controls
 from .arrays import ArrayFile
 from .cache import digest
 from .columns import looks_like_text, shortened
+from .correcting import repeated
 from .model import load_model, settings_of
 from .opening import left_out_columns, used_columns
 from .pictures import files_below
@@ -59,17 +60,17 @@ def check_input(labelled: Path, unlabelled: Path | None, settings: Settings) -> 
     if settings.model is not None:
         settings = settings_of(load_model(Path(settings.model)), settings)
         return [*to_classify(labelled, settings, "all")]
+    found, features = list[Finding](), None
     if labelled.is_dir():
         known = Samples() if unlabelled is None else picture_samples(labelled)
-        found: list[Finding] = []
     elif labelled.suffix in SUFFIXES:
-        known, found = table_samples(labelled, settings)
+        known, found, features = table_samples(labelled, settings)
     else:
-        known, found = array_samples(labelled, settings), []
+        known = array_samples(labelled, settings)
     rows = [*about_labelled(known), *found, *about_labels(known), *about_contents(known)]
     if unlabelled is not None:
-        return [*rows, *to_classify(unlabelled, settings, "all")]
-    return [*rows, *to_classify(labelled, settings, "unlabelled")]
+        return [*rows, *to_classify(unlabelled, settings, "all", features)]
+    return [*rows, *to_classify(labelled, settings, "unlabelled", features, known.names)]
 
 
 # --- read the samples ---------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def quick_features(table: Table, columns: Columns) -> tuple[TableFeatures, list[
     return TableFeatures(None, chosen.names, "rows"), rows
 
 
-def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding]]:
+def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding], TableFeatures]:
     table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     columns = replace(
@@ -117,7 +118,7 @@ def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding
     rows = [*(Finding("sheet", note) for note in table.notes), *rows]
     found = Samples()
     if label is None:
-        return found, rows
+        return found, rows, features
     samples = TableSamples(table, columns, features, "labelled")
     for batch in samples:
         found.labels += batch.truth or []
@@ -129,7 +130,7 @@ def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding
             found.contents += [text.strip() for text in batch.texts]
             found.empty += empty_texts(names, batch.texts)
     found.words, found.padded = samples.gap_words, samples.padded
-    return found, rows
+    return found, rows, features
 
 
 def array_samples(path: Path, settings: Settings) -> Samples:
@@ -158,31 +159,45 @@ def picture_samples(root: Path) -> Samples:
     return found
 
 
-def to_classify(path: Path, settings: Settings, rows: str) -> Iterator[Finding]:
-    """What can be said of the samples to classify."""
+def to_classify(
+    path: Path,
+    settings: Settings,
+    rows: str,
+    features: TableFeatures | None = None,
+    others: Sequence[str] = (),
+) -> Iterator[Finding]:
+    """What can be said of the samples to classify, and of names that others have as well.
+
+    `features` are those of the labelled table; a missing number is an error here already.
+    """
     if path.is_dir():
         yield Finding("to classify", plural(len(files_below(path, {})), "file"))
         return
-    text = settings.columns.text
-    if path.suffix not in SUFFIXES or text is None or settings.columns.features is not None:
+    asked = settings.columns
+    texts = asked.text is not None and asked.features is None
+    features = TableFeatures(no_features, [], "texts") if texts else features
+    if path.suffix not in SUFFIXES or features is None:
         return
-    table, asked = open_table(path, *settings.csv_format), settings.columns
+    table = open_table(path, *settings.csv_format)
     label = table.label_column_if_any(asked.label, asked.truth) if rows == "unlabelled" else None
     columns = replace(asked, label=label, truth=None)
-    samples = TableSamples(
-        table,
-        columns,
-        TableFeatures(no_features, [], "texts"),
-        "all" if label is None else "unlabelled",
-    )
+    samples = TableSamples(table, columns, features, "all" if label is None else "unlabelled")
     read = (pair for batch in samples for pair in zip(batch.names, batch.texts, strict=True))
-    first = list(islice(read, MOST_READ))
-    more = "at least " if len(first) == MOST_READ else ""
-    yield Finding("to classify", more + plural(len(first), "text"))
+    most = MOST_READ if texts else MOST_READ // 10
+    first = list(islice(read, most))
+    more = "at least " if len(first) == most else ""
+    yield Finding("to classify", more + plural(len(first), "text" if texts else "row"))
     names = shown_names([name for name, _ in first], columns)
-    empty = empty_texts(names, [text for _, text in first])
+    empty = empty_texts(names, [text for _, text in first]) if texts else []
     if empty:
-        yield empty_finding("empty texts to classify", empty)
+        yield Finding("empty texts to classify", listed_as_they_are(empty), "they get no class")
+    several = repeated([*others, *names])
+    if several:
+        yield Finding(
+            "names of several samples",
+            listed(several),
+            "a correction counts for all of them; choose another --id",
+        )
 
 
 def shown_names(names: Sequence[str], columns: Columns) -> list[str]:
@@ -244,7 +259,7 @@ def about_labels(known: Samples) -> Iterator[Finding]:
 
 def about_contents(known: Samples) -> Iterator[Finding]:
     if known.empty:
-        yield empty_finding("empty labelled texts", known.empty)
+        yield Finding("empty labelled texts", listed_as_they_are(known.empty), "they are not used")
     places: dict[Hashable, list[int]] = defaultdict(list)
     for row, content in enumerate(known.contents):
         if content not in (None, ""):
@@ -259,10 +274,6 @@ def about_contents(known: Samples) -> Iterator[Finding]:
         yield Finding(
             "equal samples with different labels", listed_as_they_are(shown), "correct one of them"
         )
-
-
-def empty_finding(what: str, names: Sequence[str]) -> Finding:
-    return Finding(what, listed_as_they_are(names), "nothing can be said of them: leave them out")
 
 
 def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
@@ -324,7 +335,7 @@ def listed_counts(counts: Mapping[str, int]) -> str:
 
 def listed_as_they_are(texts: Sequence[str]) -> str:
     """How many there are, and a few of them."""
-    more = f" and {len(texts) - SHOWN:,} others" if len(texts) > SHOWN else ""
+    more = f" and {plural(len(texts) - SHOWN, 'other')}" if len(texts) > SHOWN else ""
     return f"{len(texts):,}: {', '.join(map(shortened_line, texts[:SHOWN]))}{more}"
 
 

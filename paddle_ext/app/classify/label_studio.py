@@ -44,8 +44,8 @@ def check_tasks(source: Source) -> None:
 def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> None:
     """Write one task per sample with its prediction, and next to it the labelling interface.
 
-    An image is where Label Studio serves local files: below the folder that holds the folder of
-    images.
+    A corrected sample also has an annotation, so its label comes back with the others. An image is
+    where Label Studio serves local files: below the folder that holds the folder of images.
     """
     tag, key = OBJECTS[source.kind]
     root = Path(source.name)
@@ -57,16 +57,23 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
         if source.kind == "pictures":
             place = Path(root.resolve().name) / Path(shown).relative_to(root)
             shown = f"/data/local-files/?d={quote(os.fsencode(place))}"
-        result = {
+        found: dict[str, Any] = {"data": {"name": answers.names[row], key: shown}}
+        if row not in answers.no_text:
+            score = round(float(answers.probability[row]), 4)
+            result = choice(row, answers.prediction(row))
+            found["predictions"] = [{"model_version": model, "score": score, "result": [result]}]
+        if row in answers.corrected:
+            found["annotations"] = [{"result": [choice(row, answers.label(row))]}]
+        return found
+
+    def choice(row: int, label: str) -> dict[str, Any]:
+        return {
             "id": f"sample-{row}",
             "from_name": CONTROL,
             "to_name": key,
             "type": "choices",
-            "value": {"choices": [answers.class_names[int(answers.labels[row])]]},
+            "value": {"choices": [label]},
         }
-        score = round(float(answers.probability[row]), 4)
-        prediction = {"model_version": model, "score": score, "result": [result]}
-        return {"data": {"name": answers.names[row], key: shown}, "predictions": [prediction]}
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new, new.open("w", encoding="utf-8") as file:

@@ -9,6 +9,7 @@ import torch
 
 from ... import check
 from ...research.data.images import require_pillow
+from ...research.printable import plural
 from . import arrays
 from .class_names import (
     Given,
@@ -220,7 +221,7 @@ def labelled_rows(
     found = labelled_table(samples, required=required)
     # A class could have such a name.
     notes += [
-        f"{word!r} in column {columns.label!r} counts as a missing label: {count:,} rows"
+        f"{word!r} in column {columns.label!r} counts as a missing label: {plural(count, 'row')}"
         for word, count in samples.gap_words.items()
     ]
     return found

@@ -32,8 +32,8 @@ class Outcome:
 
     def to_check_of_class(self) -> Tensor:
         """How many samples of each class are to be checked, [K]."""
-        rows = torch.tensor([one.row for one in self.to_check()], dtype=torch.int64)
-        return torch.bincount(self.answers.labels[rows], minlength=len(self.answers.class_names))
+        found = self.answers.final()[[one.row for one in self.to_check()]]
+        return torch.bincount(found[found >= 0], minlength=len(self.answers.class_names))
 
     def expected(self, k: int | None = None) -> Expected | None:
         """The expected accuracy of a class, or of all predictions; None: it is not known."""

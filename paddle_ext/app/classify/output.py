@@ -70,14 +70,14 @@ def rows_of(
     if texts:
         columns.append(answers.texts[part])
     novelty = [""] * len(names) if answers.novelty is None else decimals(answers.novelty[part])
-    predicted = [classes[k] for k in answers.labels[part].tolist()]
-    own = [answers.corrected.get(row) for row in range(*part.indices(len(answers)))]
+    rows = range(*part.indices(len(answers)))
+    second = answers.second[part].tolist()
     columns += [
-        [label or other for label, other in zip(own, predicted, strict=True)],
-        ["corrected" if label else "predicted" for label in own],
-        predicted,
+        [answers.label(row) for row in rows],
+        ["corrected" if row in answers.corrected else "predicted" for row in rows],
+        [answers.prediction(row) for row in rows],
         decimals(answers.probability[part]),
-        [classes[k] for k in answers.second[part].tolist()],
+        ["" if row in answers.no_text else classes[k] for row, k in zip(rows, second, strict=True)],
         decimals(answers.second_probability[part]),
         decimals(answers.doubt[part]),
         novelty,

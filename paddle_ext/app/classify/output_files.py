@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ops.large.parquet import libraries
+from ...ops.libraries import library
 from ...research.printable import spreadsheet_cell, without_controls
 from .row_files import excel_library
 
@@ -16,6 +17,13 @@ SUFFIXES = (".parquet", ".csv", ".xlsx")
 WRITTEN_AT_ONCE = 2**25  # bytes of a row group
 EXCEL_ROWS, EXCEL_CHARACTERS = 2**20, 32_767  # most of a sheet, and of a cell
 NUMBERS = ("probability", "doubt")  # columns shown with four digits
+
+
+def require_libraries(path: Path) -> None:
+    """Raise an error that says how to install what is missing to write this file."""
+    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
+    if path.suffix == ".xlsx":
+        excel_library()
 
 
 def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
@@ -54,7 +62,7 @@ def write_csv(path: Path, tables: Iterator[Any]) -> list[str]:
 def csv_cells(table: Any, name: str) -> list[str]:
     values = table.column(name).to_pylist()
     if name in NUMBERS:
-        return [f"{value:.4f}" for value in values]
+        return ["" if value is None else f"{value:.4f}" for value in values]
     return ["" if value is None else spreadsheet_cell(str(value)) for value in values]
 
 

@@ -174,17 +174,28 @@ for (const button of [askNear, askNew]) {
 }
 document.getElementById("ask-back").addEventListener("click", () => asking.close());
 
+// Enter in a field. The same key press must not also reply to the question that it may open.
+function onEnter(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    act();
+  });
+}
+
 for (const naming of document.querySelectorAll(".naming")) {
   const input = naming.querySelector("input");
+  let last; // the name that the group had before; labels of single samples stay
   const label = () =>
     ask(input.value.trim(), (name) => {
       input.value = name;
-      for (const sample of naming.closest(".group").querySelectorAll(".sample")) keep(sample, name);
+      for (const sample of naming.closest(".group").querySelectorAll(".sample")) {
+        if ([undefined, last].includes(corrected.get(key(sample)))) keep(sample, name);
+      }
+      last = name;
     });
   naming.querySelector("button").addEventListener("click", label);
-  input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") label();
-  });
+  onEnter(input, label);
 }
 
 // --- one sample ---------------------------------------------------------------------------------
@@ -201,8 +212,8 @@ function said(sample) {
     const note = sample.classList.contains("suspect") ? sample.lastElementChild.firstChild : null;
     return note ? sample.lastElementChild.textContent : `labelled: ${sample.dataset.label}`;
   }
-  const sure = sample.querySelector(".sure").textContent;
-  return `predicted: ${sample.dataset.label}, ${sure}${why ? `; ${why}` : ""}`;
+  const sure = sample.querySelector(".sure")?.textContent;
+  return sure ? `predicted: ${sample.dataset.label}, ${sure}${why ? `; ${why}` : ""}` : why;
 }
 
 function open(index) {
@@ -250,9 +261,7 @@ document.getElementById("look-back").addEventListener("click", () => step(-1));
 document.getElementById("look-next").addEventListener("click", () => step(1));
 document.getElementById("look-save").addEventListener("click", () => ask(chosen.value.trim(), save));
 document.getElementById("look-unknown").addEventListener("click", () => save("unknown"));
-chosen.addEventListener("keydown", (event) => {
-  if (event.key === "Enter") document.getElementById("look-save").click();
-});
+onEnter(chosen, () => document.getElementById("look-save").click());
 undo.addEventListener("click", () => {
   keep(everyone[current], "");
   open(current);

@@ -59,7 +59,7 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
     labelled = labelled_of_classes(outcome)
     suspects = outcome.suspects()[:MOST_OF_A_CLASS]
     images = images_of(outcome, check, corrected, classes, labelled, suspects)
-    listed = Counter(answers.labels[[one.row for one in check]].tolist())
+    listed = Counter(answers.final()[[one.row for one in check]].tolist())
     final = Counter(answers.final()[list(answers.corrected)].tolist())
     sections = "".join(
         class_section(

@@ -10,6 +10,7 @@ from .answers import Answers
 from .labelled_check import Expected
 from .outcome import Outcome
 from .page_samples import percent
+from .review import to_check_words
 from .samples import Labelled
 
 MOST_UNREADABLE = 200
@@ -49,12 +50,7 @@ def figures(outcome: Outcome) -> list[tuple[str, str]]:
 def check_figure(outcome: Outcome) -> list[tuple[str, str]]:
     """How many samples to check, and why."""
     check = outcome.to_check()
-    unknown = sum(one.unknown for one in check)
-    parts = [
-        f"{len(check) - unknown:,} doubtful" if len(check) > unknown else "",
-        f"{unknown:,} possibly of an unknown class" if unknown else "",
-    ]
-    why = ", ".join(part for part in parts if part)
+    why = to_check_words(check)
     return [(f"{len(check):,}", f"to check{': ' if why else ''}{why}")]
 
 

@@ -6,7 +6,7 @@ import math
 from html import escape
 from typing import TypeAlias
 
-from .answers import Answers
+from .answers import UNKNOWN, Answers
 from .correcting import GivenSample
 from .outcome import Outcome
 from .review import DOUBTFUL, ToCheck
@@ -20,23 +20,31 @@ def sample(outcome: Outcome, row: int, images: Images, check: ToCheck | None = N
     """A sample: its image or text, its predicted class, and why to check it."""
     answers = outcome.answers
     name, text = answers.names[row], answers.texts[row]
-    label = answers.class_names[int(answers.labels[row])]
-    sure = float(answers.probability[row])
+    label = answers.prediction(row) or UNKNOWN
     marked = " doubtful" if float(answers.doubt[row]) >= DOUBTFUL else ""
-    marked += " strange" if check is not None and check.unknown else ""
+    marked += " strange" if check is not None and (check.unknown or check.no_text) else ""
     who = caption(outcome.source.kind, name, text)
     why = "" if check is None or not check.unknown else f"unlike the labelled {label}"
+    why = "no text" if row in answers.no_text else why
     return (
         f'<li class="sample{marked}" tabindex="0" data-name="{escape(name)}" '
         f'data-label="{escape(label)}"{novelty_title(answers, row)}>'
         f"{image(images.get(text, ''), name)}"
         f'<span class="who" title="{escape(name)}">{who}</span>'
-        f'<span><b class="what">{escape(label)}</b>'
-        f'<span class="sure"><meter min="0" max="1" value="{sure:.3f}" '
-        f'aria-label="probability"></meter>{percent(sure)}</span>'
+        f'<span><b class="what">{escape(label)}</b>{probability_bar(answers, row)}'
         f"{other_classes(answers, row, label)}"
         + (f'<span class="why">{escape(why)}</span>' if why else "")
         + "</span></li>"
+    )
+
+
+def probability_bar(answers: Answers, row: int) -> str:
+    sure = float(answers.probability[row])
+    if math.isnan(sure):
+        return ""
+    return (
+        f'<span class="sure"><meter min="0" max="1" value="{sure:.3f}" '
+        f'aria-label="probability"></meter>{percent(sure)}</span>'
     )
 
 
@@ -60,7 +68,7 @@ def image(uri: str, name: str) -> str:
 
 def caption(kind: str, name: str, text: str) -> str:
     if kind == "texts":
-        return escape(shortened(text))
+        return escape(shortened(text) if text.strip() else name)
     return escape(f"row {name}" if kind == "rows" else name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -30,8 +31,8 @@ class ClassSamples(NamedTuple):
 def review_section(outcome: Outcome, check: Sequence[ToCheck], images: Images) -> str:
     """All samples to check, those most likely wrong first; groups of strangers stay together."""
     if not check:
-        silent = outcome.about_strangers()
-        return f'<p class="note">Strangers: {escape(silent)}.</p>' if silent else ""
+        unjudged = outcome.about_strangers()
+        return f'<p class="note">Strangers: {escape(unjudged)}.</p>' if unjudged else ""
     answers, kind = outcome.answers, outcome.source.kind
     group_of = {row: group for group in answers.alike for row in group}
     shown = {one.row: one for one in check}
@@ -53,11 +54,13 @@ def review_section(outcome: Outcome, check: Sequence[ToCheck], images: Images) -
 
 
 def review_note(outcome: Outcome, total: int, shown: int) -> str:
-    answers, check = outcome.answers, outcome.to_check()
-    unknown = sum(one.unknown for one in check)
+    answers, reasons = outcome.answers, Counter(one.reason for one in outcome.to_check())
+    unknown, doubtful, without = (reasons[why] for why in ("unknown", "doubtful", "no text"))
     parts = []
-    if total > unknown:
-        parts.append(f"{total - unknown:,} doubtful: another class is as likely.")
+    if without:
+        parts.append(f"{without:,} without a text, which have no class.")
+    if doubtful:
+        parts.append(f"{doubtful:,} doubtful: another class is as likely.")
     if unknown:
         parts.append(
             f"{unknown:,} possibly of an unknown class: unlike the labelled samples of the class "
@@ -66,9 +69,9 @@ def review_note(outcome: Outcome, total: int, shown: int) -> str:
         )
     if total > shown:
         parts.append(f"{total - shown:,} more are in answers.csv, column check.")
-    silent = outcome.about_strangers()
-    if silent:
-        parts.append(f"Note: {escape(silent)}.")
+    unjudged = outcome.about_strangers()
+    if unjudged:
+        parts.append(f"Note: {escape(unjudged)}.")
     return " ".join(parts)
 
 

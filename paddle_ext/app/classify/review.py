@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,10 +21,15 @@ class ToCheck(NamedTuple):
     wrong: float  # how likely its label is wrong
     doubtful: bool  # another class is as likely
     unknown: bool  # it is unlike the labelled samples of its class
+    no_text: bool = False  # it has no text, so it has no class
+
+    @property
+    def reason(self) -> str:
+        return "no text" if self.no_text else "unknown" if self.unknown else "doubtful"
 
 
 def to_check(answers: Answers) -> list[ToCheck]:
-    """Doubtful samples and strangers, those whose label is most likely wrong first.
+    """Samples without a text, doubtful ones and strangers, those most likely wrong first.
 
     A label is right if the sample is of a known class, and of this one.
     """
@@ -32,7 +39,8 @@ def to_check(answers: Answers) -> list[ToCheck]:
     wrong = 1 - (1 - answers.doubt.double()) * (1 - unknown * real_share(answers))
     rows = (doubtful | unknown).nonzero().view(-1)
     rows = rows[wrong[rows].argsort(descending=True, stable=True)]
-    return [
+    no_text = sorted(answers.no_text - answers.corrected.keys())
+    return [ToCheck(row, 1.0, False, False, no_text=True) for row in no_text] + [
         ToCheck(row, float(wrong[row]), bool(doubtful[row]), bool(unknown[row]))
         for row in rows.tolist()
     ]
@@ -58,11 +66,25 @@ def real_share(answers: Answers) -> Tensor:
 
 
 def reasons(answers: Answers) -> list[str]:
-    """Why to check each sample: ``unknown``, ``doubtful``, or nothing."""
+    """Why to check each sample: ``no text``, ``unknown``, ``doubtful``, or nothing."""
     found = [""] * len(answers)
     for one in to_check(answers):
-        found[one.row] = "unknown" if one.unknown else "doubtful"
+        found[one.row] = one.reason
     return found
+
+
+def to_check_words(check: Sequence[ToCheck]) -> str:
+    """How many samples there are to check for which reason.
+
+    Examples
+    --------
+    >>> to_check_words([ToCheck(0, 0.6, True, False), ToCheck(1, 0.9, False, True)])
+    '1 doubtful, 1 possibly of an unknown class'
+    """
+    counts = Counter(one.reason for one in check)
+    words = {"no text": "without a text", "unknown": "possibly of an unknown class"}
+    order = ("no text", "doubtful", "unknown")
+    return ", ".join(f"{counts[why]:,} {words.get(why, why)}" for why in order if counts[why])
 
 
 def by_chance(answers: Answers) -> float:

@@ -13,14 +13,15 @@ from ... import check
 from ...presence.hierarchy import Hierarchy
 from ...research.printable import plural
 from .answering import answer
-from .answers import Answers, label_counts, with_corrected
+from .answers import Answers, inserted, label_counts, without_prediction
 from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
-from .correcting import Corrected, DataNames, corrected_source
+from .correcting import Corrected, DataNames, corrected_source, repeated
 from .corrections import KEPT, gathered, write_corrections
 from .final import check_final, order_of, write_final
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .model import check_model_path, load_model, open_by_model, save_model
+from .no_text import WithText, embeds_texts
 from .opening import open_source
 from .outcome import Outcome
 from .output import write_classes, write_labelled, write_table
@@ -28,7 +29,7 @@ from .page import write_page
 from .samples import Labelled, Source
 from .settings import Settings
 from .sorting import check_sort_into, sort_into
-from .suggested import Suggested, remembered
+from .suggested import SUGGESTIONS, Suggested, remembered, stale_note
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Report:
     @property
     def answers(self) -> Answers:
         return self.outcome.answers
+
+    @property
+    def classes(self) -> Path:
+        """The file with the shares of the classes."""
+        return self.table.with_name("classes.csv")
 
     @property
     def checked(self) -> LabelledCheck | None:
@@ -132,6 +138,8 @@ def classify(
         check_model_path(Path(settings.save))
     if settings.sort_into is not None:
         check_sort_into(Path(settings.sort_into), (known, new))
+    if settings.suggest is None:
+        notes += stale_note(Path(output))
     if settings.final is not None:
         check_final(Path(settings.final), (known, new))
     opened = open_data(known, new, settings, device)
@@ -141,19 +149,24 @@ def classify(
     source = corrected.source
     names = source.labelled.class_names
     if parents is not None:
-        hierarchy = hierarchy_of(parents, names, settings.parents)
+        given = opened.labelled.class_names
+        hierarchy, more = hierarchy_of(parents, names, given, settings.parents)
+        notes += more
     if weights is not None:
         prior, more = prior_of(weights, names, settings.prior)
         notes += more
     checked = check_labelled(source.labelled, device)
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.before.labels))
     features = list[torch.Tensor]()
+    skipped = WithText(source.unlabelled) if embeds_texts(opened.unlabelled) else None
+    source = source if skipped is None else replace(source, unlabelled=skipped)
     if settings.suggest is not None:
         source = replace(source, unlabelled=remembered(source.unlabelled, features))
-        corrected = replace(corrected, source=source)
-    answers = all_answers(corrected, settings, device, hierarchy, prior)
+    corrected = replace(corrected, source=source)
+    answers = all_answers(corrected, settings, device, hierarchy, prior, skipped)
     outcome = Outcome(answers, corrected, checked, accuracy)
     notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
+    notes += name_notes(outcome, settings.columns.name)
     outcome = replace(outcome, corrected=replace(corrected, source=replace(source, notes=notes)))
     title = page_title(new or known, answers, source.kind)
     order = {} if settings.final is None else order_of(opened)
@@ -174,19 +187,23 @@ def all_answers(
     device: torch.device,
     hierarchy: Hierarchy | None,
     prior: torch.Tensor | None,
+    skipped: WithText | None,
 ) -> Answers:
-    """Predictions of all samples.
+    """Predictions of all samples, and those that were skipped, in their order.
 
     Those with a corrected label are predicted by the labelled samples alone, so that the
-    corrections do not predict themselves; in a batch of their own, so without a prior.
+    corrections do not predict themselves; and each by itself, without a prior, because samples
+    that needed a correction are not a batch like the others.
     """
     source, rest = corrected.source, None
-    certain = label_counts(corrected.labels, source.labelled.class_names)
-    common = partial(answer, batch=settings.batch, label_noise=settings.label_noise, device=device)
+    names = source.labelled.class_names
+    certain = label_counts(corrected.labels, names)
+    common = partial(answer, label_noise=settings.label_noise, device=device)
     if corrected.remaining != 0:
         rest = common(
             source.labelled,
             source.unlabelled,
+            batch=settings.batch,
             source=source.name,
             total=source.total,
             progress=settings.progress and source.kind != "pictures",
@@ -194,12 +211,16 @@ def all_answers(
             prior=prior,
             certain=certain,
         )
+    if skipped is not None and skipped.others is not None:
+        others = without_prediction(skipped.others, names)
+        rest = inserted(rest, others, skipped.places, names, certain)
+        rest = replace(rest, no_text=frozenset(skipped.places))
     if corrected.samples is None:
         assert rest is not None
         return rest
-    own = common(corrected.before, [corrected.samples])
-    places, names = corrected.places, source.labelled.class_names
-    return with_corrected(rest, own, places, corrected.labels, names)
+    own = common(corrected.before, [corrected.samples], batch=1)
+    found = inserted(rest, own, corrected.places, names, certain)
+    return replace(found, corrected=dict(zip(corrected.places, corrected.labels, strict=True)))
 
 
 def open_data(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
@@ -260,21 +281,30 @@ def write_all(
 
 
 def with_suggestions(report: Report, features: list[torch.Tensor], settings: Settings) -> Report:
-    """Write the samples to label next, given the features of those that have no label yet."""
-    corrected = report.outcome.corrected
-    labelled, done = corrected.source.labelled, set(corrected.places)
-    rows = [row for row in range(len(report.answers)) if row not in done]
+    """Write the samples to label next, given the features of those that were predicted."""
+    source, rows = report.outcome.source, report.answers.predicted().nonzero().view(-1).tolist()
     if not rows:
         return report
-    suggested = Suggested.of(report.answers, rows, labelled, torch.cat(features), settings)
-    path = report.table.parent / "suggestions.csv"
-    suggested.write(path, name_column(corrected.source, settings))
+    suggested = Suggested.of(report.answers, rows, source.labelled, torch.cat(features), settings)
+    path = report.table.parent / SUGGESTIONS
+    suggested.write(path, name_column(source, settings), texts=source.kind == "texts")
     return replace(report, suggested=suggested, suggestions=path)
 
 
 def name_column(source: Source, settings: Settings) -> str:
     """The title of the column of sample names."""
     return settings.columns.name or ("file" if source.kind == "pictures" else "row")
+
+
+def name_notes(outcome: Outcome, column: str | None) -> list[str]:
+    """A warning about names that cannot tell samples apart."""
+    known, new = outcome.corrected.data
+    others = (one.name for one in outcome.corrected.given) if known == new else ()
+    found = [] if column is None else repeated([*others, *outcome.answers.names])
+    if not found:
+        return []
+    names = f"names in column {column!r} that several samples have: {len(found):,}"
+    return [f"{names}, such as {found[0]!r}; a correction counts for all of them"]
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

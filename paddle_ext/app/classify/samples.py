@@ -224,3 +224,16 @@ def part_of(batch: Batch, start: int, stop: int) -> Batch:
         None if batch.truth is None else batch.truth[start:stop],
         None if batch.copied is None else batch.copied.slice(start, stop - start),
     )
+
+
+def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch | None:
+    """These samples of a batch; None if there are none."""
+    rows = [row for row, yes in enumerate(wanted) if yes]
+    if not rows:
+        return None
+    return Batch(
+        [batch.names[row] for row in rows],
+        batch.features[torch.tensor(rows)],
+        [batch.texts[row] for row in rows],
+        None if batch.truth is None else [batch.truth[row] for row in rows],
+    )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
@@ -18,15 +19,16 @@ from ... import check
 from ...ops.large.ahead import ahead
 from ...ops.large.files import check_regular
 from ...ops.large.parquet import libraries
-from ...ops.libraries import library
 from ...research.files import replacing
 from ...research.progress import Progress
 from ...rule.correction import corrected_likelihood
 from ...rule.engines import classify
 from ...task import without_batch
 from .answering import check_batch, classified
-from .output_files import SUFFIXES, write_file
-from .row_files import excel_library
+from .answers import UNKNOWN
+from .correcting import relabelled
+from .no_text import embeds_texts, has_text
+from .output_files import SUFFIXES, require_libraries, write_file
 from .run import existing, open_data
 from .samples import Batch, Source, concatenated, matched_names, rebatched
 from .settings import Settings
@@ -146,6 +148,8 @@ def stream(
     if one_batch and source.total == 0:  # a CSV file does not say it
         source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
     samples, copied = source.unlabelled, {"name": "file" if source.kind == "pictures" else "row"}
+    texts = embeds_texts(samples)
+    source = replace(source, labelled=relabelled(source.labelled, {}, texts=texts)[1])
     batches, notes = iter(samples), list[str]()
     if isinstance(samples, TableSamples):
         copied, notes = copied_columns(samples)
@@ -160,7 +164,7 @@ def stream(
         closing(read_ahead(batches)) as read,
     ):
         found = predict(source, read, settings, device)
-        tables = (answer_table(*predicted, copied, report) for predicted in found)
+        tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
         report.notes += write_file(unfinished, tables)
     report.seconds = time.perf_counter() - began
     return report
@@ -180,9 +184,7 @@ def check_settings(settings: Settings, one_batch: bool) -> None:
 
 
 def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
-    library("pyarrow", f"the output {output.name}", "'paddle_ext[parquet]'")
-    if output.suffix == ".xlsx":
-        excel_library()
+    require_libraries(output)
     for given in (labelled, unlabelled):
         if given is not None and output.exists() and output.samefile(given):
             raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
@@ -296,14 +298,22 @@ def answer_table(
     doubt: Tensor,
     copied: dict[str, str],
     report: StreamReport,
+    *,
+    texts: bool,
 ) -> Any:
-    """The rows of the output as a pyarrow.Table; `report` counts them."""
+    """The rows of the output as a pyarrow.Table; `report` counts them.
+
+    If the features are those of `texts`, samples without one are unknown.
+    """
     arrow = libraries()[0]
-    names = report.count(labels, probability, matched_names(batch.truth or [], report.class_names))
+    there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
+    names = np.full(len(there), UNKNOWN, dtype=object)
+    truth = list(compress(matched_names(batch.truth or [], report.class_names), there))
+    names[there] = report.count(labels[there], probability[there], truth)
     answers = (
         arrow.array(names, arrow.string()),
-        arrow.array(probability.float().numpy()),
-        arrow.array(doubt.float().numpy()),
+        arrow.array(probability.float().numpy(), mask=~there),
+        arrow.array(doubt.float().numpy(), mask=~there),
     )
     header = [*(copied.values() or ["row"]), *ANSWERS]
     own = [arrow.array(batch.names)] if batch.copied is None else batch.copied.columns

@@ -17,7 +17,14 @@ from .output import decimals, write
 from .samples import Batch, Labelled
 from .settings import Settings
 
+SUGGESTIONS = "suggestions.csv"
 NAMED = 5  # in the terminal
+
+
+def stale_note(folder: Path) -> list[str]:
+    """A word on suggestions of an earlier run, which stay because labels may be written to them."""
+    path = folder / SUGGESTIONS
+    return [f"{path} is of an earlier run; --suggest makes a new one"] if path.exists() else []
 
 
 def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
@@ -76,9 +83,11 @@ class Suggested:
         rest = f" and {plural(more, 'other')}" if more > 0 else ""
         return f"label next: {', '.join(names[:NAMED])}{rest}"
 
-    def write(self, path: Path, name_column: str) -> None:
-        """A CSV file, the most useful sample first."""
+    def write(self, path: Path, name_column: str, *, texts: bool) -> None:
+        """A CSV file, the most useful sample first; with a column of texts if asked for."""
         rows = self.found.queries
+        shown = [self.answers.texts[row] for row in rows.tolist()]
         classes = [self.answers.class_names[k] for k in self.answers.labels[rows].tolist()]
-        columns = (self.names(), classes, decimals(self.answers.probability[rows]), self.reasons())
-        write(path, (name_column, "label", "probability", "reason"), zip(*columns, strict=True))
+        columns = (classes, decimals(self.answers.probability[rows]), self.reasons())
+        header = (name_column, *["text"] * texts, "label", "probability", "reason")
+        write(path, header, zip(self.names(), *[shown] * texts, *columns, strict=True))

@@ -178,11 +178,11 @@ class Table(ABC):
         )
 
     def label_column_if_any(self, given: str | None, truth: str | None) -> str | None:
-        """The given column, or one with a known name other than the truth."""
+        """The given column, or one with a known name, in any case, other than the truth."""
         if given is not None:
             return self.column(given, "label")
-        known = (name for name in LABEL_COLUMNS if name in self.names and name != truth)
-        return next(known, None)
+        names = {name.lower(): name for name in self.names[::-1] if name != truth}
+        return next((names[name] for name in LABEL_COLUMNS if name in names), None)
 
     def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
         """The numeric columns selected by `Columns.features`."""

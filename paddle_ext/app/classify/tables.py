@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...research.data.labels import label_text
-from ...research.printable import plain_cell, without_controls
+from ...research.printable import plain_cell, plural, without_controls
 from .columns import as_number, is_gap, shortened
 from .samples import Batch, Examples, concatenated
 from .table_files import ArrowPart, Part, Table
@@ -154,12 +154,15 @@ class TableSamples:
                 return torch.from_numpy(found)
         except (ValueError, TypeError, OverflowError, RecursionError):
             pass  # reported below, with its position
-        row, name = first_odd_cell(cells, self.features)
+        odd = odd_cells(cells, self.features)
+        row, name = next(iter(odd.items()), (0, self.features[0]))
         cell = cells[self.features.index(name)][row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
+        more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
         raise ValueError(
             f"{self.table.path} must have a finite number, or as many numbers as in the other "
-            f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}"
+            f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}{more}: "
+            "fill in such cells, or leave out their rows or columns"
         )
 
 
@@ -172,9 +175,9 @@ def labelled_table(samples: TableSamples, *, required: bool) -> Examples:
             f"{samples.columns.label!r}, got none"
         )
     found = concatenated(batches) if batches else Batch([], torch.empty(0, 0), [], [])
-    shown = tuple(
-        text or f"row {name}" for text, name in zip(found.texts, found.names, strict=True)
-    )
+    shown = tuple(found.texts)
+    if samples.columns.text is None:
+        shown = tuple(f"row {name}" for name in found.names)
     path, names = str(samples.table.path), tuple(found.names)
     return Examples(found.features, found.truth or [], shown, path, names)
 
@@ -202,11 +205,12 @@ def as_list(value: object) -> list[float]:
     return [float(word) for word in text.strip("[]").split()]
 
 
-def first_odd_cell(cells: Sequence[Sequence[object]], names: Sequence[str]) -> tuple[int, str]:
-    """Row and column of the first cell that is not a finite single-precision number."""
+def odd_cells(cells: Sequence[Sequence[object]], names: Sequence[str]) -> dict[int, str]:
+    """Rows with a cell that is not a finite single-precision number, and its column."""
+    odd: dict[int, str] = {}
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):
             number = as_number(column[row])
             if number is None or not abs(number) <= LARGEST:
-                return row, name
-    return 0, names[0]
+                odd.setdefault(row, name)
+    return odd

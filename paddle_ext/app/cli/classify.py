@@ -224,7 +224,7 @@ def show_unreadable(report: Report | StreamReport, where: str) -> None:
     for path, why in list(report.unreadable.items())[:5]:
         show.say(f"unreadable: {path}: {why}")
     if len(report.unreadable) > 5:
-        show.say(f"unreadable: {len(report.unreadable) - 5} others{where}")
+        show.say(f"unreadable: {plural(len(report.unreadable) - 5, 'other')}{where}")
 
 
 def show_streamed(report: StreamReport) -> None:
@@ -265,7 +265,7 @@ def show_report(report: Report) -> None:
     sure = labels.bincount(answers.probability[own], len(counts)) / labels.bincount(
         minlength=len(counts)
     )
-    unknown = len(answers) - int(counts.sum())
+    unknown = sum(label == "unknown" for label in answers.corrected.values())
     note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
     show_classes(report, answers.class_names, counts, sure, note, columns_of_review(report))
     show_unreadable(report, ", listed on the page")
@@ -282,6 +282,7 @@ def show_report(report: Report) -> None:
     written = (
         report.table,
         report.page,
+        report.classes,
         report.labelled,
         report.suggestions,
         report.model,
@@ -293,10 +294,12 @@ def show_report(report: Report) -> None:
 
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
+    from ..classify.review import to_check_words
+
     answers = report.answers
     error = answers.calibration_error()
     if error is not None:
-        mean = float(answers.probability.mean())
+        mean = float(answers.probability[answers.predicted()].mean())
         show.say(
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
             f"{100 * mean:.1f} % in the mean"
@@ -309,11 +312,8 @@ def show_trust(report: Report) -> None:
         )
     check = report.outcome.to_check()
     if check:
-        unknown = sum(one.unknown for one in check)
-        show.say(
-            f"to check: {plural(len(check), 'sample')}, see the page: {len(check) - unknown} "
-            f"doubtful, {unknown} possibly of an unknown class"
-        )
+        words = to_check_words(check)
+        show.say(f"to check: {plural(len(check), 'sample')}, see the page: {words}")
     silent = report.outcome.about_strangers()
     if silent:
         show.say(f"note: {silent}")

@@ -144,6 +144,29 @@ def test_the_question_about_a_new_class(
     assert shown["again"] == shown["known"] == ""
 
 
+def test_a_group_keeps_the_labels_of_single_samples(
+    files: tuple[Path, Path], tmp_path: Path, browser: str
+) -> None:
+    report = classify(*files, tmp_path / "out", settings())
+    script = """
+    const group = document.querySelector(".group");
+    group.querySelector(".sample").click();
+    at("look-unknown").click();
+    at("look-close").click();
+    const name = (label) => {
+      group.querySelector("input").value = label;
+      group.querySelector("button").click();
+      at("ask-new").click();
+      return [...group.querySelectorAll(".mine")].map((one) => one.textContent);
+    };
+    report.first = name("yaw");
+    report.second = name("yew");
+    """
+    shown = probed(browser, report.page, script)
+    assert shown["first"] == ["changed to unknown", *["changed to yaw"] * 4]
+    assert shown["second"] == ["changed to unknown", *["changed to yew"] * 4]
+
+
 def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
     np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["oak", "elm", "fir"])
     np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
@@ -170,6 +193,10 @@ def test_by_keyboard_alone(files: tuple[Path, Path], tmp_path: Path, browser: st
     type("Enter");
     report.open = at("look").open;
     report.field = document.activeElement.id;
+    document.activeElement.value = "fri";
+    report.answered = type("Enter");  // the question that it opens, by the same key press
+    report.asked = document.activeElement.textContent;
+    at("ask-back").click();
     document.activeElement.value = "fir";
     type("Enter");
     report.marked = first.classList.contains("corrected");
@@ -185,6 +212,8 @@ def test_by_keyboard_alone(files: tuple[Path, Path], tmp_path: Path, browser: st
     assert shown == {
         "open": True,
         "field": "look-class",
+        "answered": False,
+        "asked": "Use 'fir'",
         "marked": True,
         "back": True,
         "all": True,

@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "known.npz", tmp_path / "new.npz"
 
 
-def settings(parents: Path) -> Settings:
-    return Settings(parents=parents, device="cpu", cache=None)
+def settings(parents: Path, **options: Any) -> Settings:
+    return Settings(parents=parents, device="cpu", cache=None, **options)
 
 
 def test_unsure_samples_get_a_parent(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -43,6 +44,19 @@ def test_unsure_samples_get_a_parent(files: tuple[Path, Path], tmp_path: Path) -
         assert float(row["node_probability"]) >= 0.9
         assert (row["node"] == row["label"]) == (float(row["probability"]) >= 0.9)
     assert ">tree: 100 %<" in report.page.read_text(encoding="utf-8")
+
+
+def test_a_corrected_class_may_lack_a_parent(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "tree.csv").write_text(TREE)
+    (tmp_path / "corrected.csv").write_text("name,label\n0,yew\n1,oak\n")
+    corrected = settings(tmp_path / "tree.csv", corrected=tmp_path / "corrected.csv")
+    report = classify(*files, tmp_path / "out", corrected)
+    assert any("new class 'yew' has no parent in " in note for note in report.notes)
+    with report.table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["node"] for row in rows[:2]] == ["", ""]  # their class is certain
+    assert {row["node"] for row in rows[2:]} <= {*NAMES, "tree", "alive", "yew", ""}
+    assert all((row["node"] == "") == (row["node_probability"] == "") for row in rows)
 
 
 def test_without_parents_there_is_no_column(files: tuple[Path, Path], tmp_path: Path) -> None:

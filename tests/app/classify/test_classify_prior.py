@@ -43,13 +43,18 @@ def test_impossible_classes_are_never_named(files: tuple[Path, Path], tmp_path: 
     assert set(found[:20]) == {"oak"}
 
 
+def test_a_class_that_is_not_listed_is_possible(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Even if one of those in the table is impossible."""
+    assert "newt" in labels_with(files, tmp_path, "class,weight\noak,1\nelm,0\n")
+
+
 def test_missing_and_foreign_names_are_told(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "prior.csv").write_text("oak;9\nnewt;9\nbat;3\n")
     settings = Settings(prior=tmp_path / "prior.csv", device="cpu", cache=None)
     report = classify(*files, tmp_path / "out", settings)
     page = report.page.read_text(encoding="utf-8")
     assert "2 classes not in" in page
-    assert "got its smallest weight, 9, such as elm" in page
+    assert "got its smallest weight above 0, 9, such as elm" in page
     assert "1 of the names in" in page
 
 

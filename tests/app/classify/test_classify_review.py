@@ -7,11 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embedding_files, embeddings, picture_folders, settings, table
+from classify_data import (
+    NAMES,
+    STRANGE,
+    embedding_files,
+    embeddings,
+    picture_folders,
+    settings,
+    strange_files,
+    table,
+)
 from typer.testing import CliRunner
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
+from paddle_ext.app.classify.table_files import open_table
 from paddle_ext.app.cli.app import app
 
 
@@ -77,6 +87,19 @@ def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path
     assert [row["label"] for row in rows] == ["ginkgo"] * 6
     assert [row["prediction"] for row in rows] == [before[str(row)] for row in range(6)]
     assert "ginkgo" in report.answers.class_names
+
+
+def test_corrected_samples_are_predicted_one_by_one(tmp_path: Path) -> None:
+    """They were corrected because they are odd, so they say nothing about one another."""
+    files, found = strange_files(tmp_path), []
+    for rows in (STRANGE[:1], [3, *STRANGE]):
+        lines = [f"{row},unknown" for row in rows]
+        (tmp_path / "a.csv").write_text("\n".join(["name,label", *lines]))
+        found.append(
+            classify(*files, tmp_path / f"{len(rows)}", settings(corrected=tmp_path / "a.csv"))
+        )
+    first, second = (table(report.table)[STRANGE[0]] for report in found)
+    assert first["probability"] == second["probability"]
 
 
 def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -155,6 +178,23 @@ def test_all_rows_of_one_table(tmp_path: Path) -> None:
     run(source, "--embedding", "u,v,w", "--final", numbered, "--output", tmp_path / "other")
     assert [row["row"] for row in table(numbered)] == [str(row) for row in range(len(names))]
     assert "--final must not be an input file" in failed(source, "--final", source)
+    assert "--final must be a file ending in " in failed(source, "--final", tmp_path / "all.txt")
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".parquet"])
+def test_the_final_table_in_other_formats(
+    files: tuple[Path, Path], tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"all{suffix}"
+    run(*files, "--output", tmp_path, "--final", path)
+    parts = list(open_table(path, None, None).parts(["data", "label", "probability"], 2048))
+    labels = [cell for part in parts for cell in part.cells("label")]
+    assert len(labels) == 24 + 40
+    answers = [row["label"] for row in table(tmp_path / "answers.csv")]
+    assert labels[24:] == answers
+    sure = [cell for part in parts for cell in part.cells("probability")]
+    assert sure[:24] == [None] * 24
+    assert 0 < float(sure[24]) <= 1
 
 
 def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -165,7 +205,7 @@ def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path)
     other = files[1].rename(tmp_path / "july.npz")
     told = run(files[0], other, "--output", out)
     assert "corrected labels: 0: 0 from" in told
-    assert "(1 others are of samples that are not in these data)" in told
+    assert "(1 more of samples that are not in these data)" in told
     assert {row["source"] for row in table(out / "answers.csv")} == {"predicted"}
     (tmp_path / "b.csv").write_text("name,label\n5,elm\n")
     run(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")

@@ -47,6 +47,9 @@ def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert strange["reason"] == "possibly of an unknown class, like 3 others"
     assert f"label next: {', '.join(names[:5])} and 3 others" in " ".join(result.output.split())
     assert "suggestions.csv" in result.output
+    result = CliRunner().invoke(app, [*common, str(tmp_path / "out")])
+    assert "suggestions.csv is of an earlier run" in " ".join(result.output.split())
+    assert table(tmp_path / "out" / "suggestions.csv") == rows
     result = CliRunner().invoke(app, [*common, str(tmp_path / "other")])
     assert result.exit_code == 0, result.output
     assert "label next" not in result.output

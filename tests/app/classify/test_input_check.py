@@ -75,7 +75,7 @@ def test_labels_that_look_like_missing_values(tmp_path: Path) -> None:
     assert rows["labelled"] == "6 samples of 3 classes"
     assert rows["to classify"] == "4 texts"
     said = rows["labels like missing values"]
-    assert "4: 'n/a' (1), 'unknown' (1), '?' (1) and 1 others they count as no label" in said
+    assert "4: 'n/a' (1), 'unknown' (1), '?' (1) and 1 other they count as no label" in said
     assert "1: 'none' (2) they are classes" in said
 
 
@@ -124,12 +124,34 @@ def test_empty_texts_and_equal_ones(tmp_path: Path) -> None:
     assert rows["empty texts to classify"].startswith("1: row 0")
 
 
+def test_names_of_several_samples(tmp_path: Path) -> None:
+    """A correction would mean all of them: the check says so, and so does the report."""
+    lines = [(text, label) for text, label in zip(SENTENCES, ["a", "a", "b", "b", ""], strict=True)]
+    more = {"key": ["K1", "K2", "K3", "K4", "K2"], "f1": list("31425"), "f2": list("24135")}
+    path = table(tmp_path / "a.csv", lines, **more)
+    options = (path, "--embedding", "f1,f2", "--id", "key", "--output", tmp_path)
+    assert checked(*options)["names of several samples"].startswith("1: 'K2' a correction counts")
+    done = run(*options)
+    assert done.exit_code == 0, done.output
+    assert "names in column 'key' that several samples have: 1, such as 'K2'" in done.output
+
+
+@pytest.mark.parametrize("name", ["Label", "CLASS"])
+def test_missing_numbers_of_rows_to_classify(tmp_path: Path, name: str) -> None:
+    """The check finds them, and how many; a column of labels may begin with a capital letter."""
+    rows = ["1,2,x", "2,1,x", "8,9,y", "9,8,y", "1,,", "2,2,", ",,"]
+    (tmp_path / "a.csv").write_text("\n".join([f"f1,f2,{name}", *rows, ""]))
+    done = run(tmp_path / "a.csv", "--check")
+    assert done.exit_code == 1
+    assert "an empty cell in row 4, column 'f2', and in 1 row after it: fill in" in done.output
+
+
 def test_unused_columns(tmp_path: Path) -> None:
     lines = [(text, label) for text, label in zip(SENTENCES, ["a", "a", "b", "b", ""], strict=True)]
     more = {"city": ["Rome"] * 5, "f1": list("31425"), "f2": list("24135"), "f3": list("91735")}
     path = table(tmp_path / "a.csv", lines, **more)
     rows = checked(path, "--text", "message")
-    assert rows["columns not used"] == "4: 'city', 'f1', 'f2' and 1 others"
+    assert rows["columns not used"] == "4: 'city', 'f1', 'f2' and 1 other"
     rows = checked(path, "--embedding", "f1,f2")
     assert rows["columns not used"] == "3: 'message', 'city', 'f3'"
     # Three numeric columns may well be what to classify.

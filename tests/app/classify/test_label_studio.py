@@ -67,6 +67,17 @@ def test_tasks_of_texts(tmp_path: Path) -> None:
     assert [choice.attrib["value"] for choice in view[1]] == [*NAMES, "unknown"]
 
 
+def test_corrected_samples_are_annotated(tmp_path: Path) -> None:
+    """What was corrected elsewhere comes back with the labels that people add."""
+    (tmp_path / "a.csv").write_text("key,label\nK30,unknown\nK33,elm\n")
+    target = tmp_path / "tasks.json"
+    done = run(
+        *texts(tmp_path), "--corrected", tmp_path / "a.csv", "--export", "label-studio", target
+    )
+    assert done.exit_code == 0, done.output
+    assert read_label_studio(target) == {"K30": "unknown", "K33": "elm"}
+
+
 def test_tasks_of_images(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     odd = new / "deep" / "chess" / "a b & ?ü.jpg"

@@ -111,7 +111,7 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
     assert answers.column_names == ["key", "label", "probability", "doubt"]
     assert_equal(answers, in_memory(path, None, tmp_path / "f", columns=Columns(label="kind")))
     assert any(
-        "'NA' in column 'kind' counts as a missing label: 1 rows" in note for note in report.notes
+        "'NA' in column 'kind' counts as a missing label: 1 row" in note for note in report.notes
     )
 
 
@@ -285,10 +285,10 @@ from paddle_ext.app.classify import Settings, stream, streaming, tables
 tables.READ_AT_ONCE = 1
 once = streaming.answer_table
 
-def slow(*given):
+def slow(*given, **more):
     print("at work", flush=True)
     time.sleep(0.2)
-    return once(*given)
+    return once(*given, **more)
 
 streaming.answer_table = slow
 try:

@@ -97,7 +97,7 @@ def test_a_missing_feature_is_an_error(tmp_path: Path, gap: str, row: int) -> No
     rows = list(ROWS)
     rows[row] = f"1.0,{gap}"
     lines = [f"{cells},{label}" for cells, label in zip(rows, LABELS, strict=True)]
-    with pytest.raises(ValueError, match=f"got an empty cell in row {row}, column 'b'$"):
+    with pytest.raises(ValueError, match=f"got an empty cell in row {row}, column 'b': fill"):
         run(tmp_path, "\n".join(["a,b,label", *lines, ""]))
 
 
@@ -105,7 +105,7 @@ def test_a_missing_feature_is_an_error(tmp_path: Path, gap: str, row: int) -> No
 def test_an_odd_cell_in_the_features_is_an_error(tmp_path: Path, cell: str) -> None:
     rows = "".join(f"{k % 7},{k % 5},{'xy'[k % 2]}\n" for k in range(150))
     text = f"a,b,label\n{rows}1,{cell},\n"
-    with pytest.raises(ValueError, match=f"got '{cell}' in row 150, column 'b'$"):
+    with pytest.raises(ValueError, match=f"got '{cell}' in row 150, column 'b': fill"):
         run(tmp_path, text)
 
 
@@ -120,7 +120,7 @@ def test_gaps_in_parquet(tmp_path: Path) -> None:
     rows["b"] = [2.5, 2.1, 0.4, 0.2, 2.4, 0.3]
     parquet.write_table(arrow.table(rows), path)
     settings = Settings(cache=None, device="cpu")
-    with pytest.raises(ValueError, match=r"got an empty cell in row 5, column 'a'$"):
+    with pytest.raises(ValueError, match=r"got an empty cell in row 5, column 'a': fill"):
         classify(path, None, tmp_path, settings)
     rows["a"][-1] = 2.4
     parquet.write_table(arrow.table(rows), path)
