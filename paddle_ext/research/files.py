@@ -9,11 +9,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from ..ops.large.files import RefusedError
+from torch import Tensor
+
+from ..ops.large.files import RefusedError, first_line
 
 PARTIAL = ".partial-"
 ABANDONED = re.compile(re.escape(PARTIAL) + r"\w{8}")
@@ -27,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     It is written in a separate folder next to the old one, so no other thread, process or machine
     can write to it, and it gets the permissions of any new file. An error names the file.
     """
-    try:
+    with naming(path):
         remove_abandoned(path.parent)
         with locked_folder(path.parent) as folder:
             new = folder / path.name
@@ -35,10 +38,31 @@ def replacing(path: Path) -> Iterator[Path]:
             with new.open("rb") as file:
                 os.fsync(file.fileno())  # a power failure could leave an empty file
             new.replace(path)
+
+
+def write_tensors(
+    path: Path, module: Any, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file with `module`, which is safetensors.torch; it has errors of its own."""
+    with replacing(path) as new:
+        try:
+            module.save_file(tensors, new, metadata)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{path} cannot be written: {first_line(error)}") from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of writing in a `locked_folder` name the file or folder that they are about."""
+    try:
+        yield
     except OSError as error:
         unnamed = error.filename is None and error.errno in NOT_WRITTEN
-        if unnamed or PARTIAL in str(error.filename):
-            error.filename, error.filename2 = str(path), None
+        if unnamed or PARTIAL in f"{error.filename} {error.filename2}":
+            error.filename = str(path)
+            del error.filename2
         raise
 
 
@@ -58,6 +82,23 @@ def locked_folder(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder and lock it for a run that writes several files there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} must belong to one run, got a second one") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
         os.close(descriptor)
 
 

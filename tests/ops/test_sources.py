@@ -281,6 +281,20 @@ def test_damaged_pages(tmp_path: Path) -> None:
         together(FileRows(path), 100)
 
 
+def test_checksums_of_pages(tmp_path: Path) -> None:
+    """They are checked in files that have them."""
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"embedding": pa.array(list(features().numpy()))})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    with pytest.raises(ValueError, match=r"rows\.parquet must be a complete .* CRC"):
+        together(FileRows(path, column="embedding"), 400)
+
+
 @pytest.mark.parametrize("kind", ["npy", "lists.parquet"])
 def test_files_that_change(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind, features())

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...ops.large.files import open_regular
 
 DIGESTS_OF_A_QUERY = 500  # the database limits the number
+SEAL = 8  # bytes
 
 
 def digest(content: bytes) -> bytes:
@@ -35,6 +36,11 @@ def digest_of_files(paths: Sequence[Path]) -> str:
     return found.hexdigest()
 
 
+def sealed(key: bytes, row: bytes) -> bytes:
+    """A row as it is stored: with a digest that no damaged row has, nor the row of another key."""
+    return row + digest(key + row)[:SEAL]
+
+
 def files_of(folder: Path) -> list[Path]:
     """All files in a folder and its subfolders."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
@@ -43,7 +49,8 @@ def files_of(folder: Path) -> list[Path]:
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
 
-    A folder that cannot be written to is not an error: features are then not stored.
+    A folder that cannot be written to is not an error: features are then not stored. A stored row
+    that is damaged counts as missing.
 
     Parameters
     ----------
@@ -88,19 +95,25 @@ class FeatureCache:
         found: dict[bytes, Tensor] = {}
         if self.path is None:
             return found
-        with undamaged(self.path), closing(self.connect()) as database:
-            for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
-                asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
-                marks = ",".join("?" * len(asked))
-                query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
-                for key, row in database.execute(query, asked):
-                    found[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
+        try:
+            with undamaged(self.path), closing(self.connect()) as database:
+                for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
+                    asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
+                    marks = ",".join("?" * len(asked))
+                    query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
+                    for key, stored in database.execute(query, asked):
+                        row = stored[:-SEAL] if isinstance(stored, bytes) else b""
+                        if stored == sealed(key, row):
+                            found[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
+        except sqlite3.OperationalError as error:  # locked, unreadable, or of another kind
+            self.keep_nothing(self.path, error)
+            self.path = None
         return found
 
     def put(self, features: dict[bytes, Tensor]) -> None:
         if self.path is None or not self.writable or not features:
             return
-        rows = [(key, row.numpy().tobytes()) for key, row in features.items()]
+        rows = [(key, sealed(key, row.numpy().tobytes())) for key, row in features.items()]
         try:
             with undamaged(self.path), closing(self.connect()) as database, database:
                 database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)

@@ -88,17 +88,22 @@ def load_model(path: Path) -> Model:
         labels = torch.from_numpy(contents["labels"])
         class_names = tuple(str(name) for name in contents["class_names"])
         made_by = {name: str(contents[name]) for name in MADE_BY}
+        scale = float(contents.get("logit_scale", LOGIT_SCALE))
+        text = contents.get("text")
+        prototypes = None if text is None else torch.from_numpy(text)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"
         ) from None
     K, S = len(class_names), len(features)
-    if features.dim() != 2 or labels.shape != (S,) or (S and int(labels.min()) < 0):
-        raise check.ArgumentValueError("model", f"must be intact, got {path} with wrong shapes")
-    if S and int(labels.max()) >= K:
+    numbers = [features] if prototypes is None else [features, prototypes]
+    widths = {x.shape[-1] for x in numbers if len(x)}
+    sound = all(x.dim() == 2 and x.dtype == torch.float32 and x.isfinite().all() for x in numbers)
+    rows = labels.shape == (S,) and (prototypes is None or len(prototypes) == K)
+    if not sound or not rows or len(widths) > 1:
+        raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
+    if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
-    text, scale = contents.get("text"), float(contents.get("logit_scale", LOGIT_SCALE))
-    prototypes = None if text is None else torch.from_numpy(text)
     names = tuple(map(str, range(S)))
     known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale, names)
     return Model(known, **made_by)

@@ -263,9 +263,9 @@ def write_all(
         save_model(Path(settings.save), source, settings)
     if settings.final is not None:
         write_final(Path(settings.final), answers, corrected, column, order, texts=texts)
-    if settings.sort_into is not None:
-        sort_into(Path(settings.sort_into), answers)
     write_page(page, outcome, title, time.perf_counter() - began)
+    if settings.sort_into is not None:
+        sort_into(Path(settings.sort_into), answers)  # last, as a second run would refuse it
     return Report(
         outcome,
         table,

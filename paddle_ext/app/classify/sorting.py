@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ... import check
+from ...research.files import locked_folder, naming, remove_abandoned
 from ...research.printable import encodable, printable
 from .answers import Answers
 from .review import reasons
@@ -29,6 +30,7 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
             raise check.ArgumentValueError(
                 "sort_into", f"must be outside {path}, which is read, got {folder}"
             )
+    remove_abandoned(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise check.ArgumentValueError(
             "sort_into",
@@ -39,7 +41,7 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
 def sort_into(folder: Path, answers: Answers) -> Counter[str]:
     """Copy the images into a folder per class, and ``unknown`` and ``doubtful``.
 
-    Returns the number of images in each.
+    These folders appear once all images are copied. Returns the number of images in each.
     """
     labels = [
         answers.label(row) if row in answers.corrected or not why else why
@@ -48,11 +50,16 @@ def sort_into(folder: Path, answers: Answers) -> Counter[str]:
     folders = folder_names(labels)
     copied: Counter[str] = Counter()
     taken: set[str] = set()
-    for path, label in zip(map(Path, answers.texts), labels, strict=True):
-        target = folder / folders[label]
-        target.mkdir(parents=True, exist_ok=True)
-        copy_to(path, target, taken)
-        copied[folders[label]] += 1
+    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder), locked_folder(folder) as place:
+        new = place / "sorted"
+        for path, label in zip(map(Path, answers.texts), labels, strict=True):
+            target = new / folders[label]
+            target.mkdir(parents=True, exist_ok=True)
+            copy_to(path, target, taken)
+            copied[folders[label]] += 1
+        for name in copied:
+            (new / name).replace(folder / name)
     return copied
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -145,7 +145,8 @@ def stream(
     check_paths(known, new, target)
     device = check.device(settings.device)
     source = open_data(known, new, settings, device)
-    if one_batch and source.total == 0:  # a CSV file does not say it
+    if one_batch and (source.total == 0 or source.kind == "pictures"):
+        # A CSV file does not say it, and some images may be unreadable.
         source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
     samples, copied = source.unlabelled, {"name": "file" if source.kind == "pictures" else "row"}
     texts = embeds_texts(samples)
@@ -258,7 +259,7 @@ def predictions_of_one_batch(
     labels, probability, doubt = (x.cpu() for x in answers)
     row = 0
     with Progress("writing", source.total, show=settings.progress) as shown:
-        for batch in batches:
+        for batch in complete(batches, source):
             own = slice(row, row + len(batch.names))
             yield batch, labels[own], probability[own], doubt[own]
             row = own.stop
@@ -277,7 +278,7 @@ class SampleRows:
     def chunks(self, size: int) -> Iterator[Tensor]:
         """One chunk is read while another is in use."""
         known, name = self.source.labelled, self.source.name
-        chunks = rebatched(self.source.unlabelled, size, even_end=False)
+        chunks = rebatched(complete(self.source.unlabelled, self.source), size, even_end=False)
         with (
             Progress("reading", self.shape[0], show=self.progress) as shown,
             closing(read_ahead(chunks)) as read,
@@ -286,6 +287,20 @@ class SampleRows:
                 check_batch(batch, known.features.shape[1], known.source, name)
                 yield known.columns.of(batch.features.to(self.device, self.dtype))
                 shown.advance(len(batch.names))
+
+
+def complete(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
+    """The same batches; raises an error unless they have as many samples as counted before."""
+    count = 0
+    for batch in batches:
+        count += len(batch.names)
+        if count <= source.total:
+            yield batch
+    if count != source.total:
+        raise ValueError(
+            f"{source.name} must not change while it is in use, got {count} samples instead of "
+            f"{source.total}"
+        )
 
 
 # --- output -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.files import open_regular
+from ...ops.large.files import Version, current_version, open_regular, unchanged
 from ...ops.large.parquet import (
     is_lists,
     libraries,
@@ -136,6 +136,7 @@ class Table(ABC):
     """A table file."""
 
     path: Path
+    version: Version  # of a file that is read several times
     names: list[str]  # of all columns
     numeric: list[str]  # columns of numbers
     lists: list[str]  # columns of lists
@@ -152,6 +153,9 @@ class Table(ABC):
         A part has at most `size` rows; groups of rows that fail the test `labelled` may be left
         out.
         """
+
+    def check_version(self) -> None:
+        unchanged(self.path, current_version(self.path), self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
         """Cells of a column, with decimal points."""
@@ -245,7 +249,7 @@ class ParquetTable(Table):
     """A Parquet file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.version = path, current_version(path)
         with open_parquet(path) as file:
             schema, self.count = file.schema_arrow, int(file.metadata.num_rows)
         self.names = schema.names
@@ -260,6 +264,7 @@ class ParquetTable(Table):
     def parts(
         self, names: Sequence[str], size: int, labelled: LabelTest | None = None
     ) -> Iterator[ArrowPart]:
+        self.check_version()
         with open_parquet(self.path) as file:
             start = 0
             groups: list[list[int] | None] = [None]
@@ -275,6 +280,7 @@ class ParquetTable(Table):
                 for batch in record_batches(file, self.path, size, names, group):
                     yield ArrowPart(batch, range(start, start + len(batch)))
                     start += len(batch)
+        self.check_version()
 
 
 class RowTable(Table):
@@ -352,7 +358,7 @@ class CsvTable(RowTable):
     """A CSV file."""
 
     def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
-        self.path = path
+        self.path, self.version = path, current_version(path)
         self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
         if self.encoding == "utf-8":
             self.encoding = "utf-8-sig"
@@ -367,6 +373,7 @@ class CsvTable(RowTable):
         return cells if self.separator == "," else [plain_number(cell) for cell in cells]
 
     def rows(self) -> Iterator[list[Any]]:
+        self.check_version()
         try:
             with (
                 open_regular(self.path) as file,
@@ -376,6 +383,7 @@ class CsvTable(RowTable):
                 self.names = next(reader, [])
                 self.check_names()
                 yield from (line for line in reader if line)
+            self.check_version()
         except (UnicodeError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} must be a table in {self.encoding.removesuffix('-sig')}, got: {error}"

@@ -81,8 +81,13 @@ def version_of(file: BinaryIO) -> Version:
     return Version(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def unchanged(path: Path, file: BinaryIO, version: Version) -> None:
-    if version_of(file) != version:
+def current_version(path: Path) -> Version:
+    with open_regular(path) as file:
+        return version_of(file)
+
+
+def unchanged(path: Path, found: Version, version: Version) -> None:
+    if found != version:
         raise ValueError(f"{path} must not change while it is in use, got another version")
 
 

@@ -19,10 +19,9 @@ from .files import (
     AbandonedError,
     Fill,
     check_regular,
-    open_regular,
+    current_version,
     readable,
     unchanged,
-    version_of,
 )
 
 Numbers = npt.NDArray[Any]
@@ -38,8 +37,7 @@ class ParquetColumn:
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column = path, column
         libraries()  # raises an error if they are missing
-        with open_regular(path) as file:
-            self.version = version_of(file)
+        self.version = current_version(path)
         with open_parquet(path) as table:
             kind = column_type(table.schema_arrow, column, path)
             N, D = int(table.metadata.num_rows), list_width(kind)
@@ -56,8 +54,7 @@ class ParquetColumn:
     @contextmanager
     def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
         """Read rows [start, stop); row groups without any of them are not read."""
-        with open_regular(self.path) as file:
-            unchanged(self.path, file, self.version)
+        unchanged(self.path, current_version(self.path), self.version)
         with open_parquet(self.path) as table:
             groups, skipped = row_groups(table.metadata, start, stop)
             pieces = self.pieces(table, groups, start - skipped)
@@ -175,7 +172,9 @@ def open_parquet(path: Path) -> Iterator[Any]:
     module = libraries()[1]
     check_regular(path)
     with readable(path, WHOLE):
-        table = module.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
+        table = module.ParquetFile(
+            path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True
+        )
     with table:
         yield table
 

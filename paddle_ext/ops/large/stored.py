@@ -107,7 +107,7 @@ class StoredMatrix:
     def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
         """Read rows from `start` on."""
         with open_regular(self.path) as file:
-            unchanged(self.path, file, self.version)
+            unchanged(self.path, version_of(file), self.version)
             number = file.fileno()
             os.posix_fadvise(number, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             place = self.offset + start * self.row_bytes

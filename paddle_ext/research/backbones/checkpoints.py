@@ -6,6 +6,7 @@ pickles, are read with ``weights_only=True``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from ...ops.large.files import check_regular, first_line, readable
 from ...ops.libraries import library
-from ..files import replacing
+from ..files import write_tensors
 from .augment import Transform
 from .base import Backbone
 from .networks import create_uninitialised, known_architecture
@@ -78,12 +79,12 @@ class Checkpoint:
             "std": self.transform.std,
             "class_names": self.class_names,
             "notes": self.notes,
+            "digest": digest_of_tensors(tensors),
         }
         metadata = {name: json.dumps(value) for name, value in description.items()}
         module = safetensors()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(Path(path)) as new:
-            module.save_file(tensors, new, metadata)
+        write_tensors(Path(path), module, tensors, metadata)
 
 
 def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> Checkpoint:
@@ -140,11 +141,24 @@ def read_own(path: Path) -> Checkpoint:
         )
         architecture, class_names = about["architecture"], tuple(about["class_names"])
         notes = dict(about["notes"])
+        found = digest_of_tensors(tensors)
+        if about.get("digest", found) != found:  # older files have none
+            raise ValueError("the digest of other weights")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be written by Checkpoint.save, got other metadata: {error}"
         ) from error
     return assemble(path, architecture, tensors, transform, class_names, notes)
+
+
+def digest_of_tensors(tensors: Mapping[str, Any]) -> str:
+    """A digest of the names and contents of tensors, without counters."""
+    digest = hashlib.blake2b(digest_size=20)
+    for name, x in sorted(tensors.items()):
+        if isinstance(x, Tensor) and not name.endswith(COUNTERS):
+            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
+            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_public(path: Path) -> Checkpoint:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
+from ..data import archives
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_batches
 from ..files import replacing
 from ..progress import Progress
 from .augment import Transform
 from .base import Backbone
-from .checkpoints import COUNTERS, Checkpoint
+from .checkpoints import Checkpoint, digest_of_tensors
 from .feeding import Feeder
 from .precision import mixed_precision, product_dtype
 
@@ -150,15 +151,15 @@ class Extractor:
         """A tensor from the cache, or computed and stored there."""
         if self.cache is None:
             return compute()
-        path = self.cache / f"{kind}-{self.key(images)}.npy"
+        path = self.cache / f"{kind}-{self.key(images)}.npz"
         if path.is_file():
             return read_tensor(path, shape)
         result = compute()
-        if path.name != f"{kind}-{self.key(images)}.npy":
+        if path.name != f"{kind}-{self.key(images)}.npz":
             return result  # the images changed, so the digest is out of date
         self.cache.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new, new.open("wb") as file:
-            np.save(file, result.numpy(), allow_pickle=False)
+            np.savez(file, values=result.numpy())
         return result
 
     def key(self, images: ImageSet) -> str:
@@ -191,12 +192,7 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 def digest_of_weights(network: nn.Module) -> str:
     """A digest of all weights and statistics of a network."""
-    digest = hashlib.blake2b(digest_size=20)
-    for name, x in sorted(network.state_dict().items()):
-        if isinstance(x, Tensor) and not name.endswith(COUNTERS):
-            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
-            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest_of_tensors(network.state_dict())
 
 
 def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
@@ -222,9 +218,10 @@ def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
 
 
 def read_tensor(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """The archive has a checksum, so that a changed bit is found."""
     try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        array = archives.read_npz(path)["values"]
+    except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"{path} is a damaged cache file (delete it): {error}") from error
     if array.shape != shape or array.dtype != np.float32:
         raise ValueError(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import math
-import pickle
 import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
+from ...ops.large.files import first_line
 from ..data.images import ImageSet, in_batches
 from ..files import replacing
 from ..progress import Progress
@@ -207,24 +211,19 @@ class Run:
             "learner": self.learner.state(),
         }
         folder.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()  # writing to the disk, torch hides why it fails
+        torch.save(state, content)
         with replacing(folder / STATE) as new:
-            torch.save(state, new)
+            new.write_bytes(content.getbuffer())
 
     def resume(self, folder: Path) -> None:
         """Resume a run with the same settings, if there is one."""
         path = folder / STATE
         if not path.is_file():
             return
-        try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with state_of_a_run(path):
+            state = read_state(path)
             settings = dict(state["settings"])
-        except (
-            *(pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError),
-            RecursionError,
-        ) as error:
-            raise check.ArgumentValueError(
-                str(path), f"must be the state of a run, got {error}", or_pass="resume=False"
-            ) from error
         for name, value in self.settings.items():
             if settings.get(name) != value:
                 got = f"expected {value}, got {settings.get(name)}"
@@ -233,10 +232,32 @@ class Run:
                 raise check.ArgumentValueError(
                     str(path), f"must belong to a run with the same {name}, {got}", "resume=False"
                 )
-        self.learner.load(state["learner"])
-        self.history = [Epoch(*epoch) for epoch in state["history"]]
+        with state_of_a_run(path):
+            self.learner.load(state["learner"])
+            self.history = [Epoch(*epoch) for epoch in state["history"]]
+            self.best_accuracy = float(state["best_accuracy"])
         self.best = load_checkpoint(folder / BEST)
-        self.best_accuracy = state["best_accuracy"]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:
+        if archive.testzip() is not None:  # torch itself does not look at the checksums
+            raise ValueError("a wrong checksum")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+@contextmanager
+def state_of_a_run(path: Path) -> Iterator[None]:
+    """One-sentence error for a damaged state."""
+    try:
+        yield
+    except Exception as error:  # torch raises anything on a damaged file
+        raise check.ArgumentValueError(
+            str(path),
+            f"must be the state of a run, got {first_line(error)}",
+            or_pass="resume=False",
+        ) from error
 
 
 def check_arguments(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import torch
 
 from ... import check
 from ..data.images import ImageSet
+from ..files import sole_writer
 from ..progress import Progress
 from .augment import Transform
 from .checkpoints import Checkpoint, safetensors
 from .precision import product_dtype
 from .recipes import Recipe
-from .run import Epoch, Run
+from .run import STATE, Epoch, Run
 
 
 @dataclass
@@ -115,12 +116,15 @@ def train(
         progress=progress,
         resumable=folder is not None,
     )
-    if folder is not None and resume:
-        run.resume(folder)
     with (
+        nullcontext() if folder is None else sole_writer(folder),
         cudnn_algorithms(deterministic),
         Progress("training", run.total_steps, show=progress) as shown,
     ):
+        if folder is not None and resume:
+            run.resume(folder)
+        elif folder is not None:  # no state of one run with networks of another
+            (folder / STATE).unlink(missing_ok=True)
         shown.advance(len(run.history) * run.steps)
         while len(run.history) < run.recipe.epochs:
             shown.line(run.one_epoch(shown))

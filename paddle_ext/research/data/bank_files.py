@@ -25,7 +25,7 @@ from torch import Tensor
 from ... import check
 from ...ops.large.files import RefusedError, check_regular, open_regular, readable
 from ...ops.libraries import library
-from ..files import replacing
+from ..files import replacing, write_tensors
 from . import archives, plain_pickle
 from .bounds import check_expanded, check_room
 from .labels import check_count, label_text, numbered, sorted_names, whole_numbers
@@ -345,8 +345,7 @@ def write_safetensors(
         names, index = np.unique(split, return_inverse=True)
         texts["splits"] = json.dumps(names.tolist())
         stored["split_index"] = torch.from_numpy(index.astype(np.int32))
-    with replacing(path) as new:
-        module.save_file(stored, new, texts)
+    write_tensors(path, module, stored, texts)
 
 
 # --- torch, pickle ------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,7 @@ from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
 from paddle_ext.app.classify.table_files import open_table
 from paddle_ext.app.cli.app import app
+from paddle_ext.research.files import remove_abandoned
 
 
 @pytest.fixture
@@ -312,8 +316,33 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
         same = [path for path in (target / folder).iterdir() if path.stem.startswith(stem)]
         assert (new / name).read_bytes() in [path.read_bytes() for path in same]
     assert "must be a new or empty folder" in failed(labelled, new, *common)
+    assert not list(target.glob(".partial-*"))
     inside = failed(labelled, new, "--sort-into", new / "sorted")
     assert "--sort-into must be outside" in inside
     np.savez(tmp_path / "rows.npz", features=np.eye(3), labels=list("abc"))
     rows_only = failed(tmp_path / "rows.npz", tmp_path / "rows.npz", "--sort-into", target)
     assert "--sort-into must be omitted unless folders of images are given" in rows_only
+
+
+def test_a_disk_that_is_full_while_photos_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left, so that the same command may be repeated; the error names the folder."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    labelled, new = picture_folders(tmp_path)
+    target, copied = tmp_path / "sorted", list[object]()
+    arguments = (labelled, new, "--output", tmp_path, "--sort-into", target)
+    copy = shutil.copy2
+
+    def full(source: Path, copied_to: Path) -> None:
+        copied.append(copy(source, copied_to))
+        if len(copied) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, copied_to)
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    assert f"error: {target}: {os.strerror(errno.ENOSPC)}" in failed(*arguments)
+    assert list(target.iterdir()) == []
+    (target / ".partial-abandone" / "sorted").mkdir(parents=True)  # of a killed run
+    remove_abandoned.cache_clear()
+    run(*arguments)
+    assert len(list(target.rglob("*.*"))) == 6

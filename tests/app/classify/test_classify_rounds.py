@@ -242,9 +242,19 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"save must end in \.npz"):
         classify(*files, tmp_path, settings(save=tmp_path / "model.pt"))
     contents = dict(np.load(saved))
-    contents["labels"] = contents["labels"] + 90
-    np.savez(saved, **contents)
-    with pytest.raises(ValueError, match="model must be intact"):
+    wide = np.zeros((len(NAMES), 99), np.float32)
+    for name, odd in (
+        ("labels", contents["labels"] + 90),
+        ("labels", contents["labels"] * 1.0),
+        ("features", contents["features"] * np.float32("nan")),
+        ("text", wide),
+        ("text", wide[1:, : contents["features"].shape[1]]),
+    ):
+        np.savez(saved, **contents | {name: odd})
+        with pytest.raises(ValueError, match=r"model must be intact, got .*model\.npz"):
+            load_model(saved)
+    np.savez(saved, **contents, logit_scale="x")
+    with pytest.raises(ValueError, match="model must be a file written by classify --save"):
         load_model(saved)
     np.savez(tmp_path / "wide.npz", features=np.zeros((3, 99)))
     classify(*files, tmp_path, settings(save=saved))

@@ -326,6 +326,35 @@ def test_a_cache_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.array_equal(list(cache.get([digest(b"a"), digest(b"b")])), [digest(b"a")])
 
 
+def test_damaged_rows_of_a_cache_count_as_missing(tmp_path: Path) -> None:
+    """A bit that changed, the row of another image, cells of other types."""
+    one, other, third = (digest(letter) for letter in (b"a", b"b", b"c"))
+    cache, rows = FeatureCache(tmp_path, "key"), {one: torch.ones(2), other: torch.zeros(2)}
+    cache.put(rows)
+    with sqlite3.connect(str(cache.path)) as database:
+        (kept,) = database.execute("SELECT row FROM features WHERE digest = ?", (one,)).fetchone()
+        for cell in (bytes([kept[0] ^ 1]) + kept[1:], kept[:-1], b"", "text", 5, None):
+            database.execute("UPDATE features SET row = ? WHERE digest = ?", (cell, one))
+            database.commit()
+            assert list(cache.get([one, other])) == [other], cell
+        database.execute("INSERT INTO features VALUES (?, ?)", (third, kept))
+    assert list(cache.get([one, other, third])) == [other]
+    cache.put(rows)
+    assert torch.equal(cache.get([one])[one], torch.ones(2))
+
+
+def test_a_cache_of_another_kind(tmp_path: Path) -> None:
+    path = FeatureCache(tmp_path, "key").path
+    with sqlite3.connect(str(path)) as database:
+        database.execute("DROP TABLE features")
+        database.execute("CREATE TABLE features (a INT)")
+    notes: list[str] = []
+    cache = FeatureCache(tmp_path, "key", notes)
+    assert cache.get([digest(b"a")]) == {}
+    cache.put({digest(b"a"): torch.ones(2)})
+    assert notes == [f"features are not cached: {path}: no such column: digest"]
+
+
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unknown() -> Path:
         raise RuntimeError("Could not determine home directory.")

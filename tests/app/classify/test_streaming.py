@@ -7,16 +7,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings
+from classify_data import NAMES, embeddings, picture_folders
 
 import paddle_ext
-from paddle_ext.app.classify import Columns, Settings, classify, output_files, stream, tables
+from paddle_ext.app.classify import (
+    Columns,
+    Settings,
+    classify,
+    output_files,
+    stream,
+    streaming,
+    tables,
+)
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -253,6 +262,52 @@ def test_bad_files_leave_nothing(
         stream(known, new, output, settings(batch=100))
     assert output.read_bytes() == b"of before"
     assert sorted(tmp_path.iterdir()) == sorted([known, new, output])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_that_changes_between_two_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As one batch it is read several times: labels would be those of other rows."""
+    known, new = tmp_path / "known.npz", tmp_path / f"rows.{kind}"
+    np.savez(known, features=ROWS, labels=NAMES[LABELS])
+    write = {"csv": write_csv, "parquet": write_rows}[kind]
+    write(new, NEW)
+    find = streaming.classify
+
+    def changed(*given: Any, **options: Any) -> Any:
+        found = find(*given, **options)
+        write(new, NEW[::-1])
+        return found
+
+    monkeypatch.setattr(streaming, "classify", changed)
+    with pytest.raises(ValueError, match=f"rows.{kind} must not change while it is in use"):
+        stream(known, new, tmp_path / "answers.csv", settings(), one_batch=True)
+    assert not (tmp_path / "answers.csv").exists()
+
+
+def write_csv(path: Path, rows: np.ndarray) -> None:
+    np.savetxt(path, rows, delimiter=",", header=",".join(f"f{k}" for k in range(16)), comments="")
+
+
+def write_rows(path: Path, rows: np.ndarray) -> None:
+    pq.write_table(pa.table({"embedding": lists(rows)}), path)
+
+
+def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    labelled, new = picture_folders(tmp_path)
+    (new / "deep" / "broken.jpg").write_bytes(b"no image")
+    output, kept = tmp_path / "answers.csv", replace(settings(), cache=tmp_path / "cache")
+    report = stream(labelled, new, output, kept, one_batch=True)
+    assert list(report.unreadable) == [str(new / "deep" / "broken.jpg")]
+    with output.open(newline="") as file:
+        found = {row["file"]: row["label"] for row in csv.DictReader(file)}
+    assert len(found) == 6
+    assert all(Path(name).parent.name == label for name, label in found.items())
+    source = streaming.open_data(labelled, new, kept, torch.device("cpu"))
+    with pytest.raises(ValueError, match="must not change while it is in use, got 6 samples ins"):
+        list(streaming.complete(source.unlabelled, source))
 
 
 def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -246,7 +246,9 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
     extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
-    for content in (whole[:100], whole[:-4], b""):
+    middle = len(whole) // 2
+    other_bit = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for content in (whole[:100], whole[:-4], b"", other_bit):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{file.name} is a damaged cache file"):
             extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)

@@ -1,6 +1,7 @@
 """Base training: it learns, reproducibly, can be interrupted, and keeps the best epoch."""
 
 import math
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from paddle_ext.research.backbones import (
 from paddle_ext.research.backbones import run as run_module
 from paddle_ext.research.backbones.learner import Classifier, Learner
 from paddle_ext.research.data.images import ImageArray
+from paddle_ext.research.files import sole_writer
 
 QUICK = Recipe(
     epochs=3,
@@ -247,9 +249,61 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
         trained(settings, VALIDATION, output=tmp_path)
     with pytest.raises(ValueError, match="with the same validation"):
         trained(settings, output=tmp_path, validation=None)
-    (tmp_path / "state.pt").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"state.pt must be the state of a run"):
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    """Of a run that resumes; a changed bit, too."""
+    settings = replace(QUICK, epochs=1)
+    trained(settings, output=tmp_path)
+    for name, sentence in (
+        ("best.safetensors", "must be written by Checkpoint.save, got .* digest of other weights"),
+        ("state.pt", "must be the state of a run, got a wrong checksum"),
+    ):
+        whole = (tmp_path / name).read_bytes()
+        middle = len(whole) // 2
+        (tmp_path / name).write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]))
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            trained(settings, output=tmp_path)
+        with (tmp_path / name).open("ab") as file:
+            file.write(whole[middle + 1 :])
+        with pytest.raises(ValueError, match=f"{name} {sentence}"):
+            trained(settings, output=tmp_path)
+    for odd in ({"settings": {}}, {"settings": None}, [1]):
+        torch.save(odd, tmp_path / "state.pt")
+        with pytest.raises(ValueError, match=r"state.pt must be"):
+            trained(settings, output=tmp_path)
+
+
+def test_another_run_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the same time; and one that is killed leaves no state of the one before."""
+    settings = replace(QUICK, epochs=1)
+    with sole_writer(tmp_path), pytest.raises(ValueError, match="must belong to one run, got a s"):
         trained(settings, output=tmp_path)
+    trained(settings, output=tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module.Run, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trained(settings, output=tmp_path, seed=5, resume=False)
+    assert not (tmp_path / "state.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "state.pt"])
+def test_a_full_disk(name: str, tmp_path: Path) -> None:
+    """With a limit on the size of files, which fails like a full disk."""
+    trained(replace(QUICK, epochs=1), output=tmp_path / "whole")
+    largest = (tmp_path / "whole" / name).stat().st_size - 1
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            trained(replace(QUICK, epochs=1), output=tmp_path / "part")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert name in str(raised.value)
+    assert not (tmp_path / "part" / "state.pt").exists()
 
 
 def changed(images: ImageArray) -> ImageArray:
