@@ -251,9 +251,9 @@ class LeaveOneOut(NamedTuple):
         full = plain - (1 - weight) if S < D else projected  # the factor on A
         g = likelihood.scale.unsqueeze(1)
         along = likelihood.in_metric(v) - (1 - weight.unsqueeze(-1)) * g * v
-        level = (v.square() * g).sum((-2, -1)) / ((S - K) * D)
+        length = (v.square() * g).sum((-2, -1)) / (S - K)  # mean squared length of v
         n = likelihood.shots.gather(1, labels)
-        cut = n / ((n - 1).clamp(min=1) * (S - K) * level.clamp(min=TINY).unsqueeze(-1))
+        cut = n / ((n - 1).clamp(min=1) * length.clamp(min=TINY).unsqueeze(-1))
         inverse = torch.where(full > 0, 1 / full.clamp(min=TINY), 0)
         kept = (1 - cut * inverse * (along * v).sum(-1)).clamp(min=KEPT)
         return cls(x, labels, squares, along, inverse * cut / kept)
