@@ -18,6 +18,7 @@ from torch import Tensor
 SHARPNESS, SPREAD = 16.0, math.log(2.0)  # a priori, and the spread of its logarithm
 SAME, NO_SCATTER = 1e-6, 1e-10  # rounding, of lengths and of squared distances
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # weights of the full metric
+STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
 SOFTER, FEW = 0.7, 0.02  # logits are reduced by this share if the concentration is far below this
 ONE_SHOT_TEMPER = 0.7
 LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of the sharpness
@@ -144,7 +145,7 @@ class Full(NamedTuple):
     root: Tensor  # [B, 1, D]
     plain: float
     sign: float
-    inverse_scatter: Tensor  # [B, 1] 1 / (degrees of freedom x mean variance)
+    inverse_scatter: Tensor  # [B, 1] 1 / mean squared length of offsets
 
     def project(self, x: Tensor) -> Tensor:
         right = (x * self.root).mT if self.right is None else self.right @ x.mT
@@ -156,7 +157,7 @@ def full_metric(x: Tensor, labels: Tensor, means: Tensor, scale: Tensor) -> Full
     _, S, D = x.shape
     root = scale.sqrt()
     off = (x - take(means, labels)).mul_(root)
-    scatter = off.square().sum((-2, -1)).add_((S - means.shape[1]) * NO_SCATTER).div_(D)
+    scatter = off.square().sum((-2, -1)).div_(S - means.shape[1]).add_(NO_SCATTER)
     few = S < D
     gram = off @ off.mT if few else off.mT @ off
     gram.diagonal(dim1=-2, dim2=-1).add_(scatter.unsqueeze(-1))
@@ -327,7 +328,8 @@ def learned(
     other, shrink = full_distances(who, rows, w, found, own)
     mixed = torch.stack([torch.lerp(d, other, t) - near for t in MIXTURES])
     sharpness, objective = calibrated(mixed, who)
-    best, task = objective.argmin(0), torch.arange(B, device=x.device)
+    good = objective < objective.cummin(0).values + STANDARD_ERROR
+    best, task = good.int().cumprod(0).sum(0) - 1, torch.arange(B, device=x.device)
     f = sharpness[best, task]
     t = x.new_tensor(MIXTURES)[best].view(-1, 1, 1)
     share = t * shrink.unsqueeze(-1)

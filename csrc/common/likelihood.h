@@ -2,6 +2,7 @@
 // The equations are in docs/adaptive.md.
 #pragma once
 
+#include "common/labelled.h"
 #include "common/math.h"
 
 namespace paddle_ext {
@@ -32,7 +33,7 @@ PADDLE_EXT_HD Real variance_by(Real square, Real shots) {
 }
 
 // The full metric is A = (V^T V / scatter + 1)^-1, with V the offsets [S, D] of labelled rows from
-// the means of their classes, and `scatter` the sum of squares of a feature on average. It is found
+// the means of their classes, and `scatter` their mean squared length, see mean_scatter. It is found
 // in the space of the rows if there are fewer of them than features, else in that of the features:
 // with L L^T = 1 + V V^T / scatter, or 1 + V^T V / scatter, of M x M numbers,
 //   by rows      x A y = x.y - (Z x).(Z y) / scatter,  Z = L^-1 V,
@@ -49,12 +50,22 @@ PADDLE_EXT_HD int64_t factor_columns(int64_t M) {
     return (M + kFactorBlock - 1) / kFactorBlock * kFactorBlock;
 }
 
-// Weights of the full metric that calibration rows choose from: 0, 1/4, .. 1.
+// Of S rows in K classes, from the sum of squares of V. From kMostRows rows on they count as many,
+// so that the numbers of L stay in the range of halves.
+constexpr double kMostRows = 1 << 17;
+
+PADDLE_EXT_HD double mean_scatter(double squares, int64_t S, int64_t K) {
+    return squares / fmin(double(S > K ? S - K : 1), kMostRows) + kNoScatter;
+}
+
+// Weights of the full metric that calibration rows choose from are 0, 1/4, .. 1. The weight grows
+// while the log-likelihood of their labels is less than this below the best: one standard error.
 constexpr int kMixtureSteps = 4;
+constexpr double kStandardError = 0.5;
 
 // A labelled row and the full metric A without it: removing the row removes n/(n-1) v v^T from the
 // scatter within the classes, where v is its offset from the mean of its class, so distances follow
-// from those in A. `scatter` is that of a feature on average, the unit of A = (V^T V / scatter + 1)^-1.
+// from those in A = (V^T V / scatter + 1)^-1.
 template <typename Real>
 struct LeftOutRow {
     Real own;    // squared distance to the mean of the other rows of its class

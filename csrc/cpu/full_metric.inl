@@ -148,8 +148,7 @@ static T solve_metric(const JudgedScratch<T>& s, const LabelledParams& p, int th
     for (int64_t k = 0; k < K; ++k) std::fill_n(s.solved + k * C + M, C - M, T(0));
     double trace = 0;
     for (int64_t i = 0; i < M; ++i) trace += double(s.factor[i * C + i]);
-    const double degrees = double(std::max(s.S - K, int64_t(1)));
-    const T scatter = T((trace + degrees * kNoScatter) / double(D)), share = 1 / scatter;
+    const T scatter = T(mean_scatter(trace, s.S, K)), share = 1 / scatter;
     for (int64_t i = 0; i < C; ++i) {
         const int64_t known = i < M ? i + 1 : 0;
         T* const row = s.factor + i * C;

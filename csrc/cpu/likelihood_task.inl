@@ -62,8 +62,7 @@ static bool has_finite_rows(const LikelihoodScratch<T>& s) {
     return finite && rows == T(s.labelled.S);
 }
 
-// Calibrates distances in mixtures of metrics, with more of the full one while that makes the labels
-// of the calibration rows more likely. Returns its share.
+// Calibrates distances in mixtures of metrics, see kStandardError. Returns the share of the full one.
 template <typename T>
 static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& judged) {
     const int64_t K = judged.K;
@@ -80,9 +79,9 @@ static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& jud
         calibrate_task<T>(trial, 0, s.calibrate_scratch);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
         if (step == 0) continue;
-        if (!(s.trial[1] < *objective)) break;
+        if (!(s.trial[1] < *objective + T(kStandardError))) break;
         best = mixture;
-        *objective = s.trial[1];
+        *objective = std::min(*objective, s.trial[1]);
         *static_cast<T*>(s.calibrate.sharpness) = s.trial[0];
         std::copy_n(s.drawn + K, K, s.drawn);
     }

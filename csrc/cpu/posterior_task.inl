@@ -164,7 +164,6 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     if (p.size.M > 0) {
         const T* const shares = static_cast<const T*>(p.shares) + s.at * 3;
         s.plain = shares[1], s.projected = shares[2];
-        if (s.projected == 0) s.E = s.D;  // a mixture without the full metric
     }
     find_rows(s, threads);
     mean_products(s, threads);

@@ -5,11 +5,12 @@
 // metrics, with this share of the second; start(task), which all threads call once and which ends
 // with a barrier; and finish(task, sharpness, share), called by all threads after the share and the
 // sharpness that fit best have been found and `drawn` is complete. The share grows from 0 to 1 in
-// this many `mixtures` while that improves the fit; with 0 mixtures there is one metric.
+// this many `mixtures`, see kStandardError; with 0 mixtures there is one metric.
 #pragma once
 
 #include "common/calibrate.h"
 #include "common/device.cuh"
+#include "common/likelihood.h"
 #include "common/reduce.cuh"
 
 namespace paddle_ext {
@@ -200,8 +201,9 @@ __global__ void __launch_bounds__(kCalibrateThreads, 2)
         if (mixture > 0) bracket.at = log(double(sharpness));
         const float found = find_sharpness(t, shared, bracket);
         const double objective = block_sum(t.normalise(found), shared.sums) + shared.prior;
-        if (mixture > 0 && !(objective < least)) break;
-        least = objective, best = t.share, sharpness = found;
+        if (mixture > 0 && !(objective < least + kStandardError)) break;
+        least = mixture > 0 ? fmin(least, objective) : objective;
+        best = t.share, sharpness = found;
     }
     if (t.share != best) {  // back to the best mixture
         __syncthreads();

@@ -26,7 +26,7 @@ struct SolvedRows {
 };
 
 struct Factor {
-    int64_t B, S, K, D, M;
+    int64_t B, S, K, M;
     float* factor;   // [B, M', M'] V V^T or V^T V, the lower triangle; replaced by L, split
     float* scatter;  // [B]
     SolvedRows classes, judges;
@@ -275,8 +275,7 @@ __global__ void __launch_bounds__(SquareTile::kThreads, 2)
     double trace = 0;
     for (int64_t i = threadIdx.x; i < f.M; i += SquareTile::kThreads)
         trace += double(products[i * (pitch + 1)]);
-    trace = block_sum(trace, s.sums) + double(f.S - f.K) * kNoScatter;
-    const float scatter = float(trace / double(f.D));
+    const float scatter = float(mean_scatter(block_sum(trace, s.sums), f.S, f.K));
     if (rank == 0 && threadIdx.x == 0) f.scatter[task] = scatter;
 
     const int square = pitch / kSide;

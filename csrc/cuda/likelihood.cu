@@ -83,7 +83,7 @@ struct LikelihoodPlan {
         calibrate.drawn = arena.take<float>(B * K);
         calibrate.workspace_bytes = calibrate_workspace_bytes(calibrate);
         calibrate.workspace = arena.take<char>(calibrate.workspace_bytes);
-        factor.B = B, factor.S = S, factor.K = K, factor.D = D, factor.M = M;
+        factor.B = B, factor.S = S, factor.K = K, factor.M = M;
         factor.factor = static_cast<float*>(p.factor);
         factor.scatter = floats(p.full, B);
         factor.teams = p.full ? arena.take<TeamMemory>(B) : nullptr;

@@ -80,14 +80,6 @@ struct ScaledProducts : ProductSizes {
     PosteriorParams p;
     PosteriorPlan plan;
 
-    __device__ float projected(int64_t task) const {
-        return p.size.M == 0 ? 0.0f
-                             : static_cast<const float*>(p.shares)[3 * likelihood_of(p, task) + 2];
-    }
-    __device__ bool needs(int64_t task, int64_t, int64_t, int64_t last_column) const {
-        return last_column >= p.size.N - p.size.K || projected(task) != 0;
-    }
-
     __device__ const __half* row(int64_t task, int64_t q) const {
         return plan.x + (task * rows + q) * 2 * depth;
     }
@@ -106,7 +98,7 @@ struct ScaledProducts : ProductSizes {
             plan.z[at * factor_columns(M) + c] = value;
         } else {
             plan.cross[at * K + k] = plain * value;
-            if (projected(task) == 0) plan.logits[at * K + k] = logit(task, at, k, plain * value);
+            if (M == 0) plan.logits[at * K + k] = logit(task, at, k, plain * value);
         }
     }
 
@@ -120,10 +112,6 @@ struct ScaledProducts : ProductSizes {
 
 // Adds the part of the full metric: z of the queries with z of the classes and with one another.
 struct SolvedProducts : ScaledProducts {
-    __device__ bool needs(int64_t task, int64_t, int64_t, int64_t) const {
-        return projected(task) != 0;
-    }
-
     __device__ const __half* row(int64_t task, int64_t q) const {
         return reinterpret_cast<const __half*>(plan.z) + (task * rows + q) * 2 * depth;
     }
@@ -135,7 +123,8 @@ struct SolvedProducts : ScaledProducts {
 
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
         const int64_t K = p.size.K, at = task * rows + q;
-        const float more = projected(task) * value;
+        const float more =
+            value * static_cast<const float*>(p.shares)[3 * likelihood_of(p, task) + 2];
         if (c >= K) {
             plan.gram[at * rows + c - K] += more;
             return;
@@ -145,8 +134,8 @@ struct SolvedProducts : ScaledProducts {
     }
 };
 
-// Rows solved for with the factor; not where the full metric has no share. One block per tile of rows,
-// which also finds their products if there is no other tile.
+// Rows solved for with the factor. One block per tile of rows, which also finds their products if
+// there is no other tile.
 __global__ void __launch_bounds__(QueryTile::kThreads, 3)
     solve_kernel(SolvedRows rows, SolvedProducts next) {
     extern __shared__ __align__(128) char memory[];
@@ -154,7 +143,6 @@ __global__ void __launch_bounds__(QueryTile::kThreads, 3)
     const int64_t tiles = ceil_div(rows.count, QueryTile::kRows), task = blockIdx.x / tiles;
     const int64_t likelihood = likelihood_of(next.p, task), M = next.p.size.M;
     const int pitch = int(next.depth);
-    if (next.projected(task) == 0) return;
     const __half* const of_task =
         static_cast<const __half*>(next.p.factor) + likelihood * pitch * 2 * int64_t(pitch);
     const FactorTask<QueryTile> t{s, of_task, pitch};

@@ -8,7 +8,7 @@
 
 namespace paddle_ext {
 
-// Numbers are at most 1.5 in rows (a feature weighs at most 2) and the root of D + 1 in factors;
+// Numbers are at most 1.5 in rows (a feature weighs at most 2) and the root of kMostRows in factors;
 // times this, their low halves keep their bits.
 constexpr float kSplitFactor = 64.0f, kProductFactor = 1.0f / (kSplitFactor * kSplitFactor);
 

@@ -164,11 +164,6 @@ using QueryTile = Tile<5, 2, 1, 4>;  // 80 x 64: 75 queries, common in the field
 struct ProductSizes {
     int64_t rows, columns, depth;  // numbers in a row, padded
     bool lower = false;            // only results with c <= r are needed
-
-    // Whether results of a tile are needed, from its last row, first and last column on.
-    __device__ bool needs(int64_t, int64_t last_row, int64_t column0, int64_t) const {
-        return !lower || column0 <= last_row;
-    }
 };
 
 template <typename T, typename Problem>
@@ -179,7 +174,7 @@ __device__ void find_tile(const Problem& p, int64_t block) {
     const int64_t task = block / (row_tiles * column_tiles);
     const int64_t row0 = block / column_tiles % row_tiles * T::kRows;
     const int64_t column0 = block % column_tiles * T::kColumns;
-    if (!p.needs(task, row0 + T::kRows - 1, column0, column0 + T::kColumns - 1)) return;
+    if (p.lower && column0 >= row0 + T::kRows) return;
     const auto row = [&](int r) { return p.row(task, min(row0 + r, p.rows - 1)); };
     const auto column = [&](int c) { return p.column(task, min(column0 + c, p.columns - 1)); };
     T tile;

@@ -21,7 +21,9 @@ from .paddle import batched, computing_dtype, unit_rows
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
 SAME, NO_SCATTER = 1e-6, 1e-10  # smaller lengths, and squared distances, are rounding
 MOST_ENTRIES = 2**24  # limit on judges times classes, if there are more than 128 judges
+MOST_ROWS = 2**17  # more labelled rows count as many in the full metric: the native code has halves
 MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
+STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
 SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 
@@ -124,21 +126,27 @@ def by_scale(rows: CalibrationRows, means: Tensor) -> Judged:
     return judged(metric, squared(rows.x, means, metric), own, rows)
 
 
+def full_metric(off: Tensor, K: int, plain: Tensor) -> tuple[Tensor, Tensor]:
+    """A = (sum of v v^T / l + 1)^-1 in the feature scale, and l, the mean squared length of v.
+
+    `off` is v of all labelled rows; `plain` is the diagonal metric.
+    """
+    root = plain.diagonal().sqrt()
+    scaled = off * root
+    length = scaled.square().sum() / min(len(off) - K, MOST_ROWS) + NO_SCATTER
+    inverse = torch.linalg.inv(scaled.mT @ scaled / length + torch.eye(len(root)).to(scaled))
+    return root.unsqueeze(1) * inverse * root, length
+
+
 def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
     """The full metric, and the distances of each calibration row in the one learned without it.
 
     `off` is v of all labelled rows; `plain` is the diagonal metric.
     """
-    D = len(plain.metric)
-    degrees = len(off) - len(means)
-    root = plain.metric.diagonal().sqrt()
-    covariance = (off * root).mT @ (off * root) / degrees
-    level = covariance.trace() / D + NO_SCATTER / D
-    inverse = torch.linalg.inv(covariance / level + torch.eye(D).to(covariance))
-    metric = root.unsqueeze(1) * inverse * root
+    metric, length = full_metric(off, len(means), plain.metric)
 
-    # Without row i the covariance loses cut v v^T, and its inverse follows in closed form.
-    cut = rows.shots / ((rows.shots - 1) * degrees * level)
+    # Without row i the inverse of A loses cut v v^T, and A follows in closed form.
+    cut = rows.shots / ((rows.shots - 1) * length)
     square = ((rows.off @ metric) * rows.off).sum(-1)
     kept = (1 - cut * square).clamp(min=1e-3)
     along = ((rows.x.unsqueeze(1) - means) @ metric * rows.off.unsqueeze(1)).sum(-1)
@@ -218,7 +226,7 @@ def moved_distances(
 
 
 def uses_full_metric(metric: str, S: int, K: int) -> bool:
-    return S >= 4 * K if metric == "auto" else metric == "full"
+    return S > K and metric != "diagonal"
 
 
 def likelihood(
@@ -234,27 +242,25 @@ def likelihood(
         scale = one_shot_scale(means).diag()
         bias = one_shot_hubs(means, scale)
         return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
-    full_metric = uses_full_metric(metric, S, K)
-    rows = choose_calibration_rows(x, labels, means, shots, full_metric)
-    plain = best = by_scale(rows, means)
+    off, full = x - means[labels], uses_full_metric(metric, S, K)
+    rows = choose_calibration_rows(x, labels, means, shots, full)
+    plain = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
     excess = variance / shots - variance * K / S
-    share, full = 0.0, plain
-    f, objective = sharpness_of(plain.rows - excess, rows.own)
-    if full_metric:
-        full = by_covariance(rows, means, x - means[labels], plain)
-        for t in MIXTURES:
-            mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, full, strict=True)))
-            f_mixed, objective_mixed = sharpness_of(mixed.rows - excess, rows.own)
-            if objective_mixed >= objective:
-                break
-            f, objective, best, share = f_mixed, objective_mixed, mixed, t
+    best, share = plain, 0.0
+    f, least = sharpness_of(plain.rows - excess, rows.own)
+    other = by_covariance(rows, means, off, plain) if full else plain
+    for t in MIXTURES if full else ():
+        mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, other, strict=True)))
+        f_mixed, objective = sharpness_of(mixed.rows - excess, rows.own)
+        if objective >= least + STANDARD_ERROR:
+            break
+        f, least, best, share = f_mixed, min(least, objective), mixed, t
     bias = hubs(best.rows - excess, rows, f) + f / 2 * excess
     found = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
     if label_noise == 0.0 or K == 1:
         return found
-    off = x - means[labels]
-    known = label_noise_metric(plain.metric, full.metric, share, off, K)
+    known = label_noise_metric(plain.metric, other.metric, share, off, K)
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
     known = known._replace(whole=best.metric)
     noisy = weigh_labels(x, labels, off, known, judges, label_noise, variance)
@@ -268,13 +274,9 @@ def label_noise_metric(plain: Tensor, full: Tensor, share: float, off: Tensor, K
     """The metric in the form that `weigh_labels` needs to leave rows out of the covariance."""
     if not share:
         return Metric(plain, torch.zeros_like(plain), 0.0)
-    S, D = off.shape
-    root = plain.diagonal().sqrt()
-    covariance = (off * root).mT @ (off * root) / (S - K)
-    level = covariance.trace() / D
-    raw = root.unsqueeze(1) * torch.linalg.inv(covariance / level + torch.eye(D).to(plain)) * root
+    raw, length = full_metric(off, K, plain)
     kappa = raw.trace() / full.trace()
-    return Metric(plain, share * full, float(kappa / (share * (S - K) * level)))
+    return Metric(plain, share * full, float(kappa / (share * length)))
 
 
 def posterior(

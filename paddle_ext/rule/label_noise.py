@@ -44,6 +44,7 @@ OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
 HALVINGS = 12  # of the interval that contains the rate
 LEAST = 1e-3  # smallest weight of a row: less is lost in single precision
 TINY = 1e-30
+COVARIANCE_ROWS = 2**17  # more count as many in the full metric, as in csrc/common/likelihood.h
 KEPT = 1e-3  # smallest share of the covariance that remains without a row
 
 
@@ -251,9 +252,10 @@ class LeaveOneOut(NamedTuple):
         full = plain - (1 - weight) if S < D else projected  # the factor on A
         g = likelihood.scale.unsqueeze(1)
         along = likelihood.in_metric(v) - (1 - weight.unsqueeze(-1)) * g * v
-        level = (v.square() * g).sum((-2, -1)) / ((S - K) * D)
+        rows = min(S - K, COVARIANCE_ROWS)
+        length = (v.square() * g).sum((-2, -1)) / rows  # mean squared length of v
         n = likelihood.shots.gather(1, labels)
-        cut = n / ((n - 1).clamp(min=1) * (S - K) * level.clamp(min=TINY).unsqueeze(-1))
+        cut = n / ((n - 1).clamp(min=1) * length.clamp(min=TINY).unsqueeze(-1))
         inverse = torch.where(full > 0, 1 / full.clamp(min=TINY), 0)
         kept = (1 - cut * inverse * (along * v).sum(-1)).clamp(min=KEPT)
         return cls(x, labels, squares, along, inverse * cut / kept)

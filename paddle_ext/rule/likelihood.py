@@ -30,7 +30,6 @@ from .hubs import one_shot_hubs
 
 MOST_ROWS = 128  # calibration rows; twice as many for the full metric, or K if that is more
 MOST_ENTRIES = 2**24  # limit on calibration rows times classes, if there are more than `MOST_ROWS`
-FULL_SHOTS = 4  # from this many labelled rows per class on, "auto" uses the full metric
 ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 
 
@@ -211,7 +210,7 @@ def calibration_count(S: int, K: int, full: bool) -> int:
 
 def uses_full_metric(metric: str, S: int, K: int) -> bool:
     """Whether the option `metric` means the full metric for S labelled rows of K classes."""
-    return S >= FULL_SHOTS * K if metric == "auto" else metric == "full"
+    return S > K and metric != "diagonal"
 
 
 def likelihood_of(

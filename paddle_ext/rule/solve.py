@@ -64,8 +64,8 @@ def adaptive(
         K. By default the largest label + 1.
     metric : {"auto", "diagonal", "full"}
         "diagonal" weights every feature by its variance within the classes; "full" also uses the
-        covariance, in the share that classifies left-out labelled rows best. "auto" is "full" from
-        four labelled rows per class on.
+        covariance, in the share that classifies left-out labelled rows best. "auto" is "full" if
+        any class has two labelled rows.
     label_noise : float or "auto"
         The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
         labelled row is then the probability that its label is right. All labels are trusted with

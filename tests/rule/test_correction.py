@@ -87,17 +87,15 @@ def test_the_correction_learns_what_distances_forget() -> None:
     cluster = torch.arange(3).repeat(200)
     angle = torch.tensor([0.0, 1.4, 1.7])[cluster]
     x = torch.stack([angle.cos(), angle.sin(), torch.zeros(600)], dim=1)
-    x = x + 0.05 * torch.randn(x.shape, generator=generator)
+    x = x + 0.08 * torch.randn(x.shape, generator=generator)
     labels = (cluster == 2).long()
     known = corrected_likelihood(x[:300], labels[:300], 2)
     assert known.correction is not None
-    plain = classify(replace(known, correction=None), x[None, 300:])[0].labels[0]
-    found = classify(known, x[None, 300:])[0].labels[0]
-    truth = labels[300:]
-    assert (plain != truth).sum() >= 5
-    assert (found != truth).sum() <= 1
-    alone = known.logits(x[300:]).argmax(-1)
-    assert (alone != truth).sum() <= 1
+    without, truth = replace(known, correction=None), labels[300:]
+    plain, found = (classify(k, x[None, 300:])[0].labels[0] != truth for k in (without, known))
+    assert plain.sum() >= 2 * found.sum()
+    plain, found = (k.logits(x[300:]).argmax(-1) != truth for k in (without, known))
+    assert plain.sum() > found.sum()
 
 
 def test_frequent_classes_are_not_preferred() -> None:

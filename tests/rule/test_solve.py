@@ -97,6 +97,17 @@ def test_nasty(place: Place, problem: str) -> None:
     agrees(place, NASTY[problem]())
 
 
+def test_many_rows_along_one_feature(place: Place) -> None:
+    """So many that the factor of the full metric would leave the range of halves on CUDA."""
+    g = torch.Generator().manual_seed(4)
+    support = torch.randn(2**18, 3, generator=g) * torch.tensor([1.0, 1e-3, 1e-3]) + 1
+    labels = torch.arange(len(support)) % 2
+    query = torch.randn(20, 3, generator=g) * torch.tensor([1.0, 1e-3, 1e-3]) + 1
+    support[:, 1] += 0.01 * labels
+    query[:10, 1] += 0.01
+    agrees(place, Problem(support[None], labels[None], query[None], 2))
+
+
 def test_ends_with_the_reference(place: Place) -> None:
     """Even if it stops early; the bound has another constant, that of the likelihoods."""
     problem = make_problem(B=2, Q=30, K=6, D=10, shots=(3, 3), lead=8.0, seed=3).to(place.dtype)
