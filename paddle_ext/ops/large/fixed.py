@@ -104,7 +104,8 @@ class Kept:
         faint = torch.zeros_like(held[:, 0])
         weights = dual - self.anchor
         weights = torch.exp(weights - weights.amax(-1, keepdim=True)).to(self.scores.slope.dtype)
-        weights[weights < torch.finfo(weights.dtype).tiny] = 0  # subnormal numbers are slow
+        # Subnormal numbers are slow, and negligible here.
+        weights.masked_fill_(weights < torch.finfo(weights.dtype).tiny, 0)
         count(self.likelihood, weights, held, faint)
         group.sum(held, faint)
         return held, faint
