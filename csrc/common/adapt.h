@@ -13,8 +13,11 @@
 //   w sum_q (ln sum_k exp(l_qk + e_k) - sum_k u_qk e_k)
 //     + ln G(K a) - ln G(w Q + K a) + sum_k (ln G(N_k + a m_k) - ln G(a m_k)).
 // Of several measures, the one with the largest bound is used. The first is even; under the others
-// a may not be smaller, or they would win wherever few classes are present, whatever they say.
+// a may not be smaller, or they would win wherever few classes are present, whatever they say. They
+// are given up early if they are out of reach of the best: see Race.
 #pragma once
+
+#include <cmath>
 
 #include "common/gamma.h"
 
@@ -69,5 +72,23 @@ PADDLE_EXT_HD double class_bound(double count, double a, double m, double e) {
 PADDLE_EXT_HD double whole_bound(double a, double total, double K) {
     return log_gamma(K * a) - log_gamma(total + K * a);
 }
+
+// Whether a measure can still win. At powers of two the bound is compared with the best: if every
+// iteration left added as much as those since the last comparison, on average, would it get there?
+struct Race {
+    double rival = -HUGE_VAL;  // the best bound so far
+    double earlier = 0;        // the bound at the last comparison
+
+    PADDLE_EXT_HD bool due(int done) const {
+        return rival > -HUGE_VAL && done > 1 && (done & (done - 1)) == 0;
+    }
+
+    PADDLE_EXT_HD bool lost(double bound, int done, int max_iter) {
+        const double growth = (bound - earlier) / (done / 2);
+        earlier = bound;
+        if (!(bound < rival)) rival = -HUGE_VAL;  // it has won: no iteration lowers the bound
+        return done > 2 && bound + (max_iter - done) * growth < rival;
+    }
+};
 
 }  // namespace paddle_ext

@@ -21,12 +21,19 @@ struct Polygamma {
     Real digamma, trigamma;
 };
 
+// P.
+template <typename Real>
+PADDLE_EXT_HD Real rising_product(Real x) {
+    const Real t = x * (x + 5.0);
+    return t * (t + 4.0) * (t + 6.0);
+}
+
 // `log_shifted` is ln(x + kShift): vectors have their own logarithm.
 template <typename Real>
 PADDLE_EXT_HD Polygamma<Real> polygamma(Real x, Real log_shifted) {
     // P is a polynomial of t = x (x + 5), and w = dt/dx.
     const Real t = x * (x + 5.0), w = 2.0 * x + 5.0;
-    const Real inverse = 1.0 / (t * (t + 4.0) * (t + 6.0));
+    const Real inverse = 1.0 / rising_product(x);
     const Real slope = (3.0 * t + 20.0) * t + 24.0;
     const Real first = w * slope * inverse;                                  // P'/P
     const Real second = (2.0 * slope + w * w * (6.0 * t + 20.0)) * inverse;  // P''/P
@@ -49,16 +56,22 @@ PADDLE_EXT_HD Polygamma<Real> polygamma(Real x, Real log_shifted) {
 
 PADDLE_EXT_HD Polygamma<double> polygamma(double x) { return polygamma(x, log(x + kShift)); }
 
-PADDLE_EXT_HD double log_gamma(double x) {
-    const double t = x * (x + 5), y = x + kShift, r = 1 / y, s = r * r;
-    const double series =
+// The logarithms are those of x + kShift and of P.
+template <typename Real>
+PADDLE_EXT_HD Real log_gamma(Real x, Real log_shifted, Real log_product) {
+    const Real y = x + kShift, r = 1.0 / y, s = r * r;
+    const Real series =
         r *
         (1.0 / 12 -
          s * (1.0 / 360 -
               s * (1.0 / 1260 -
                    s * (1.0 / 1680 - s * (1.0 / 1188 - s * (691.0 / 360360 - s * (1.0 / 156)))))));
     constexpr double kHalfLog2Pi = 0.9189385332046727;
-    return (y - 0.5) * log(y) - y + kHalfLog2Pi + series - log(t * (t + 4) * (t + 6));
+    return (y - 0.5) * log_shifted - y + kHalfLog2Pi + series - log_product;
+}
+
+PADDLE_EXT_HD double log_gamma(double x) {
+    return log_gamma(x, log(x + kShift), log(rising_product(x)));
 }
 
 }  // namespace paddle_ext

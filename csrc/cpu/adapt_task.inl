@@ -29,6 +29,7 @@ struct AdaptTask {
     double* before = arena.take<double>(Kp);  // counts of the previous iteration
     double* x = arena.take<double>(Kp);       // argument of the digamma function, then its value
     double* measure = arena.take<double>(Kp);
+    double even = 1;  // the measure of all possible classes; 0 if they differ
     T* best = arena.take<T>(p.priors > 1 ? K : 0);  // e of the best measure so far
 };
 
@@ -36,6 +37,7 @@ struct AdaptTask {
 struct Learned {
     double a = kFirstConcentration, least = kMinConcentration, moved = 0, bound = 0;
     int iterations = 0;
+    Race race{};
 };
 
 template <typename T>
@@ -91,7 +93,7 @@ template <bool kLog, typename T>
 static double count_queries(AdaptTask<T>& t, double weight) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
     const int64_t whole = t.K / kLanes * kLanes;
-    double normalisers = 0;
+    double normalisers = 0, product = 1;  // of sums whose logarithm is still to be taken
     for (int64_t k = 0; k < t.K; ++k) t.counts[k] = 0;
     for (int64_t first = 0; first < t.Q; first += t.kTerms) {
         for (int64_t k = 0; k < t.Kp; ++k) t.part[k] = 0;
@@ -105,7 +107,14 @@ static double count_queries(AdaptTask<T>& t, double weight) {
                 continue;
             }
             const T share = 1 / sum;
-            if (kLog) normalisers += double(t.offset[q]) + double(t.most) + std::log(double(sum));
+            if (kLog) {
+                normalisers += double(t.offset[q]) + double(t.most);
+                product *= double(sum);
+                if (!(product > 1e-20 && product < 1e20)) {
+                    normalisers += std::log(product);
+                    product = 1;
+                }
+            }
             for (int64_t k = 0; k < whole; k += kLanes) {
                 store(t.part + k, load(t.part + k) + load(a + k) * share);
             }
@@ -115,7 +124,7 @@ static double count_queries(AdaptTask<T>& t, double weight) {
             t.counts[k] += weight * double(t.part[k] * t.g[k]);
         }
     }
-    return normalisers;
+    return normalisers + std::log(product);
 }
 
 // The next concentration from the counts, and the dual. Returns the largest change of a count.
@@ -126,12 +135,12 @@ static double update_prior(AdaptTask<T>& t, double& a, double least, double tota
     double moved = 0;
     auto [slope, curvature] = whole_term(a, total, K);
     const auto functions = [](Vec<double> x) { return polygamma(x, vlog<double>(x + kShift)); };
-    Polygamma<Vec<double>> without = functions(splat(a));
+    Polygamma<Vec<double>> without = functions(splat(a * t.even));
     for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number with a logarithm
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
         const Vec<double> m = load(t.measure + k);
         const auto with = functions(load(t.counts + k) + a * m);
-        if (t.p.measures != nullptr) without = functions(a * m);
+        if (!(t.even > 0)) without = functions(a * m);
         const Vec<double> first = m * (with.digamma - without.digamma);
         const Vec<double> second = m * m * (with.trigamma - without.trigamma);
         for (int64_t lane = 0; lane < kLanes && k + lane < t.K; ++lane) {
@@ -196,6 +205,28 @@ static void take_measure(AdaptTask<T>& t, int64_t task, int64_t prior) {
     for (int64_t k = 0; k < t.Kp; ++k) {
         t.measure[k] = t.p.measures == nullptr || k >= t.K ? 1.0 : double(from[k]);
     }
+    t.even = *std::max_element(t.measure, t.measure + t.K);
+    for (int64_t k = 0; k < t.K; ++k) {
+        if (t.measure[k] > 0 && t.measure[k] < t.even) t.even = 0;
+    }
+}
+
+// From the sum of the rows' normalisers.
+template <typename T>
+static double bound_of(const AdaptTask<T>& t, double a, double normalisers) {
+    constexpr int64_t kLanes = Simd<double>::kLanes;
+    double bound = t.p.weight * normalisers + whole_bound(a, t.p.weight * double(t.Q), double(t.K));
+    const auto value = [](Vec<double> x) {
+        return log_gamma(x, vlog<double>(x + kShift), vlog<double>(rising_product(x)));
+    };
+    for (int64_t k = 0; k < t.Kp; k += kLanes) {
+        const Vec<double> own = a * load(t.measure + k);
+        const Vec<double> grown = value(load(t.counts + k) + own) - value(own);
+        for (int64_t lane = 0; lane < kLanes && k + lane < t.K; ++lane) {
+            if (own[lane] > 0) bound += grown[lane] - t.counts[k + lane] * double(t.e[k + lane]);
+        }
+    }
+    return bound;
 }
 
 // Iterates from the start under the measure; false if the call is cancelled.
@@ -209,22 +240,17 @@ static bool learn(AdaptTask<T>& t, Learned& now) {
     }
     make_weights(t);
     do {
-        count_queries<false>(t, p.weight);
+        if (!now.race.due(now.iterations)) {
+            count_queries<false>(t, p.weight);
+        } else {
+            const double bound = bound_of(t, now.a, count_queries<true>(t, p.weight));
+            if (now.race.lost(bound, now.iterations, p.max_iter)) return true;
+        }
         now.moved = update_prior(t, now.a, now.least, p.weight * double(t.Q));
         make_weights(t);
         if (given_up(now.iterations, double(p.Q) * double(p.K))) return false;
     } while (++now.iterations < p.max_iter && !(p.tol > 0 && !(now.moved > p.tol)));
     return true;
-}
-
-// From the sum of the rows' normalisers.
-template <typename T>
-static double bound_of(const AdaptTask<T>& t, double a, double normalisers) {
-    double bound = t.p.weight * normalisers + whole_bound(a, t.p.weight * double(t.Q), double(t.K));
-    for (int64_t k = 0; k < t.K; ++k) {
-        bound += class_bound(t.counts[k], a, t.measure[k], double(t.e[k]));
-    }
-    return bound;
 }
 
 template <typename T>
@@ -240,6 +266,7 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 
     p.chosen[task] = 0;
     for (int64_t prior = 0; prior == 0 || prior < p.priors; ++prior) {
         Learned now{std::max(kFirstConcentration, least), least};
+        if (prior > 0) now.race.rival = best.bound;
         take_measure(t, task, prior);
         if (!learn(t, now)) return;
         if (prior == 0) least = now.a;

@@ -197,11 +197,17 @@ __device__ Loop learn(const AdaptParams& p, int64_t task, const float* counts, f
         loop.prior = prior;
         loop.least = least;
         loop.a = fmaxf(loop.a, least);
-        do iterate(loop, measure);
-        while (loop.goes_on(p));
+        Race race;
+        if (prior > 0) race.rival = found.bound;
+        for (bool over = false; !over;) {
+            iterate(loop, measure);
+            over = !loop.goes_on(p);
+            if (!kGiven || !(over || race.due(loop.iterations))) continue;
+            loop.bound = bound_of(p, measure, loop, normalise(), counts, dual, scratch);
+            over = over || race.lost(loop.bound, loop.iterations, p.max_iter);
+        }
         if constexpr (!kGiven) return loop;
         if (prior == 0) least = loop.a;
-        loop.bound = bound_of(p, measure, loop, normalise(), counts, dual, scratch);
         if (prior > 0 && !(loop.bound > found.bound)) continue;
         found = loop;
         for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) best[k] = dual[k];

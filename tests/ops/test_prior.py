@@ -153,6 +153,31 @@ def test_bound_never_falls() -> None:
     assert (bounds.diff(dim=0) > -1e-9).all()
 
 
+def test_priors_out_of_reach_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, prior = logits_of(4, 200, 30)
+    logits = 2 * logits
+    least = torch.full((4, 1), LEAST, dtype=torch.float64)
+    even, wrong = measures(permuted(prior), 4)
+    first = iterate(logits, even, least, 1.0, 100, 1e-3)
+    for m, won in ((measures(prior, 4)[1], True), (wrong, False)):
+        least = first.concentration
+        full = iterate(logits, m, least, 1.0, 100, 1e-3)
+        found = iterate(logits, m, least, 1.0, 100, 1e-3, first.bound)
+        assert ((full.bound > first.bound) == won).all()
+        assert ((found.bound > first.bound) == won).all()
+        assert ((found.iterations == full.iterations) == won).all()
+    duals, held = [], fixed.Kept.held
+
+    def counted(self: fixed.Kept, dual: Tensor, group: Any) -> Tensor:
+        duals.append(dual)
+        return held(self, dual, group)
+
+    monkeypatch.setattr(fixed, "LARGE", 100)
+    monkeypatch.setattr(fixed.Kept, "held", counted)
+    paddle_ext.adapt(logits[0], prior=permuted(prior)[0])
+    assert len(duals) < int(first.iterations[0] + full.iterations[0])
+
+
 def test_uniform_prior_changes_nothing() -> None:
     logits, _ = logits_of(2, 30, 9)
     plain = paddle_ext.adapt(logits)

@@ -5,6 +5,7 @@ Letters: B tasks, N rows of each in this process, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -102,8 +103,10 @@ class Kept:
         held = torch.zeros_like(self.anchor)
         faint = torch.zeros_like(held[:, 0])
         weights = dual - self.anchor
-        weights = torch.exp(weights - weights.amax(-1, keepdim=True))
-        count(self.likelihood, weights.to(self.scores.slope.dtype), held, faint)
+        weights = torch.exp(weights - weights.amax(-1, keepdim=True)).to(self.scores.slope.dtype)
+        # Subnormal numbers are slow, and negligible here.
+        weights.masked_fill_(weights < torch.finfo(weights.dtype).tiny, 0)
+        count(self.likelihood, weights, held, faint)
         group.sum(held, faint)
         return held, faint
 
@@ -120,9 +123,17 @@ def class_counter(scores: Scores) -> Kept | Recomputed:
     return Kept(scores)
 
 
-def iterate_dual(counter: Kept | Recomputed, state: State, group: Group, max_iter: int) -> None:
-    """Iterate the dual until every task has stopped."""
-    for _ in range(max_iter):
+def iterate_dual(
+    counter: Kept | Recomputed,
+    state: State,
+    group: Group,
+    max_iter: int,
+    is_lost: Callable[[int], bool] = lambda done: False,
+) -> None:
+    """Iterate the dual until every task has stopped, or `is_lost` of the iterations done."""
+    for done in range(max_iter):
+        if is_lost(done):
+            break
         state.update(counter.held(state.dual_weight * state.dual, group))
         if not state.any_running():
             break
@@ -161,14 +172,35 @@ def best_prior(
     if len(priors) == 1:
         return counter, best, 0
     least = float(best.concentration)
-    most = float(best.bound(*normalisers(scores, best.dual, group)))
+
+    def bound_of(state: State) -> float:
+        return float(state.bound(*normalisers(scores, state.dual, group)))
+
+    most = bound_of(best)
     for number, make in enumerate(priors[1:], 1):
         state = make(least)
-        iterate_dual(counter, state, group, max_iter)
-        bound = float(state.bound(*normalisers(scores, state.dual, group)))
+        is_lost = Race(partial(bound_of, state), most, max_iter)
+        iterate_dual(counter, state, group, max_iter, is_lost)
+        bound = bound_of(state)
         if bound > most:
             best, chosen, most = state, number, bound
     return counter, best, chosen
+
+
+class Race:
+    """Whether a prior is out of reach of the best one; see `Race` in csrc/common/adapt.h."""
+
+    def __init__(self, bound: Callable[[], float], rival: float, max_iter: int) -> None:
+        self.bound, self.rival, self.max_iter, self.earlier = bound, rival, max_iter, 0.0
+
+    def __call__(self, done: int) -> bool:
+        if self.rival == -math.inf or done < 2 or done & (done - 1):
+            return False
+        bound = self.bound()
+        growth, self.earlier = (bound - self.earlier) / (done // 2), bound
+        if bound >= self.rival:
+            self.rival = -math.inf  # it has won: no iteration lowers the bound
+        return done > 2 and bound + (self.max_iter - done) * growth < self.rival
 
 
 def normalisers(scores: Scores, dual: Tensor, group: Group) -> tuple[Tensor, Tensor]:
