@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, PRESENT, embeddings
+from classify_data import NAMES, PRESENT, embeddings, table
 from encoder_models import COLOURS, stand_in_folder
 from PIL import Image
 
@@ -35,8 +35,7 @@ def run(labelled: Path, unlabelled: Path | None, output: Path, **settings: objec
 
 
 def labels_of(folder: Path) -> list[str]:
-    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
-        return [row["label"] for row in csv.DictReader(file)]
+    return [row["label"] for row in table(folder / "answers.csv")]
 
 
 def centred() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
