@@ -24,7 +24,7 @@ from paddle_ext.app.classify import (
     answering,
     classify,
 )
-from paddle_ext.app.classify.class_names import Names, embedded, read_names
+from paddle_ext.app.classify.class_names import ClassPrompts, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
 
@@ -300,7 +300,7 @@ def test_names_files(tmp_path: Path) -> None:
 def test_means_of_several_phrases() -> None:
     """Unit-norm before and after, so that a phrase with a long embedding has no more weight."""
     rows = {"x a": [3.0, 4.0], "a x": [0.0, 9.0], "own": [5.0, 0.0]}
-    names = Names(("a", "b"), ((), ("own",)))
+    names = ClassPrompts(("a", "b"), ((), ("own",)))
     found = embedded(
         names, ["x {}", "{} x"], lambda texts: torch.tensor([rows[t] for t in texts]), "here", 7.0
     )

@@ -224,6 +224,17 @@ def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path)
     assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
 
 
+def test_the_report_suggests_what_was_meant(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A new class may be a misspelt one, and a sample that does not exist another."""
+    (tmp_path / "a.csv").write_text("name,label\n3,birhc\n4,ginkgo\n")
+    output = run(*files, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
+    assert "new class 'birhc', 1 corrected sample (did you mean 'birch'?)" in output
+    (tmp_path / "b.csv").write_text("name,label\n033,elm\n")
+    refused = failed(*files, "--output", tmp_path / "b", "--corrected", tmp_path / "b.csv")
+    assert "got '033' in" in refused
+    assert "which is none (did you mean '33'?)" in refused
+
+
 # --- files of corrections -------------------------------------------------------------------------
 
 
