@@ -209,7 +209,8 @@ def open_one_table(path: Path, given: Given, settings: Settings, device: torch.d
     known = known_classes(examples, named)
     new = TableSamples(table, columns, features, "unlabelled")
     total = 0 if table.count is None else table.count - len(examples.labels)
-    return Source(known, new, f"{path} (rows without a label)", features.kind, total, notes)
+    name = f"{path} (rows without a label in column {label!r})"
+    return Source(known, new, name, features.kind, total, notes)
 
 
 def labelled_rows(

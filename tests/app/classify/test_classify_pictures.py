@@ -60,6 +60,15 @@ def answers_of(folder: Path) -> dict[str, str]:
     return {row["file"]: row["label"] for row in table(folder / "answers.csv")}
 
 
+def test_a_folder_called_unknown_is_no_class(tmp_path: Path) -> None:
+    """As in tables: otherwise it would be one folder, and one label, with samples of no class."""
+    labelled, new = picture_folders(tmp_path)
+    (labelled / "discs").rename(labelled / "unknown")
+    report = run(labelled, new, tmp_path / "out")
+    assert report.answers.class_names == ("chess", "stripes")
+    assert "the folder 'unknown' is no class: 4 images not used" in report.notes
+
+
 def test_folders(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     report = run(labelled, new, tmp_path, columns=Columns(truth="folder"))
