@@ -95,7 +95,6 @@ def quick_features(table: Table, columns: Columns) -> tuple[TableFeatures, list[
     if unused:
         reasons = left_out_columns(chosen) if chosen.left_out else listed(unused)
         rows.append(Finding("columns not used", reasons))
-    rows += [Finding("columns", warning) for warning in chosen.warnings]
     if columns.text is None and columns.features is None:
         rows += [
             Finding("texts", f"column {name!r} looks like text", f"add --text {name}")

@@ -255,7 +255,7 @@ def column_notes(chosen: Chosen) -> list[str]:
         notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
         notes.append(f"columns not used: {left_out_columns(chosen)}")
-    return notes + chosen.warnings
+    return notes
 
 
 def used_columns(chosen: Chosen) -> str:
