@@ -34,7 +34,7 @@ def settings(**options: Any) -> Settings:
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

@@ -37,7 +37,7 @@ TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] floa
 
 
 @dataclass(frozen=True)
-class Names:
+class ClassPrompts:
     """The names of K classes, and the phrases of each for an encoder; none: the templates."""
 
     class_names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Names:
 
         Examples
         --------
-        >>> names = Names(("polar_bear", "cat"), ((), ("a tabby",)))
+        >>> names = ClassPrompts(("polar_bear", "cat"), ((), ("a tabby",)))
         >>> names.phrases(["a photo of a {}.", "a drawing of a {}."])
         [['a photo of a polar bear.', 'a drawing of a polar bear.'], ['a tabby']]
         """
@@ -115,13 +115,13 @@ def check_labels(examples: Examples, named: NamedClasses) -> None:
     )
 
 
-Given: TypeAlias = Names | NamedClasses | None  # what the user gave
+Given: TypeAlias = ClassPrompts | NamedClasses | None  # what the user gave
 
 
 # --- files of names -----------------------------------------------------------------------------
 
 
-def read_names(path: Path) -> Names:
+def read_names(path: Path) -> ClassPrompts:
     """One name per line; prompts may follow it, separated by tabs.
 
     Empty lines at the end are ignored.
@@ -147,7 +147,7 @@ def read_names(path: Path) -> Names:
         class_names.append(name)
         prompts.append(tuple(cell for cell in own if cell))
     at_least_two(class_names, path)
-    return Names(tuple(class_names), tuple(prompts))
+    return ClassPrompts(tuple(class_names), tuple(prompts))
 
 
 def at_least_two(class_names: Sequence[str], path: Path) -> None:
@@ -166,7 +166,7 @@ def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
 
 
 def embedded(
-    names: Names,
+    names: ClassPrompts,
     templates: Sequence[str],
     encode: TextEncoder,
     source: str,
@@ -257,11 +257,11 @@ def given_names(settings: Settings) -> Given:
     return stored_names(path, required=True) if path.suffix in STORED else read_names(path)
 
 
-def names_of_pictures(
+def named_for_pictures(
     given: Given, encoder: Encoder | None, settings: Settings
 ) -> NamedClasses | None:
     """Names for images: embedded by the text tower of the encoder that sees the images."""
-    if isinstance(given, Names):
+    if isinstance(given, ClassPrompts):
         assert encoder is not None
         encoder.text_tower()  # raises an error if there is none
         check_widths(encoder)
@@ -277,7 +277,7 @@ def names_of_pictures(
     return scaled(given, settings)
 
 
-def names_of_rows(
+def named_for_rows(
     given: Given,
     embedder: TextEncoder | None,
     files: Sequence[Path],
@@ -285,10 +285,10 @@ def names_of_rows(
     device: torch.device,
 ) -> NamedClasses | None:
     """Names for texts, by their encoder, or for embeddings, from a file or by their encoder."""
-    if isinstance(given, Names) and embedder is not None:
+    if isinstance(given, ClassPrompts) and embedder is not None:
         templates = settings.templates or FOR_TEXTS
         given = embedded(given, templates, embedder, str(settings.names), LOGIT_SCALE)
-    elif isinstance(given, Names):
+    elif isinstance(given, ClassPrompts):
         if settings.encoder is None:
             raise check.ArgumentValueError(
                 "names",
@@ -303,7 +303,7 @@ def names_of_rows(
     return scaled(given, settings)
 
 
-def names_by_encoder(encoder: Encoder, names: Names, settings: Settings) -> NamedClasses:
+def names_by_encoder(encoder: Encoder, names: ClassPrompts, settings: Settings) -> NamedClasses:
     texts = CachedTexts(encoder.text_tower(), settings.cache, f"names 1 {encoder.text_key}")
     templates = settings.templates or FOR_PICTURES
     return embedded(names, templates, texts, str(settings.names), encoder.logit_scale)

@@ -17,7 +17,6 @@ ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
 GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
 COUNTED = 5  # rows needed to recognise a column that counts up
 WORDS = 3  # of a text, on average
-WIDE = 100.0  # ratio to the spread of other columns from which one dominates
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+([eE][+-]?\d+)?\s*")
 
 
@@ -26,7 +25,6 @@ class Chosen(NamedTuple):
 
     names: list[str]
     left_out: dict[str, str]  # reason for each
-    warnings: list[str]
 
 
 def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chosen:
@@ -37,14 +35,12 @@ def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chos
     >>> choose({"id": ["7", "9"], "x": ["0.1", "0.3"]}, ["id", "x"]).left_out
     {'id': 'its name is typical of an id column'}
     """
-    values = {name: numbers_of(rows[name]) for name in numeric}
     left_out = {}
     for name in numeric:
-        why = why_an_id(name, values[name])
+        why = why_an_id(name, numbers_of(rows[name]))
         if why and len(numeric) > 1:
             left_out[name] = why
-    names = [name for name in numeric if name not in left_out]
-    return Chosen(names, left_out, widest({name: values[name] for name in names}))
+    return Chosen([name for name in numeric if name not in left_out], left_out)
 
 
 def numbers_of(cells: Sequence[object]) -> npt.NDArray[np.float64]:
@@ -118,19 +114,3 @@ def why_no_feature(cells: Sequence[object]) -> str:
 def shortened(cell: object) -> str:
     text = str(cell)
     return text if len(text) <= 40 else text[:39] + "…"
-
-
-def widest(values: Mapping[str, npt.NDArray[np.float64]]) -> list[str]:
-    """A warning if one column has a much larger spread than all others."""
-    spreads = {
-        name: float(x.std()) for name, x in values.items() if len(x) and np.isfinite(x).all()
-    }
-    ordered = sorted(spreads, key=lambda name: -spreads[name])
-    if len(ordered) < 2 or not spreads[ordered[0]] > WIDE * spreads[ordered[1]] > 0:
-        return []
-    times = spreads[ordered[0]] / spreads[ordered[1]]
-    sentence = (
-        f"the column {ordered[0]!r} varies {times:.0f} times as much as any other, so it "
-        "dominates the distances: leave it out or rescale it unless that is intended"
-    )
-    return [sentence]

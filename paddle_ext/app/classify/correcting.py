@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import chain, compress, islice
 from operator import and_
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from .corrections import CorrectionFile, Corrections, Key
 from .no_text import embeds_texts, has_text
 from .samples import Batch, Labelled, Source, concatenated, named_labels, selected_from
 
+MOST_COMPARED = 10_000  # names of samples with one that is none of them
 MOST_KEPT = 2**30  # bytes of features that are kept from looking for corrected samples
 
 
@@ -136,7 +137,7 @@ class Resolved:
     def __init__(self, source: Source, new_names: Sequence[str], data: DataNames) -> None:
         self.source, self.data = source, data
         self.classes = source.labelled.class_names
-        self.new_names, self.labelled_names = set(new_names), set(names_of(source.labelled))
+        self.new_names, self.labelled_names = set(new_names), set(sample_names(source.labelled))
         self.new: dict[str, str] = {}
         self.labelled: dict[str, str] = {}
         self.kept: Corrections = {}
@@ -198,7 +199,8 @@ class Resolved:
 
     def reject_if_asked(self, file: CorrectionFile, key: Key) -> None:
         if file.asked and not key.data:
-            names = [*self.new_names, *self.labelled_names][:1000]
+            new = (name for batch in self.source.unlabelled for name in batch.names)
+            names = list(islice(chain(new, self.labelled_names), MOST_COMPARED))
             raise check.ArgumentValueError(
                 "corrected",
                 f"must have names of samples of {self.source.name}, got {key.name!r} in "
@@ -231,7 +233,7 @@ def repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def names_of(labelled: Labelled) -> Sequence[str]:
+def sample_names(labelled: Labelled) -> Sequence[str]:
     """What the labelled samples are called."""
     return labelled.names or [str(row) for row in range(len(labelled.labels))]
 
@@ -246,7 +248,7 @@ def relabelled(
     samples, row = list[GivenSample](), 0
     there = has_text(known.texts) if texts else [True] * len(known.texts)
     for name, text, number, usable in zip(
-        names_of(known), known.texts, known.labels.tolist(), there, strict=True
+        sample_names(known), known.texts, known.labels.tolist(), there, strict=True
     ):
         given = known.class_names[number]
         label = corrections.get(name, given)
@@ -278,7 +280,7 @@ def joined(known: Labelled, new: Batch, labels: list[str]) -> Labelled:
         labels=numbers,
         class_names=class_names,
         texts=(*known.texts, *new.texts),
-        names=(*names_of(known), *new.names),
+        names=(*sample_names(known), *new.names),
     )
 
 

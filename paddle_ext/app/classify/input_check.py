@@ -95,7 +95,6 @@ def quick_features(table: Table, columns: Columns) -> tuple[TableFeatures, list[
     if unused:
         reasons = left_out_columns(chosen) if chosen.left_out else listed(unused)
         rows.append(Finding("columns not used", reasons))
-    rows += [Finding("columns", warning) for warning in chosen.warnings]
     if columns.text is None and columns.features is None:
         rows += [
             Finding("texts", f"column {name!r} looks like text", f"add --text {name}")
@@ -146,9 +145,12 @@ def picture_samples(root: Path) -> Samples:
     found, paths = Samples(), list[Path]()
     for entry in sorted(root.iterdir()):
         if entry.is_dir() and not entry.name.startswith("."):
-            own = files_below(entry, {})
+            own, name = files_below(entry, {}), without_controls(entry.name)
+            if not label_text(name):
+                found.words[name] += len(own)
+                continue
             paths += own
-            found.labels += [without_controls(entry.name)] * len(own)
+            found.labels += [name] * len(own)
     found.names = [path.relative_to(root).as_posix() for path in paths]
     sizes = [path.stat().st_size if path.is_file() else -1 for path in paths]
     several = {size for size, count in Counter(sizes).items() if count > 1}
@@ -228,11 +230,7 @@ def about_labels(known: Samples) -> Iterator[Finding]:
             listed_counts(known.words),
             "they count as no label; rename them if they are classes",
         )
-    missing = {
-        name: count
-        for name, count in counts.items()
-        if name.lower() in MAY_BE_MISSING or not label_text(name)
-    }
+    missing = {name: n for name, n in counts.items() if name.lower() in MAY_BE_MISSING}
     if missing:
         yield Finding(
             "labels like missing values",

@@ -61,9 +61,19 @@ class ExpectedAccuracy:
     tested: Tensor  # [K] labelled samples of classes with two or more
 
     def of_class(self, k: int) -> Expected | None:
-        """None if a class has fewer than two labelled samples."""
+        """None if a class has fewer than two labelled samples.
+
+        Samples of a class that classify one another are one test fewer: two of them, for example,
+        are both near or both far from each other.
+        """
         right, n = float(self.right[k]), int(self.tested[k])
-        return Expected(right / n, *wilson(right / n, n), n) if n else None
+        return Expected(right / n, *wilson(right / n, max(1, n - 1)), n) if n else None
+
+    @property
+    def caution(self) -> str:
+        """A word to add if most classes have two labelled samples: the share may be too high."""
+        few = int(self.tested.sum()) <= 2 * int((self.tested > 0).sum())
+        return ", or less: two labels of a class say little" if few else ""
 
     def of_batch(self, counts: Tensor) -> Expected | None:
         """With these numbers [K] of samples of each class, as predicted.
@@ -79,8 +89,8 @@ class ExpectedAccuracy:
         n = self.tested[there].double()
         share = self.right[there] / n
         mean = float(weight @ share)
-        # A number of samples with the same precision.
-        effective = 1 / (float((weight.square() / n).sum()) + 1 / total)
+        # A number of tests with the same precision.
+        effective = 1 / (float((weight.square() / (n - 1).clamp(min=1)).sum()) + 1 / total)
         return Expected(mean, *wilson(mean, effective), int(n.sum()))
 
 

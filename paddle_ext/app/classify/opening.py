@@ -12,13 +12,13 @@ from ...research.data.images import require_pillow
 from ...research.printable import plural
 from . import arrays
 from .class_names import (
+    ClassPrompts,
     Given,
     NamedClasses,
-    Names,
     given_names,
     known_classes,
-    names_of_pictures,
-    names_of_rows,
+    named_for_pictures,
+    named_for_rows,
 )
 from .columns import Chosen
 from .encoders import open_encoder
@@ -67,7 +67,7 @@ def open_alone(path: Path, given: Given, settings: Settings, device: torch.devic
     if path.is_dir() and given is not None:
         return open_folders(None, path, given, settings, device)
     if path.suffix in arrays.SUFFIXES:
-        named = names_of_rows(given, None, [path], settings, device)
+        named = named_for_rows(given, None, [path], settings, device)
         if named is not None:
             return open_arrays(path, named, settings)
     raise check.ArgumentValueError(
@@ -94,7 +94,7 @@ def open_folders(
             f"the images to classify must not be in the labelled folder {labelled}, "
             f"got {unlabelled}"
         )
-    if settings.encoder is None and isinstance(given, Names):
+    if settings.encoder is None and isinstance(given, ClassPrompts):
         raise check.ArgumentValueError(
             "encoder",
             "must be an image-text model on disk to classify images by names, because the "
@@ -108,7 +108,7 @@ def open_folders(
     notes: list[str] = []
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
-    named = names_of_pictures(given, encoder, settings)
+    named = named_for_pictures(given, encoder, settings)
     reader = PictureReader(network, settings.cache, unreadable, notes)
     truth = settings.columns.truth is not None
     new = UnlabelledFolder(unlabelled, reader, truth=truth, progress=settings.progress)
@@ -137,7 +137,7 @@ def open_files(
         own = replace(columns, label=table.label_column(columns.label))
         features = table_features(table, own, settings, device, notes)
         texts = features.embedder
-    named = names_of_rows(given, texts, [labelled, unlabelled], settings, device)
+    named = named_for_rows(given, texts, [labelled, unlabelled], settings, device)
     if features is not None:
         own = replace(own, name=columns.name if columns.name in table.names else None)
         examples = labelled_rows(table, own, features, notes, required=named is None)
@@ -200,7 +200,7 @@ def open_one_table(path: Path, given: Given, settings: Settings, device: torch.d
         label = table.label_column(None)  # raises an error if there is none
     columns, notes = replace(asked, label=label), list[str]()
     features = table_features(table, columns, settings, device, notes)
-    named = names_of_rows(given, features.embedder, [], settings, device)
+    named = named_for_rows(given, features.embedder, [], settings, device)
     if label is None:
         assert named is not None
         new = TableSamples(table, columns, features, "all")
@@ -209,7 +209,8 @@ def open_one_table(path: Path, given: Given, settings: Settings, device: torch.d
     known = known_classes(examples, named)
     new = TableSamples(table, columns, features, "unlabelled")
     total = 0 if table.count is None else table.count - len(examples.labels)
-    return Source(known, new, f"{path} (rows without a label)", features.kind, total, notes)
+    name = f"{path} (rows without a label in column {label!r})"
+    return Source(known, new, name, features.kind, total, notes)
 
 
 def labelled_rows(
@@ -254,7 +255,7 @@ def column_notes(chosen: Chosen) -> list[str]:
         notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
         notes.append(f"columns not used: {left_out_columns(chosen)}")
-    return notes + chosen.warnings
+    return notes
 
 
 def used_columns(chosen: Chosen) -> str:

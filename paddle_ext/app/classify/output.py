@@ -33,7 +33,7 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
     rows = (
         row
         for start in range(0, len(answers), WRITTEN_AT_ONCE)
-        for row in rows_of(answers, slice(start, start + WRITTEN_AT_ONCE), check, texts=texts)
+        for row in cells_of_rows(answers, slice(start, start + WRITTEN_AT_ONCE), check, texts=texts)
     )
     write(path, (name_column, *text, *HEADER, *node, *truth), rows)
 
@@ -61,7 +61,7 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
     )
 
 
-def rows_of(
+def cells_of_rows(
     answers: Answers, part: slice, check: Sequence[str], *, texts: bool
 ) -> Iterator[Sequence[str]]:
     """Some rows of the table; the numbers of all rows at once would take much memory."""

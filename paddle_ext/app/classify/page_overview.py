@@ -34,7 +34,8 @@ def figures(outcome: Outcome) -> list[tuple[str, str]]:
         shown.append((f"{suspects:,}", "labels that look wrong"))
     expected = outcome.expected()
     if expected is not None:
-        caption = f"expected accuracy, {interval_of(expected)}, of samples of known classes"
+        known = f"of samples of known classes{outcome.caution}"
+        caption = f"expected accuracy, {interval_of(expected)}, {known}"
         shown.append((percent(expected.share), caption))
     accuracy = answers.accuracy()
     if accuracy is not None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...research.data.decoding import open_picture, read_picture_file, why_unreadable
 from ...research.data.images import in_threads
-from ...research.printable import encodable, without_controls
+from ...research.data.labels import label_text
+from ...research.printable import encodable, plural, without_controls
 from ...research.progress import Progress
 from .cache import FeatureCache, digest
 from .networks import Network
@@ -183,6 +184,9 @@ def labelled_folder(
             reader.unreadable[encodable(str(entry))] = "it is not in the folder of a class"
             continue
         own, name = files_below(entry, reader.unreadable), without_controls(entry.name)
+        if not label_text(name):
+            notes.append(f"the folder {name!r} is no class: {plural(len(own), 'image')} not used")
+            continue
         paths += own
         classes += [name] * len(own)
         if not own:
@@ -191,7 +195,7 @@ def labelled_folder(
         raise ValueError(
             f"{root} must have one folder of images per class, got no image in a folder"
         )
-    parts = list(reader.batches(paths, "labelled pictures", progress))
+    parts = list(reader.batches(paths, "labelled images", progress))
     rows = [row for numbers, _ in parts for row in numbers]
     if not rows:
         raise ValueError(

@@ -44,7 +44,7 @@ def sort_into(folder: Path, answers: Answers) -> Counter[str]:
     These folders appear once all images are copied. Returns the number of images in each.
     """
     labels = [
-        answers.label(row) if row in answers.corrected or not why else why
+        class_folder(answers.label(row)) if row in answers.corrected or not why else why
         for row, why in enumerate(reasons(answers))
     ]
     folders = folder_names(labels)
@@ -61,6 +61,11 @@ def sort_into(folder: Path, answers: Answers) -> Counter[str]:
         for name in copied:
             (new / name).replace(folder / name)
     return copied
+
+
+def class_folder(label: str) -> str:
+    """A label, other than the folder of doubtful images even if a class is called so."""
+    return f"{label} (class)" if label == "doubtful" else label
 
 
 def folder_names(labels: Sequence[str]) -> dict[str, str]:

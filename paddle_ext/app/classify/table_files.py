@@ -191,12 +191,11 @@ class Table(ABC):
     def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
         """The numeric columns selected by `Columns.features`."""
         left_out: dict[str, str] = {}
-        warnings: list[str] = []
         if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
             given = EMBEDDING
         if given is None:
             numeric = [name for name in self.numeric if name not in others]
-            found, left_out, warnings = choose(self.first, numeric)
+            found, left_out = choose(self.first, numeric)
             known = {*numeric, *others}
             left_out |= {
                 name: "it has lists" if name in self.lists else why_no_feature(self.first[name])
@@ -222,7 +221,7 @@ class Table(ABC):
                 f"must be numeric columns of {self.path}, got none{beginning}",
                 or_pass="text",
             )
-        return Chosen(found, left_out, warnings)
+        return Chosen(found, left_out)
 
     def check_text(self, others: set[str]) -> None:
         """Raise an error if there is a column of texts, which is probably what to classify."""

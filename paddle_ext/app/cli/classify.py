@@ -309,6 +309,7 @@ def show_trust(report: Report) -> None:
         show.say(
             f"expected accuracy: {percents(expected)} of samples of known classes, from "
             f"{expected.samples} labelled samples, each classified by the others"
+            f"{report.outcome.caution}"
         )
     check = report.outcome.to_check()
     if check:

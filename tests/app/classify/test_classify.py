@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, PRESENT, embeddings
+from classify_data import NAMES, PRESENT, embeddings, table
 
 from paddle_ext.app.classify import (
     Batch,
@@ -35,8 +35,7 @@ SETTINGS = Settings(cache=None, device="cpu")
 
 
 def read_answers(folder: Path) -> list[dict[str, str]]:
-    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return table(folder / "answers.csv")
 
 
 def write(path: Path, features: np.ndarray, labels: np.ndarray | None, gaps: bool = False) -> None:

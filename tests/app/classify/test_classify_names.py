@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, PRESENT, embeddings
+from classify_data import NAMES, PRESENT, embeddings, table
 from encoder_models import COLOURS, stand_in_folder
 from PIL import Image
 
@@ -24,7 +24,7 @@ from paddle_ext.app.classify import (
     answering,
     classify,
 )
-from paddle_ext.app.classify.class_names import Names, embedded, read_names
+from paddle_ext.app.classify.class_names import ClassPrompts, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,8 +35,7 @@ def run(labelled: Path, unlabelled: Path | None, output: Path, **settings: objec
 
 
 def labels_of(folder: Path) -> list[str]:
-    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
-        return [row["label"] for row in csv.DictReader(file)]
+    return [row["label"] for row in table(folder / "answers.csv")]
 
 
 def centred() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -301,7 +300,7 @@ def test_names_files(tmp_path: Path) -> None:
 def test_means_of_several_phrases() -> None:
     """Unit-norm before and after, so that a phrase with a long embedding has no more weight."""
     rows = {"x a": [3.0, 4.0], "a x": [0.0, 9.0], "own": [5.0, 0.0]}
-    names = Names(("a", "b"), ((), ("own",)))
+    names = ClassPrompts(("a", "b"), ((), ("own",)))
     found = embedded(
         names, ["x {}", "{} x"], lambda texts: torch.tensor([rows[t] for t in texts]), "here", 7.0
     )

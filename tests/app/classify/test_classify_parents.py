@@ -1,13 +1,12 @@
 """`classify --parents`: unsure samples get a parent of their class."""
 
-import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from classify_data import settings, table
 
-from paddle_ext.app.classify import Settings, classify
+from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.class_tables import read_pairs
 from paddle_ext.app.classify.streaming import check_settings
 
@@ -29,15 +28,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "known.npz", tmp_path / "new.npz"
 
 
-def settings(parents: Path, **options: Any) -> Settings:
-    return Settings(parents=parents, device="cpu", cache=None, **options)
-
-
 def test_unsure_samples_get_a_parent(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "tree.csv").write_text(TREE)
-    report = classify(*files, tmp_path / "out", settings(tmp_path / "tree.csv"))
-    with report.table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    report = classify(*files, tmp_path / "out", settings(parents=tmp_path / "tree.csv"))
+    rows = table(report.table)
     assert {row["node"] for row in rows[:12]} >= {"tree"}
     assert {row["node"] for row in rows[12:]} == {"newt"}
     for row in rows:
@@ -49,18 +43,17 @@ def test_unsure_samples_get_a_parent(files: tuple[Path, Path], tmp_path: Path) -
 def test_a_corrected_class_may_lack_a_parent(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "tree.csv").write_text(TREE)
     (tmp_path / "corrected.csv").write_text("name,label\n0,yew\n1,oak\n")
-    corrected = settings(tmp_path / "tree.csv", corrected=tmp_path / "corrected.csv")
-    report = classify(*files, tmp_path / "out", corrected)
+    options = {"parents": tmp_path / "tree.csv", "corrected": tmp_path / "corrected.csv"}
+    report = classify(*files, tmp_path / "out", settings(**options))
     assert any("new class 'yew' has no parent in " in note for note in report.notes)
-    with report.table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = table(report.table)
     assert [row["node"] for row in rows[:2]] == ["", ""]  # their class is certain
     assert {row["node"] for row in rows[2:]} <= {*NAMES, "tree", "alive", "yew", ""}
     assert all((row["node"] == "") == (row["node_probability"] == "") for row in rows)
 
 
 def test_without_parents_there_is_no_column(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", Settings(device="cpu", cache=None))
+    report = classify(*files, tmp_path / "out", settings())
     assert "node" not in report.table.read_text(encoding="utf-8").splitlines()[0]
 
 
@@ -77,7 +70,7 @@ def test_without_parents_there_is_no_column(files: tuple[Path, Path], tmp_path: 
 def test_bad_parents(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "tree.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
-        classify(*files, tmp_path / "out", settings(tmp_path / "tree.csv"))
+        classify(*files, tmp_path / "out", settings(parents=tmp_path / "tree.csv"))
     assert not (tmp_path / "out").exists()
 
 
@@ -85,4 +78,4 @@ def test_parents_need_a_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which is not a file"):
         read_pairs(tmp_path / "none.csv", "parents", "parent")
     with pytest.raises(ValueError, match="parents must be omitted unless the output is a folder"):
-        check_settings(settings(tmp_path / "tree.csv"), one_batch=False)
+        check_settings(settings(parents=tmp_path / "tree.csv"), one_batch=False)

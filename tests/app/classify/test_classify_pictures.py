@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import pattern, picture_folders
+from classify_data import pattern, picture_folders, table
 from PIL import Image
 
 from paddle_ext.app.classify import Columns, Report, Settings, classify
@@ -58,8 +57,16 @@ def run(labelled: Path, new: Path, output: Path, **settings: object) -> Report:
 
 
 def answers_of(folder: Path) -> dict[str, str]:
-    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
-        return {row["file"]: row["label"] for row in csv.DictReader(file)}
+    return {row["file"]: row["label"] for row in table(folder / "answers.csv")}
+
+
+def test_a_folder_called_unknown_is_no_class(tmp_path: Path) -> None:
+    """As in tables: otherwise it would be one folder, and one label, with samples of no class."""
+    labelled, new = picture_folders(tmp_path)
+    (labelled / "discs").rename(labelled / "unknown")
+    report = run(labelled, new, tmp_path / "out")
+    assert report.answers.class_names == ("chess", "stripes")
+    assert "the folder 'unknown' is no class: 4 images not used" in report.notes
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """`classify --prior`: what is known of the class proportions."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
+from classify_data import settings, table
 
-from paddle_ext.app.classify import Settings, classify
+from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.streaming import check_settings
 
 NAMES = ("oak", "elm", "newt", "frog")
@@ -31,9 +31,8 @@ def labels_with(files: tuple[Path, Path], folder: Path, text: str | None) -> lis
     if text is not None:
         prior = folder / "prior.csv"
         prior.write_text(text)
-    report = classify(*files, folder / "out", Settings(prior=prior, device="cpu", cache=None))
-    with report.table.open(newline="", encoding="utf-8") as file:
-        return [row["label"] for row in csv.DictReader(file)]
+    report = classify(*files, folder / "out", settings(prior=prior))
+    return [row["label"] for row in table(report.table)]
 
 
 def test_impossible_classes_are_never_named(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -50,8 +49,7 @@ def test_a_class_that_is_not_listed_is_possible(files: tuple[Path, Path], tmp_pa
 
 def test_missing_and_foreign_names_are_told(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "prior.csv").write_text("oak;9\nnewt;9\nbat;3\n")
-    settings = Settings(prior=tmp_path / "prior.csv", device="cpu", cache=None)
-    report = classify(*files, tmp_path / "out", settings)
+    report = classify(*files, tmp_path / "out", settings(prior=tmp_path / "prior.csv"))
     page = report.page.read_text(encoding="utf-8")
     assert "2 classes not in" in page
     assert "got its smallest weight above 0, 9, such as elm" in page
@@ -76,13 +74,12 @@ def test_bad_files(files: tuple[Path, Path], tmp_path: Path, text: str, message:
 
 def test_streams_take_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prior must be omitted"):
-        check_settings(Settings(prior=tmp_path / "prior.csv"), one_batch=False)
+        check_settings(settings(prior=tmp_path / "prior.csv"), one_batch=False)
 
 
 def test_shares_of_the_classes(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", Settings(device="cpu", cache=None))
-    with (tmp_path / "out" / "classes.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    report = classify(*files, tmp_path / "out", settings())
+    rows = table(tmp_path / "out" / "classes.csv")
     assert {row["class"] for row in rows} == set(NAMES)
     assert sum(int(row["samples"]) for row in rows) == 40
     assert abs(sum(float(row["share"]) for row in rows) - 1) < 1e-3

@@ -224,6 +224,17 @@ def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path)
     assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
 
 
+def test_the_report_suggests_what_was_meant(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A new class may be a misspelt one, and a sample that does not exist another."""
+    (tmp_path / "a.csv").write_text("name,label\n3,birhc\n4,ginkgo\n")
+    output = run(*files, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
+    assert "new class 'birhc', 1 corrected sample (did you mean 'birch'?)" in output
+    (tmp_path / "b.csv").write_text("name,label\n033,elm\n")
+    refused = failed(*files, "--output", tmp_path / "b", "--corrected", tmp_path / "b.csv")
+    assert "got '033' in" in refused
+    assert "which is none (did you mean '33'?)" in refused
+
+
 # --- files of corrections -------------------------------------------------------------------------
 
 
@@ -299,6 +310,7 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (tmp_path / "a.csv").write_text(
         "file,label\ndeep/chess/0.jpg,unknown\ndeep/chess/1.jpg,a/b\nstripes/0.png,unknown\n"
+        "deep/chess/2.jpg,doubtful\n"
     )
     target, cache = tmp_path / "sorted", tmp_path / "cache"
     common = ("--output", tmp_path / "out", "--sort-into", target, "--cache", cache)
@@ -306,10 +318,10 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     assert "sorted" in told
     copies = sorted(path.relative_to(target).as_posix() for path in target.rglob("*.jpg"))
     assert len(copies) == 6
-    assert {"unknown/0.jpg", "a_b/1.jpg"} <= set(copies)
+    assert {"unknown/0.jpg", "a_b/1.jpg", "doubtful (class)/2.jpg"} <= set(copies)
     rows = {row["file"]: row for row in table(tmp_path / "out" / "answers.csv")}
     for name, row in rows.items():
-        folder = row["label"].replace("/", "_")
+        folder = row["label"].replace("/", "_").replace("doubtful", "doubtful (class)")
         if row["source"] == "predicted" and row["check"]:
             folder = row["check"]
         stem = Path(name).stem

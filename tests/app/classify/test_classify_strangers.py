@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, STRANGE, embeddings, strange_files
+from classify_data import NAMES, STRANGE, embeddings, settings, strange_files, table
 from typer.testing import CliRunner
 
-from paddle_ext.app.classify import Answers, Settings, classify
+from paddle_ext.app.classify import Answers, classify
 from paddle_ext.app.classify.alike import merged
+from paddle_ext.app.classify.labelled_check import ExpectedAccuracy
 from paddle_ext.app.classify.review import to_check
 from paddle_ext.app.cli.app import app
-
-
-def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -140,6 +130,24 @@ def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:
     )
     assert sentence in told
     assert sentence in (tmp_path / "answers.html").read_text()
+
+
+def test_expected_accuracy_of_two_labels_is_not_trusted(tmp_path: Path) -> None:
+    support, labels, query, _ = embeddings(shots=3)
+    np.savez(tmp_path / "new.npz", features=query)
+    for shots, few in ((2, True), (3, False)):
+        rows = [row for row in range(len(labels)) if row % 3 < shots]
+        np.savez(tmp_path / "few.npz", features=support[rows], labels=NAMES[labels[rows]])
+        output = run(tmp_path / "few.npz", tmp_path / "new.npz", "--output", tmp_path / "out")
+        page = (tmp_path / "out" / "answers.html").read_text()
+        for text in (output, page):
+            assert ("or less: two labels of a class say little" in text) == few
+    assert ExpectedAccuracy(torch.tensor([2]), torch.tensor([2])).of_class(0) == (
+        1,
+        pytest.approx(0.27, abs=0.01),  # as of one test
+        1,
+        2,
+    )
 
 
 def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:

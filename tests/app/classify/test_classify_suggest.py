@@ -1,16 +1,15 @@
 """``paddle-ext classify --suggest N``: which samples to label next."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings
+from classify_data import NAMES, embeddings, settings, table
 from typer.testing import CliRunner
 
 from paddle_ext import presence
-from paddle_ext.app.classify import Settings, classify
+from paddle_ext.app.classify import classify
 from paddle_ext.app.cli.app import app
 
 
@@ -23,11 +22,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     features = np.concatenate([query, 2 * strange]).astype(np.float32)
     np.savez(tmp_path / "new.npz", features=features)
     return tmp_path / "known.npz", tmp_path / "new.npz"
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -60,8 +54,8 @@ def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
 def test_the_order_is_that_of_the_function(
     files: tuple[Path, Path], tmp_path: Path, batch: int | None
 ) -> None:
-    settings = Settings(device="cpu", cache=None, suggest=6, batch=batch)
-    report = classify(*files, tmp_path / "out", settings)
+    options = settings(suggest=6, batch=batch)
+    report = classify(*files, tmp_path / "out", options)
     known, new = (torch.from_numpy(np.load(path)["features"]) for path in files)
     want = presence.suggest(known, new, 6).queries
     assert report.suggestions is not None
@@ -71,13 +65,13 @@ def test_the_order_is_that_of_the_function(
 
 
 def test_corrected_samples_are_not_suggested(files: tuple[Path, Path], tmp_path: Path) -> None:
-    settings = Settings(device="cpu", cache=None, suggest=1)
-    suggested = classify(*files, tmp_path, settings).suggested
+    options = settings(suggest=1)
+    suggested = classify(*files, tmp_path, options).suggested
     assert suggested is not None
     (first,) = suggested.names()
     (tmp_path / "corrected.csv").write_text(f"row,label\n{first},elm\n")
-    settings = Settings(device="cpu", cache=None, suggest=100, corrected=tmp_path / "corrected.csv")
-    again = classify(*files, tmp_path, settings).suggested
+    options = settings(suggest=100, corrected=tmp_path / "corrected.csv")
+    again = classify(*files, tmp_path, options).suggested
     assert again is not None
     assert len(again.names()) == 43
     assert first not in again.names()

@@ -200,14 +200,15 @@ def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only names and files are looked at."""
     labelled, new = picture_folders(tmp_path)
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    (labelled / "unknown").mkdir()
-    (labelled / "unknown" / "copy.png").write_bytes((labelled / "chess" / "0.png").read_bytes())
+    for folder in ("unknown", "draughts"):
+        (labelled / folder).mkdir()
+        (labelled / folder / "copy.png").write_bytes((labelled / "chess" / "0.png").read_bytes())
     rows = checked(labelled, new)
     assert rows["labelled"] == "13 samples of 4 classes"
     assert rows["to classify"] == "6 files"
-    assert rows["labels like missing values"].startswith("1: 'unknown' (1) they are classes")
+    assert rows["labels like missing values"].startswith("1: 'unknown' (1) they count as no label")
     equal = rows["equal samples with different labels"]
-    assert equal.startswith("1: 'chess' (chess/0.png) and 'unknown' (unknown/copy.png)")
+    assert equal.startswith("1: 'chess' (chess/0.png) and 'draughts' (draughts/copy.png)")
 
 
 def test_arrays_and_equal_rows(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embeddings, picture_folders
+from classify_data import NAMES, embeddings, picture_folders, table
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -39,8 +39,7 @@ def texts(folder: Path) -> list[object]:
 
 
 def answers(folder: Path) -> list[dict[str, str]]:
-    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return table(folder / "answers.csv")
 
 
 def test_tasks_of_texts(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sqlite3
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classify_data import pattern, picture_folders
+from classify_data import pattern, picture_folders, table
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -70,8 +69,7 @@ def run(labelled: Path, new: Path, output: Path, **settings: Any) -> Report:
 
 
 def answers_of(folder: Path) -> dict[str, str]:
-    with (folder / "answers.csv").open(newline="", encoding="utf-8") as file:
-        return {row["file"]: row["label"] for row in csv.DictReader(file)}
+    return {row["file"]: row["label"] for row in table(folder / "answers.csv")}
 
 
 def reasons(report: Report) -> dict[str, str]:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings, picture_folders
+from classify_data import NAMES, embeddings, picture_folders, settings
 
 import paddle_ext
 from paddle_ext.app.classify import (
     Columns,
-    Settings,
     classify,
     output_files,
     stream,
@@ -54,10 +53,6 @@ def write_new(path: Path, **columns: Any) -> Path:
     }
     pq.write_table(pa.table(table | columns), path, row_group_size=150)
     return path
-
-
-def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
 
 
 @pytest.fixture

@@ -83,11 +83,13 @@ def test_a_requested_id_column_is_a_feature(tmp_path: Path) -> None:
     assert report.notes == ["features: 2 columns, id to a"]
 
 
-def test_a_dominating_column_is_reported(tmp_path: Path) -> None:
-    salary = [str(k) for k in (51200, 48700, 50100, 49300, 70400, 30100)]
-    report = run(tmp_path, table("salary,a,b,label", salary))
-    assert report.notes[0] == "features: 3 columns, salary to b"
-    assert report.notes[1].startswith("the column 'salary' varies ")
+def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
+    salary, found = (512, 487, 501, 493, 704, 301), []
+    for unit in (1, 100):
+        report = run(tmp_path, table("salary,a,b,label", [str(unit * x) for x in salary]))
+        assert report.notes == ["features: 3 columns, salary to b"]
+        found.append(report.answers.probability)
+    assert found[0].tolist() == pytest.approx(found[1].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("gap", ["", " ", "NA", "NaN", "nan", "None", "null"])
