@@ -91,11 +91,11 @@ def load_model(path: Path) -> Model:
         scale = float(contents.get("logit_scale", LOGIT_SCALE))
         text = contents.get("text")
         prototypes = None if text is None else torch.from_numpy(text)
+        K, S = len(class_names), len(features)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"
         ) from None
-    K, S = len(class_names), len(features)
     numbers = [features] if prototypes is None else [features, prototypes]
     widths = {x.shape[-1] for x in numbers if len(x)}
     sound = all(x.dim() == 2 and x.dtype == torch.float32 and x.isfinite().all() for x in numbers)
