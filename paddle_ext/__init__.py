@@ -10,6 +10,7 @@ has every method of the paper behind one protocol, and `reference` has them in p
 """
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,19 +85,22 @@ _MODULES = {
     "tune": "research.evaluation.tuning",
 }
 _SUBMODULES = ("integrations", "methods", "presence", "reference", "research")
+# Two threads that import packages which need each other see half of them.
+_LOADING = threading.RLock()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    elif name in _SUBMODULES:
-        return importlib.import_module(f".{name}", __name__)
-    elif name == "__version__":
-        found = importlib.import_module(".version", __name__).version()
-    else:
+    if name not in {*_MODULES, *_SUBMODULES, "__version__"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    with _LOADING:
+        if name in _SUBMODULES:
+            return importlib.import_module(f".{name}", __name__)
+        if name == "__version__":
+            found = importlib.import_module(".version", __name__).version()
+        else:
+            found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -121,6 +121,26 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert "'numpy'" not in loaded
 
 
+def test_first_use_in_several_threads() -> None:
+    use = """
+import threading, paddle_ext
+names = ["adapt", "tim", "adaptive", "solve", "sinkhorn", "methods", "BatchClassifier", "FileRows"]
+barrier, found = threading.Barrier(len(names)), []
+
+def load(name):
+    barrier.wait()
+    found.append(getattr(paddle_ext, name))
+
+threads = [threading.Thread(target=load, args=(name,)) for name in names]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(found) == len(names)
+"""
+    run(use)
+
+
 @pytest.mark.parametrize("command", ["--help", "classify --help"])
 def test_help_does_not_import_torch(command: str) -> None:
     pytest.importorskip("typer", reason="needs typer")

@@ -53,7 +53,7 @@ def run_example(
         cwd=EXAMPLES.parent if place == "checkout" else folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
         check=False,
         env=os.environ | environment,
     )

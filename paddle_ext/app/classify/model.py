@@ -82,30 +82,30 @@ def load_model(path: Path) -> Model:
         )
     try:
         contents = archives.read_npz(path)
-        if int(contents["paddle_ext_model"]) != FORMAT:
+        names = contents["class_names"]
+        if (int(contents["paddle_ext_model"]), names.ndim, names.dtype.kind) != (FORMAT, 1, "U"):
             raise KeyError
         features = torch.from_numpy(contents["features"])
         labels = torch.from_numpy(contents["labels"])
-        class_names = tuple(str(name) for name in contents["class_names"])
+        class_names = tuple(names.tolist())
         made_by = {name: str(contents[name]) for name in MADE_BY}
         scale = float(contents.get("logit_scale", LOGIT_SCALE))
         text = contents.get("text")
         prototypes = None if text is None else torch.from_numpy(text)
+        K, S = len(class_names), len(features)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"
         ) from None
-    K, S = len(class_names), len(features)
     numbers = [features] if prototypes is None else [features, prototypes]
-    widths = {x.shape[-1] for x in numbers if len(x)}
     sound = all(x.dim() == 2 and x.dtype == torch.float32 and x.isfinite().all() for x in numbers)
-    rows = labels.shape == (S,) and (prototypes is None or len(prototypes) == K)
-    if not sound or not rows or len(widths) > 1:
+    whole = labels.shape == (S,) and (prototypes is None or prototypes.shape[:1] == (K,))
+    if not sound or not whole or len({x.shape[1] for x in numbers if len(x)}) > 1:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
-    names = tuple(map(str, range(S)))
-    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale, names)
+    rows = tuple(map(str, range(S)))
+    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale, rows)
     return Model(known, **made_by)
 
 

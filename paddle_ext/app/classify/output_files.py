@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from datetime import date, datetime, time
 from pathlib import Path
@@ -84,7 +85,9 @@ def write_excel(path: Path, tables: Iterator[Any]) -> list[str]:
         for line in zip(*columns, strict=True):
             cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CHARACTERS for cell in line)
             sheet.append([excel_cell(sheet, cell) for cell in line])
-    book.save(path)
+    content = io.BytesIO()  # the archive of a file that is full complains again when it is deleted
+    book.save(content)
+    path.write_bytes(content.getbuffer())
     long = f"{cut:,} texts were cut to {EXCEL_CHARACTERS:,} characters, the limit of Excel"
     return [long] if cut else []
 

@@ -168,6 +168,20 @@ def test_a_full_disk_is_reported_with_the_file(
     assert not list(tmp_path.glob(".partial-*"))
 
 
+def test_a_full_disk_and_excel(
+    arrays: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive is complete before it is written, as one that fails complains twice."""
+
+    def full(path: Path, _: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    done = run(*arrays, "--output", tmp_path / "all.xlsx")
+    assert done.exit_code == 1
+    assert f"error: {tmp_path / 'all.xlsx'}: {os.strerror(errno.ENOSPC)}" in done.output
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_is_not_writable_is_reported_with_the_file(
     arrays: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -248,14 +248,16 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
         ("labels", contents["labels"] * 1.0),
         ("features", contents["features"] * np.float32("nan")),
         ("text", wide),
+        ("text", wide[0, 0]),
         ("text", wide[1:, : contents["features"].shape[1]]),
     ):
         np.savez(saved, **contents | {name: odd})
         with pytest.raises(ValueError, match=r"model must be intact, got .*model\.npz"):
             load_model(saved)
-    np.savez(saved, **contents, logit_scale="x")
-    with pytest.raises(ValueError, match="model must be a file written by classify --save"):
-        load_model(saved)
+    for odds in ({"logit_scale": "x"}, {"features": 5.0}, {"class_names": wide}):
+        np.savez(saved, **contents | odds)
+        with pytest.raises(ValueError, match="model must be a file written by classify --save"):
+            load_model(saved)
     np.savez(tmp_path / "wide.npz", features=np.zeros((3, 99)))
     classify(*files, tmp_path, settings(save=saved))
     with pytest.raises(ValueError, match="must have as many features as"):
