@@ -100,11 +100,11 @@ def test_nasty(place: Place, problem: str) -> None:
 def test_many_rows_along_one_feature(place: Place) -> None:
     """So many that the factor of the full metric would leave the range of halves on CUDA."""
     g = torch.Generator().manual_seed(4)
-    support = torch.randn(2**18, 3, generator=g) * torch.tensor([1.0, 1e-3, 1e-3]) + 1
-    labels = torch.arange(len(support)) % 2
-    query = torch.randn(20, 3, generator=g) * torch.tensor([1.0, 1e-3, 1e-3]) + 1
-    support[:, 1] += 0.01 * labels
-    query[:10, 1] += 0.01
+    spread, labels = torch.tensor([1.0, 0.1, 0.1]), torch.arange(2**19) % 2
+    support = torch.randn(len(labels), 3, generator=g) * spread + 1
+    query = torch.randn(20, 3, generator=g) * spread + 1
+    support[:, 1] += 0.5 * labels
+    query[:10, 1] += 0.5
     agrees(place, Problem(support[None], labels[None], query[None], 2))
 
 
