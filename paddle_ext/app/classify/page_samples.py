@@ -11,7 +11,7 @@ from .correcting import GivenSample
 from .outcome import Outcome
 from .review import DOUBTFUL, ToCheck
 
-LONGEST_TEXT = 300  # characters of a sample
+LONGEST_TEXT = 2000  # characters of a sample; its tile shows the first lines
 
 Images: TypeAlias = dict[str, str]  # data URI of each path
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from classify_data import STRANGE, pattern, settings, strange_files
-from pages import probed, shown_by, with_probe
+from pages import made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import Answers, Labelled, classify
 from paddle_ext.app.classify import page as module
@@ -17,6 +17,7 @@ from paddle_ext.app.classify.correcting import DataNames, corrected_source
 from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.outcome import Outcome
 from paddle_ext.app.classify.page import page
+from paddle_ext.app.classify.page_samples import caption
 from paddle_ext.app.classify.pictures import thumbnail
 from paddle_ext.app.classify.samples import Source
 
@@ -165,6 +166,22 @@ def test_a_group_keeps_the_labels_of_single_samples(
     shown = probed(browser, report.page, script)
     assert shown["first"] == ["changed to unknown", *["changed to yaw"] * 4]
     assert shown["second"] == ["changed to unknown", *["changed to yew"] * 4]
+
+
+def test_a_long_text_can_be_read(tmp_path: Path, browser: str) -> None:
+    """Its tile has a few lines, and the opened sample all of it."""
+    path = tmp_path / "answers.html"
+    long = caption("texts", "number 9", f"{'many words ' * 150}end of")
+    path.write_text(made("texts").replace("number 9 of", long))
+    script = """
+    const long = document.querySelector('[data-name="number 9"]');
+    report.lines = long.querySelector(".who").getBoundingClientRect().height / 23;
+    long.click();
+    report.text = at("look-text").textContent;
+    """
+    shown = probed(browser, path, script)
+    assert shown["lines"] < 6
+    assert "end of" in shown["text"]
 
 
 def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
