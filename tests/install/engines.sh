@@ -9,7 +9,7 @@ python=${PYTHON:-python3}
 folder=$PWD/build/engines
 mkdir -p "$folder"
 
-declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open_clip,onnx,text)
+declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open-clip,onnx,text)
 declare -A more=([ray]="" [spark]="" [encoders]=onnx) # what the tests write models with
 declare -A tests=(
     [ray]="tests/integrations/test_batch_engines.py -k not(spark)"

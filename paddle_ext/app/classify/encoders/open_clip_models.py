@@ -31,7 +31,7 @@ def from_weights(name: str, architecture: str, weights: Path, device: torch.devi
 def loaded(
     name: str, model_name: str, pretrained: str | None, files: list[Path], device: torch.device
 ) -> Encoder:
-    module = library("open_clip", f"the encoder {name}", "'paddle_ext[open_clip]'")
+    module = library("open_clip", f"the encoder {name}", "'paddle_ext[open-clip]'")
     with offline():
         model = module.create_model(model_name, pretrained=pretrained, device=device).eval()
         tokenizer = module.get_tokenizer(model_name)
