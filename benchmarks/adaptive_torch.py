@@ -157,7 +157,8 @@ def full_metric(x: Tensor, labels: Tensor, means: Tensor, scale: Tensor) -> Full
     _, S, D = x.shape
     root = scale.sqrt()
     off = (x - take(means, labels)).mul_(root)
-    scatter = off.square().sum((-2, -1)).div_(S - means.shape[1]).add_(NO_SCATTER)
+    rows = S - means.shape[1]
+    scatter = off.square().sum((-2, -1)).div_(rows).add_(rows * NO_SCATTER)
     few = S < D
     gram = off @ off.mT if few else off.mT @ off
     gram.diagonal(dim1=-2, dim2=-1).add_(scatter.unsqueeze(-1))

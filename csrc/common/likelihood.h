@@ -55,7 +55,8 @@ PADDLE_EXT_HD int64_t factor_columns(int64_t M) {
 constexpr double kMostRows = 1 << 17;
 
 PADDLE_EXT_HD double mean_scatter(double squares, int64_t S, int64_t K) {
-    return squares / fmin(double(S > K ? S - K : 1), kMostRows) + kNoScatter;
+    const double rows = fmin(double(S > K ? S - K : 1), kMostRows);
+    return squares / rows + rows * kNoScatter;  // the rounding of every row adds up in V^T V
 }
 
 // Weights of the full metric that calibration rows choose from are 0, 1/4, .. 1. The weight grows

@@ -186,6 +186,7 @@ static inline T dot(const T* a, const T* b, int64_t n) {
     for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
         for (int v = 0; v < 4; ++v) sum[v] += load(a + i + v * kLanes) * load(b + i + v * kLanes);
     }
+    for (; i + kLanes <= n; i += kLanes) sum[0] += load(a + i) * load(b + i);
     T total = horizontal_sum<T>((sum[0] + sum[1]) + (sum[2] + sum[3]));
     for (; i < n; ++i) total += a[i] * b[i];
     return total;

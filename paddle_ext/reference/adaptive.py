@@ -133,7 +133,8 @@ def full_metric(off: Tensor, K: int, plain: Tensor) -> tuple[Tensor, Tensor]:
     """
     root = plain.diagonal().sqrt()
     scaled = off * root
-    length = scaled.square().sum() / min(len(off) - K, MOST_ROWS) + NO_SCATTER
+    rows = min(len(off) - K, MOST_ROWS)
+    length = scaled.square().sum() / rows + rows * NO_SCATTER
     inverse = torch.linalg.inv(scaled.mT @ scaled / length + torch.eye(len(root)).to(scaled))
     return root.unsqueeze(1) * inverse * root, length
 

@@ -86,7 +86,7 @@ def test_a_row_leaves_the_covariance() -> None:
 
     root, degrees = scale.sqrt(), n * K - K
     scatter = (off * root).mT @ (off * root)
-    length = float(scatter.trace()) / degrees + 1e-10
+    length = float(scatter.trace()) / degrees + degrees * 1e-10
     want, to_own = [], []
     for i in range(len(x)):
         v = off[i] * root
