@@ -228,11 +228,11 @@ def strangers() -> "Figure":
 
 def roll_up() -> "Figure":
     """How samples are named: by their class, by their group, or not at all."""
-    rows = table("presence.md", "named nodes that are right")
+    rows = table("presence.md", "named nodes: expected right")
     figure, (axes,) = make_panels(1, height=2.2)
     name_rows(axes, [row[0] for row in rows])
     for place, row in enumerate(rows):
-        right, _, named, classes, _ = (float(cell) for cell in row[1:])
+        _, right, named, classes, _ = (float(cell) for cell in row[1:])
         by_class = named * classes / 100
         axes.barh(place, by_class, 0.55, color=OURS)
         axes.barh(place, named - by_class, 0.55, left=by_class, color=paler(OURS))
