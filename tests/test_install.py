@@ -23,14 +23,14 @@ def extras() -> set[str]:
     (section,) = re.findall(
         r"^\[project\.optional-dependencies\]\n(.*?)^\[", text, re.MULTILINE | re.DOTALL
     )
-    return set(re.findall(r"^(\w+) = ", section, re.MULTILINE))
+    return set(re.findall(r"^([\w-]+) = ", section, re.MULTILINE))
 
 
 def test_extras_that_pages_name_exist() -> None:
     known = extras()
     assert {"cli", "classify", "text", "sklearn"} <= known
     for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
-        for named in re.findall(r"(?:paddle_ext|\.)\[([\w,]+)\]'", page.read_text()):
+        for named in re.findall(r"(?:paddle_ext|\.)\[([\w,-]+)\]'", page.read_text()):
             assert set(named.split(",")) <= known, f"{page.name}: {named}"
 
 

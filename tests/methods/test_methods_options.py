@@ -29,7 +29,7 @@ OTHER: dict[str | tuple[str, str], object] = {
     "max_iter": 2,
     "tol": 10.0,
     "weights": (0.5, 0.2, 0.7),
-    ("adaptive", "metric"): "full",  # for as few shots as here "auto" is "diagonal"
+    ("adaptive", "metric"): "diagonal",
     ("ici", "dimension"): 1,
     ("ici", "max_iter"): 1,
     ("ici", "step"): 1,

@@ -177,7 +177,7 @@ def test_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "image.onnx").write_bytes(b"")
     kinds = {
         "transformers": (str(tmp_path), "clip"),
-        "open_clip": (f"open_clip:ViT-B-32:{tmp_path / 'weights.pt'}", "open_clip"),
+        "open_clip": (f"open_clip:ViT-B-32:{tmp_path / 'weights.pt'}", "open-clip"),
         "onnxruntime": (str(tmp_path / "image.onnx"), "onnx"),
     }
     for module, (name, extra) in kinds.items():
