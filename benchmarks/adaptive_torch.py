@@ -435,6 +435,10 @@ def adaptive(
     late = excess(model.variance, shots + more, S / K + more)
     logits += (excess(model.variance, shots, S / K) - late).unsqueeze(1)
     logits = logits.mul_(half).add_(bias).mul_(1 - SOFTER / (1 + a / FEW))
-    others = (u.sum(1, keepdim=True) - u).mul_(weight).clamp_(min=0).add_(a)
+    counts = u.sum(1, keepdim=True)
+    others = (counts - u).mul_(weight).clamp_(min=0)
+    counts.mul_(weight)
+    kept = 1 - (K - 1) * a / (1 + K * a) * counts / (counts + shots.unsqueeze(1))
+    others.mul_(kept).add_(a)
     u = logits.add_(others.log_()).mul_(model.temper).softmax(-1)
     return u.argmax(-1), u

@@ -3,10 +3,11 @@
 // Query q of class k with probability u has weight W = trust u^2, trust = Q / (Q + K). With n
 // labelled rows in the class, s the weighted sum of all rows and m = n + sum_q W their mass, the
 // logit of a query is
-//   share (f (x.s / m - s.s / (2 m^2)) + hub_k) + ln(t_k - w u),
+//   share (f (x.s / m - s.s / (2 m^2)) + hub_k) + ln(c_k (N_k - w u) + a m_k),
 // s and m without the query itself, hub_k the bias without -f/2 times the square of the prototype,
-// share = late_share(a), t_k = N_k + a m_k the count of the class in the batch plus its prior, and w
-// the weight of a query in the counts.
+// share = late_share(a), N_k the count of the class in the batch, c_k = kept_share, a m_k its prior
+// and w the weight of a query in the counts. The last term is ln c_k + ln(N_k - w u + a m_k / c_k),
+// of which ln c_k is a constant.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ PADDLE_EXT_HD const Real* chosen_measure(const StepParams& p, int64_t task) {
     return static_cast<const Real*>(p.measures) + (task * p.priors + p.chosen[task]) * p.K;
 }
 
-// The sum of t_k over the classes.
+// The sum of counts and priors over the classes.
 template <typename Real>
 PADDLE_EXT_HD Real total_count(double weight, int64_t Q, int64_t K, Real a) {
     return Real(weight) * Real(Q) + Real(K) * a;
@@ -37,6 +38,18 @@ PADDLE_EXT_HD double trust_of(int64_t Q, int64_t K) { return double(Q) / double(
 template <typename Real>
 PADDLE_EXT_HD Real class_share(Real counted, Real held, Real labelled, int64_t Q) {
     return (counted + labelled * (held - counted)) / Real(Q);
+}
+
+// The chance that two queries are of different classes, by the Dirichlet prior.
+template <typename Real>
+PADDLE_EXT_HD Real chance_of_two_classes(Real a, int64_t K) {
+    return Real(K - 1) * a / (1 + Real(K) * a);
+}
+
+// How much the count of a class counts: the same queries are in its prototype already.
+template <typename Real>
+PADDLE_EXT_HD Real kept_share(Real count, Real shots, Real two_classes) {
+    return 1 - two_classes * count / (count + shots);
 }
 
 template <typename Real>

@@ -18,6 +18,7 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     const T f = static_cast<const T*>(p.sharpness)[task], sharpness = f * share;
     const T temper = T(p.temper), reduced = temper * share;
     const T weight = T(p.weight), trust = T(trust_of(Q, K)), count = total_count(p.weight, Q, K, a);
+    const T two_classes = chance_of_two_classes(a, K);
     T* const out = static_cast<T*>(p.probabilities) + at;
     Arena arena(scratch);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
@@ -35,7 +36,6 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
     for (int64_t k = 0; k < K; ++k) {
         square[k] = shots[k] * shots[k] * squares[k];
         mass[k] = shots[k];
-        total[k] = proportions[k] * count;
         held[k] = counted[k] = 0;
     }
     for (int64_t q = 0; q < Q; ++q) {
@@ -53,6 +53,11 @@ static void step_task(const StepParams& p, int64_t task, void* scratch) {
         const T late = excess_distance(variance, mass[k], mass[k] + (mean_shots - shots[k]));
         constant[k] = (bias[k] + f / 2 * (squares[k] - early + late)) * share;
         prior[k] = measure == nullptr ? a : a * measure[k];
+        const T before = std::max(proportions[k] * count - prior[k], T(0));
+        const T kept = kept_share(before, shots[k], two_classes);
+        constant[k] += std::log(kept);
+        prior[k] /= kept;
+        total[k] = before + prior[k];
         if (prior[k] > 0) continue;
         constant[k] = T(kImpossible);
         prior[k] = 1;  // any number with a logarithm

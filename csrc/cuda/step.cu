@@ -20,7 +20,7 @@ struct Step {
     const float *given, *cross, *inner, *own, *added;   // [Q, K], own [Q], added may be null
     const float *shots, *squares, *bias, *proportions;  // [K]
     const float* measure;                               // [K]; null: 1 for all classes
-    float sharpness, prior, share, weight, trust, temper, count, variance, mean_shots;
+    float sharpness, prior, share, weight, trust, temper, count, variance, mean_shots, two_classes;
     float *square, *mass;  // [K] in the workspace
 
     __device__ Step(const StepParams& p, int64_t task) {
@@ -40,6 +40,7 @@ struct Step {
         prior = static_cast<const float*>(p.concentration)[task];
         share = late_share(prior);
         count = total_count(p.weight, p.Q, p.K, prior);
+        two_classes = chance_of_two_classes(prior, p.K);
         weight = float(p.weight);
         trust = float(trust_of(p.Q, p.K));
         temper = float(p.temper);
@@ -50,24 +51,28 @@ struct Step {
 
 // A class, as needed by the rows of all queries.
 struct StepClass {
-    float shots, square, mass, total, prior, hub;
+    float shots, square, mass, total, prior, constant;
 
     __device__ StepClass() {}
     __device__ StepClass(const Step& s, int64_t k)
         : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]),
-          total(s.proportions[k] * s.count),
           prior(s.measure == nullptr ? s.prior : s.prior * s.measure[k]) {
         const float early = excess_distance(s.variance, shots, s.mean_shots);
         const float late = excess_distance(s.variance, mass, mass + (s.mean_shots - shots));
-        hub = s.bias[k] + 0.5f * s.sharpness * (s.squares[k] - early + late);
+        const float hub = s.bias[k] + 0.5f * s.sharpness * (s.squares[k] - early + late);
+        const float before = fmaxf(s.proportions[k] * s.count - prior, 0.0f);
+        const float kept = kept_share(before, shots, s.two_classes);
+        constant = s.share * hub + logf(kept);
+        prior /= kept;
+        total = before + prior;
     }
 
     __device__ float logit(const Step& s, int64_t at, float own) const {
         const float u = s.given[at], w = query_weight(u, s.trust);
         const float half = half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
-        float z = s.sharpness * half + hub;
+        float z = s.sharpness * half;
         if (s.added != nullptr) z += s.added[at];
-        return s.temper * (s.share * z + logf(fmaxf(total - s.weight * u, prior)));
+        return s.temper * (s.share * z + constant + logf(fmaxf(total - s.weight * u, prior)));
     }
 };
 

@@ -306,8 +306,11 @@ def posterior(
     logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
     even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
     m = own if found.prior_used else even
+    counts = weight * u.sum(0)
+    two_classes = (K - 1) * a / (1 + K * a)  # the chance that two queries differ, a priori
+    kept = 1 - two_classes * counts / (counts + known.shots)  # they are in the prototypes already
     others = weight * (u.sum(0) - u)  # class counts without each query, [Q, K]
-    left = torch.log(others.clamp(min=0) + a * m)
+    left = torch.log(kept * others.clamp(min=0) + a * m)
     u = torch.softmax(known.temper * (logits + left), dim=-1)
     labels = u.argmax(-1)
     counted = torch.stack([(labels == k).sum() for k in range(K)])

@@ -176,9 +176,12 @@ def late_step_of(
     half = likelihood.sharpness.unsqueeze(-1) / 2
     constant = likelihood.bias + half * (likelihood.squares + excess)
     share, sharpness = softer_share(a), float(likelihood.sharpness)
-    prior = a.unsqueeze(-1) * state.measure
+    counts, two_classes = state.weight * held, (K - 1) * a / (1 + K * a)
+    kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
+    prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
     possible = prior > 0
-    constant = (constant * share.to(real).unsqueeze(-1)).masked_fill(~possible, IMPOSSIBLE)
+    constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
+    constant = constant.masked_fill(~possible, IMPOSSIBLE)
     step = LateStep(
         weight=state.weight,
         trust=trust_in_queries(queries, K),
@@ -190,7 +193,7 @@ def late_step_of(
         square=square[0].contiguous(),
         mass=(shots + mass).to(real)[0],
         constant=constant[0].contiguous(),
-        total=(state.weight * held + prior).to(real)[0],
+        total=(counts + prior).to(real)[0],
         prior=prior.masked_fill(~possible, 1.0).to(real)[0],
     )
     return step, all_sums

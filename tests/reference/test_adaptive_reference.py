@@ -161,7 +161,7 @@ def test_moved_distances_by_hand() -> None:
 
 
 def test_posterior_by_hand() -> None:
-    """One query of each of two classes: W = u^2 Q / (Q + K), others alone in counts, m, temper."""
+    """One query of each of two classes: W = u^2 Q / (Q + K), others alone in counts, c, m, temper."""
     means, query = torch.eye(2).double(), torch.tensor([[3.0, 1.0], [0.5, 2.0]]).double()
     shots, bias = torch.tensor([1.0, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
     known = Likelihood(
@@ -179,13 +179,15 @@ def test_posterior_by_hand() -> None:
     weight = 6 / (6 + 2)
     before = reference.adapt(logits, weight=weight)
     u, a = before.probabilities, float(before.concentration)
+    counts = weight * u.sum(0)
+    c = 1 - a / (1 + 2 * a) * counts / (counts + shots)
     want = []
     for q, other in ((0, 1), (1, 0)):
         W = u[other].square() * 2 / (2 + 2)
         moved = (shots.unsqueeze(1) * means + W.unsqueeze(1) * z[other]) / (shots + W).unsqueeze(1)
         after = bias - 2 * (z[q] - moved).square().sum(-1)
         m = 1 - 0.7 / (1 + a / 0.02)
-        want.append((0.7 * (m * after + torch.log(weight * u[other] + a))).softmax(-1))
+        want.append((0.7 * (m * after + torch.log(c * weight * u[other] + a))).softmax(-1))
     got = posterior(known, query, 100, 1e-3)
     assert largest(got.probabilities - torch.stack(want)) < 1e-12
 

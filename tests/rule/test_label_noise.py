@@ -108,7 +108,7 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
 
 
 def test_estimators_take_it() -> None:
-    support, labels, _, query, target = task(20, 10, 0.4, spread=1.3)
+    support, labels, _, query, target = task(20, 10, 0.4, spread=1.5)
     X = torch.cat([support, query]).numpy()
     y = torch.cat([labels, torch.full((len(query),), -1)]).numpy()
 
