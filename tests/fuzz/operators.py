@@ -63,15 +63,18 @@ def sizes() -> tuple[list[int], list[int], int, int, int, int]:
     return batch, own, Q, K * random.choice((1, 2)), K, random.choice((1, 2, 16, 33))
 
 
-def solve() -> Call:
+def dense() -> Call:
     batch, own, Q, S, K, D = sizes()
     return {
         "support": features(*own, S, D),
         "support_labels": torch.arange(S).remainder(K).expand(*own, S),
         "query": features(*batch, Q, D),
         "num_classes": K,
-        **options(),
     }
+
+
+def solve() -> Call:
+    return dense() | options()
 
 
 def solve_indexed() -> Call:
@@ -88,13 +91,8 @@ def solve_indexed() -> Call:
 
 
 def tim() -> Call:
-    batch, own, Q, S, K, D = sizes()
     solver = random.randrange(2)
-    return {
-        "support": features(*own, S, D),
-        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
-        "query": features(*batch, Q, D),
-        "num_classes": K,
+    return dense() | {
         "solver": solver,
         "normalize": random.random() < 0.5,
         "temperature": random.choice((15.0, 0.1)),
@@ -130,13 +128,8 @@ def adapt() -> Call:
 
 
 def adaptive() -> Call:
-    batch, own, Q, S, K, D = sizes()
     metric = random.choice(("auto", "diagonal", "full"))
-    return {
-        "support": features(*own, S, D),
-        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
-        "query": features(*batch, Q, D),
-        "num_classes": K,
+    return dense() | {
         "metric": metric,
         "max_iter": random.choice((1, 2, 30)),
         "tol": random.choice((0.0, 1e-3)),
