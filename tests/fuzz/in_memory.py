@@ -1,4 +1,4 @@
-"""Tensors laid out in memory in every way; between their numbers are others, which nobody may read.
+"""Tensors laid out in memory in every way; numbers between theirs are 77, and must not be read.
 
 Most layouts hold the numbers they are given. `EXPANDED` repeat some of them.
 """
