@@ -141,6 +141,13 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     alone = ["-S"] if "LD_PRELOAD" in env else []
     command = [*before, sys.executable, *alone, "-W", "ignore", str(HERE / script), *options]
+    return finished(command, limit, env)
+
+
+def finished(
+    command: list[str], limit: float, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a command wrote, even if it is killed at its limit of seconds, with all it started."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
@@ -148,9 +155,9 @@ def run(
     try:
         out, told = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with what compute-sanitizer has started
+        os.killpg(process.pid, signal.SIGKILL)
         out, told = process.communicate()
-        told += f"took more than {limit:.0f} seconds"
+        told += f"took more than {limit:.0f} seconds\n"
     return subprocess.CompletedProcess(command, process.returncode, out, told)
 
 
