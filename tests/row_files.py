@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import run_code
 from torch import Tensor
 
 from paddle_ext.ops.large.sources import Rows
@@ -83,3 +84,44 @@ def write_parquet(path: Path, kind: str, x: np.ndarray, group: int = 100, **colu
 
 def together(rows: Rows, size: int) -> Tensor:
     return torch.cat([chunk.clone() for chunk in rows.chunks(size)])
+
+
+# --- a process with little memory ---------------------------------------------------------------
+
+BOUNDED = """
+import resource, sys
+import numpy as np
+import torch
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
+
+def bounded(work):
+    path, small, allowed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    work(small)  # whatever is loaded at first use
+    limit = status("VmData") + allowed
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # forgets the peak
+    before = status("VmRSS")
+    if path.endswith(".npy"):
+        try:
+            np.load(path)
+        except MemoryError:
+            print("refused")
+    found = work(path)
+    print(limit, status("VmHWM") - before)
+    return found
+"""
+
+
+def run_bounded(code: str, path: Path, small: Path, allowed: int, *arguments: object) -> list[str]:
+    """What code prints that calls `bounded` with its work on a file, after one on a small file.
+
+    Its process may then allocate so many bytes more. A line "refused" says that the file, if it is
+    .npy, does not fit; the next has the limit in bytes and what was used of it.
+    """
+    # An allocator of torch would else take memory for much more than it needs.
+    variables = {"OMP_NUM_THREADS": "1", "MIMALLOC_ARENA_EAGER_COMMIT": "0"}
+    return run_code(BOUNDED + code, path, small, allowed, *arguments, **variables)

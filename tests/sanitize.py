@@ -13,13 +13,13 @@ Some of them by hand::
 
 import argparse
 import concurrent.futures
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from fuzz.run import finished
 from torch import Tensor
 
 import paddle_ext
@@ -166,19 +166,9 @@ def under(tool: str, seconds: float, part: str) -> tuple[str, bool]:
     """Run a part under a tool of compute-sanitizer; a line of text, and whether it passed."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
     start = time.monotonic()
-    try:
-        done = subprocess.run(
-            [*command, sys.executable, __file__, "cuda", part],
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return f"{part:12} did not end in {seconds:.0f} s\n", False
+    done = finished([*command, sys.executable, __file__, "cuda", part], seconds)
     took, passed = time.monotonic() - start, done.returncode == 0
-    told = "" if passed else done.stdout[-3000:]
+    told = "" if passed else done.stdout[-3000:] + done.stderr[-3000:]
     summary = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
     return f"{part:12} {took:6.1f} s {' '.join(summary)}\n{told}", passed
 

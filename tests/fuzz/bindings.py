@@ -7,18 +7,16 @@ of the native module must refuse arguments that are missing, unknown or of a wro
     python tests/fuzz/bindings.py --calls 20000 --seed 1
 """
 
-import argparse
-import collections
 import random
-import sys
+from collections import Counter
 from typing import Any
 
+import rounds
 import torch
 from torch import Tensor
 
 from paddle_ext import TaskSampler
 from paddle_ext.ops import native
-from paddle_ext.ops.operators import Scratch
 
 GARBAGE: tuple[Any, ...] = (None, "x", b"", 1.5, -1, 2**63, 2**70, True, (), (1, 2, 3), [], {}, 0)
 MAKERS = tuple(name for name in dir(native.load()) if name.endswith("_call"))
@@ -121,20 +119,12 @@ def one_call() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--simd", help="a SIMD level of this machine")
-    arguments = parser.parse_args()
-    if arguments.simd:
-        native.module.set_simd_level(arguments.simd)
+    arguments = rounds.parser_of(__doc__, calls=1000).parse_args()
+    rounds.prepare(arguments)
     random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
-    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
     torch.set_num_threads(2)
-    found = collections.Counter(one_call() for _ in range(arguments.calls))
-    for outcome, count in sorted(found.items()):
-        sys.stdout.write(f"{count:7} {outcome}\n")
+    rounds.counted((Counter([one_call()]) for _ in range(arguments.calls)), arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -9,63 +9,25 @@ and have the labels of the reference in float64 where that is sure. By hand, on 
     python tests/fuzz/layouts.py --only 1000017    # one call again, by its own seed
 """
 
-import argparse
-import collections
 import random
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import rounds
 import torch
+from in_memory import LAYOUTS, offset
+from rounds import Call, Counts, all_placed, described, is_float
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
-from paddle_ext.ops import native
-from paddle_ext.ops.operators import Scratch
-
-Call = dict[str, Any]
-Counts = collections.Counter[str]
 
 EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257)
 BEYOND = (511, 512, 513, 600, 1023, 1025)  # 513 queries of few features are a large task
 SURE = 0.5  # between the two largest probabilities
 OFF = 1e-3  # in float64
-
-
-# --- memory -------------------------------------------------------------------------------------
-
-
-def offset(x: Tensor) -> Tensor:
-    extra = random.choice((1, 3, 5))
-    return torch.cat([x.flatten()[:1].expand(extra), x.flatten()])[extra:].view(x.shape)
-
-
-def between_addresses(x: Tensor) -> Tensor:
-    """At an odd byte."""
-    if x.is_cuda:
-        return offset(x)
-    memory = torch.cat(
-        [torch.zeros(1, dtype=torch.uint8), x.contiguous().view(-1).view(torch.uint8)]
-    )
-    return torch.frombuffer(memory.numpy(), dtype=x.dtype, offset=1).view(x.shape)
-
-
-def every_third(x: Tensor) -> Tensor:
-    rows = -2 if x.dim() > 1 else -1
-    return x.repeat_interleave(3, rows).unfold(rows, 1, 3).squeeze(-1)
-
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "column-major": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
-    "batch last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
-    "strided": lambda x: torch.stack([x, x], -1)[..., 0],
-    "expanded": lambda x: x[:1].expand(x.shape) if x.dim() > 2 else x,
-    "expanded column": lambda x: x[..., :1].expand(x.shape) if x.is_floating_point() else x,
-    "offset": offset,
-    "between addresses": between_addresses,
-    "every third": every_third,
-}
 
 
 # --- numbers ------------------------------------------------------------------------------------
@@ -227,7 +189,8 @@ def laid_out(call: Call) -> tuple[Call, Call, list[str]]:
     for name, x in call.items():
         if isinstance(x, Tensor) and random.random() < 0.7:
             layout = random.choice(list(LAYOUTS))
-            laid[name] = LAYOUTS[layout](x)
+            by = random.choice((1, 3, 5))
+            laid[name] = offset(x, by) if layout == "offset" else LAYOUTS[layout](x)
             plain[name] = laid[name].clone(memory_format=torch.contiguous_format)
             names.append(f"{name} {layout}")
     return laid, plain, names
@@ -251,14 +214,11 @@ def nearby(x: Tensor) -> Tensor:
     return x * (1 + 2.0**-23 * (2 * torch.rand_like(x) - 1))
 
 
-def is_float(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
 def all_subnormal(call: Call) -> bool:
-    """Rows of them have no length in float64, and not everywhere the direction of the reference."""
-    least = torch.finfo(torch.float64).tiny
-    return all(bool((x.double().abs() < least).all()) for x in call.values() if is_float(x))
+    """Rows of them are shorter than 1, and of float64 have no length, unlike the reference's."""
+    floats = [x for x in call.values() if is_float(x)]
+    least = torch.finfo(torch.promote_types(floats[0].dtype, torch.float32)).tiny
+    return all(bool((x.double().abs() < least).all()) for x in floats)
 
 
 def all_probabilities(found: Any, K: int) -> Tensor:
@@ -293,18 +253,22 @@ def other_labels(labels: Tensor, exact: Any) -> int:
     return int(((labels != exact.labels) & sure).any(-1).sum())
 
 
-def one_call(seed: int, device: str, counts: Counts) -> None:
+def called(name: str, call: Call, device: str) -> Any:
+    return rounds.on_cpu(FUNCTIONS[name][0](**all_placed(call, device)))
+
+
+def one_call(seed: int, device: str) -> Counts:
     """Make the calls of a seed, which determines all of them, and count what they gave."""
+    counts: Counts = Counter()
     random.seed(seed)
     torch.manual_seed(seed)
     name = random.choice(list(FUNCTIONS))
     kinds = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16)
     dtype = random.choice(kinds[:2] + kinds[3:] if device != "cpu" else kinds)
     torch.set_num_threads(random.choice((1, 3)))
-    function, _, make = FUNCTIONS[name]
-    call = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in make(dtype).items()}
+    call = FUNCTIONS[name][2](dtype)
     laid, plain, names = laid_out(call)
-    got, want = function(**laid), function(**plain)
+    got, want = (called(name, one, device) for one in (laid, plain))
     for field, one, other in zip(got._fields, got, want, strict=True):
         if isinstance(one, Tensor):
             assert torch.equal(one, other), f"{field} depends on the layout: {names}"
@@ -315,73 +279,62 @@ def one_call(seed: int, device: str, counts: Counts) -> None:
     tasks = max(1, got.labels[..., 0].numel())
     counts[f"{name}: tasks"] += tasks
     ours = other_labels(got.labels, exact)
-    counts[f"of them {name}: another label where the reference is sure"] += ours
+    form = " of subnormal features" if all_subnormal(plain) else ""
+    counts[f"of them {name}{form}: another label where the reference is sure"] += ours
     counts[f"of them {name}: the reference, rounded, has another"] += other_labels(
         rounded.labels, exact
     )
     if dtype is torch.float64 and got.probabilities.shape[-1] == K:
         away = float((all_probabilities(got, K) - exact.probabilities).abs().max()) > OFF
-        form = " of subnormal features" if all_subnormal(plain) else ""
-        counts[f"of them {name}: float64{form}, probabilities off by {OFF}"] += away
-        ours += away and not form
-    if ours:
+        counts[f"of them {name}{form}: float64, probabilities off by {OFF}"] += away
+        ours += away
+    if ours and not form:
         sys.stderr.write(f"--only {seed}: {name} {described(plain)}\n")
-    repeated(name, plain, got, exact, counts)
-    alone(name, plain, got, counts)
+    counts.update(repeated(name, plain, got, exact, device))
+    counts.update(alone(name, plain, got, device))
+    return counts
 
 
-def repeated(name: str, call: Call, got: Any, exact: Any, counts: Counts) -> None:
+def repeated(name: str, call: Call, got: Any, exact: Any, device: str) -> Counts:
     """A support that tasks share, and the same one repeated for each of them."""
     query = call.get("query")
     if query is None or query.dim() < 3 or call["support"].dim() == 3:
-        return
+        return Counter()
     B = len(query)
     own = {k: call[k].expand(B, *call[k].shape) for k in ("support", "support_labels")}
-    found = FUNCTIONS[name][0](**call | own)
+    found = called(name, call | own, device)
     check(name, found, call["num_classes"])
     differ = other_labels(torch.where(found.labels == got.labels, exact.labels, -1), exact)
-    counts[f"of them {name}: another label if the shared support is repeated"] += differ
+    return Counter({f"of them {name}: another label if the shared support is repeated": differ})
 
 
-def alone(name: str, call: Call, got: Any, counts: Counts) -> None:
+def alone(name: str, call: Call, got: Any, device: str) -> Counts:
     """The last task of several, without a batch."""
     if got.labels.dim() < 2 or name == "solve_indexed":
-        return
+        return Counter()
     of_tasks = [k for k in ("support", "support_labels", "query", "logits") if k in call]
     shared = "support" in call and call["support"].dim() == 2
     one = {k: call[k] if shared and k != "query" else call[k][-1] for k in of_tasks}
-    found = FUNCTIONS[name][0](**call | one).probabilities
-    counts[f"of them {name}: a task alone has another result"] += not torch.equal(
-        found, got.probabilities[-1]
-    )
+    differs = not torch.equal(called(name, call | one, device).probabilities, got.probabilities[-1])
+    return Counter({f"of them {name}: a task alone has another result": int(differs)})
 
 
-def described(call: Call) -> Call:
-    """The arguments, without the numbers of tensors."""
-    return {k: (list(v.shape), v.dtype) if isinstance(v, Tensor) else v for k, v in call.items()}
+def outcomes(seeds: Iterable[int], device: str) -> Iterator[Counts]:
+    for seed in seeds:
+        try:
+            yield one_call(seed, device)
+        except Exception as error:
+            raise AssertionError(f"--only {seed}: {error}") from error
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = rounds.parser_of(__doc__, calls=300)
     parser.add_argument("--only", type=int, help="the seed of one call")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--simd", help="a SIMD level of this machine")
     arguments = parser.parse_args()
-    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
-    if arguments.simd:
-        native.module.set_simd_level(arguments.simd)
+    rounds.prepare(arguments)
     first = arguments.seed * 1_000_000
     seeds = range(first, first + arguments.calls) if arguments.only is None else [arguments.only]
-    counts: Counts = collections.Counter()
-    for seed in seeds:
-        try:
-            one_call(seed, arguments.device, counts)
-        except Exception as error:
-            raise AssertionError(f"--only {seed}: {error}") from error
-    for outcome, count in sorted(counts.items()):
-        sys.stdout.write(f"{count:7} {outcome}\n")
+    rounds.counted(outcomes(seeds, arguments.device), arguments.seconds)
 
 
 if __name__ == "__main__":

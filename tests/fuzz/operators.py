@@ -6,30 +6,28 @@ Each must raise, or return what its shapes promise: for finite inputs, rows on t
     python tests/fuzz/operators.py --calls 50000 --seed 1 --device cuda
 """
 
-import argparse
-import collections
 import faulthandler
 import math
 import os
 import random
 import sys
 import threading
+from collections import Counter
 from typing import Any
 
+import rounds
 import torch
+from in_memory import LAYOUTS
+from rounds import Call, all_placed, described, is_float
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.ops import native
 from paddle_ext.ops.adapt_operators import adapt_op
-from paddle_ext.ops.operators import Scratch
 from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
 from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
 from paddle_ext.ops.tim_operators import tim_op
 
-Call = dict[str, Any]
-
-LONGEST = 60  # seconds of a call; those here take milliseconds
+LONGEST = 60.0  # seconds of a call; those here take milliseconds
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
 BAD_NUMBERS = (-1, 2**31, 2**33 + 1, 2**62, -(2**62))
@@ -65,15 +63,18 @@ def sizes() -> tuple[list[int], list[int], int, int, int, int]:
     return batch, own, Q, K * random.choice((1, 2)), K, random.choice((1, 2, 16, 33))
 
 
-def solve() -> Call:
+def dense() -> Call:
     batch, own, Q, S, K, D = sizes()
     return {
         "support": features(*own, S, D),
         "support_labels": torch.arange(S).remainder(K).expand(*own, S),
         "query": features(*batch, Q, D),
         "num_classes": K,
-        **options(),
     }
+
+
+def solve() -> Call:
+    return dense() | options()
 
 
 def solve_indexed() -> Call:
@@ -90,13 +91,8 @@ def solve_indexed() -> Call:
 
 
 def tim() -> Call:
-    batch, own, Q, S, K, D = sizes()
     solver = random.randrange(2)
-    return {
-        "support": features(*own, S, D),
-        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
-        "query": features(*batch, Q, D),
-        "num_classes": K,
+    return dense() | {
         "solver": solver,
         "normalize": random.random() < 0.5,
         "temperature": random.choice((15.0, 0.1)),
@@ -132,13 +128,8 @@ def adapt() -> Call:
 
 
 def adaptive() -> Call:
-    batch, own, Q, S, K, D = sizes()
     metric = random.choice(("auto", "diagonal", "full"))
-    return {
-        "support": features(*own, S, D),
-        "support_labels": torch.arange(S).remainder(K).expand(*own, S),
-        "query": features(*batch, Q, D),
-        "num_classes": K,
+    return dense() | {
         "metric": metric,
         "max_iter": random.choice((1, 2, 30)),
         "tol": random.choice((0.0, 1e-3)),
@@ -191,7 +182,7 @@ def other_dtype(call: Call) -> None:
 def one_dtype(call: Call) -> None:
     dtype = random.choice(FLOATS)
     for name, x in call.items():
-        if isinstance(x, Tensor) and x.is_floating_point():
+        if is_float(x):
             call[name] = x.to(dtype)
 
 
@@ -221,19 +212,9 @@ def other_shape(call: Call) -> None:
 def other_layout(call: Call) -> None:
     name = pick_tensor(call)
     x = call[name]
-    what = random.randrange(5)
-    if what == 0 and x.dim() >= 2:
-        call[name] = x.transpose(0, -1).contiguous().transpose(0, -1)
-    elif what == 4 and x.dim():
-        call[name] = x.repeat_interleave(3, 0)[::3]
-    elif what == 1 and x.dim():
-        call[name] = torch.stack([x, x], -1)[..., 0]
-    elif what == 2 and x.dim() and x.numel():
-        call[name] = x.select(-1, 0).unsqueeze(-1).expand(x.shape)
-    elif what == 3 and x.dim():
-        call[name] = x.repeat_interleave(3, 0)[::3]
-    else:
-        call[name] = torch.cat([x.reshape(-1), x.reshape(-1)])[x.numel() :].view(x.shape)
+    if x.numel() and x.dim():
+        layout = random.choice(list(LAYOUTS.values()))
+        call[name] = layout(x.detach()).requires_grad_(x.requires_grad)
 
 
 def bad_integers(call: Call) -> None:
@@ -295,7 +276,6 @@ CHANGES = (
     bad_float,
     bad_int,
     bad_list,
-    other_device,
     with_gradient,
 )
 
@@ -306,14 +286,14 @@ CHANGES = (
 def supported(call: Call) -> bool:
     """Whether all numbers have a size that the functions support."""
     for name, x in call.items():
-        if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+        if is_float(x) and x.numel():
             if not bool((x.double().abs() <= 1e30).all()):
                 return False
             if name.endswith("mass") and not bool((x > 0).all()):
                 return False
     if "metric" in call:  # not validated: every class must have a row, and every row a class
         labels = call["support_labels"].unsqueeze(-1)
-        own = labels == torch.arange(call["num_classes"], device=labels.device)
+        own = labels == torch.arange(call["num_classes"])
         return bool(own.any(-1).all()) and bool(own.any(-2).all())
     if "cost" in call:
         totals = call["row_mass"].double().sum(-1), call["col_mass"].double().sum(-1)
@@ -326,6 +306,7 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
     assert len(set(held)) == len(held), "results share memory"
     if any(x.is_meta for x in out) or not out[0].numel():
         return
+    out = tuple(x.cpu() for x in out)
     valid = supported(call)
     if name == "sinkhorn":
         plan = out[0]
@@ -350,30 +331,33 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert torch.equal(own, probabilities.amax(-1)), "labels are not the most probable"
 
 
-def give_up(name: str, call: Call) -> None:
+def give_up(what: str) -> None:
     """End the process, because a call does not end, perhaps in a kernel; say which one."""
-    sys.stderr.write(f"more than {LONGEST} seconds: {name} {shapes(call)}\n")
+    sys.stderr.write(f"does not end: {what}\n")
     faulthandler.dump_traceback()
     os._exit(3)
 
 
-def shapes(call: Call) -> dict[str, Any]:
-    """The arguments, without the numbers of tensors."""
-    return {k: (list(v.shape), v.dtype) if isinstance(v, Tensor) else v for k, v in call.items()}
-
-
-def one_call(device: str) -> str:
+def one_call(device: str, longest: float) -> str:
     """Make one call, and return how it ended."""
     name = random.choice(list(OPERATORS))
     operator, make = OPERATORS[name]
-    call = {key: x.to(device) if isinstance(x, Tensor) else x for key, x in make().items()}
+    call = make()
     changes = random.choices(CHANGES, k=random.choice((0, 1, 1, 2, 3)))
     for change in changes:
         change(call)
-    timer = threading.Timer(LONGEST, give_up, (name, call))
+    if device != "cpu" and name == "adaptive":  # torch computes it in float64
+        doubles = {k: x for k, x in call.items() if is_float(x) and x.dtype is torch.float64}
+        call |= {k: x.float() for k, x in doubles.items()}
+    there = all_placed(call, device)
+    if random.random() < 0.1:
+        changes.append(other_device)
+        other_device(there)
+    what = f"{name} {described(there)} {[change.__name__ for change in changes]}"
+    timer = threading.Timer(longest, give_up, (what,))
     timer.start()
     try:
-        out = operator(*call.values())
+        out = operator(*there.values())
         if device != "cpu":
             torch.cuda.synchronize()
     except (TypeError, ValueError) as error:
@@ -383,34 +367,28 @@ def one_call(device: str) -> str:
         return f"{name}: {type(error).__name__}"
     except RuntimeError as error:  # torch's own: no memory, no kernel for a device, gradients
         if "CUDA error" in str(error):
-            raise
+            raise AssertionError(f"{what}: {error}") from error
         return f"{name}: {type(error).__name__}"
     finally:
         timer.cancel()
     try:
         check(name, call, out)
     except AssertionError as error:
-        made = [change.__name__ for change in changes]
-        raise AssertionError(f"{name} {shapes(call)} {made}: {error}") from error
+        raise AssertionError(f"{what}: {error}") from error
     return f"{name}: answered"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--simd", help="a SIMD level of this machine")
-    arguments = parser.parse_args()
-    if arguments.simd:
-        native.module.set_simd_level(arguments.simd)
+    arguments = rounds.parser_of(__doc__, calls=2000).parse_args()
+    rounds.prepare(arguments)
     random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
-    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
     torch.set_num_threads(2)
-    found = collections.Counter(one_call(arguments.device) for _ in range(arguments.calls))
-    for outcome, count in sorted(found.items()):
-        sys.stdout.write(f"{count:7} {outcome}\n")
+    longest = max(LONGEST, arguments.seconds or 0)
+    rounds.counted(
+        (Counter([one_call(arguments.device, longest)]) for _ in range(arguments.calls)),
+        arguments.seconds,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reads one row beyond the end of a torch tensor, and writes one, in native code.
 
-Under `tests/fuzz/run.py` this must end in a report of AddressSanitizer: else it does not see the
-tensors, and a fuzzer that finds nothing says nothing.
+Under `tests/fuzz/run.py` this must end in a report of AddressSanitizer, or on a GPU of memcheck:
+else it does not see the tensors, and a fuzzer that finds nothing says nothing.
 """
 
 import argparse
@@ -14,12 +14,14 @@ from paddle_ext.ops import native, operators
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("read", "write"))
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
+    device = arguments.device
     Q, K = 8, 16
     rows = {"read": Q, "write": Q, arguments.what: Q - 1}
-    cost, plan = torch.rand(rows["read"], K), torch.empty(rows["write"], K)
-    masses = torch.full((Q,), 1 / Q), torch.full((K,), 1 / K)
-    iterations, residual = torch.empty(1, dtype=torch.int32), torch.empty(1)
+    cost, plan = torch.rand(rows["read"], K).to(device), torch.empty(rows["write"], K).to(device)
+    masses = [torch.full((size,), 1 / size).to(device) for size in (Q, K)]
+    iterations, residual = torch.zeros(1, dtype=torch.int32).to(device), torch.zeros(1).to(device)
     call = native.module.sinkhorn_call(
         target=operators.target(cost),
         dtype=2,
@@ -32,7 +34,7 @@ def main() -> None:
         max_iter=3,
         tol=0.0,
     )
-    memory = torch.empty(call.workspace(), dtype=torch.uint8)
+    memory = torch.empty(call.workspace(), dtype=torch.uint8, device=device)
     call.solve(
         cost=cost.data_ptr(),
         row_mass=masses[0].data_ptr(),
@@ -43,6 +45,7 @@ def main() -> None:
         workspace=memory.data_ptr(),
         workspace_bytes=memory.numel(),
     )
+    residual.cpu()  # waits for a kernel
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ into `build/fuzz`. Their library comes first in every process (LD_PRELOAD), and 
 after it, so that memory of torch's tensors is theirs too, with redzones around it: `overread.py`
 must be caught, or nothing is run. Every round is a fuzzer in a process of its own, with another
 seed, and each SIMD level of the machine in turn. With `--cuda N`, N processes alongside call the
-package that Python finds on a GPU; `--memcheck` runs those under compute-sanitizer.
+package that Python finds on a GPU. With `--memcheck` compute-sanitizer watches the kernels of the
+package there; as its start is slow, a round then lasts to the end, and every call counts at once::
+
+    python tests/fuzz/run.py --jobs 0 --cuda 3 --memcheck --minutes 3
 
 A round that fails is reported with its command and last output, and the others continue; the exit
 status is 1. At the end there are counts of rounds, calls and tasks, and of labels that differ from
@@ -22,6 +25,7 @@ import itertools
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -35,10 +39,15 @@ FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-
 # Calls of one round, less than a minute each; and those that run on a GPU too.
 ROUNDS = {"operators.py": 1500, "bindings.py": 600, "tasks.py": 1000, "layouts.py": 150}
 CUDA_ROUNDS = {"operators.py": 400, "tasks.py": 4000, "layouts.py": 300}
-SLOWER = 20  # memcheck
+ENDLESS = dict.fromkeys(CUDA_ROUNDS, 10**6)
+# Only our kernels are watched. A call that asks for too much memory is no error of theirs; and a
+# call is found by its seed, without a backtrace of the host, which takes long for every launch.
 MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
+MEMCHECK += ("--kernel-name", "kns=paddle_ext", "--report-api-errors", "no")
+MEMCHECK += ("--show-backtrace", "no")
 MEMORY = "torch_memory.so"
-LIMIT = 600  # seconds of a round
+LIMIT = 600.0  # seconds of a round
+GRACE = 60.0  # seconds for the last call of a round that lasts to the end
 
 
 # --- the build ----------------------------------------------------------------------------------
@@ -120,19 +129,36 @@ class Where(NamedTuple):
     rounds: dict[str, int]
     options: tuple[tuple[str, ...], ...]  # one after the other
     env: dict[str, str]
+    to_the_end: bool = False  # a round lasts as long as there is time
 
 
 def run(
-    script: str, *options: str, env: dict[str, str], before: tuple[str, ...] = ()
+    script: str,
+    *options: str,
+    env: dict[str, str],
+    before: tuple[str, ...] = (),
+    limit: float = LIMIT,
 ) -> subprocess.CompletedProcess[str]:
-    alone = ["-S", "-P"] if "LD_PRELOAD" in env else []
+    alone = ["-S"] if "LD_PRELOAD" in env else []
     command = [*before, sys.executable, *alone, "-W", "ignore", str(HERE / script), *options]
+    return finished(command, limit, env)
+
+
+def finished(
+    command: list[str], limit: float, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a command wrote, even if it is killed at its limit of seconds, with all it started."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
+    )
     try:
-        return subprocess.run(
-            command, check=False, capture_output=True, text=True, env=env, timeout=LIMIT
-        )
+        out, told = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"took more than {LIMIT} seconds")
+        os.killpg(process.pid, signal.SIGKILL)
+        out, told = process.communicate()
+        told += f"took more than {limit:.0f} seconds\n"
+    return subprocess.CompletedProcess(command, process.returncode, out, told)
 
 
 def on_cpu(folder: Path) -> Where:
@@ -147,12 +173,19 @@ def on_cpu(folder: Path) -> Where:
 
 
 def on_cuda(memcheck: bool) -> Where:
-    fewer = SLOWER if memcheck else 1
-    rounds = {script: calls // fewer for script, calls in CUDA_ROUNDS.items()}
-    # Memory of tensors that were freed stays mapped, if torch keeps it.
-    env = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if memcheck else {})
     options = (("--device", "cuda"),)
-    return Where("cuda", MEMCHECK if memcheck else (), rounds, options, env)
+    if not memcheck:
+        return Where("cuda", (), CUDA_ROUNDS, options, dict(os.environ))
+    # Memory of tensors that were freed stays mapped, if torch keeps it.
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    start = time.monotonic()
+    told = run("overread.py", "read", "--device", "cuda", env=env, before=MEMCHECK)
+    if "Invalid __global__ read" not in told.stdout:
+        raise SystemExit(f"a read beyond a tensor must be caught, got {told.stdout}{told.stderr}")
+    took = time.monotonic() - start
+    sys.stdout.write(f"under memcheck, {took:.0f} s for one call; beyond a tensor is caught\n")
+    sys.stdout.flush()
+    return Where("cuda", MEMCHECK, ENDLESS, options, env, to_the_end=True)
 
 
 class Results:
@@ -171,9 +204,12 @@ class Results:
                 count, _, outcome = line.strip().partition(" ")
                 if count.isdigit():  # not what compute-sanitizer says
                     self.outcomes[f"{where.name} {script} {outcome}"] += int(count)
+                elif count == "first":
+                    sys.stdout.write(f"{where.name} {script}: {line}\n")
             if done.returncode:
                 self.failed += 1
-                told = (done.stdout[-2000:] if where.before else "") + done.stderr[-3000:]
+                report = [line for line in done.stdout.splitlines() if line.startswith("=====")]
+                told = "\n".join([*report[:40], done.stderr[-3000:]])
                 sys.stdout.write(f"FAILED {done.returncode}: {command}\n{told}\n")
             elif done.stderr:  # calls that differ from the reference
                 sys.stdout.write(f"{where.name} {command}:\n{done.stderr[-1000:]}")
@@ -199,7 +235,11 @@ def work(where: Where, job: int, seeds: itertools.count[int], end: float, result
         script, calls = list(where.rounds.items())[turn % len(where.rounds)]
         more = where.options[turn // len(where.rounds) % len(where.options)]
         options = ("--calls", str(calls), "--seed", str(next(seeds)), *more)
-        done = run(script, *options, env=where.env, before=where.before)
+        limit = LIMIT
+        if where.to_the_end:
+            left = max(0.0, end - time.monotonic())
+            options, limit = (*options, "--seconds", f"{left:.0f}"), left + GRACE
+        done = run(script, *options, env=where.env, before=where.before, limit=limit)
         results.add(where, f"{script} {' '.join(options)}", done)
         turn += 1
 

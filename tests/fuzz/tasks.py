@@ -5,31 +5,23 @@ large tasks. By hand, on the CPU or a GPU::
     python tests/fuzz/tasks.py --calls 100000 --seed 1 --device cuda
 """
 
-import argparse
 import random
-import sys
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+import rounds
 import torch
+from rounds import Counts
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
-from paddle_ext.ops import native
-from paddle_ext.ops.operators import Scratch
 
 BATCH = 250
-
-
-class Found(NamedTuple):
-    """Tasks, and those of them with another label than the reference in float64 where that is sure:
-    of the native code, and of the reference in float32.
-    """
-
-    tasks: int
-    ours: int
-    plain: int
+# Of these, labels that differ from those of the reference in float64 where that is sure.
+OURS = "of them with another label than the reference"
+PLAIN = "of them where the reference in float32 has another"
 
 
 @cache
@@ -101,11 +93,13 @@ def random_tasks(
 def solved(
     inputs: tuple[Tensor, ...], options: dict[str, Any], as_large: bool
 ) -> paddle_ext.Solution:
-    """Where only the largest probabilities are returned, tasks of any size count as large."""
-    if not as_large:
-        return paddle_ext.solve(*inputs, **options)
+    """On the CPU. Where only the largest probabilities are returned, any task counts as large."""
     K = options["num_classes"]
-    got = paddle_ext.solve(*inputs, return_assignments=False, top=K, **options)
+    if as_large:
+        options = options | {"return_assignments": False, "top": K}
+    got = rounds.on_cpu(paddle_ext.solve(*inputs, **options))
+    if not as_large:
+        return got
     assert got.classes is not None
     all_classes = got.probabilities.new_zeros(*got.labels.shape, K)
     all_classes.scatter_(-1, got.classes, got.probabilities)
@@ -123,41 +117,35 @@ def check(got: paddle_ext.Solution, options: dict[str, Any]) -> None:
     assert torch.equal(own, probabilities.amax(-1)), options
 
 
-def compare(count: int, seed: int, device: str = "cpu") -> Found:
+def compare(count: int, seed: int, device: str = "cpu") -> Iterator[Counts]:
+    """What each batch gave."""
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    ours = plain = tasks = 0
-    while tasks < count:
-        inputs, options = random_tasks(choose, generator)
-        support, labels, query = (x.to(device) for x in inputs)
+    for _ in range(0, count, BATCH):
+        (support, labels, query), options = random_tasks(choose, generator)
         exact = reference.solve(support.double(), labels, query.double(), **options)
         best = exact.probabilities.topk(2, dim=-1).values
         sure = best[..., 0] - best[..., 1] > 0.5
-        got = solved((support, labels, query), options, as_large=choose.random() < 0.3)
+        inputs = tuple(x.to(device) for x in (support, labels, query))
+        got = solved(inputs, options, as_large=choose.random() < 0.3)
         check(got, options)
-        ours += int(((got.labels != exact.labels) & sure).any(-1).sum())
-        rounded = reference.solve(support, labels, query, **options).labels
-        plain += int(((rounded != exact.labels) & sure).any(-1).sum())
-        tasks += BATCH
-    return Found(tasks, ours, plain)
+        rounded = reference.solve(support, labels, query, **options)
+        ours, plain = (
+            int(((found.labels != exact.labels) & sure).any(-1).sum()) for found in (got, rounded)
+        )
+        yield Counts({"tasks": BATCH, OURS: ours, PLAIN: plain})
+
+
+def assert_no_worse(found: Counts) -> None:
+    """Where rounding decides early, float32 goes another way: ours no more often than torch."""
+    assert found[OURS] <= 1.5 * found[PLAIN] + 10, found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=3000, help="tasks")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--simd", help="a SIMD level of this machine")
-    arguments = parser.parse_args()
-    if arguments.simd:
-        native.module.set_simd_level(arguments.simd)
-    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
+    arguments = rounds.parser_of(__doc__, calls=3000).parse_args()
+    rounds.prepare(arguments)
     torch.set_num_threads(1)
-    found = compare(arguments.calls, arguments.seed, arguments.device)
-    sys.stdout.write(f"{found.tasks:7} tasks\n")
-    sys.stdout.write(f"{found.ours:7} of them with another label than the reference\n")
-    sys.stdout.write(f"{found.plain:7} of them where the reference in float32 has another\n")
-    # Where rounding decides early, float32 goes another way: ours no more often than torch.
-    assert found.ours <= 1.5 * found.plain + 10, found
+    batches = compare(arguments.calls, arguments.seed, arguments.device)
+    assert_no_worse(rounds.counted(batches, arguments.seconds))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import run_code
 from torch import Tensor
 
 import paddle_ext
@@ -158,12 +156,4 @@ print(int(paddle_ext.tim(x[:7], torch.arange(7), x[:7]).labels[3]))
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CTRL_C],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-    )
-    assert done.stdout.split() == ["True", "3"], done.stderr
+    assert run_code(CTRL_C, timeout=60, PYTHONWARNINGS="ignore") == ["True", "3"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory import LAYOUTS, between_addresses
 from places import at_places, on_devices
 from problems import TOLERANCE, Place, largest
 from torch import Tensor
@@ -120,38 +121,6 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Call]]] = {
     "adapt operator": (adapt_op, one_matrix("logits", weight=1.0, max_iter=5, tol=0.0)),
     "tim operator": (tim_op, dense(SMALL, shared=True, **TIM)),
     "sinkhorn operator": (sinkhorn_op, transport(reg=0.1, max_iter=5, tol=0.0)),
-}
-
-
-def offset(x: Tensor) -> Tensor:
-    return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
-
-
-def between_addresses(x: Tensor) -> Tensor:
-    """At an odd byte, as in the middle of a file; torch itself copies to the GPU."""
-    if x.is_cuda or not x.numel():
-        return x
-    flat = x.contiguous().view(-1).view(torch.uint8)
-    memory = bytearray(b"." + bytes(flat.tolist()))
-    found = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=1).view(x.shape)
-    assert found.data_ptr() % x.element_size()
-    return found
-
-
-def every_third(x: Tensor) -> Tensor:
-    """Every third row; of one dimension, every third number."""
-    rows = -2 if x.dim() > 1 else -1
-    return x.repeat_interleave(3, rows).unfold(rows, 1, 3).squeeze(-1)
-
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "column-major": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
-    "batch last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
-    "strided": lambda x: torch.stack([x, x], -1)[..., 0],
-    "offset": offset,
-    "between addresses": between_addresses,
-    "every third row": every_third,
-    "expanded": lambda x: x[:1].expand(x.shape) if x.dim() > 1 else x,
 }
 
 

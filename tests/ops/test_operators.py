@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rounds
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -352,6 +355,20 @@ def test_random_layouts(tmp_path: Path) -> None:
     for name in ("adapt", "adaptive", "tim"):
         assert counts[f"{name}: tasks"] > 2
         assert counts[f"of them {name}: a task alone has another result"] == 0
+
+
+def test_calls_count_at_once_if_time_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    def calls() -> Iterator[Counter[str]]:
+        yield Counter(["solve: answered"])
+        yield Counter(["tim: answered"])
+        raise AssertionError("a call that fails")
+
+    assert rounds.counted(calls(), 0.0) == {"solve: answered": 1}
+    with pytest.raises(AssertionError, match="a call that fails"):
+        rounds.counted(calls(), 1e9)
+    lines = capsys.readouterr().out.splitlines()
+    counts = [line for line in lines if not line.startswith("first call after ")]
+    assert counts == [f"      1 {name}: answered" for name in ("solve", "solve", "tim")]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from problems import Problem, assert_same, make_problem
+from scripts import run_code
 
 import paddle_ext
 from paddle_ext import Solution
@@ -200,15 +200,7 @@ if not child:
     os._exit(0 if torch.equal(got.probabilities, want.probabilities) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_code(code, cwd=tmp_path)
 
 
 def test_examples() -> None:

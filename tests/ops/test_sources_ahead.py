@@ -1,6 +1,5 @@
 """Rows are read ahead: one chunk, in bounded memory, by a thread that never outlives its use."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
-from row_files import FORMATS, N, features, write, write_parquet
+from row_files import FORMATS, N, features, run_bounded, write, write_parquet
 from torch import Tensor
 
 from paddle_ext.ops.large import ahead as module
@@ -154,54 +153,18 @@ def test_interruption(tmp_path: Path) -> None:
         assert process.wait(20) == 0
 
 
-BOUNDED = """
-import resource, sys
-import numpy as np
-import torch
+SUMS = """
 from paddle_ext.ops.large.sources import FileRows
 
-def status(name):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
-
-def sums(path):
+def work(path):
     rows = FileRows(path)
     found = torch.zeros(rows.shape[1], dtype=torch.float64)
     for chunk in rows.chunks(int(sys.argv[4])):
         found += chunk.sum(0)
     return found
 
-path, small, allowed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-sums(small)  # whatever is loaded at first use
-limit = status("VmData") + allowed
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # forgets the peak
-before = status("VmRSS")
-if path.endswith(".npy"):
-    try:
-        np.load(path)
-    except MemoryError:
-        print("refused")
-found = sums(path)
-print(limit, status("VmHWM") - before)
-print(*found.tolist())
+print(*bounded(work).tolist())
 """
-
-
-def run_bounded(path: Path, small: Path, allowed: int, chunk: int) -> list[str]:
-    """The output of a process with this limit on additional memory."""
-    done = subprocess.run(
-        [sys.executable, "-c", BOUNDED, str(path), str(small), str(allowed), str(chunk)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        # An allocator of torch would else take memory for much more than it needs.
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MIMALLOC_ARENA_EAGER_COMMIT": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def test_a_file_larger_than_the_memory_allowed(tmp_path: Path) -> None:
@@ -220,7 +183,7 @@ def test_a_file_larger_than_the_memory_allowed(tmp_path: Path) -> None:
     del mapped
     two_chunks = 2 * block.nbytes
     try:
-        refused, used, found = run_bounded(path, small, 4 * two_chunks, chunk)
+        refused, used, found = run_bounded(SUMS, path, small, 4 * two_chunks, chunk)
     finally:
         path.unlink()  # pytest keeps the folders of some runs
     limit, peak = map(int, used.split())
@@ -237,7 +200,7 @@ def test_parquet_in_bounded_memory(tmp_path: Path) -> None:
     path, small = tmp_path / "large.parquet", tmp_path / "small.parquet"
     write_parquet(path, "fixed", x, group=len(x))
     write_parquet(small, "fixed", x[:100])
-    used, found = run_bounded(path, small, x.nbytes, 1024)
+    used, found = run_bounded(SUMS, path, small, x.nbytes, 1024)
     assert int(used.split()[1]) < x.nbytes // 2
     assert [float(number) for number in found.split()] == x.sum(0, dtype=np.float64).tolist()
 

@@ -1,14 +1,11 @@
 """Solving from files: the same as from tensors, with less memory than the file."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from row_files import write
+from row_files import run_bounded, write
 from torch import Tensor
 
 import paddle_ext
@@ -59,37 +56,18 @@ def test_the_same_from_a_file_as_from_a_tensor(
         assert clear.float().mean() > 0.5
 
 
-BOUNDED = """
-import resource, sys
-import numpy as np
-import torch
+SOLVE = """
 import paddle_ext
 
-def status(name):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
-
-def solve(query, iterations):
-    with np.load(sys.argv[3]) as known:
+def work(path):
+    with np.load(sys.argv[4]) as known:
         support, labels = (torch.from_numpy(known[name]) for name in ("support", "labels"))
     return paddle_ext.solve(
-        support, labels, query, max_iter=iterations, tol=0.0, return_assignments=False
+        support, labels, path, max_iter=2, tol=0.0, return_assignments=False
     )
 
-large, small, known, output, allowed = sys.argv[1:]
-solve(small, 2)  # whatever is loaded at first use
-limit = status("VmData") + int(allowed)
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # forgets the peak
-before = status("VmRSS")
-try:
-    np.load(large)
-except MemoryError:
-    print("refused")
-found = solve(large, 2)
-print(limit, status("VmHWM") - before)
-np.savez(output, labels=found.labels.numpy(), proportions=found.proportions.numpy())
+found = bounded(work)
+np.savez(sys.argv[5], labels=found.labels.numpy(), proportions=found.proportions.numpy())
 """
 
 
@@ -106,19 +84,9 @@ def test_solving_in_less_memory_than_the_file_has(tmp_path: Path) -> None:
     allowed = 256 * 2**20
     assert query.nbytes > 1.5 * allowed
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", BOUNDED, large, small, known, output, str(allowed)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            # An allocator of torch would else take memory for much more than it needs.
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MIMALLOC_ARENA_EAGER_COMMIT": "0"},
-        )
+        refused, used = run_bounded(SOLVE, large, small, allowed, known, output)
     finally:
         large.unlink()  # pytest keeps the folders of some runs
-    assert done.returncode == 0, done.stderr
-    refused, used = done.stdout.splitlines()
     assert refused == "refused"
     assert int(used.split()[1]) < 192 * 2**20
     usual = paddle_ext.solve(support, labels, query, max_iter=2, tol=0.0)

