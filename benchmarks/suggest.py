@@ -35,7 +35,6 @@ MOST_CLASSES, FEW, POOL = 40, 5, 300
 NEIGHBOURS, MOST_CLUSTERS, ROUNDS = 20, 500, 20  # of TypiClust
 PURITY, RADII = 0.95, 70  # of ProbCover
 OURS, RANDOM = "suggest", "random"
-RULES = (OURS, "breaking ties", "TypiClust", "ProbCover", RANDOM)
 
 
 def options() -> argparse.Namespace:
@@ -297,6 +296,7 @@ def draw(path: Path, table: list[dict[str, Any]]) -> None:
         title = f"{shots} labelled row{'s' if shots > 1 else ''} a class"
         style.name_panel(axes, title, "more labels", "right, %")
         style.label_ends(axes, labels)
+    style.head(figure, "A person labels a few more: which?", "the whole pool, mean of all banks")
     style.finish(figure, path)
 
 
