@@ -14,7 +14,6 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -24,7 +23,6 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FeatureBank, presence
-from paddle_ext.research import style
 from paddle_ext.rows import squared_distances, unit_rows
 
 EXAMPLES = """\
@@ -35,7 +33,7 @@ MOST_CLASSES, FEW, POOL = 40, 5, 300
 NEIGHBOURS, MOST_CLUSTERS, ROUNDS = 20, 500, 20  # of TypiClust
 PURITY, RADII = 0.95, 70  # of ProbCover
 OURS, RANDOM = "suggest", "random"
-RULES = (OURS, "breaking ties", "TypiClust", "ProbCover", RANDOM)
+KINDS = "pool", "new"
 
 
 def options() -> argparse.Namespace:
@@ -44,6 +42,7 @@ def options() -> argparse.Namespace:
     add("banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT")
     add("--n-tasks", type=int, default=10, help="per setting (default: 10)")
     add("--draws", type=int, default=3, help="random choices per task (default: 3)")
+    add("--alone", action="store_true", help="compare `suggest` with a random choice only")
     return parser.parse_args()
 
 
@@ -193,12 +192,10 @@ def measure(
     found: dict[int, dict[str, list[tuple[float, float]]]] = {}
     for number in range(chosen.n_tasks):
         task = Task(bank, shots, present, 1000 * chosen.seed + number)
-        none = torch.empty(0, dtype=torch.int64)
-        before = task.accuracy(none)
         for count in (n for n in COUNTS if 2 * n <= len(task.pool)):
             into = found.setdefault(count, defaultdict(list))
-            into["before"].append(before)
-            for title, rule in RULES.items():
+            for title in (OURS, RANDOM) if chosen.alone else RULES:
+                rule = RULES[title]
                 draws = chosen.draws if title == RANDOM else 1
                 values = [task.accuracy(rule(task, count)) for _ in range(draws)]
                 into[title].append((mean(x[0] for x in values), mean(x[1] for x in values)))
@@ -206,12 +203,11 @@ def measure(
     for count, by_rule in found.items():
         row: dict[str, Any] = {"bank": name, "shots": shots, "present": present, "count": count}
         for title, values in by_rule.items():
-            for place, kind in enumerate(("pool", "new")):
+            for place, kind in enumerate(KINDS):
                 row[f"{title}, {kind}"] = mean(x[place] for x in values)
-        pairs = zip(by_rule[OURS], by_rule[RANDOM], strict=True)
-        gains = torch.tensor([ours[0] - other[0] for ours, other in pairs])
-        spread = gains.std(correction=min(1, len(gains) - 1))
-        row["error of the gain"] = float(spread / math.sqrt(len(gains)))
+        gains = torch.tensor(by_rule[OURS]) - torch.tensor(by_rule[RANDOM])
+        errors = gains.std(0, correction=min(1, len(gains) - 1)) / math.sqrt(len(gains))
+        row |= {f"error, {kind}": float(e) for kind, e in zip(KINDS, errors, strict=True)}
         table.append(row)
     return table
 
@@ -221,12 +217,17 @@ def mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed)
 
 
+def measured(table: list[dict[str, Any]]) -> list[str]:
+    """The rules of the table."""
+    return [rule for rule in RULES if f"{rule}, pool" in table[0]]
+
+
 def summary(table: list[dict[str, Any]], title: str) -> dict[str, Any]:
     """The accuracy at random, and what the others gain on it: pool / new."""
     row: dict[str, Any] = {"": title, "cells": len(table)}
-    for rule in reversed(RULES):
+    for rule in reversed(measured(table)):
         values = []
-        for kind in ("pool", "new"):
+        for kind in KINDS:
             base = 0.0 if rule == RANDOM else mean(x[f"{RANDOM}, {kind}"] for x in table)
             values.append(mean(x[f"{rule}, {kind}"] for x in table) - base)
         form = "{:.1f} / {:.1f}" if rule == RANDOM else "{:+.1f} / {:+.1f}"
@@ -234,8 +235,8 @@ def summary(table: list[dict[str, Any]], title: str) -> dict[str, Any]:
     return row
 
 
-def gain(row: dict[str, Any]) -> float:
-    found: float = row[f"{OURS}, pool"] - row[f"{RANDOM}, pool"]
+def gain(row: dict[str, Any], kind: str) -> float:
+    found: float = row[f"{OURS}, {kind}"] - row[f"{RANDOM}, {kind}"]
     return found
 
 
@@ -258,46 +259,19 @@ def report(table: list[dict[str, Any]]) -> None:
             lines.append(summary([x for x in table if x[key] == value], f"{value} {key}"))
     harness.print_table("gain on a random choice, points: pool / new", lines)
     settings = cells(table)
-    worst = min(settings, key=gain)
-    print(
-        f"worst of {len(settings)} settings, all banks: {gain(worst):+.1f}, with {worst['shots']} "
-        f"shots, {worst['present']}, {worst['count']} labels"
-    )
-    behind = [row for row in table if gain(row) < -0.5]
-    sure = [row for row in behind if gain(row) + 2 * row["error of the gain"] < -0.5]
-    print(
-        f"{len(table)} cells of one bank: {len(behind)} more than 0.5 points below random, "
-        f"{len(sure)} by more than two standard errors"
-    )
-    for row in sorted(behind, key=gain)[:10]:
-        where = " ".join(str(row[key]) for key in ("bank", "shots", "present", "count"))
-        print(f"  {where}: {gain(row):+.1f} ± {row['error of the gain']:.1f}")
-
-
-def draw(path: Path, table: list[dict[str, Any]]) -> None:
-    """Accuracy against the number of new labels, of settings that have all of them."""
-    figure, panels = style.make_panels(len(SHOTS), height=1.9)
-    colours = dict(zip(RULES, (style.colour("adaptive"), *style.SEVERAL), strict=False))
-    for axes, shots in zip(panels, SHOTS, strict=True):
-        groups = defaultdict(list)
-        for row in table:
-            if row["shots"] == shots:
-                groups[row["bank"], row["present"]].append(row)
-        rows = [row for group in groups.values() if len(group) == len(COUNTS) for row in group]
-        if not rows:
-            continue
-        labels = []
-        for rule, colour in colours.items():
-            by_count = [[row for row in rows if row["count"] == n] for n in COUNTS]
-            values = [mean(row["before, pool"] for row in by_count[0])]
-            values += [mean(row[f"{rule}, pool"] for row in part) for part in by_count]
-            axes.plot((0, *COUNTS), values, "o-", color=colour, lw=2.6 if rule == OURS else 1.5)
-            labels.append(style.Label(COUNTS[-1], values[-1], rule, colour, rule == OURS))
-        axes.set_xticks((0, *COUNTS))
-        title = f"{shots} labelled row{'s' if shots > 1 else ''} a class"
-        style.name_panel(axes, title, "more labels", "right, %")
-        style.label_ends(axes, labels)
-    style.finish(figure, path)
+    for kind in KINDS:
+        worst = min(settings, key=lambda row: gain(row, kind))
+        behind = sorted((x for x in table if gain(x, kind) < -0.5), key=lambda row: gain(row, kind))
+        sure = [row for row in behind if gain(row, kind) + 2 * row[f"error, {kind}"] < -0.5]
+        print(
+            f"{kind}: worst of {len(settings)} settings, all banks: {gain(worst, kind):+.1f}, with "
+            f"{worst['shots']} shots, {worst['present']}, {worst['count']} labels; of {len(table)} "
+            f"cells of one bank {len(behind)} are more than 0.5 points below random, {len(sure)} "
+            "by more than two standard errors"
+        )
+        for row in behind[:10]:
+            where = " ".join(str(row[key]) for key in ("bank", "shots", "present", "count"))
+            print(f"  {where}: {gain(row, kind):+.1f} ± {row[f'error, {kind}']:.1f}")
 
 
 def main() -> None:
@@ -316,7 +290,6 @@ def main() -> None:
     harness.progress("")
     report(table)
     harness.write_csv(chosen.output / "suggest.csv", table)
-    draw(chosen.output / "suggest.png", table)
 
 
 if __name__ == "__main__":

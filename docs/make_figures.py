@@ -19,6 +19,7 @@ from paddle_ext.research.style import (
     INK,
     PALE,
     RIGHT,
+    SEVERAL,
     WRONG,
     Label,
     colour,
@@ -252,6 +253,28 @@ def roll_up() -> "Figure":
     return figure
 
 
+def suggestions() -> "Figure":
+    """What rules for the samples to label next gain on a random choice."""
+    rows = table("suggest.md", "random", "breaking ties")
+    first = next(place for place, row in enumerate(rows) if row[0] == "20 more labels")
+    rules = ("suggest", "breaking ties", "TypiClust", "ProbCover")
+    counts = [20, 50, 100]
+    figure, panels = make_panels(2, height=2.4)
+    for axes, kind, title in zip(panels, (0, 1), ("the pool", "new samples"), strict=True):
+        ends = [Label(counts[-1], 0, "random", PALE)]
+        axes.axhline(0, color=PALE, lw=1.5, ls="--")
+        for column, (rule, ink) in enumerate(zip(rules, (OURS, *SEVERAL), strict=False), 2):
+            gains = [numbers(row[column])[kind] for row in rows[first : first + len(counts)]]
+            bold = rule == "suggest"
+            axes.plot(counts, gains, "o-", color=ink, lw=3 if bold else 1.5, clip_on=False)
+            ends.append(Label(counts[-1], gains[-1], rule, ink, bold))
+        axes.set_xticks(counts)
+        name_panel(axes, title, "more labels", "gain (points)")
+        label_ends(axes, ends)
+    head(figure, "Which samples to label next", "accuracy above that of a random choice, 9 banks")
+    return figure
+
+
 FIGURES: Mapping[str, Callable[[], "Figure"]] = {
     "any-batch": any_batch,
     "speed": speed,
@@ -260,6 +283,7 @@ FIGURES: Mapping[str, Callable[[], "Figure"]] = {
     "wrong-labels": wrong_labels,
     "strangers": strangers,
     "roll-up": roll_up,
+    "suggest": suggestions,
 }
 
 

@@ -16,6 +16,7 @@ MOST_ROWS = (
     4096  # limit on the samples that are compared with each other, unless more are asked for
 )
 FARTHEST = 4.0  # the largest squared distance of unit-norm rows
+OWN = 1 / 3  # how much the distance of a suggested row itself counts
 
 
 class Suggestions(NamedTuple):
@@ -28,13 +29,14 @@ class Suggestions(NamedTuple):
 def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     """The unlabelled samples whose labels would help most, if `count` more can be labelled.
 
-    Every sample should be near a labelled one: one after the other, the sample is chosen that
-    reduces the following sum most, as if it were labelled then.
+    Every sample should be near a labelled one: one after the other, the sample i with the largest
+    gain is chosen.
 
-    ``sum_q min_i ||x_q - x_i||^2``, over the labelled rows i
+    ``sum_{q != i} max(0, g_q - ||x_q - x_i||^2) + g_i / 3``
 
-    Rows are made unit-norm, centred at the mean of all, and made unit-norm again. So samples that
-    many others resemble and no labelled one come first, whether their class has few labels or is
+    ``g_q`` is the squared distance of q to the nearest row that is labelled or chosen. Rows are
+    made unit-norm, centred at the mean of all, and made unit-norm again. So samples that many
+    others resemble and no labelled one come first, whether their class has few labels or is
     unknown; copies of a labelled or suggested sample come last. Doubtful samples are not preferred:
     they are often odd ones out, and teach less.
 
@@ -79,6 +81,7 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
 def covering(x: Tensor, gap: Tensor, count: int) -> Tensor:
     """Greedily choose rows [m, D] that reduce the gaps [m] most in sum; [count] int64.
 
+    A row's own gap counts less, so that odd ones out, whose labels help no other, come later.
     A row never gains more than it did when fewer were chosen, so a gain is only computed again when
     it is the largest.
     """
@@ -88,6 +91,7 @@ def covering(x: Tensor, gap: Tensor, count: int) -> Tensor:
             for part in parts(len(x), len(x) + x.shape[1])
         ]
     )
+    gains -= (1 - OWN) * gap
     squares = x.square().sum(1)
     heap = [(-gain, i) for i, gain in enumerate(gains.tolist())]
     heapify(heap)
@@ -95,7 +99,8 @@ def covering(x: Tensor, gap: Tensor, count: int) -> Tensor:
     while len(chosen) < count:
         _, i = heap[0]
         reached = torch.minimum(gap, (squares + squares[i] - 2 * (x @ x[i])).clamp(min=0))
-        heapreplace(heap, (-float((gap - reached).sum()), i))
+        gain = (gap - reached).sum() - (1 - OWN) * gap[i]
+        heapreplace(heap, (-float(gain), i))
         if heap[0][1] == i:
             heappop(heap)
             chosen.append(i)
