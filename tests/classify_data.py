@@ -34,13 +34,13 @@ def embeddings(
 
 
 def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
+    return Settings(**{"device": "cpu", "cache": None} | options)
 
 
 def run(*words: object) -> Result:
     """The command, on the CPU, and without a cache unless it is named."""
     cache = () if "--cache" in words else ("--no-cache",)
-    given = ["classify", *words, "--device", "cpu", *cache]
+    given = ["classify", "--device", "cpu", *cache, *words]
     return CliRunner().invoke(app, [str(word) for word in given])
 
 

@@ -1,8 +1,6 @@
 """PT-MAP: the method against its reference, the reference against plain loops."""
 
-import doctest
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -282,9 +280,3 @@ def test_more_k_eff_than_queries() -> None:
     place = Place("cpu", torch.float32)
     with pytest.raises(ValueError, match=r"k_eff must be at most .* queries, 20, got 21"):
         predict(overlapping(), place, class_mass="oracle", k_eff=21)
-
-
-def test_examples() -> None:
-    result = doctest.testmod(sys.modules["paddle_ext.reference.pt_map"])
-    assert result.attempted
-    assert not result.failed

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import json
-import re
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -28,18 +24,9 @@ from classify_data import (
 )
 from encoder_models import stand_in_sentences
 
-from paddle_ext.app.classify import (
-    Batch,
-    Columns,
-    Labelled,
-    answer,
-    answering,
-    classify,
-    samples,
-)
+from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
 from paddle_ext.app.classify.samples import named_labels, rebatched
 from paddle_ext.app.classify.text_embedding import TextEmbedder
-from paddle_ext.ops import libraries
 
 SETTINGS = settings()
 
@@ -295,7 +282,7 @@ def test_texts(tmp_path: Path) -> None:
         "turn up the music please,",
     ]
     (tmp_path / "table.csv").write_text("\n".join(["text,label", *lines]))
-    chosen = replace(settings(columns=Columns(text="text")), cache=tmp_path / "cache")
+    chosen = settings(columns=Columns(text="text"), cache=tmp_path / "cache")
     for _ in range(2):  # the second time from the cache
         classify(tmp_path / "table.csv", None, tmp_path, chosen)
         assert [row["label"] for row in read_answers(tmp_path)] == ["weather", "music"]
@@ -330,24 +317,3 @@ def test_memory_does_not_grow_with_the_features() -> None:
     found = answer(known, parts(), batch=50)
     assert len(found) == 1000
     assert most <= 2 * 50 // 10 + 2
-
-
-def test_code_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "classify.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(code, names)  # noqa: S102 - our own page
-    assert capsys.readouterr().out == "['kind 14', 'kind 15', 'kind 3']\n"
-    found = names["found"]
-    labels = np.array(found.class_names)[found.labels]
-    assert (labels == names["names"][names["new"]]).mean() > 0.98
-
-
-@pytest.mark.parametrize("module", [answering, libraries, samples])
-def test_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -8,16 +8,13 @@ import re
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from classify_data import NAMES, embeddings
-from pages import CLASSES, dumped, made, shown_by, told, with_probe
-from typer.testing import CliRunner
+from classify_data import embedding_files, refused, said
+from pages import CLASSES, FRAME, dumped, made, shown_by, told, with_probe
 
 from paddle_ext.app.classify import page as module
 from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.page import MOST_OF_A_CLASS, MOST_TO_CHECK
-from paddle_ext.app.cli.app import app
 
 # Written into the page before its end: what only a browser knows, as JSON in an attribute.
 PROBE = """<script>
@@ -85,7 +82,7 @@ def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     inside = with_probe(made(kind), REPORT)
     (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
     frame = tmp_path / "frame.html"
-    frame.write_text(FRAME, encoding="utf-8")
+    frame.write_text(FRAME.format(390), encoding="utf-8")
     assert shown_by(browser, frame, 800) == {"width": 390, "inner": 390}
 
 
@@ -170,9 +167,6 @@ REPORT = """<style>section.class { content-visibility: visible !important; }</st
 window.addEventListener("load", () => parent.postMessage(
   {width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*"));
 </script></body>"""
-FRAME = """<!doctype html><body><script>
-addEventListener("message", (e) => { document.body.dataset.shown = JSON.stringify(e.data); });
-</script><iframe src="inside.html" style="width:390px;height:800px;border:0"></iframe></body>"""
 
 
 def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
@@ -239,9 +233,8 @@ def test_doubtful_samples_are_in_one_list() -> None:
 
 def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
-    out = str(tmp_path)
-    done = CliRunner().invoke(app, ["classify", str(tmp_path / "table.csv"), "--output", out])
-    assert "1 sample, 1 of 2 classes found, 1 of them unsure" in done.output
+    shown = said(tmp_path / "table.csv", "--output", tmp_path)
+    assert "1 sample, 1 of 2 classes found, 1 of them unsure" in shown
     text = (tmp_path / "answers.html").read_text(encoding="utf-8")
     assert "<b>1</b><span>of 2 classes found, 1 of them unsure</span>" in text
     assert '<li class="unsure"' in text
@@ -252,18 +245,15 @@ def test_formulas_and_escapes_stay_text(tmp_path: Path) -> None:
     red = "\x1b[31mred"
     rows = [f"1,2,=HYPERLINK(1),a{red}", "2,1,@y,b", "1.1,2,,=3+4", "2,1.1,,-7"]
     (tmp_path / "table.csv").write_text("\n".join(["a,b,label,+who", *rows, ""]))
-    arguments = ["classify", str(tmp_path / "table.csv"), "--id", "+who", "--embedding", "a,b"]
-    done = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    options = ("--id", "+who", "--embedding", "a,b", "--output", tmp_path)
+    done = said(tmp_path / "table.csv", *options)
     with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
         header, first, second = csv.reader(file)
     assert (header[0], first[0], second[0]) == ("'+who", "'=3+4", "-7")
     assert {first[1], second[1]} <= {"'=HYPERLINK(1)", "'@y"}
-    missing = ["classify", str(tmp_path / f"no{red}.csv")]
-    failed = CliRunner().invoke(app, missing)
-    assert "\\x1b[31mred" in failed.output
-    for output in (done.output, failed.output):
-        assert "\x1b[31m" not in output
+    failed = refused(tmp_path / f"no{red}.csv")
+    assert "\\x1b[31mred" in failed
+    assert "\x1b[31m" not in done + failed
 
 
 def test_markup_is_escaped_and_complete() -> None:
@@ -275,23 +265,15 @@ def test_markup_is_escaped_and_complete() -> None:
     assert not re.search(r'(src|href)="(?!data:|#)', text)
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    support, labels, query, truth = embeddings()
-    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
-    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
-    monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-    done = runner.invoke(
-        app, ["classify", "known.npz", "new.npz", "--truth", "labels", "--output", "out"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "40 samples, 2 of 6 classes found" in done.output
-    assert "accuracy: 100.00 % of 40 samples with a true label" in done.output
+def test_command(tmp_path: Path) -> None:
+    known, new = embedding_files(tmp_path)
+    shown = said(known, new, "--truth", "labels", "--output", tmp_path / "out")
+    assert "40 samples, 2 of 6 classes found" in shown
+    assert "accuracy: 100.00 % of 40 samples with a true label" in shown
     assert (tmp_path / "out" / "answers.html").is_file()
-    failed = runner.invoke(app, ["classify", "known.npz", "nowhere.npz"])
-    assert failed.exit_code == 1
-    assert "nowhere.npz must be a file or a folder, but does not exist" in failed.output
-    assert "Traceback" not in failed.output
+    failed = refused(known, tmp_path / "nowhere.npz")
+    assert "nowhere.npz must be a file or a folder, but does not exist" in failed
+    assert "Traceback" not in failed
 
 
 @pytest.mark.parametrize(
@@ -310,7 +292,4 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_command_names_its_options(tmp_path: Path, options: list[str], message: str) -> None:
     (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
-    arguments = ["classify", str(tmp_path / "table.csv"), "--output", str(tmp_path), *options]
-    failed = CliRunner().invoke(app, arguments)
-    assert failed.exit_code == 1
-    assert message in failed.output
+    assert message in refused(tmp_path / "table.csv", "--output", tmp_path, *options)

@@ -4,20 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import NAMES
-
-pytest.importorskip("typer", reason="needs typer")
-
-from typer.testing import CliRunner
-
-from paddle_ext.app.cli.app import app
-
-CPU = ("--device", "cpu", "--no-cache")
-
-
-def invoke(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(item) for item in arguments])
-    return result.exit_code, " ".join(result.output.split())
+from classify_data import NAMES, refused, said
 
 
 def rows(folder: Path) -> tuple[Path, Path]:
@@ -34,8 +21,7 @@ def rows(folder: Path) -> tuple[Path, Path]:
 def test_names(tmp_path: Path) -> None:
     features, text = rows(tmp_path)
     chosen = ("--names", text, "--truth", "labels", "--output", tmp_path / "out")
-    code, shown = invoke("classify", features, *chosen, "--logit-scale", "50", *CPU)
-    assert code == 0, shown
+    shown = said(features, *chosen, "--logit-scale", "50")
     assert "40 samples, 2 of 6 classes found" in shown
     assert "accuracy: 100.00 % of 40 samples with a true label" in shown
     assert "birch" in (tmp_path / "out" / "answers.csv").read_text()
@@ -63,9 +49,7 @@ def test_refusals(
     (tmp_path / "two.txt").write_text("cat\ndog\n")
     (tmp_path / "same.txt").write_text("cat\ndog\ncat\n")
     monkeypatch.chdir(tmp_path)
-    code, shown = invoke("classify", "rows.npz", *options, *CPU)
-    assert code == 1
-    assert message in shown
+    assert message in refused("rows.npz", *options)
     assert not Path("answers.csv").exists()
 
 
@@ -73,6 +57,5 @@ def test_images_need_an_encoder(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="needs Pillow")
     (tmp_path / "photos").mkdir()
     (tmp_path / "two.txt").write_text("cat\ndog\n")
-    code, shown = invoke("classify", tmp_path / "photos", "--names", tmp_path / "two.txt", *CPU)
-    assert code == 1
+    shown = refused(tmp_path / "photos", "--names", tmp_path / "two.txt")
     assert "--encoder must be an image-text model on disk to classify images by names" in shown

@@ -1,6 +1,5 @@
 """Feature banks: parts of them, their files, and errors for invalid ones."""
 
-import doctest
 import re
 import sys
 import zipfile
@@ -135,22 +134,6 @@ def test_to(device: str) -> None:
     assert_same(bank, bank.to(device).to("cpu"))
     part = bank.to(device).take_classes([1]).subset(torch.tensor([0, 2]))
     assert torch.equal(part.features.cpu(), bank.features[[2, 8]])
-
-
-def test_examples() -> None:
-    result = doctest.testmod(sys.modules[FeatureBank.__module__])
-    assert result.attempted
-    assert not result.failed
-
-
-def test_code_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "data.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    torch.manual_seed(0)
-    exec(code, {})  # noqa: S102 - our own page
-    accuracy = re.fullmatch(r"tensor\((\S+), dtype=torch.float64\)\n", capsys.readouterr().out)
-    assert accuracy
-    assert float(accuracy[1]) > 0.9
 
 
 def test_not_finite() -> None:

@@ -1,15 +1,13 @@
 """Evaluation: the same counts as task by task, in any batches; errors at once."""
 
-import doctest
 import itertools
 import re
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from banks import CLASSES, DIMENSION, SIZE, Spy, small_bank
+from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, methods
 from paddle_ext.research import progress
@@ -30,26 +28,6 @@ def run(bank: FeatureBank, *arguments: Any, **options: Any) -> Evaluation:
     return evaluate(bank, *arguments, **(defaults | {"device": "cpu", "progress": False} | options))
 
 
-def right_answers(
-    bank: FeatureBank, method: methods.Method, sampler: TaskSampler, n_tasks: int
-) -> list[int]:
-    """Task by task, without a batch dimension."""
-    found = []
-    for i in range(n_tasks):
-        support_index, support_labels, query_index, query_labels = sampler.batch(i, 1)
-        if support_index.dim() == 2:
-            support_index, support_labels = support_index[0], support_labels[0]
-        prediction = method.predict(
-            bank.features[support_index],
-            support_labels,
-            bank.features[query_index[0]],
-            num_classes=sampler.num_classes,
-            base_mean=bank.base_mean,
-        )
-        found.append(int((prediction.labels == query_labels[0]).sum()))
-    return found
-
-
 def counts(evaluation: Evaluation) -> list[tuple[Any, ...]]:
     return [(r.method, r.shots, r.k_eff, r.n_tasks, r.correct, r.squares) for r in evaluation]
 
@@ -60,13 +38,8 @@ def counts(evaluation: Evaluation) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("num_classes", [None, 6])
 def test_task_by_task(num_classes: int | None) -> None:
     bank = small_bank()
-    options = {
-        "n_query": 10,
-        "num_classes": num_classes,
-        "sampling": "dirichlet",
-        "alpha": 0.5,
-        "seed": 9,
-    }
+    options = {"n_query": 10, "num_classes": num_classes, "seed": 9}
+    options |= {"sampling": "dirichlet", "alpha": 0.5}
     found = run(bank, NAMES, shots=(2, 4), k_eff=[2, 3], n_tasks=9, name="small", **options)
     expected = []
     for shots, k_eff, name in itertools.product((2, 4), (2, 3), NAMES):
@@ -102,18 +75,7 @@ def test_several_blocks_in_small_batches() -> None:
     whole = run(bank, Spy(), n_tasks=1100, memory=1.0)
     assert counts(found) == counts(whole)
     sampler = TaskSampler(bank.labels, shots=3, k_eff=3, n_query=12)
-    batch = sampler.batch(0, 1100)
-    labels = (
-        Spy()
-        .predict(
-            bank.features[batch.support_index],
-            batch.support_labels,
-            bank.features[batch.query_index],
-            num_classes=CLASSES,
-        )
-        .labels
-    )
-    assert found.results[0].correct == int((labels == batch.query_labels).sum())
+    assert found.results[0].correct == sum(right_answers(bank, Spy(), sampler, 1100))
 
 
 def test_blocks_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,9 +353,3 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert abs(float(shown[1]) - found.accuracy) < 1  # of the first block
     run(small_bank(), Spy(), progress=False)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("module", ["evaluate", "tuning", "tables", "results"])
-def test_examples(module: str) -> None:
-    torch.manual_seed(0)
-    assert doctest.testmod(sys.modules[f"paddle_ext.research.evaluation.{module}"]).failed == 0

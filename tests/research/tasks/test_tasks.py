@@ -1,6 +1,5 @@
 """Tasks: what is drawn, from where, how often, and that it is reproducible."""
 
-import doctest
 import os
 import subprocess
 import sys
@@ -452,9 +451,3 @@ def test_move_to_a_device(device: str) -> None:
     assert isinstance(moved, TaskBatch)
     assert all(x.device.type == device for x in moved)
     assert_same(batch, moved.to("cpu"))
-
-
-def test_examples() -> None:
-    result = doctest.testmod(sys.modules[TaskSampler.__module__])
-    assert result.attempted
-    assert not result.failed
