@@ -181,10 +181,6 @@ class BatchClassifier:
         Parameters
         ----------
         batch : dict, DataFrame or array [N, D]
-
-        Returns
-        -------
-        dict or DataFrame
         """
         if isinstance(batch, np.ndarray):
             return self._answers(batch, "batch")

@@ -110,10 +110,6 @@ def classify(
         The output folder.
     settings : Settings or None
 
-    Returns
-    -------
-    Report
-
     Raises
     ------
     ValueError, OSError, ImportError

@@ -124,10 +124,6 @@ def stream(
         Whether all rows are one batch, with the class frequencies of the whole file, which is then
         read a few times.
 
-    Returns
-    -------
-    StreamReport
-
     Raises
     ------
     ValueError, OSError, ImportError

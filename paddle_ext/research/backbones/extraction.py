@@ -203,10 +203,6 @@ def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
     images : ImageSet
     progress : bool
         Show progress on stderr.
-
-    Returns
-    -------
-    str
     """
     digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
     with Progress("hashing", len(images), show=progress) as shown:

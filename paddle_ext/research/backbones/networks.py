@@ -26,10 +26,6 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
     channels : int or None
         3 for RGB, 1 for grey; None: 1 for ``"small"``, 3 for the others.
 
-    Returns
-    -------
-    Backbone
-
     Examples
     --------
     >>> create("small").dimension

@@ -86,10 +86,6 @@ def train(
     progress : bool
         Print a line per epoch on stderr.
 
-    Returns
-    -------
-    Trained
-
     Examples
     --------
     >>> from paddle_ext.research.backbones import recipe

@@ -37,10 +37,6 @@ def image_folder(
     size, channels
         As in `EncodedImages`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> images = image_folder("birds/train", split="base")  # doctest: +SKIP
@@ -83,10 +79,6 @@ def image_list(
     size, channels
         As in `EncodedImages`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> images = image_list("split/val.csv", "images", split="val")  # doctest: +SKIP
@@ -123,10 +115,6 @@ def mini_imagenet(
     size : int or None
         As in `EncodedImages`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> base = mini_imagenet("mini_imagenet", "base")  # doctest: +SKIP
@@ -154,10 +142,6 @@ def tiered_imagenet(
     size
         As in `mini_imagenet`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> novel = tiered_imagenet("tiered_imagenet", "test")  # doctest: +SKIP
@@ -183,10 +167,6 @@ def inaturalist(
     split : {"base", "val", "repr", "query"}
     lists, size
         As in `mini_imagenet`.
-
-    Returns
-    -------
-    EncodedImages
 
     Examples
     --------
@@ -253,10 +233,6 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
     split : str
     size : int or None
         Resize the images to size x size; None: 84 for image files, unchanged for ``.npz`` files.
-
-    Returns
-    -------
-    ImageSet
 
     Examples
     --------

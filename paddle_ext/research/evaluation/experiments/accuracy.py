@@ -166,10 +166,6 @@ def reproduce_table(
         the journal, from which a second call resumes, and the result. Figures label the features by
         `name`; default: by the dataset and the backbone.
 
-    Returns
-    -------
-    AccuracyTable, or for "keff" AccuracyCurves
-
     Examples
     --------
     >>> import paddle_ext

@@ -136,10 +136,6 @@ def evaluate_any_batch(
     **run
         As in `accuracy.reproduce_table`.
 
-    Returns
-    -------
-    AnyBatch
-
     Examples
     --------
     >>> import paddle_ext

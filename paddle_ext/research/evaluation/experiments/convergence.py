@@ -142,10 +142,6 @@ def measure_convergence(
     repeats : int
         PADDLE's times are the best of this many runs.
 
-    Returns
-    -------
-    Convergence
-
     Examples
     --------
     >>> import paddle_ext
