@@ -125,7 +125,6 @@ def evaluate(
     check_figure("--figure", figure)
     chosen = chosen_methods(methods, preset, option, tuned)
     features = load_bank(bank, split)
-    chosen = suited_to_features(chosen, features, option, tuned)
     with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         found = run(
             features,
@@ -150,22 +149,6 @@ def evaluate(
         show_evaluation(found, markdown, figure)
         if output is not None:
             show.say(f"written: {output / 'evaluation.json'}")
-
-
-def suited_to_features(
-    chosen: dict[str, Method], bank: FeatureBank, option: list[str], tuned: Path | None
-) -> dict[str, Method]:
-    """The methods, changed where they cannot take negative features; prints a note of each."""
-    from ...research.evaluation.negative_features import (
-        adapted_to_negative_features,
-        labels_without_options,
-    )
-
-    adaptable = set() if tuned else labels_without_options(chosen, method_options(option))
-    found, notes = adapted_to_negative_features(chosen, adaptable, bank)
-    for note in notes:
-        show.say(f"note: {note}")
-    return found
 
 
 def load_bank(path: Path, split: str | None) -> FeatureBank:
@@ -280,9 +263,8 @@ def tune(
     from ...research.evaluation.tuning import FILE
     from ...research.evaluation.tuning import tune as run
 
-    named = chosen_methods(methods, preset, option, None)
+    chosen = list(chosen_methods(methods, preset, option, None).values())
     features = load_bank(bank, split)
-    chosen = list(suited_to_features(named, features, option, None).values())
     with show.on_interrupt(RESUMABLE.format(output)):
         found = run(
             features,

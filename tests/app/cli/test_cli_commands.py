@@ -209,21 +209,6 @@ def test_evaluate(bank: Path, tmp_path: Path) -> None:
     assert f"written: {tmp_path / 'evaluation.json'}" in shown
 
 
-def test_features_of_both_signs(bank: Path, tmp_path: Path) -> None:
-    """All methods run; a suggested remedy uses the spelling of the command."""
-    loaded = FeatureBank.load(bank)
-    signed = tmp_path / "signed.npz"
-    FeatureBank(loaded.features - loaded.features.mean(), loaded.labels).save(signed)
-    few = ["--shots", 1, "--k-eff", 2, "--n-query", 5, "--n-tasks", 1, *CPU]
-    shown = run("evaluate", signed, "--methods", "simpleshot,pt_map", *few)
-    assert "note: pt_map with power=1, because some features are negative" in shown
-    option = ["--option", "pt_map.power=0.5"]
-    code, message = refusal("evaluate", signed, "--methods", "pt_map", *option, *few)
-    assert code == 1
-    assert "'pt_map' cannot run these tasks: features must be at least 0 for power=0.5" in message
-    assert message.endswith("(or pass --option pt_map.power=1.0)")
-
-
 def test_evaluate_curves_and_splits(bank: Path, tmp_path: Path) -> None:
     shown = run(
         "evaluate", bank, "--methods", "simpleshot", "--shots", "all", "--support", "repr",

@@ -74,18 +74,6 @@ def test_tables(bank: FeatureBank) -> None:
     assert overview[NEAREST][1:3] == ["–", "–"]
 
 
-def test_negative_features(bank: FeatureBank) -> None:
-    """No method rejects them; explicit options take precedence."""
-    few = {"k_eff": 2, "n_tasks": 2}
-    (found,) = run(bank, methods="pt_map", **few).evaluation.select("pt_map")
-    assert found.options["power"] == 1.0
-    positive = FeatureBank(bank.features.abs(), bank.labels)
-    (found,) = run(positive, methods="pt_map", **few).evaluation.select("pt_map")
-    assert found.options["power"] == 0.5
-    with pytest.raises(ValueError, match="'pt_map' cannot run these tasks"):
-        run(bank, methods="pt_map", options={"pt_map": {"power": 0.5}}, **few)
-
-
 def test_figure(bank: FeatureBank) -> None:
     result = run(bank, methods=["adaptive"])
     (figure,) = result.figures().values()
