@@ -18,9 +18,9 @@ from ..data.images import ImageSet, in_batches
 from ..files import replacing
 from ..progress import Progress
 from .augment import Transform
-from .base import Backbone
 from .checkpoints import Checkpoint, digest_of_tensors
 from .feeding import Feeder
+from .networks import Backbone
 from .precision import mixed_precision, product_dtype
 
 # Part of every cache key: increase it with each change in what is computed from the same weights,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from .base import Backbone
+from .networks import Backbone
 from .precision import mixed_precision
 from .recipes import Recipe
 
