@@ -12,6 +12,8 @@ from classify_data import (
     PRESENT,
     embeddings,
     feature_columns,
+    refused,
+    said,
     settings,
     table,
     write_table,
@@ -378,3 +380,40 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ValueError, match=message):
             run(photos, None, tmp_path, **(chosen | options))
     assert not (tmp_path / "answers.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--names", "two.txt"], "--names must be a .npz or .safetensors with embeddings"),
+        (["--names", "two.txt"], "got two.txt (or pass --encoder)"),
+        (["--names", "same.txt"], "--names must be unique, got 'cat' in lines"),
+        (["--names", "none.txt"], "--names must be a file, got none.txt, which is not one"),
+        (["--names", "two.txt", "--template", "a"], "--template must have {} once, for the name"),
+        (["--names", "text.npz", "--logit-scale", "0"], "--logit-scale must be finite and > 0"),
+        (["--names", "two.txt", "--encoder", "none"], "--encoder must be an image-text model"),
+        ([], "LABELLED must be a table (.csv, .tsv, .parquet, .xlsx,"),
+        ([], "got rows.npz (or pass --names)"),
+    ],
+)
+def test_the_command_names_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    _, _, query, _, text = centred()
+    np.savez(tmp_path / "rows.npz", features=query)
+    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
+    (tmp_path / "two.txt").write_text("cat\ndog\n")
+    (tmp_path / "same.txt").write_text("cat\ndog\ncat\n")
+    monkeypatch.chdir(tmp_path)
+    assert message in refused("rows.npz", *options)
+    assert not Path("answers.csv").exists()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    _, _, query, truth, text = centred()
+    np.savez(tmp_path / "rows.npz", features=query, labels=truth)
+    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
+    options = ("--names", tmp_path / "text.npz", "--truth", "labels", "--logit-scale", 50)
+    shown = said(tmp_path / "rows.npz", *options, "--output", tmp_path)
+    assert "60 samples, 2 of 6 classes found" in shown
+    assert "accuracy: 100.00 % of 60 samples with a true label" in shown
