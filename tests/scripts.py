@@ -1,6 +1,8 @@
-"""Scripts outside the package, loaded as modules."""
+"""Scripts outside the package, loaded as modules; and code in a process of its own."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,3 +20,20 @@ def script(path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look it up
     spec.loader.exec_module(module)
     return module
+
+
+def run_code(
+    code: str, *arguments: object, cwd: Path | None = None, timeout: float = 120, **variables: str
+) -> list[str]:
+    """The lines that Python code prints; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -2,14 +2,13 @@
 
 import inspect
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from estimator_batch import CLASSES, DIMENSION, SHOTS, adapted, batch, solved
+from scripts import run_code
 
 import paddle_ext
 
@@ -389,5 +388,4 @@ def test_lazy_import() -> None:
         "try:\n    paddle_ext.PaddleClassifier\n"
         "except ImportError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "needs scikit-learn" in done.stdout
+    assert "needs scikit-learn" in run_code(code)[0]
