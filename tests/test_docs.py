@@ -35,7 +35,7 @@ SMALLER = {
         '"base", samples=40': '"base", samples=2',
         '"val", samples=30': '"val", samples=6',
         '"test", samples=60': '"test", samples=6',
-    },
+    }
 }
 
 

@@ -95,10 +95,7 @@ class Ici(Method):
     name: ClassVar[str] = "ici"
     display: ClassVar[Display] = Display("LR+ICI", 3, "#8c6d31", "D")
     tuning_grid: ClassVar[Grid] = {"dimension": (2, 5, 10), "step": (3, 5, 10)}
-    presets: ClassVar[Presets] = {
-        "tiered": {"dimension": 5},
-        "inat": {"dimension": 5},
-    }
+    presets: ClassVar[Presets] = {"tiered": {"dimension": 5}, "inat": {"dimension": 5}}
 
     step: int = option(5, check.integer)
     max_iter: int = option(100, check.integer)

@@ -134,10 +134,7 @@ class Baseline(Method):
 
     name: ClassVar[str] = "baseline"
     display: ClassVar[Display] = Display("Baseline", 1, "#8a8a8a", "s")
-    tuning_grid: ClassVar[Grid] = {
-        "learning_rate": (1e-4, 1e-3, 1e-2),
-        "max_iter": (50, 100, 300),
-    }
+    tuning_grid: ClassVar[Grid] = {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)}
 
     temperature: float = option(15.0, positive)
     learning_rate: float = option(1e-3, positive)

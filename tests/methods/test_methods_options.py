@@ -41,9 +41,7 @@ OTHER: dict[str | tuple[str, str], object] = {
     ("pt_map", "power"): 0.25,
 }
 # Options without which another one is of no use.
-BESIDE: dict[tuple[str, str], dict[str, Any]] = {
-    ("pt_map", "k_eff"): {"class_mass": "oracle"},
-}
+BESIDE: dict[tuple[str, str], dict[str, Any]] = {("pt_map", "k_eff"): {"class_mass": "oracle"}}
 
 
 def options_of(names: Iterable[str]) -> pytest.MarkDecorator:

@@ -153,11 +153,7 @@ def test_oracle_is_where_inconsistent_masses_lead() -> None:
     problem, place = overlapping(), Place("cpu", torch.float64)
     moved = [
         predict(problem, place, step=0.5, epochs=3, **options).probabilities
-        for options in (
-            {},
-            {"class_mass": "oracle"},
-            {"class_mass": "oracle", "k_eff": 2},
-        )
+        for options in ({}, {"class_mass": "oracle"}, {"class_mass": "oracle", "k_eff": 2})
     ]
     assert largest(moved[1] - moved[0]) > 1e-3
     assert largest(moved[2] - moved[1]) > 1e-3

@@ -112,10 +112,7 @@ def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding
     table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     columns = replace(
-        asked,
-        label=label,
-        truth=label,
-        name=asked.name if asked.name in table.names else None,
+        asked, label=label, truth=label, name=asked.name if asked.name in table.names else None
     )
     features, rows = quick_features(table, replace(asked, label=label))
     rows = [*(Finding("sheet", note) for note in table.notes), *rows]

@@ -156,10 +156,7 @@ def stream(
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
-    with (
-        replacing(target) as unfinished,
-        closing(read_ahead(batches)) as read,
-    ):
+    with replacing(target) as unfinished, closing(read_ahead(batches)) as read:
         found = predict(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
         report.notes += write_file(unfinished, tables)

@@ -11,15 +11,7 @@ import typer
 
 from ...research.ranks import is_first_rank
 from . import show
-from .arguments import (
-    Device,
-    Fresh,
-    Memory,
-    class_count,
-    comma_separated,
-    method_options,
-    numbers,
-)
+from .arguments import Device, Fresh, Memory, class_count, comma_separated, method_options, numbers
 
 if TYPE_CHECKING:
     from ...methods import Method
@@ -51,8 +43,7 @@ paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
 
 Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt, .plk.")]
 Methods = Annotated[
-    list[str],
-    typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod."),
+    list[str], typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
 ]
 Tasks = Annotated[int, typer.Option(help="Tasks per setting.")]
 Queries = Annotated[int, typer.Option(help="Queries per task.")]

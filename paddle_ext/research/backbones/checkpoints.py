@@ -121,10 +121,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
 def read_own(path: Path) -> Checkpoint:
     module = safetensors()
     check_regular(path)
-    with (
-        readable(path, "a safetensors file"),
-        module.safe_open(path, framework="pt") as file,
-    ):
+    with readable(path, "a safetensors file"), module.safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:

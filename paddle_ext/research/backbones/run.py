@@ -188,11 +188,7 @@ class Run:
                 notes[f"validation, {NUM_CLASSES}-way {SHOTS}-shot"] = f"{validation:.4f}"
         notes |= {"recipe": self.settings["recipe"], "seed": self.settings["seed"]}
         return Checkpoint(
-            backbone.eval(),
-            self.transform,
-            self.class_names,
-            copy.deepcopy(kept.head).cpu(),
-            notes,
+            backbone.eval(), self.transform, self.class_names, copy.deepcopy(kept.head).cpu(), notes
         )
 
     # --- files ------------------------------------------------------------------------------------

@@ -60,11 +60,7 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     path = tmp_path / "answers.html"
     path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
     shown = shown_by(browser, path, 1200)
-    assert shown["titles"] == [
-        "Most likely wrong first",
-        *CLASSES[:3],
-        "Classes without a sample",
-    ]
+    assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3], "Classes without a sample"]
     assert shown["counts"] == ["30", "30", "30"]
     assert (shown["sections"], shown["samples"]) == (5, 94)  # and a labelled one of each class
     assert shown["targets"] is True

@@ -147,11 +147,7 @@ def test_unused_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_forgotten_option_for_texts(tmp_path: Path, suffix: str) -> None:
     """One numeric column next to texts would put all of them into one class."""
-    columns = {
-        "message": SENTENCES,
-        "priority": [1, 2, 1, 2, 1],
-        "label": ["a", "a", "b", "b", ""],
-    }
+    columns = {"message": SENTENCES, "priority": [1, 2, 1, 2, 1], "label": ["a", "a", "b", "b", ""]}
     path = write_table(tmp_path / f"tickets{suffix}", columns)
     told = refused(path, "--output", tmp_path)
     assert "the column 'message' of" in told

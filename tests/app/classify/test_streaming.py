@@ -15,14 +15,7 @@ import torch
 from classify_data import NAMES, embeddings, feature_columns, picture_folders, said, settings, table
 
 import paddle_ext
-from paddle_ext.app.classify import (
-    Columns,
-    classify,
-    output_files,
-    stream,
-    streaming,
-    tables,
-)
+from paddle_ext.app.classify import Columns, classify, output_files, stream, streaming, tables
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")

@@ -131,10 +131,7 @@ def test_all_rows_of_a_csv_as_one_batch(tmp_path: Path) -> None:
 
 
 def test_lists_in_json(tmp_path: Path) -> None:
-    columns = {
-        "embedding": np.concatenate([SUPPORT, QUERY]).tolist(),
-        "label": COLUMNS["label"],
-    }
+    columns = {"embedding": np.concatenate([SUPPORT, QUERY]).tolist(), "label": COLUMNS["label"]}
     said(write(tmp_path / "table.jsonl", columns), "--output", tmp_path)
     assert column(read(tmp_path / "answers.csv"), "label") == NAMES[TRUTH].tolist()
 

@@ -396,23 +396,11 @@ def test_arrays_of_objects(tmp_path: Path) -> None:
         ({"features": [[0]], "labels": [0]}, "features must be float16, bfloat16, float32"),
         ({"features": [["a"]], "labels": [0]}, "must have numbers as 'features', got strings"),
         ({"features": [[0.0]], "labels": [0.5]}, "labels must be integers or names, got 0.5"),
-        (
-            {"features": [[0.0]], "labels": [np.inf]},
-            "labels must be integers or names",
-        ),
-        (
-            {"features": [[0.0]], "labels": [1e300]},
-            "must be class numbers",
-        ),
-        (
-            {"features": [[0.0]], "labels": [10**12]},
-            "labels must be below 16777216, the limit",
-        ),
+        ({"features": [[0.0]], "labels": [np.inf]}, "labels must be integers or names"),
+        ({"features": [[0.0]], "labels": [1e300]}, "must be class numbers"),
+        ({"features": [[0.0]], "labels": [10**12]}, "labels must be below 16777216, the limit"),
         ({"features": [[0.0]], "labels": np.array([2**64 - 1], np.uint64)}, "numbers as 'labels'"),
-        (
-            {"features": [[0.0]], "labels": [-2]},
-            "labels must be in [0, 0), or -1 for no",
-        ),
+        ({"features": [[0.0]], "labels": [-2]}, "labels must be in [0, 0), or -1 for no"),
         ({"features": [[0.0]], "labels": ["x"], "class_names": ["a"]}, "among the 1 class_names"),
         ({"features": [[0.0]], "labels": [1], "class_names": ["a"]}, "in [0, 1), or -1 for no"),
         ({"features": [[0.0]], "labels": [0], "class_names": [7]}, "strings as 'class_names', got"),

@@ -153,10 +153,7 @@ def test_markdown() -> None:
     ],
 )
 def test_bad_arguments(
-    changes: dict[str, Any],
-    error: type[Exception],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> torch.Tensor:
         raise AssertionError("work was done")
