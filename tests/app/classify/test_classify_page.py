@@ -10,41 +10,39 @@ from pathlib import Path
 
 import pytest
 from classify_data import embedding_files, refused, said
-from pages import CLASSES, FRAME, dumped, made, shown_by, told, with_probe
+from pages import CLASSES, FRAME, dumped, made, probed, shown_by, told, with_probe
 
 from paddle_ext.app.classify import page as module
 from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.page import MOST_OF_A_CLASS, MOST_TO_CHECK
 
-# Written into the page before its end: what only a browser knows, as JSON in an attribute.
-PROBE = """<script>
-window.addEventListener("load", () => {
-  const shown = {
-    width: document.documentElement.scrollWidth,
-    inner: window.innerWidth,
-    sections: document.querySelectorAll("section.class").length,
-    samples: document.querySelectorAll(".sample").length,
-    loaded: performance.getEntriesByType("resource")
-      .filter((e) => !e.name.startsWith("data:")).length,
-    titles: [...document.querySelectorAll("section.class > h2")]
-      .map((h) => h.firstChild.textContent),
-    counts: [...document.querySelectorAll(".bars .count")].map((c) => c.textContent),
-    targets: [...document.querySelectorAll(".bars a")].every((a) => document.querySelector(a.hash)),
-    scripts: document.scripts.length,
-  };
-  document.getElementById("search").value = "number 3";
-  show();
-  shown.found = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
-  document.getElementById("search").value = "no such thing";
-  show();
-  shown.nothing = !document.getElementById("nothing").hidden;
-  document.getElementById("search").value = "";
-  document.getElementById("doubtful").checked = true;
-  show();
-  shown.doubtful = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
-  document.body.dataset.shown = JSON.stringify(shown);
+# What only a browser knows.
+LOOK = """
+Object.assign(report, {
+  width: document.documentElement.scrollWidth,
+  inner: window.innerWidth,
+  sections: document.querySelectorAll("section.class").length,
+  samples: document.querySelectorAll(".sample").length,
+  loaded: performance.getEntriesByType("resource")
+    .filter((e) => !e.name.startsWith("data:")).length,
+  titles: [...document.querySelectorAll("section.class > h2")]
+    .map((h) => h.firstChild.textContent),
+  counts: [...document.querySelectorAll(".bars .count")].map((c) => c.textContent),
+  targets: [...document.querySelectorAll(".bars a")].every((a) => document.querySelector(a.hash)),
+  scripts: document.scripts.length,
 });
-</script></body>"""
+const visible = () => [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
+at("search").value = "number 3";
+show();
+report.found = visible();
+at("search").value = "no such thing";
+show();
+report.nothing = !at("nothing").hidden;
+at("search").value = "";
+at("doubtful").checked = true;
+show();
+report.doubtful = visible();
+"""
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 
 
@@ -54,12 +52,16 @@ def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "thumbnails", lambda paths, _: [PIXEL] * len(paths))
 
 
+def written(folder: Path, text: str) -> Path:
+    path = folder / "answers.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
-    path = tmp_path / "answers.html"
-    path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
-    shown = shown_by(browser, path, 1200)
+    shown = probed(browser, written(tmp_path, made(kind)), LOOK, 1200)
     assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3], "Classes without a sample"]
     assert shown["counts"] == ["30", "30", "30"]
     assert (shown["sections"], shown["samples"]) == (5, 94)  # and a labelled one of each class
@@ -82,47 +84,41 @@ def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     assert shown_by(browser, frame, 800) == {"width": 390, "inner": 390}
 
 
-CORRECT = """<script>
-window.addEventListener("load", async () => {
-  const shown = {};
-  const first = document.querySelector(".sample");
-  const label = document.getElementById("look-class");
-  first.click();
-  shown.open = document.getElementById("look").open;
-  shown.large = document.getElementById("look-image").getBoundingClientRect().width
-    > 2 * (first.querySelector("img")?.getBoundingClientRect().width ?? 0);
-  shown.offered = document.querySelectorAll("#classes option").length;
-  shown.before = label.value;
-  shown.disabled = document.getElementById("export").disabled;
-  label.value = '=new, "one"';
-  document.getElementById("look-save").click();
-  shown.asked = document.getElementById("ask-text").textContent;
-  document.getElementById("ask-new").click();
-  shown.marked = first.classList.contains("corrected");
-  shown.mine = first.querySelector(".mine").textContent;
-  shown.next = document.getElementById("look-said").textContent;
-  document.getElementById("look-save").click();  // the second one is right
-  document.getElementById("look-undo").click();  // of the third nothing was said
-  document.getElementById("look-close").click();
-  shown.button = document.getElementById("export").textContent;
-  shown.file = corrections();
-  let saved = null;
-  URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
-  HTMLAnchorElement.prototype.click = function () { shown.download = this.download; };
-  document.getElementById("export").click();
-  shown.same = (await saved.text()) === shown.file;
-  shown.how = !document.getElementById("how").hidden;
-  document.body.dataset.shown = JSON.stringify(shown);
-});
-</script></body>"""
+CORRECT = """
+const first = document.querySelector(".sample");
+const label = at("look-class");
+first.click();
+report.open = at("look").open;
+report.large = at("look-image").getBoundingClientRect().width
+  > 2 * (first.querySelector("img")?.getBoundingClientRect().width ?? 0);
+report.offered = document.querySelectorAll("#classes option").length;
+report.before = label.value;
+report.disabled = at("export").disabled;
+label.value = '=new, "one"';
+at("look-save").click();
+report.asked = at("ask-text").textContent;
+at("ask-new").click();
+report.marked = first.classList.contains("corrected");
+report.mine = first.querySelector(".mine").textContent;
+report.next = at("look-said").textContent;
+at("look-save").click();  // the second one is right
+at("look-undo").click();  // of the third nothing was said
+at("look-close").click();
+report.button = at("export").textContent;
+report.file = corrections();
+let saved = null;
+URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
+HTMLAnchorElement.prototype.click = function () { report.download = this.download; };
+at("export").click();
+report.same = (await saved.text()) === report.file;
+report.how = !at("how").hidden;
+"""
 
 
 @pytest.mark.parametrize("kind", ["pictures", "rows"])
 def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: str) -> None:
     """A sample is enlarged; its new label is exported to a file for `--corrected`."""
-    path = tmp_path / "answers.html"
-    path.write_text(with_probe(made(kind), CORRECT), encoding="utf-8")
-    shown = shown_by(browser, path, 1200)
+    shown = probed(browser, written(tmp_path, made(kind)), CORRECT, 1200)
     assert shown["open"] is True
     assert shown["large"] is (kind == "pictures")
     assert shown["offered"] == len(CLASSES) + 1  # and unknown
@@ -144,17 +140,14 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: s
 
 def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser: str) -> None:
     """The tracks of all classes are equally wide, whatever their counts and names."""
-    probe = """<script>window.addEventListener("load", () => {
-      const tracks = [...document.querySelectorAll(".bars .track")];
-      document.body.dataset.shown = JSON.stringify({
-        widths: tracks.map((t) => Math.round(t.getBoundingClientRect().width)),
-        inner: window.innerWidth,
-      });
-    });</script></body>"""
-    path = tmp_path / "answers.html"
-    path.write_text(with_probe(made("rows", 3001), probe), encoding="utf-8")
+    script = """
+    const tracks = [...document.querySelectorAll(".bars .track")];
+    report.widths = tracks.map((t) => Math.round(t.getBoundingClientRect().width));
+    report.inner = window.innerWidth;
+    """
+    path = written(tmp_path, made("rows", 3001))
     for width, share in ((1200, 0.1), (500, 0.8)):
-        shown = shown_by(browser, path, width)
+        shown = probed(browser, path, script, width)
         assert len(set(shown["widths"])) == 1
         assert shown["widths"][0] > share * shown["inner"]
 
