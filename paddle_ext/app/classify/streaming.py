@@ -27,12 +27,11 @@ from ...task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
 from .correcting import relabelled
-from .no_text import embeds_texts, has_text
 from .output_files import SUFFIXES, require_libraries, write_file
 from .run import existing, open_data
 from .samples import Batch, Source, concatenated, matched_names, rebatched
 from .settings import Settings
-from .tables import TableSamples
+from .tables import TableSamples, embeds_texts, has_text
 
 ANSWERS = ("label", "probability", "doubt")
 

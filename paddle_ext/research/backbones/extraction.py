@@ -21,11 +21,11 @@ from .augment import Transform
 from .checkpoints import Checkpoint, digest_of_tensors
 from .feeding import Feeder
 from .networks import Backbone
-from .precision import mixed_precision, product_dtype
 
 # Part of every cache key: increase it with each change in what is computed from the same weights,
 # transform and data.
 VERSION = 1
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def extract(
@@ -170,6 +170,26 @@ class Extractor:
         digest.update(digest_of_weights(self.backbone).encode())
         digest.update(digest_of_images(images, progress=self.progress).encode())
         return digest.hexdigest()
+
+
+def product_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of products; ``"auto"``: half precision on CUDA, float32 elsewhere."""
+    check.choice("precision", precision, ("auto", *DTYPES))
+    if device.type == "cpu":
+        # On a CPU without bfloat16, torch would disable its fast products for the whole process.
+        if precision not in ("auto", "float32"):
+            raise check.ArgumentValueError(
+                "precision", f"must be 'auto' or 'float32' on the CPU, got {precision!r}"
+            )
+        return torch.float32
+    if precision == "auto":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return DTYPES[precision]
+
+
+def mixed_precision(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """The autocast context."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from .extraction import mixed_precision
 from .networks import Backbone
-from .precision import mixed_precision
 from .recipes import Recipe
 
 
