@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -144,11 +145,8 @@ def test_a_full_disk_and_excel(
     arrays: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The archive is complete before it is written, as one that fails complains twice."""
-
-    def full(path: Path, _: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=full))
     told = refused(*arrays, "--output", tmp_path / "all.xlsx")
     assert f"error: {tmp_path / 'all.xlsx'}: {os.strerror(errno.ENOSPC)}" in told
 
@@ -198,10 +196,7 @@ def test_the_next_run_removes_what_a_killed_one_left(
 def test_an_interruption_says_that_features_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("paddle_ext.app.classify.run.answer", stop)
+    monkeypatch.setattr("paddle_ext.app.classify.run.answer", Mock(side_effect=KeyboardInterrupt))
     words = (*picture_folders(tmp_path), "--output", tmp_path)
     for cache, message in (
         (("--cache", tmp_path / "cache"), "interrupted: run the same command to continue"),

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -157,10 +158,8 @@ def test_a_forgotten_option_for_texts(tmp_path: Path, suffix: str) -> None:
 
 
 def test_the_table_comes_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise ValueError("the work began")
-
-    monkeypatch.setattr("paddle_ext.app.classify.run.open_source", stop)
+    began = Mock(side_effect=ValueError("the work began"))
+    monkeypatch.setattr("paddle_ext.app.classify.run.open_source", began)
     files = embedding_files(tmp_path)
     told = refused(*files, "--output", tmp_path)
     assert told.index("24 samples of 6 classes") < told.index("the work began")

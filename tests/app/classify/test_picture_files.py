@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -348,11 +349,8 @@ def test_a_cache_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unknown() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert user_cache("classify") is None
     assert Settings().cache is None
     assert cache_or_temporary("demo").is_dir()

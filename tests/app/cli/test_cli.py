@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -326,10 +327,7 @@ def test_traceback_may_appear_anywhere(bank: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_errors(error: Exception, text: str, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", fail)
+    monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", Mock(side_effect=error))
     result = run("info", bank)
     assert result.exit_code == app_module.FAILED == 1
     assert text in result.output
@@ -381,9 +379,7 @@ def test_errors_of_other_commands_name_their_options(bank: Path) -> None:
 
 
 def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("paddle_ext.research.evaluation.evaluate", interrupt)
     result = run("evaluate", bank)
     assert result.exit_code == 130

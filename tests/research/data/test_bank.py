@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -338,10 +339,7 @@ def test_interrupted_save_keeps_the_old_file(
     bank = make_bank()
     bank.save(path)
 
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np.lib.format, "write_array", interrupted)
+    monkeypatch.setattr(np.lib.format, "write_array", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         make_bank(features=features() + 1).save(path)
     monkeypatch.undo()
