@@ -56,16 +56,7 @@ class TableFeatures(NamedTuple):
 
 
 class TableSamples:
-    """The samples of a table, with their features.
-
-    Parameters
-    ----------
-    table : Table
-    columns : Columns
-    features : TableFeatures
-    rows : {"all", "labelled", "unlabelled"}
-        Which rows; for all of them the column of labels is ignored.
-    """
+    """The samples of a table: all rows, whatever their labels, or those with or without one."""
 
     def __init__(
         self,

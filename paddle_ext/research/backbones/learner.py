@@ -32,15 +32,7 @@ class Classifier(nn.Module):
 class Learner:
     """The state of a training run: weights, their average, and the optimiser's state.
 
-    Parameters
-    ----------
-    classifier : Classifier
-        On its device.
-    recipe : Recipe
-    dtype : torch.dtype
-        Of the products.
-    compiled : bool
-        Compile the network with torch.compile.
+    The classifier is on its device; `dtype` is that of the products.
     """
 
     def __init__(
