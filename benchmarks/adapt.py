@@ -45,11 +45,11 @@ SHAPES = {
     )
 }
 BATCHES = {
-    "K20-5shot": ("full",),
-    "K20-20shot": ("full",),
-    "K77-5shot": ("full",),
+    "K20-5shot": ("auto",),
+    "K20-20shot": ("auto",),
+    "K77-5shot": ("auto",),
     "K160-1shot": ("diagonal",),
-    "K160-5shot": ("diagonal", "full"),
+    "K160-5shot": ("diagonal", "auto"),
 }
 SINGLE = ("K20-5shot", "K160-5shot", "K160-20shot")  # also one task, in the full metric
 ON_CPU = ("K20-5shot", "K160-1shot", "K160-5shot")
@@ -149,7 +149,7 @@ def flops(shape: Shape, metric: str, iterations: float) -> float:
     Gram matrix is enough; else the covariance is needed. A symmetric matrix counts half.
     """
     S, Q, K, D = shape.support, shape.queries, shape.classes, shape.dim
-    full = metric == "full"
+    full = metric == "auto"
     R = min(S, max(256 if full else 128, K))  # calibration rows
     M = min(S, D)
     work = 8 * (S + Q) * D + 2 * Q * Q * K + 12 * Q * K * (1 + iterations)
@@ -179,14 +179,14 @@ def cases(chosen: argparse.Namespace, device: torch.device) -> Iterator[Case]:
         for metric in metrics:
             yield Case(tasks, metric)
         if name in SINGLE and not (metrics and count == 1):
-            yield Case(tasks.take(slice(1)), "full")
+            yield Case(tasks.take(slice(1)), "auto")
     for path in chosen.bank:
         bank = FeatureBank.load(path).to(dtype=torch.float32)
         for shots in map(int, chosen.shots.split(",")):
             shape = bank_shape(bank, path, shots, None)
             count = fitting_tasks(shape, chosen.n_tasks, device)
             tasks = bank_tasks(bank, shape, count, device, chosen.seed).dense()
-            for metric in ("diagonal", "full") if shots > 1 else ("diagonal",):
+            for metric in ("diagonal", "auto") if shots > 1 else ("diagonal",):
                 yield Case(tasks, metric)
 
 
@@ -219,7 +219,7 @@ def check(case: Case, count: int) -> dict[str, Any]:
         **FIXED,
     ).probabilities
     ours = methods.create("adaptive", metric=metric, **FIXED).predict(*inputs, num_classes=K)
-    _, theirs = adaptive_torch.adaptive(*inputs, K, full=metric == "full", **FIXED)
+    _, theirs = adaptive_torch.adaptive(*inputs, K, full=metric == "auto", **FIXED)
     got, other = (agreement(u[: len(truth)], truth) for u in (ours.probabilities, theirs))
     right = got.wrong == other.wrong == 0
     right &= got.worst <= TOLERANCE and other.worst <= TORCH_TOLERANCE
@@ -250,7 +250,7 @@ def run_case(
     calls: dict[str, Callable[[], object]] = {
         "adaptive": partial(method.predict, *inputs, num_classes=K),
         "solve": partial(paddle_ext.solve, *inputs, num_classes=K),
-        "torch": partial(adaptive_torch.adaptive, *inputs, K, full=metric == "full"),
+        "torch": partial(adaptive_torch.adaptive, *inputs, K, full=metric == "auto"),
     }
     calls["solve"]()
     timings = harness.time_side_by_side(

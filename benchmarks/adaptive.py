@@ -30,7 +30,7 @@ EXAMPLES = """\
   python benchmarks/adaptive.py *.npz --device cuda --n-tasks 200 --methods adaptive,vb,alpha_tim
   python benchmarks/adaptive.py mini.npz --methods adaptive:metric=diagonal,adaptive,paddle
   python benchmarks/adaptive.py mini.npz --base adaptive:metric=diagonal \\
-      --methods adaptive:metric=full
+      --methods adaptive
 """
 
 NEAREST = "nearest mean"

@@ -107,16 +107,16 @@ def query_weight(value: object) -> float:
     return number
 
 
-def integer(name: str, value: object, *, least: int = 1) -> int:
-    """An integer >= `least` that fits the counters of the native code."""
+def integer(name: str, value: object, *, least: int = 1, most: int = MOST) -> int:
+    """An integer >= `least` that fits the counters of the native code, or is at most `most`."""
     if type(value) is int:
         number = value
     elif not isinstance(value, bool) and isinstance(value, numbers.Integral):
         number = int(value)
     else:
         raise ArgumentTypeError(name, f"must be an integer, got {kind(value)}")
-    if not (least <= number <= MOST):
-        raise ArgumentValueError(name, f"must be an integer in [{least}, {MOST}], got {value}")
+    if not (least <= number <= most):
+        raise ArgumentValueError(name, f"must be an integer in [{least}, {most}], got {value}")
     return number
 
 

@@ -1,28 +1,71 @@
-"""Small feature banks, and a method that records its calls."""
+"""Small feature banks, a method that records its calls, and evaluation task by task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from paddle_ext import FeatureBank
+from paddle_ext import FeatureBank, TaskSampler
 from paddle_ext.methods import Method
+from paddle_ext.research.evaluation.experiments import ExperimentResult, load
 from paddle_ext.rows import squared_distances
 from paddle_ext.task import Task
 
 CLASSES, SIZE, DIMENSION = 12, 30, 16
 
 
+def gaussian_bank(
+    sizes: Sequence[int] = (SIZE,) * CLASSES, *, noise: float = 0.9, seed: int = 3, **parts: Any
+) -> FeatureBank:
+    """So many rows of each class with 16 features, around random centres."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    centres = torch.randn(len(sizes), DIMENSION, generator=generator)
+    features = centres[labels] + noise * torch.randn(len(labels), DIMENSION, generator=generator)
+    return FeatureBank(features, labels, **parts)
+
+
 def small_bank(noise: float = 1.0, **parts: Any) -> FeatureBank:
     """12 classes of 30 rows with 16 features, all at least 0, and a base mean."""
-    generator = torch.Generator().manual_seed(5)
-    labels = torch.arange(CLASSES).repeat_interleave(SIZE)
-    centres = torch.randn(CLASSES, DIMENSION, generator=generator)
-    features = centres[labels] + noise * torch.randn(len(labels), DIMENSION, generator=generator)
+    bank = gaussian_bank(noise=noise, seed=5)
     parts = {"base_mean": torch.full((DIMENSION,), 0.1)} | parts
-    return FeatureBank((features + 2).clamp(min=0), labels, **parts)
+    return FeatureBank((bank.features + 2).clamp(min=0), bank.labels, **parts)
+
+
+def right_answers(
+    bank: FeatureBank,
+    method: Method,
+    sampler: TaskSampler,
+    n_tasks: int,
+    prototypes: Tensor | None = None,
+) -> list[int]:
+    """One task at a time, without a batch dimension, through the protocol of the methods only."""
+    found = []
+    for number in range(n_tasks):
+        tasks = sampler.batch(number, 1)
+        support, labels, query, truth = (x if x.dim() == 1 else x[0] for x in tasks)
+        prediction = method.predict(
+            bank.features[support],
+            labels,
+            bank.features[query],
+            num_classes=sampler.num_classes,
+            base_mean=bank.base_mean,
+            prototypes=prototypes,
+        )
+        found.append(int((prediction.labels == truth).sum()))
+    return found
+
+
+def assert_saved(result: ExperimentResult, folder: Path, *pictures: str) -> None:
+    """All files are there, and the JSON gives the same result again."""
+    name = result.experiment
+    assert load(folder / f"{name}.json") == result
+    assert (folder / f"{name}.md").read_text() == result.markdown()
+    for picture in pictures:
+        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from click.testing import Result
 from PIL import Image
+from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Settings
+from paddle_ext.app.cli.app import app
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)
@@ -30,12 +34,58 @@ def embeddings(
 
 
 def settings(**options: Any) -> Settings:
-    return Settings(device="cpu", cache=None, **options)
+    return Settings(**{"device": "cpu", "cache": None} | options)
+
+
+def run(*words: object) -> Result:
+    """The command, on the CPU, and without a cache unless it is named."""
+    cache = () if "--cache" in words else ("--no-cache",)
+    given = ["classify", "--device", "cpu", *cache, *words]
+    return CliRunner().invoke(app, [str(word) for word in given])
+
+
+def said(*words: object) -> str:
+    """The output of the command, on one line; it must succeed."""
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def refused(*words: object) -> str:
+    """The output of the command, on one line; it must fail with an error."""
+    done = run(*words)
+    assert done.exit_code == 1, done.output
+    return " ".join(done.output.split())
 
 
 def table(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def write_table(path: Path, columns: dict[str, Any], separator: str = ",") -> Path:
+    """A CSV, TSV or Parquet file."""
+    if path.suffix == ".parquet":
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(columns), path)
+        return path
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else separator)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def feature_columns(rows: np.ndarray) -> dict[str, list[float]]:
+    return {f"f{i}": column.tolist() for i, column in enumerate(rows.T)}
+
+
+def table_with_gaps(path: Path, separator: str = ",", **columns: list[Any]) -> Path:
+    """Other columns, embeddings in f0 to f15, and labels, which rows after the 24th lack."""
+    support, labels, query, _ = embeddings()
+    columns |= feature_columns(np.concatenate([support, query]))
+    columns.setdefault("label", [*NAMES[labels], *[""] * len(query)])
+    return write_table(path, columns, separator)
 
 
 def embedding_files(folder: Path) -> tuple[Path, Path]:

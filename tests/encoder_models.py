@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +24,25 @@ def usable(module: str, name: str) -> None:
         getattr(importlib.import_module(module), name)
     except Exception as error:  # noqa: BLE001 - of whatever it needs
         pytest.skip(f"needs {module}: {str(error).splitlines()[0]}")
+
+
+def stand_in_sentences(
+    monkeypatch: pytest.MonkeyPatch, features: Callable[[str], list[float]]
+) -> list[str]:
+    """Replace sentence-transformers; returns the texts that it will have encoded."""
+    seen: list[str] = []
+
+    class SentenceTransformer:
+        def __init__(self, name: str, device: str) -> None:
+            self.given = (name, device)
+
+        def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
+            seen.extend(texts)
+            return torch.tensor([features(text) for text in texts]).float()
+
+    library = SimpleNamespace(SentenceTransformer=SentenceTransformer)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    return seen
 
 
 # --- transformers -------------------------------------------------------------------------------

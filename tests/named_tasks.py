@@ -100,9 +100,7 @@ def with_logits(task: Named, factor: float = 100.0) -> Named:
 def identical_rows() -> Named:
     task = make_named(Q=9, K=4, D=6, shots=2)
     return replace(
-        task,
-        query=task.query[:1].repeat(9, 1),
-        support=task.query[:1].repeat(len(task.support), 1),
+        task, query=task.query[:1].repeat(9, 1), support=task.query[:1].repeat(len(task.support), 1)
     )
 
 

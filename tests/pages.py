@@ -30,6 +30,10 @@ const type = (key) => document.activeElement.dispatchEvent(
 {0}
 document.body.dataset.shown = JSON.stringify(report);
 }});</script></body>"""
+# A window of this width for the page inside.html, which posts what it has to report.
+FRAME = """<!doctype html><body style="margin:0"><script>
+addEventListener("message", (e) => {{ document.body.dataset.shown = JSON.stringify(e.data); }});
+</script><iframe src="inside.html" style="width:{0}px;height:800px;border:0"></iframe></body>"""
 
 
 def made(kind: str, count: int = 90) -> str:

@@ -61,7 +61,7 @@ def run_sinkhorn(device: str) -> None:
 
 
 def run_adaptive(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
-    for metric in ("diagonal", "full") if support.shape[1] > K else ("auto",):
+    for metric in ("diagonal", "auto") if support.shape[1] > K else ("auto",):
         create("adaptive", metric=metric).predict(support, labels, query, num_classes=K)
     one = torch.stack([support[0], support[0] * 2])  # shared by no task
     bad = labels[:2].clone()

@@ -2,13 +2,11 @@
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from scripts import script
+from scripts import run_code, script
 
 import paddle_ext
 
@@ -106,17 +104,9 @@ def test_layers_of_the_figure() -> None:
                 assert places[part(name)] < places[part(other)], f"{name} imports {other}"
 
 
-def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_importing_the_package_does_not_import_torch() -> None:
     use = "import paddle_ext, sys; paddle_ext.__version__; dir(paddle_ext)"
-    loaded = run(f"{use}; print(sorted(sys.modules))")
+    (loaded,) = run_code(f"{use}; print(sorted(sys.modules))")
     assert "'torch'" not in loaded
     assert "'numpy'" not in loaded
 
@@ -138,7 +128,7 @@ for thread in threads:
     thread.join()
 assert len(found) == len(names)
 """
-    run(use)
+    run_code(use)
 
 
 @pytest.mark.parametrize("command", ["--help", "classify --help"])
@@ -154,7 +144,7 @@ except SystemExit:
     pass
 assert "torch" not in sys.modules
 """
-    assert "Usage" in run(code)
+    assert "Usage" in "".join(run_code(code))
 
 
 def test_public_names() -> None:

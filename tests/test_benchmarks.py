@@ -37,16 +37,16 @@ def expected(problem: Problem, metric: str) -> Tensor:
         pytest.param(40, 12, (8, 8), id="more rows than judges"),
     ],
 )
-@pytest.mark.parametrize("metric", ["diagonal", "full"])
+@pytest.mark.parametrize("metric", ["diagonal", "auto"])
 def test_adaptive_in_torch(
     in_torch: ModuleType, K: int, D: int, shots: tuple[int, int], metric: str
 ) -> None:
     problem = correlated(K, D, shots)
-    labels, u = in_torch.adaptive(*problem.inputs(), K, full=metric == "full")
+    labels, u = in_torch.adaptive(*problem.inputs(), K, full=metric == "auto")
     want = expected(problem, metric)
     assert largest(u - want) < 1e-8
     assert torch.equal(labels, want.argmax(-1))
-    other = "diagonal" if metric == "full" else "full"
+    other = "diagonal" if metric == "auto" else "auto"
     assert largest(want - expected(problem, other)) > 1e-3
 
 

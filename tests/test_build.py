@@ -6,10 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_code
 
 import paddle_ext
 from paddle_ext import _native
@@ -42,15 +42,7 @@ def fork(work):
 
 def run(tmp_path: Path, code: str) -> None:
     """Run Python code on its own, away from the checkout."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_code(PRELUDE + code, cwd=tmp_path)
 
 
 def needed_libraries() -> list[str]:

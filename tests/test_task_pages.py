@@ -1,18 +1,16 @@
 """The commands of docs/tasks do what the pages say, with the files that the pages ask for."""
 
-import csv
 import re
 import shlex
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from classify_data import table
+from encoder_models import stand_in_sentences
 from toy_images import one_thread, pattern_images  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,11 +57,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]]
 Run = Callable[[list[str]], str]
 
 
-def table(path: str) -> list[dict[str, str]]:
-    with Path(path).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_commands_elsewhere() -> None:
     """Each of them is on a page, and its tests are there."""
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "tasks").glob("*.md"))
@@ -91,37 +84,26 @@ def test_photos(run: Run) -> None:
     first, corrected, model = commands("photos")
     write_photos()
     run(first)
-    found = table("results/answers.csv")
+    found = table(Path("results/answers.csv"))
     assert len(found) == 3 * 5
     assert all(f"kind {Path(row['file']).name[0]}" == row["label"] for row in found)
     assert Path("results/answers.html").is_file()
     Path("corrected.csv").write_text(f"file,label\n{found[0]['file']},kind 9\n")
     assert "corrected" in run(corrected)
-    answers = table("results/answers.csv")
+    answers = table(Path("results/answers.csv"))
     assert len(answers) == 3 * 5
     assert (answers[0]["label"], answers[0]["source"]) == ("kind 9", "corrected")
     run(model)
-    assert len(table("july/answers.csv")) == 3 * 5
+    assert len(table(Path("july/answers.csv"))) == 3 * 5
 
 
-class SentenceTransformer:
-    """In place of the library's: counts of words."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def encode(self, texts: list[str], **_: object) -> Any:
-        rows = np.zeros((len(texts), 256), dtype=np.float32)
-        for row, text in zip(rows, texts, strict=True):
-            for word in re.findall(r"\w+", text.lower()):
-                row[zlib.crc32(word.encode()) % 256] += 1
-        return rows
+def counts_of_words(text: str) -> list[float]:
+    places = [zlib.crc32(word.encode()) % 256 for word in re.findall(r"\w+", text.lower())]
+    return np.bincount(places, minlength=256).tolist()
 
 
 def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    library = ModuleType("sentence_transformers")
-    library.SentenceTransformer = SentenceTransformer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    stand_in_sentences(monkeypatch, counts_of_words)
     by_labels, by_names = commands("texts")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("none")
@@ -131,7 +113,7 @@ def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     Path("tickets.csv").write_text("\n".join(lines) + "\n")
     encoder = ["--encoder", str(tmp_path / "model")]  # so that no model is looked for
     run([*by_labels, *encoder])
-    found = table("results/answers.csv")
+    found = table(Path("results/answers.csv"))
     assert {row["text"]: row["label"] for row in found} == {
         texts[-1]: intent for intent, texts in SENTENCES.items()
     }
@@ -139,7 +121,7 @@ def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     Path("intents.txt").write_text("\n".join(names) + "\n")
     Path("tickets.csv").write_text("\n".join(line.partition(",")[0] for line in lines) + "\n")
     run([*by_names, *encoder])
-    found = table("results/answers.csv")
+    found = table(Path("results/answers.csv"))
     right = [row["text"] in SENTENCES[row["label"]] for row in found]
     assert len(right) == 9
     assert sum(right) >= 8
@@ -179,5 +161,5 @@ def test_large(run: Run) -> None:
     pq.write_table(pa.table({"embedding": list(rows)}), "big.parquet")
     (command,) = commands("large")
     run(command)
-    found = pq.read_table("predictions.parquet")["label"].to_pylist()
+    found = pq.read_table(Path("predictions.parquet"))["label"].to_pylist()
     assert [int(label) for label in found] == truth.tolist()

@@ -176,16 +176,7 @@ class BatchClassifier:
     def __call__(self, batch: Frame) -> Frame: ...
 
     def __call__(self, batch: Any) -> Any:
-        """Classify a batch.
-
-        Parameters
-        ----------
-        batch : dict, DataFrame or array [N, D]
-
-        Returns
-        -------
-        dict or DataFrame
-        """
+        """Classify a batch: a dict, a DataFrame or an array [N, D]."""
         if isinstance(batch, np.ndarray):
             return self._answers(batch, "batch")
         frame = is_frame(batch)
@@ -204,16 +195,7 @@ class BatchClassifier:
         return kept | answers
 
     def map_in_pandas(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires.
-
-        Parameters
-        ----------
-        frames : iterable of DataFrame
-
-        Yields
-        ------
-        DataFrame
-        """
+        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires."""
         for frame in frames:
             yield self(frame)
 

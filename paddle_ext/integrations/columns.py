@@ -57,18 +57,10 @@ def columns_for(
 ) -> Columns:
     """Decide whether rows are a table, and how to standardise it; embeddings stay as they are.
 
-    Rows that are unit-norm already, or whose variance many columns share, are embeddings. Otherwise
-    the better way to classify the labelled rows decides, each left out of its class. If that may be
-    chance, or no class has two rows, rows with few effective columns are a table.
-
-    Parameters
-    ----------
-    support : Tensor [S, D]
-        Labelled rows.
-    labels : Tensor [S] int64
-    num_classes : int
-    query : Tensor [Q, D], optional
-        Unlabelled rows, if there are any yet.
+    From labelled rows [S, D] with their labels [S], and from unlabelled ones [Q, D], if there are
+    any yet. Rows that are unit-norm already, or whose variance many columns share, are embeddings.
+    Otherwise the better way to classify the labelled rows decides, each left out of its class. If
+    that may be chance, or no class has two rows, rows with few effective columns are a table.
     """
     given = [x for x in (query, support) if x is not None]
     if sharing(variance(given[0][:: max(1, len(given[0]) // FIRST_ROWS)])) >= TABLE:

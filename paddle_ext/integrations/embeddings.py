@@ -31,8 +31,7 @@ def vectors(name: str, value: Any, *, width: int | None = None, keep_double: boo
         )
     if width is not None and rows.shape[1] != width:
         raise check.ArgumentValueError(
-            name,
-            f"must have {width} features like the data of the classes, got {rows.shape[1]}",
+            name, f"must have {width} features like the data of the classes, got {rows.shape[1]}"
         )
     if rows.dtype.kind != "f" or rows.dtype.itemsize < 4:
         rows = rows.astype(np.float32)

@@ -144,10 +144,6 @@ def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:
         Fitted on labelled rows.
     X, y : array [n, D], array [n]
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> from sklearn.datasets import load_digits

@@ -6,19 +6,17 @@ method, and `register` adds your own.
 
 from .adaptive import Adaptive
 from .base import Display, Method, Prediction
-from .baseline import Baseline
 from .bd_cspn import BdCspn
 from .em_dirichlet import EmDirichlet
 from .ici import Ici
 from .laplacian_shot import LaplacianShot
-from .paddle import Paddle
+from .paddle import Paddle, SoftKMeans
 from .paddle_pgd import PaddlePgd
 from .pt_map import PtMap
 from .registry import Option, available, create, describe, register
 from .simpleshot import SimpleShot
-from .soft_kmeans import SoftKMeans
 from .stata import StatA
-from .tim import AlphaTim, Tim, TimAdm
+from .tim import AlphaTim, Baseline, Tim, TimAdm
 from .transclip import TransClip
 from .zero_shot import ZeroShot
 

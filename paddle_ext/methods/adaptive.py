@@ -12,11 +12,11 @@ from ..ops.backend import uses_reference
 from ..rows import computing_dtype
 from ..rule.label_noise import check_label_noise
 from ..rule.likelihood import Likelihood
-from ..rule.solve import METRICS, likelihood_of_task, solve_tasks
+from ..rule.solve import check_metric, likelihood_of_task, solve_tasks
 from ..solution import Solution
 from ..task import Task
 from .base import Display, Method, Prediction
-from .options import one_of, option, positive
+from .options import option, positive
 from .registry import register
 
 
@@ -27,10 +27,9 @@ class Adaptive(Method):
 
     Parameters
     ----------
-    metric : {"auto", "diagonal", "full"}
-        "diagonal" weights every feature by its variance within the classes; "full" also uses the
-        covariance, in the share that classifies left-out labelled rows best. "auto" is "full" if
-        any class has two labelled rows.
+    metric : {"auto", "diagonal"}
+        "diagonal" weights every feature by its variance within the classes. "auto" also uses the
+        covariance, in the share that classifies left-out labelled rows best, if any class has two.
     label_noise : float or "auto"
         The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
         labelled row is then the probability that its label is right. With 0.0, or with class names,
@@ -49,7 +48,7 @@ class Adaptive(Method):
     display: ClassVar[Display] = Display("Adaptive", 13, "#6a1fb0", "*")
     takes_prototypes: ClassVar[bool] = True
 
-    metric: str = option("auto", one_of(*METRICS))
+    metric: str = option("auto", check_metric)
     label_noise: float | str = option(0.0, check_label_noise)
     max_iter: int = option(100, check.integer)
     tol: float = option(1e-3, check.real)

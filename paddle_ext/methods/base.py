@@ -63,8 +63,6 @@ class Method(ABC):
     presets: ClassVar[Presets] = {}
     # Option values that `tune` tries in all combinations, in addition to the default and presets.
     tuning_grid: ClassVar[Grid] = {}
-    # Option values that the method needs to accept negative features.
-    for_negative_features: ClassVar[Options] = {}
     # Whether the method can use class prototypes or zero-shot logits in addition to labelled rows.
     takes_prototypes: ClassVar[bool] = False
     # Whether it cannot work without either.

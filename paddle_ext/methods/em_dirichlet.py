@@ -203,19 +203,10 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each cluster, minimising the total cost of the wanted clusters.
+    """The class of each cluster, [B, K]: a permutation of the classes in each task.
 
-    Parameters
-    ----------
-    cost : Tensor [B, K, K]
-        Of clusters and classes.
-    wanted : Tensor [B, K] bool
-        The clusters whose cost counts. The others get the remaining classes, in order.
-
-    Returns
-    -------
-    Tensor [B, K] int64
-        A permutation of the classes.
+    It minimises the total cost [B, K, K] of clusters and classes, over the clusters `wanted`
+    [B, K]; the others get the remaining classes, in order.
     """
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.

@@ -95,10 +95,7 @@ class Ici(Method):
     name: ClassVar[str] = "ici"
     display: ClassVar[Display] = Display("LR+ICI", 3, "#8c6d31", "D")
     tuning_grid: ClassVar[Grid] = {"dimension": (2, 5, 10), "step": (3, 5, 10)}
-    presets: ClassVar[Presets] = {
-        "tiered": {"dimension": 5},
-        "inat": {"dimension": 5},
-    }
+    presets: ClassVar[Presets] = {"tiered": {"dimension": 5}, "inat": {"dimension": 5}}
 
     step: int = option(5, check.integer)
     max_iter: int = option(100, check.integer)
@@ -221,15 +218,7 @@ def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     Penalties are numbered from the smallest, 0, and spaced by equal factors. The largest, 99, is
     the least one at which all rows are zero. Going down from it, a task is finished once no row is
     zero: what is then minimised, the sum of the residual norms, does not depend on the penalty, so
-    no row is zero at any smaller one.
-
-    Parameters
-    ----------
-    axes : Tensor [B, N, d] float64
-        U: orthonormal columns, or zero ones.
-    labels : Tensor [B, N] int64
-    num_classes : int
-        K.
+    no row is zero at any smaller one. The columns of `axes`, U [B, N, d], are orthonormal, or zero.
     """
     fit = RobustFit(axes, labels, num_classes)
     largest = fit.squares.amax(-1).sqrt()  # [B, 1]

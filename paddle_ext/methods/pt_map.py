@@ -13,7 +13,7 @@ from .. import check
 from ..ops.sinkhorn import sinkhorn
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Grid, Method, Options
+from .base import Display, Grid, Method
 from .options import one_of, option, positive
 from .registry import register
 
@@ -38,9 +38,9 @@ class PtMap(Method):
 
     Parameters
     ----------
-    power : float
+    power : float, optional
         Exponent of the features, after 1e-6 is added, > 0; they must be at least 0. 1.0 leaves them
-        unchanged, of any sign.
+        unchanged, of any sign. By default 0.5, and 1.0 for a task with a negative feature.
     reg : float
         Weight of the entropy in the transport, > 0: the smaller, the sharper the plan.
     step : float
@@ -64,9 +64,8 @@ class PtMap(Method):
     name: ClassVar[str] = "pt_map"
     display: ClassVar[Display] = Display("PT-MAP", 5, "#cc79a7", "v")
     tuning_grid: ClassVar[Grid] = {"step": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)}
-    for_negative_features: ClassVar[Options] = {"power": 1.0}
 
-    power: float = option(0.5, positive)
+    power: float | None = option(None, positive)
     reg: float = option(0.1, positive)
     step: float = option(0.02, partial(check.real, most=1.0))
     epochs: int = option(20, check.integer)
@@ -79,10 +78,18 @@ class PtMap(Method):
         Q, K = task.query.shape[1], task.num_classes
         if self.class_mass == "oracle" and self.k_eff > Q:
             raise ValueError(f"k_eff must be at most the number of queries, {Q}, got {self.k_eff}")
-        if self.power != 1:
+        if self.power not in (None, 1):
             at_least_zero(task, self.power)
         small = (Q * Q + 8 * Q * K) * task.query.itemsize  # of an epoch
         return in_chunks(self.solve_chunk, task, 4 * task.bytes + small)
+
+    def powers(self, task: Task) -> Tensor:
+        """The exponents [B, 1, 1], or one for all tasks."""
+        if self.power is not None:
+            return task.query.new_tensor(self.power)
+        least = [x.amin((-2, -1), keepdim=True) for x in (task.support, task.query)]
+        found = torch.where(torch.minimum(*least) < 0, 1.0, 0.5).to(task.query)
+        return found[0] if bool((found == found[0]).all()) else found
 
     # The public code first maps a task, by QR, to as many coordinates as it has rows. That is an
     # isometry of the span of its features: all norms, means and distances are the same without it.
@@ -93,8 +100,10 @@ class PtMap(Method):
     # is to go, z.e, s.e, mu.e and e.e follow from z.z, z.s, s.s, z.mu and s.mu. An epoch then costs
     # the same for any number of features.
     def solve_chunk(self, task: Task) -> Tensor:
-        z, support = prepared(task.query, self.power), prepared(task.support, self.power)
-        sums, shots = class_sums(support, task.support_labels, task.num_classes)
+        powers = self.powers(task)
+        z, support = prepared(task.query, powers), prepared(task.support, powers)
+        labels = task.support_labels.expand(len(support), -1)
+        sums, shots = class_sums(support, labels, task.num_classes)
         shots = shots.to(z.dtype).unsqueeze(-2)  # [B or 1, 1, K]
         zz = z @ z.mT  # [B, Q, Q]
         zs = products(z, sums)  # [B, Q, K]
@@ -130,12 +139,11 @@ class PtMap(Method):
         return plan / plan.sum(-1, keepdim=True)
 
 
-def prepared(x: Tensor, power: float) -> Tensor:
+def prepared(x: Tensor, powers: Tensor) -> Tensor:
     """Features in the coordinates of the method, [.., N, D]; a row at the mean becomes zero."""
-    if power != 1:
-        x = x + 1e-6
-        # Rows become unit-norm below, so they may be scaled to at most 1: no power overflows.
-        x = (x / x.amax(-1, keepdim=True)).pow(power)
+    above = x + 1e-6
+    # Rows become unit-norm below, so they may be scaled to at most 1: no power overflows.
+    x = torch.where(powers == 1, x, (above / above.amax(-1, keepdim=True)).pow(powers))
     x = unit_rows(x)
     x = x - x.mean(-2, keepdim=True)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

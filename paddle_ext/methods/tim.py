@@ -1,4 +1,7 @@
-"""TIM: prototypes for which the predictions of queries are confident, and diverse as a whole."""
+"""TIM: prototypes for which the predictions of queries are confident, and diverse as a whole.
+
+Without its terms for the queries it is the baseline: prototypes fitted to the support alone.
+"""
 
 from __future__ import annotations
 
@@ -108,6 +111,38 @@ class TimAdm(Tim):
     weights: tuple[float, float, float] = option((0.1, 1.0, 0.1), triple)
     learning_rate: float = option(1.0, positive)
     max_iter: int = option(150, check.integer)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Method):
+    """Adam on the cross-entropy of the support, from its class means: TIM-GD without queries.
+
+    Not transductive: each query is classified independently.
+
+    Parameters
+    ----------
+    temperature : float
+        Sharpness of the probabilities, > 0.
+    learning_rate : float
+        Of Adam, > 0.
+    max_iter : int
+        Steps of Adam.
+    normalize : bool
+        Make all rows unit-norm first.
+    """
+
+    name: ClassVar[str] = "baseline"
+    display: ClassVar[Display] = Display("Baseline", 1, "#8a8a8a", "s")
+    tuning_grid: ClassVar[Grid] = {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)}
+
+    temperature: float = option(15.0, positive)
+    learning_rate: float = option(1e-3, positive)
+    max_iter: int = option(100, check.integer)
+    normalize: bool = option(True, check.flag)
+
+    def solve(self, task: Task) -> Tensor:
+        return probabilities(task, weights=(1.0, 0.0, 0.0), **asdict(self))
 
 
 def probabilities(task: Task, **options: Any) -> Tensor:

@@ -115,10 +115,6 @@ def run_demo(
     say : function of str
         Called with messages about the current step.
 
-    Returns
-    -------
-    Demo
-
     Examples
     --------
     >>> from paddle_ext.research import demo

@@ -18,16 +18,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Count the steps of one job.
-
-    Parameters
-    ----------
-    title : str
-        The name of the job.
-    total : int
-        Number of steps.
-    show : bool
-        False: no output.
+    """Count the steps of one job, `total` in all.
 
     Examples
     --------

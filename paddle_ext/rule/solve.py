@@ -24,7 +24,7 @@ from .likelihood import Likelihood, calibration_count, uses_full_metric
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-METRICS = ("auto", "diagonal", "full")
+METRICS = ("auto", "diagonal")
 
 
 def adaptive(
@@ -62,10 +62,9 @@ def adaptive(
         chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
     num_classes : int, optional
         K. By default the largest label + 1.
-    metric : {"auto", "diagonal", "full"}
-        "diagonal" weights every feature by its variance within the classes; "full" also uses the
-        covariance, in the share that classifies left-out labelled rows best. "auto" is "full" if
-        any class has two labelled rows.
+    metric : {"auto", "diagonal"}
+        "diagonal" weights every feature by its variance within the classes. "auto" also uses the
+        covariance, in the share that classifies left-out labelled rows best, if any class has two.
     label_noise : float or "auto"
         The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
         labelled row is then the probability that its label is right. All labels are trusted with
@@ -151,8 +150,14 @@ def adaptive(
 
 
 def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, float]:
-    check.choice("metric", metric, METRICS)
+    metric = check_metric("metric", metric)
     return metric, check.integer("max_iter", max_iter), check.real("tol", tol)
+
+
+def check_metric(name: str, metric: object) -> str:
+    if metric == "full":
+        raise check.ArgumentValueError(name, "must be 'auto', which means the same, got 'full'")
+    return check.choice(name, metric, METRICS)
 
 
 def solve_tasks(

@@ -167,7 +167,7 @@ def adapt(dtype: torch.dtype) -> Call:
 
 def adaptive(dtype: torch.dtype) -> Call:
     call = dense(dtype, squared=True)
-    options = {"metric": random.choice(("auto", "diagonal", "full")), "max_iter": 30}
+    options = {"metric": random.choice(("auto", "diagonal")), "max_iter": 30}
     return call | options | top_of(call["num_classes"])
 
 

@@ -2,8 +2,6 @@
 
 import multiprocessing
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import run_code
 
 from paddle_ext import BatchClassifier, methods
 from paddle_ext.check import ArgumentError
@@ -286,10 +285,7 @@ from paddle_ext import BatchClassifier
 BatchClassifier([[0.0, 1], [1, 0]], [0, 1], device="cpu")({"embedding": [[0.0, 1]]})
 print([name for name in ("pandas", "pyarrow", "sklearn", "ray", "pyspark") if name in sys.modules])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_code(code) == ["[]"]
 
 
 def test_devices(device: str) -> None:

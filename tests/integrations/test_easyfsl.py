@@ -2,12 +2,11 @@
 
 import doctest
 import random
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
 import torch
+from scripts import run_code
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -159,5 +158,4 @@ def test_without_easyfsl() -> None:
         "try:\n    import paddle_ext.integrations.easyfsl\n"
         "except ImportError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install easyfsl" in done.stdout
+    assert "pip install easyfsl" in run_code(code)[0]

@@ -1,6 +1,5 @@
 """Batches for scikit-learn's model selection."""
 
-import doctest
 import pickle
 from typing import Any
 
@@ -15,7 +14,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from paddle_ext import PaddleClassifier
-from paddle_ext.integrations import model_selection
 from paddle_ext.integrations.model_selection import BatchSplit, batch_accuracy
 
 K, D = 10, 16
@@ -131,7 +129,3 @@ def test_a_pipeline_and_a_grid() -> None:
     search = GridSearchCV(pipeline, grid, cv=split, scoring=batch_accuracy).fit(X, y)
     assert search.best_params_["paddleclassifier__method"] == "adaptive"
     assert search.cv_results_["split2_test_score"].shape == (2,)
-
-
-def test_examples() -> None:
-    assert doctest.testmod(model_selection).failed == 0

@@ -1,18 +1,14 @@
 """The scikit-learn estimator: its results, and how it fits into scikit-learn."""
 
-import doctest
 import inspect
 import pickle
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from estimator_batch import CLASSES, DIMENSION, SHOTS, adapted, batch, solved
+from scripts import run_code
 
 import paddle_ext
 
@@ -26,7 +22,6 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from paddle_ext import PaddleClassifier  # noqa: E402
 from paddle_ext.check import DEFAULT_TOL  # noqa: E402
 from paddle_ext.integrations import arguments  # noqa: E402
-from paddle_ext.integrations import sklearn as integration  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
 from paddle_ext.task import Task  # noqa: E402
 
@@ -382,10 +377,6 @@ def test_on_cuda() -> None:
     np.testing.assert_allclose(here.predict_proba(X), there.predict_proba(X), atol=1e-3)
 
 
-def test_examples() -> None:
-    assert doctest.testmod(integration).failed == 0
-
-
 def test_lazy_import() -> None:
     """The package does not need scikit-learn; the estimator says that it does."""
     assert "PaddleClassifier" in dir(paddle_ext)
@@ -397,14 +388,4 @@ def test_lazy_import() -> None:
         "try:\n    paddle_ext.PaddleClassifier\n"
         "except ImportError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "needs scikit-learn" in done.stdout
-
-
-def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line prints what its comment says."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "estimator.md"
-    code = "".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-    exec(code, {})  # noqa: S102 - our own page
-    said = re.findall(r"^print.*  # ([^:\n]+)", code, re.MULTILINE)
-    assert capsys.readouterr().out.splitlines() == said
+    assert "needs scikit-learn" in run_code(code)[0]

@@ -33,10 +33,7 @@ def test_scikit_learn(scaling: str | None) -> None:
     paddle = {} if scaling is None else {"method": "paddle", "scaling": scaling}
     expected = EXPECTED | (NO_WEIGHTS if paddle else {})
     results = estimator_checks.check_estimator(
-        PaddleClassifier(**paddle),
-        expected_failed_checks=expected,
-        on_skip=None,
-        on_fail=None,
+        PaddleClassifier(**paddle), expected_failed_checks=expected, on_skip=None, on_fail=None
     )
     refused = [result for result in results if result["status"] not in ("passed", "skipped")]
     failed = {result["check_name"]: result["exception"] for result in refused}

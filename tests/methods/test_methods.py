@@ -141,12 +141,7 @@ def test_no_tasks(name: str) -> None:
     assert fast(name).predict(*nobody.inputs()).probabilities.shape == (0, 5, 0)
 
 
-NEEDS_NONNEGATIVE = {"pt_map"}
-
-
-@on_devices(
-    "name", [name for name in NATIVE if name not in NEEDS_NONNEGATIVE], cpu_only=PLAIN_TORCH
-)
+@on_devices("name", NATIVE, cpu_only=PLAIN_TORCH)
 def test_negative_features(device: str, name: str) -> None:
     problem = make_problem(B=2).to(device)
     assert float(problem.query.min()) < 0

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import math
 import pickle
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -37,15 +38,20 @@ OTHER: dict[str | tuple[str, str], object] = {
     ("laplacian_shot", "lam"): 2.0,
     ("pt_map", "k_eff"): 2,
     ("pt_map", "epochs"): 2,
+    ("pt_map", "power"): 0.25,
 }
 # Options without which another one is of no use.
-BESIDE: dict[tuple[str, str], dict[str, Any]] = {
-    ("pt_map", "k_eff"): {"class_mass": "oracle"},
-}
-OPTIONS = [(name, option) for name in NAMES for option in methods.describe(name)]
-every_option = pytest.mark.parametrize(
-    ("name", "option"), OPTIONS, ids=[f"{name}-{option.name}" for name, option in OPTIONS]
-)
+BESIDE: dict[tuple[str, str], dict[str, Any]] = {("pt_map", "k_eff"): {"class_mass": "oracle"}}
+
+
+def options_of(names: Iterable[str]) -> pytest.MarkDecorator:
+    found = [(name, option) for name in names for option in methods.describe(name)]
+    ids = [f"{name}-{option.name}" for name, option in found]
+    return pytest.mark.parametrize(("name", "option"), found, ids=ids)
+
+
+every_option = options_of(methods.available())
+every_option_without_names = options_of(NAMES)
 
 
 def choices(option: Option) -> list[str]:
@@ -89,7 +95,7 @@ def predicted(method: Method, D: int) -> Tensor:
     return got.probabilities
 
 
-@every_option
+@every_option_without_names
 def test_an_option_makes_a_difference(name: str, option: Option) -> None:
     beside = BESIDE.get((name, option.name), {})
     default = fast(name, **beside)
@@ -108,9 +114,11 @@ def test_an_option_makes_a_difference(name: str, option: Option) -> None:
 def test_bad_values_of_an_option(name: str, option: Option) -> None:
     bad: list[object] = [object()]
     if option.type.startswith("float"):
-        bad += [math.nan, math.inf, "1", True, torch.tensor(1.0)]
+        bad += [math.nan, math.inf, -1.0, "1", True, torch.tensor(1.0)]
+        bad += [0.0] if "> 0" in option.help else []
+        bad += [1.5] if "at most 1" in option.help else []
     if option.type.startswith("int"):
-        bad += [-1, 1.5, 2**31, True]
+        bad += [0, -1, 1.5, 2**31, True]
     if option.type == "bool":
         bad += [1, None]
     if choices(option):
@@ -124,7 +132,7 @@ def test_bad_values_of_an_option(name: str, option: Option) -> None:
         assert "\n" not in message
 
 
-@every_option
+@every_option_without_names
 def test_extreme_values_of_an_option(name: str, option: Option) -> None:
     """Accepted options give a result, however little sense they make."""
     if not option.type.startswith("float"):

@@ -123,10 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logits": rows(Q, K).double()}, "logits must be as precise as the features, float32"),
     ({"prototypes": rows(K, D).to("meta")}, "prototypes, query must be on one device, got meta"),
     ({"prototypes": rows(0, D)}, "prototypes must have at least one class, got \\[0, 3\\]"),
-    (
-        {"prototypes": rows(D)},
-        "prototypes must have shape \\[K, D\\] or \\[B, K, D\\]",
-    ),
+    ({"prototypes": rows(D)}, "prototypes must have shape \\[K, D\\] or \\[B, K, D\\]"),
     ({"logits": rows(K)}, "logits must have shape \\[Q, K\\] or \\[B, Q, K\\], got \\[4\\]"),
     ({"logits": rows(Q + 1, K)}, "logits must have one row for each query, shape \\[5, 4\\]"),
     ({"prototypes": rows(2, K, D)}, "prototypes must have as many tasks as query"),
@@ -136,11 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prototypes": rows(K, D), "support_labels": torch.zeros(1, dtype=torch.int64)}, "one label"),
     ({"prototypes": rows(K, D), "support": rows(0, 2)}, "query must have as many features as supp"),
     (
-        {
-            "prototypes": rows(K, D),
-            "support": rows(1, D),
-            "support_labels": torch.tensor([K]),
-        },
+        {"prototypes": rows(K, D), "support": rows(1, D), "support_labels": torch.tensor([K])},
         "support_labels must be in \\[0, 4\\), got 4",
     ),
 ]

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from paddle_ext import methods, reference
 from paddle_ext import task as tasks
-from paddle_ext.methods.em_dirichlet import renamed
+from paddle_ext.methods.em_dirichlet import matched, renamed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -212,32 +213,17 @@ def test_anchors_are_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("schedule", "message"),
     [
-        ("zero_shot", {"logit_scale": 0.0}, "logit_scale must be finite and > 0, got 0.0"),
-        ("transclip", {"lam": -1.0}, "lam must be finite and >= 0, got -1.0"),
-        ("transclip", {"gamma": "a"}, "gamma must be a number, got str"),
-        ("transclip", {"knn": 0}, "knn must be an integer in"),
-        ("transclip", {"confident": 0}, "confident must be an integer in"),
-        ("transclip", {"inner_iter": 1.5}, "inner_iter must be an integer, got float"),
-        ("transclip", {"max_iter": 0}, "max_iter must be an integer in"),
-        ("em_dirichlet", {"assignment": "firm"}, "assignment must be"),
-        ("em_dirichlet", {"lam": -1.0}, "lam must be finite and >= 0"),
-        ("em_dirichlet", {"k_eff": 0}, "k_eff must be an integer in"),
-        ("em_dirichlet", {"temperature": 0.0}, "temperature must be finite and > 0"),
-        ("em_dirichlet", {"fit_iter": 0}, "fit_iter must be an integer in"),
-        ("em_dirichlet", {"max_iter": 0}, "max_iter must be an integer in"),
-        ("em_dirichlet", {"schedule": ()}, "schedule must have at least one pair, got none"),
-        ("em_dirichlet", {"schedule": "12"}, "schedule must be a sequence of pairs, got str"),
-        ("em_dirichlet", {"schedule": (1.0,)}, "schedule must be a sequence of pairs of numbers"),
-        ("em_dirichlet", {"schedule": ((1.0, 0.0),)}, "schedule must be finite and > 0"),
-        ("stata", {"alpha": -1}, "alpha must be finite and >= 0"),
-        ("stata", {"knn": True}, "knn must be an integer, got bool"),
+        ((), "schedule must have at least one pair, got none"),
+        ("12", "schedule must be a sequence of pairs, got str"),
+        ((1.0,), "schedule must be a sequence of pairs of numbers"),
+        (((1.0, 0.0),), "schedule must be finite and > 0"),
     ],
 )
-def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
+def test_bad_schedules(schedule: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        methods.create(name, **options)
+        methods.create("em_dirichlet", schedule=schedule)
 
 
 # --- by hand --------------------------------------------------------------------------------------
@@ -302,3 +288,56 @@ def test_stata_stays_at_the_names_with_a_heavy_anchor() -> None:
     first = methods.create("stata", alpha=1e6, max_iter=1).predict(**task.call()).probabilities
     assert largest(heavy - first) < 0.05
     assert largest(light - heavy) > 0.05
+
+
+# --- clusters matched to classes: one to one, and at the least cost -------------------------------
+
+
+def least(cost: Tensor, wanted: list[int]) -> float:
+    """By trying everything."""
+    K = len(cost)
+    ways = permutations(range(K), len(wanted))
+    return min(sum(float(cost[k, j]) for k, j in zip(wanted, way, strict=True)) for way in ways)
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("levels", [None, 3])
+def test_least_cost(device: str, K: int, levels: int | None) -> None:
+    """With ties, too, where costs have few levels."""
+    random = torch.Generator().manual_seed(K)
+    cost = torch.rand(12, K, K, generator=random, dtype=torch.float64)
+    if levels is not None:
+        cost = (cost * levels).round()
+    wanted = torch.rand(12, K, generator=random) < 0.7
+    wanted[0], wanted[1] = False, True
+    match = matched(cost.to(device), wanted.to(device)).cpu()
+    for b in range(12):
+        assert sorted(match[b].tolist()) == list(range(K))
+        chosen = wanted[b].nonzero().flatten().tolist()
+        got = sum(float(cost[b, k, match[b, k]]) for k in chosen)
+        assert got == pytest.approx(least(cost[b], chosen), abs=1e-12)
+
+
+def test_others_get_what_is_left_in_order() -> None:
+    cost = torch.ones(1, 4, 4)
+    cost[0, 2, 0] = 0.0
+    wanted = torch.tensor([[False, False, True, False]])
+    assert matched(cost, wanted).tolist() == [[1, 2, 0, 3]]
+
+
+def test_a_matching_does_not_depend_on_its_batch() -> None:
+    cost = torch.rand(5, 7, 7, generator=torch.Generator().manual_seed(0))
+    wanted = torch.ones(5, 7, dtype=torch.bool)
+    together = matched(cost, wanted)
+    for b in range(5):
+        assert torch.equal(matched(cost[b : b + 1], wanted[b : b + 1])[0], together[b])
+
+
+def test_many_classes_against_scipy() -> None:
+    optimize = pytest.importorskip("scipy.optimize", reason="needs SciPy")
+    cost = torch.rand(2, 60, 60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    match = matched(cost, torch.ones(2, 60, dtype=torch.bool))
+    for b in range(2):
+        rows, columns = optimize.linear_sum_assignment(cost[b].numpy())
+        want = float(cost[b][rows, columns].sum())
+        assert float(cost[b].gather(1, match[b, :, None]).sum()) == pytest.approx(want)

@@ -1,13 +1,12 @@
 """PT-MAP: the method against its reference, the reference against plain loops."""
 
-import doctest
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from method_tasks import nonnegative
 from places import at_places
 from problems import NASTY, Place, Problem, all_equal, largest, make_problem, remembered, tied
 from torch import Tensor
@@ -18,11 +17,6 @@ from paddle_ext.methods import Prediction, pt_map
 from paddle_ext.methods.pt_map import PtMap
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
-
-
-def nonnegative(problem: Problem) -> Problem:
-    """Shifted to numbers >= 0, as features after a ReLU."""
-    return problem.map(lambda x: x - min(float(problem.support.min()), float(problem.query.min())))
 
 
 def overlapping(**options: Any) -> Problem:
@@ -159,11 +153,7 @@ def test_oracle_is_where_inconsistent_masses_lead() -> None:
     problem, place = overlapping(), Place("cpu", torch.float64)
     moved = [
         predict(problem, place, step=0.5, epochs=3, **options).probabilities
-        for options in (
-            {},
-            {"class_mass": "oracle"},
-            {"class_mass": "oracle", "k_eff": 2},
-        )
+        for options in ({}, {"class_mass": "oracle"}, {"class_mass": "oracle", "k_eff": 2})
     ]
     assert largest(moved[1] - moved[0]) > 1e-3
     assert largest(moved[2] - moved[1]) > 1e-3
@@ -187,9 +177,10 @@ def test_rotation_changes_nothing(place: Place) -> None:
 def test_features_are_prepared(place: Place) -> None:
     x = torch.tensor([[4.0, 0.0], [0.0, 9.0]]).to(place.dtype).to(place.device)
     want = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) / math.sqrt(2)
-    got = pt_map.prepared(x, 0.5).cpu()
+    half = x.new_tensor(0.5)
+    got = pt_map.prepared(x, half).cpu()
     assert largest(got - want) < 1e-3  # for the 1e-6
-    assert torch.equal(pt_map.prepared(x[:1], 0.5).cpu(), torch.zeros(1, 2).to(place.dtype))
+    assert torch.equal(pt_map.prepared(x[:1], half).cpu(), torch.zeros(1, 2).to(place.dtype))
 
 
 # --- extreme and invalid input --------------------------------------------------------------------
@@ -249,7 +240,7 @@ def test_negative_features(place: Place) -> None:
     problem = overlapping()
     negative = replace(problem, query=problem.query - 0.5)
     with pytest.raises(ValueError, match=r"query must be at least 0 for power=0\.5") as caught:
-        predict(negative, place)
+        predict(negative, place, power=0.5)
     assert "power=1.0" in str(caught.value)
     assert f", got {float(negative.query.min()):g}" in str(caught.value)
     with pytest.raises(ValueError, match="support must be at least 0 for power=2 "):
@@ -257,34 +248,17 @@ def test_negative_features(place: Place) -> None:
     agrees(negative, place, power=1.0)
 
 
-BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"power": 0.0}, ValueError, "power must be finite and > 0, got 0.0"),
-    ({"power": "half"}, TypeError, "power must be a number, got str"),
-    ({"reg": -1.0}, ValueError, "reg must be finite and > 0, got -1.0"),
-    ({"step": 1.5}, ValueError, "step must be >= 0 and at most 1, got 1.5"),
-    ({"epochs": 0}, ValueError, "epochs must be an integer in"),
-    ({"class_mass": "uniform"}, ValueError, "class_mass must be one of 'balanced', 'oracle', got"),
-    ({"k_eff": 0}, ValueError, "k_eff must be an integer in"),
-    ({"max_iter": 2.0}, TypeError, "max_iter must be an integer, got float"),
-    ({"tol": math.nan}, ValueError, "tol must be finite and >= 0, got nan"),
-]
-
-
-@pytest.mark.parametrize("case", range(len(BAD)))
-def test_bad_options(case: int) -> None:
-    options, error, message = BAD[case]
-    with pytest.raises(error) as caught:
-        PtMap(**options)
-    assert str(caught.value).startswith(message)
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_default_power_is_that_of_each_task(place: Place, shared: bool) -> None:
+    problem = overlapping(shared=shared)
+    problem.query[1] -= 0.5
+    together = predict(problem, place).probabilities
+    for b, power in enumerate([0.5, 1.0, 0.5]):
+        alone = predict(problem.task(b), place, power=power).probabilities
+        assert largest(together[b] - alone) < TOLERANCE[place.dtype]
 
 
 def test_more_k_eff_than_queries() -> None:
     place = Place("cpu", torch.float32)
     with pytest.raises(ValueError, match=r"k_eff must be at most .* queries, 20, got 21"):
         predict(overlapping(), place, class_mass="oracle", k_eff=21)
-
-
-def test_examples() -> None:
-    result = doctest.testmod(sys.modules["paddle_ext.reference.pt_map"])
-    assert result.attempted
-    assert not result.failed

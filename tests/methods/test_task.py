@@ -1,14 +1,9 @@
 """Shared by the methods: layout of tasks, preprocessing, chunks."""
 
-import doctest
-import importlib
-import sys
-
 import pytest
 import torch
 from problems import largest, make_problem
 
-from paddle_ext import methods
 from paddle_ext import task as layout
 from paddle_ext.task import Task
 
@@ -108,22 +103,3 @@ def test_softmin() -> None:
     sharpest = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     for sharpness in (1e20, 1e300):
         assert torch.equal(layout.softmin(x, sharpness), sharpest)
-
-
-# --- examples -------------------------------------------------------------------------------------
-
-
-def test_examples() -> None:
-    count = 0
-    for name in [name for name in sys.modules if name.startswith(f"{methods.__name__}.")]:
-        result = doctest.testmod(sys.modules[name])
-        assert result.failed == 0
-        count += result.attempted
-    assert count > 10
-
-
-@pytest.mark.parametrize("name", ["simpleshot", "bd_cspn", "laplacian_shot"])
-def test_examples_of_references(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"paddle_ext.reference.{name}"))
-    assert result.failed == 0
-    assert result.attempted > 0

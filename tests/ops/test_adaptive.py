@@ -311,7 +311,7 @@ def assert_solved(problem: Problem, place: Place, full: bool) -> None:
     found, tolerance = learned(there, full), 3 * TOLERANCE[place.dtype]
     for b in range(len(found.bias)):
         task = exact.task(b)
-        metric = "full" if full else "diagonal"
+        metric = "auto" if full else "diagonal"
         want = specified_likelihood(task.support, task.support_labels, K, metric)
         got = as_specified(found, b)
         assert math.isclose(got.sharpness, want.sharpness, rel_tol=30 * tolerance)

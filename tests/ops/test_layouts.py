@@ -111,7 +111,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Call]]] = {
     "adapt, large": (paddle_ext.adapt, one_matrix("logits", **FEW, **TOP)),
     "adaptive": (paddle_ext.adaptive, dense(SMALL, **FEW)),
     "adaptive, shared, large": (paddle_ext.adaptive, dense(LARGE, shared=True, **FEW, **TOP)),
-    "adaptive, full metric": (paddle_ext.adaptive, dense(SMALL, **FEW, metric="full")),
+    "adaptive, full metric": (paddle_ext.adaptive, dense(SMALL, **FEW)),
     "tim": (paddle_ext.tim, dense(SMALL, max_iter=3)),
     "sinkhorn": (paddle_ext.sinkhorn, transport(reg=0.1, max_iter=5)),
     "solve operator": (solve_op, dense(SMALL, **SOLVE)),

@@ -195,7 +195,6 @@ def test_posterior_by_hand() -> None:
 @pytest.mark.parametrize(("S", "K", "full"), [(21, 20, True), (20, 20, False), (800, 160, True)])
 def test_when_the_metric_is_full(S: int, K: int, full: bool) -> None:
     assert uses_full_metric("auto", S, K) is full
-    assert uses_full_metric("full", S, K) is full
     assert not uses_full_metric("diagonal", S, K)
 
 
@@ -216,7 +215,7 @@ def edge_cases() -> dict[str, Problem]:
     }
 
 
-@pytest.mark.parametrize("metric", ["auto", "full"])
+@pytest.mark.parametrize("metric", ["auto", "diagonal"])
 @pytest.mark.parametrize("name", edge_cases())
 def test_edge_cases(name: str, metric: str) -> None:
     problem = edge_cases()[name].to(torch.float64)

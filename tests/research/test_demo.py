@@ -3,6 +3,7 @@
 import re
 import struct
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,10 +113,7 @@ def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> 
 def test_refused_before_the_training(
     arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(demo, "train", none)
+    monkeypatch.setattr(demo, "train", Mock(side_effect=AssertionError))
     monkeypatch.setattr(demo, "glyph_images", few_glyphs)
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == code

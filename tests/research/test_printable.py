@@ -1,15 +1,8 @@
 """Text from files is shown without effect on a terminal or a spreadsheet."""
 
-import doctest
-
 import pytest
 
-from paddle_ext.research import printable as module
 from paddle_ext.research.printable import encodable, plain_cell, printable, spreadsheet_cell
-
-
-def test_examples() -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 def test_nothing_reaches_a_terminal_that_it_could_obey() -> None:

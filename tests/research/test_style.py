@@ -1,6 +1,5 @@
 """The style of figures: one colour for a method, names that do not overlap, sizes for a phone."""
 
-import doctest
 import itertools
 import json
 import re
@@ -13,10 +12,6 @@ from paddle_ext.research import style
 
 ROOT = Path(__file__).resolve().parents[2]
 PHONE = 360  # pixels of a figure on a screen of 390
-
-
-def test_examples() -> None:
-    assert doctest.testmod(style).failed == 0
 
 
 def test_colours() -> None:

@@ -165,10 +165,10 @@ def test_memory_of_one_shot() -> None:
     assert bool(found.bias.isfinite().all())
 
 
-@pytest.mark.parametrize("metric", ["diagonal", "full"])
+@pytest.mark.parametrize("metric", ["diagonal", "auto"])
 def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer calibration rows than classes give nearly the same result."""
-    full = metric == "full"
+    full = metric == "auto"
     sizes = 10 * CLASSES, CLASSES, full
     assert calibration_count(*sizes) == (256 if full else 128)
     whole = likelihood(10, metric)

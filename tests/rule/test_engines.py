@@ -164,7 +164,7 @@ def test_classify(shots: int, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- forms of tasks and results -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metric", ["diagonal", "full"])
+@pytest.mark.parametrize("metric", ["diagonal", "auto"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_tasks(shared: bool, metric: str) -> None:
     """A result for no task has the form of one for some."""
@@ -186,6 +186,8 @@ def test_bad_arguments() -> None:
     problem = make_problem(Q=9, K=3, D=4, seed=0)
     with pytest.raises(ValueError, match="metric must be one of"):
         paddle_ext.adaptive(*problem.inputs(), metric="round")
+    with pytest.raises(ValueError, match="metric must be 'auto', which means the same, got 'full'"):
+        paddle_ext.adaptive(*problem.inputs(), metric="full")
     with pytest.raises(ValueError, match="tol must be"):
         paddle_ext.adaptive(*problem.inputs(), tol=-1.0)
     with pytest.raises(TypeError, match="support_labels must be"):

@@ -69,10 +69,6 @@ def answer(
     certain : Tensor [K] or None
         Numbers of other samples whose classes are certain, for the shares of the classes.
 
-    Returns
-    -------
-    Answers
-
     Examples
     --------
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])

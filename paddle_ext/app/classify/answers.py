@@ -166,20 +166,10 @@ def inserted(
     class_names: tuple[str, ...],
     counts: Tensor,
 ) -> Answers:
-    """All samples in their order: those that were classified as a batch, and others.
+    """All samples in their order: the `rest`, classified as a batch, and at `places` some `more`.
 
-    Parameters
-    ----------
-    rest : Answers or None
-        The samples of the batch; None if there are none.
-    more : Answers
-        The others. Their classes and shares do not count.
-    places : list of int
-        Where these are among all.
-    class_names : tuple of str
-        All classes, of which those of `more` may be a part.
-    counts : Tensor [K]
-        Samples of each class whose label is certain, which are all there are without a `rest`.
+    The classes and shares of the latter do not count. `counts` [K] are the samples of each class
+    whose label is certain, which are all there are without a `rest`.
     """
     N = len(places) + (0 if rest is None else len(rest))
     own = torch.tensor(places, dtype=torch.int64)

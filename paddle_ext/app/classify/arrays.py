@@ -25,13 +25,8 @@ READ_AT_ONCE = 4096  # rows
 class ArrayFile:
     """A file of embeddings; rows are read on demand if its format allows it.
 
-    Parameters
-    ----------
-    path : Path
-    columns : Columns
-        The names of its arrays of labels (None: ``labels``) and of true labels.
-    class_names : tuple of str
-        Meaning of integer labels, if the file does not give it.
+    `columns` has the names of its arrays of labels (None: ``labels``) and of true labels;
+    `class_names` are the meaning of integer labels, if the file does not give it.
     """
 
     def __init__(self, path: Path, columns: Columns, class_names: tuple[str, ...] = ()) -> None:

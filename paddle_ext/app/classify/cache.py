@@ -49,17 +49,9 @@ def files_of(folder: Path) -> list[Path]:
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
 
-    A folder that cannot be written to is not an error: features are then not stored. A stored row
-    that is damaged counts as missing.
-
-    Parameters
-    ----------
-    folder : Path or None
-        None: nothing is stored.
-    key : str
-        Everything else the features depend on: the network and its preprocessing.
-    notes : list of str or None
-        Receives a sentence if features cannot be stored.
+    `key` is everything else the features depend on: the network and its preprocessing. A folder
+    that cannot be written to is not an error: features are then not stored, which `notes` say;
+    nor are they without a folder. A stored row that is damaged counts as missing.
     """
 
     def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:

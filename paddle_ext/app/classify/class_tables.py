@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 from ... import check
 from ...presence.hierarchy import Hierarchy
 from ...research.printable import plain_cell, plural
-from .text_encodings import table_rows
+from .text_encodings import given_rows
 
 
 def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
@@ -21,17 +20,8 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
 
     `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
     """
-    if not path.is_file():
-        raise check.ArgumentValueError(
-            argument, f"must be a CSV file of classes and {what}s, got {path}, which is not a file"
-        )
-    try:
-        rows = table_rows(path)
-    except (UnicodeError, csv.Error) as error:
-        raise check.ArgumentValueError(
-            argument, f"must be a CSV file, got {path}, which cannot be read: {error}"
-        ) from error
     found: dict[str, str] = {}
+    rows = given_rows(path, argument, f"of classes and {what}s")
     for number, row in enumerate(rows, start=1):
         cells = [plain_cell(cell).strip() for cell in row]
         if not any(cells) or (number == 1 and [x.lower() for x in cells] == ["class", what]):

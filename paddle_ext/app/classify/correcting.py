@@ -21,8 +21,8 @@ from ...research.data.labels import numbered
 from ...research.printable import plural
 from .answers import UNKNOWN
 from .corrections import CorrectionFile, Corrections, Key
-from .no_text import embeds_texts, has_text
 from .samples import Batch, Labelled, Source, concatenated, named_labels, selected_from
+from .tables import embeds_texts, has_text
 
 MOST_COMPARED = 10_000  # names of samples with one that is none of them
 MOST_KEPT = 2**30  # bytes of features that are kept from looking for corrected samples
@@ -56,39 +56,18 @@ class GivenSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Corrected:
-    """A source with its corrections.
+    """A source with its corrections."""
 
-    Parameters
-    ----------
-    source : Source
-        Corrected samples are among the labelled ones, and no longer to be classified.
-    before : Labelled
-        The labelled samples without those that were to be classified.
-    samples : Batch or None
-        The samples to classify that have a corrected label.
-    places : list of int
-        Where these are among all samples to classify.
-    labels : list of str
-        Their labels.
-    given : list of GivenSample
-    keys : list of Key
-        Which samples the labelled ones in use are.
-    kept : Corrections
-        All corrections known, of any data.
-    remaining : int or None
-        How many samples are still to be classified; None if there are no corrections.
-    """
-
-    source: Source
-    before: Labelled
-    samples: Batch | None
-    places: list[int]
-    labels: list[str]
+    source: Source  # corrected samples are labelled ones, and no longer to be classified
+    before: Labelled  # the labelled samples without those that were to be classified
+    samples: Batch | None  # those to classify that have a corrected label
+    places: list[int]  # where these are among all samples to classify
+    labels: list[str]  # their labels
     given: list[GivenSample]
-    keys: list[Key]
+    keys: list[Key]  # which samples the labelled ones in use are
     data: DataNames
-    kept: Corrections = field(default_factory=dict)
-    remaining: int | None = None
+    kept: Corrections = field(default_factory=dict)  # all corrections known, of any data
+    remaining: int | None = None  # samples to classify; None if there are no corrections
 
 
 def corrected_source(source: Source, files: Sequence[CorrectionFile], data: DataNames) -> Corrected:

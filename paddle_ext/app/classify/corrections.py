@@ -11,7 +11,7 @@ from ... import check
 from ...research.printable import plain_cell
 from .label_studio import read_label_studio
 from .output import write
-from .text_encodings import table_rows
+from .text_encodings import given_rows, table_rows
 
 KEPT = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
@@ -39,19 +39,10 @@ def read_corrections(path: Path) -> Corrections:
     The page exports such a file; an edited ``answers.csv`` also works, and so does an export of
     Label Studio.
     """
-    if not path.is_file():
-        raise check.ArgumentValueError(
-            "corrected", f"must be a CSV file with a column label, got {path}, which is not a file"
-        )
     from_label_studio = read_label_studio(path)
     if from_label_studio is not None:
         return {Key(name): label for name, label in from_label_studio.items()}
-    try:
-        rows = table_rows(path)
-    except (UnicodeError, csv.Error) as error:
-        raise check.ArgumentValueError(
-            "corrected", f"must be a CSV file, got {path}, which cannot be read: {error}"
-        ) from error
+    rows = given_rows(path, "corrected", "with a column label")
     header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
     if "label" not in header[1:]:
         listed = ", ".join(header) or "no column"

@@ -67,7 +67,11 @@ def check_input(labelled: Path, unlabelled: Path | None, settings: Settings) -> 
         known, found, features = table_samples(labelled, settings)
     else:
         known = array_samples(labelled, settings)
-    rows = [*about_labelled(known), *found, *about_labels(known), *about_contents(known)]
+    rows = [*found, *about_labels(known), *about_contents(known)]
+    if known.labels:
+        samples, classes = len(known.labels), len(set(known.labels))
+        text = f"{plural(samples, 'sample')} of {plural(classes, 'class')}"
+        rows.insert(0, Finding("labelled", text))
     if unlabelled is not None:
         return [*rows, *to_classify(unlabelled, settings, "all", features)]
     return [*rows, *to_classify(labelled, settings, "unlabelled", features, known.names)]
@@ -108,10 +112,7 @@ def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding
     table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column_if_any(asked.label, asked.truth)
     columns = replace(
-        asked,
-        label=label,
-        truth=label,
-        name=asked.name if asked.name in table.names else None,
+        asked, label=label, truth=label, name=asked.name if asked.name in table.names else None
     )
     features, rows = quick_features(table, replace(asked, label=label))
     rows = [*(Finding("sheet", note) for note in table.notes), *rows]
@@ -213,15 +214,6 @@ def empty_texts(names: Sequence[str], texts: Sequence[str]) -> list[str]:
 # --- what is odd --------------------------------------------------------------------------------
 
 
-def about_labelled(known: Samples) -> list[Finding]:
-    if not known.labels:
-        return []
-    classes = len(set(known.labels))
-    return [
-        Finding("labelled", f"{plural(len(known.labels), 'sample')} of {plural(classes, 'class')}")
-    ]
-
-
 def about_labels(known: Samples) -> Iterator[Finding]:
     counts = Counter(known.labels)
     if known.words:
@@ -238,11 +230,7 @@ def about_labels(known: Samples) -> Iterator[Finding]:
             "they are classes; remove them if they are not",
         )
     if known.padded:
-        yield Finding(
-            "white space around labels",
-            listed_counts(known.padded),
-            "it is ignored",
-        )
+        yield Finding("white space around labels", listed_counts(known.padded), "it is ignored")
     for why, pairs in alike(sorted(counts)).items():
         shown = [f"{one!r} ({counts[one]}) and {two!r} ({counts[two]})" for one, two in pairs]
         yield Finding(
@@ -334,8 +322,4 @@ def listed_counts(counts: Mapping[str, int]) -> str:
 def listed_as_they_are(texts: Sequence[str]) -> str:
     """How many there are, and a few of them."""
     more = f" and {plural(len(texts) - SHOWN, 'other')}" if len(texts) > SHOWN else ""
-    return f"{len(texts):,}: {', '.join(map(shortened_line, texts[:SHOWN]))}{more}"
-
-
-def shortened_line(text: str) -> str:
-    return " ".join(text.split())
+    return f"{len(texts):,}: {' '.join(', '.join(texts[:SHOWN]).split())}{more}"

@@ -103,7 +103,7 @@ def read_label_studio(path: Path) -> dict[str, str] | None:
 
     The last label of a sample counts, and skipped tasks do not. None: not such a file.
     """
-    if path.suffix == ".json":
+    if path.suffix == ".json" and path.is_file():
         records = list(json_records(path))
     else:
         try:

@@ -60,15 +60,8 @@ class Preparation:
 class SquareNetwork:
     """A network for the central square of an image, or for all of it, scaled and normalised.
 
-    Parameters
-    ----------
-    compute : callable
-        float32 [n, 3, H, W], normalised, to [n, D]; a network, or a function.
-    preparation : Preparation
-    device : torch.device
-        Device that `compute` expects.
-    key : str
-        Everything the features depend on, apart from the preprocessing and the images.
+    `compute` maps normalised images, float32 [n, 3, H, W] on the device, to features [n, D]; `key`
+    is everything these depend on, apart from the preprocessing and the images.
     """
 
     channels = 3

@@ -259,12 +259,9 @@ def column_notes(chosen: Chosen) -> list[str]:
 
 
 def used_columns(chosen: Chosen) -> str:
-    names = chosen.names
-    return (
-        f"1 column, {names[0]}"
-        if len(names) == 1
-        else (f"{len(names)} columns, {names[0]} to {names[-1]}")
-    )
+    first, *_, last = chosen.names * 2
+    more = f" to {last}" if len(chosen.names) > 1 else ""
+    return f"{plural(len(chosen.names), 'column')}, {first}{more}"
 
 
 def left_out_columns(chosen: Chosen) -> str:

@@ -17,16 +17,19 @@ from ...research.files import replacing
 from ...research.printable import without_controls
 from .answers import UNKNOWN, Answers
 from .outcome import Outcome
-from .page_overview import bars, figures, unreadable_files, what_is_known
 from .page_samples import Images
 from .page_sections import (
     MOST_CORRECTED,
     ClassSamples,
     absent_classes,
+    bars,
     class_section,
     corrected_section,
+    figures,
     review_section,
     suspects_section,
+    unreadable_files,
+    what_is_known,
 )
 from .pictures import thumbnails
 from .review import ToCheck

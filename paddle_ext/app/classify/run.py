@@ -21,7 +21,6 @@ from .final import check_final, order_of, write_final
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .model import check_model_path, load_model, open_by_model, save_model
-from .no_text import WithText, embeds_texts
 from .opening import open_source
 from .outcome import Outcome
 from .output import write_classes, write_labelled, write_table
@@ -30,6 +29,7 @@ from .samples import Labelled, Source
 from .settings import Settings
 from .sorting import check_sort_into, sort_into
 from .suggested import SUGGESTIONS, Suggested, remembered, stale_note
+from .tables import WithText, embeds_texts
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,6 @@ def classify(
     output : path
         The output folder.
     settings : Settings or None
-
-    Returns
-    -------
-    Report
 
     Raises
     ------

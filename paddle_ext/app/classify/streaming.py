@@ -27,12 +27,11 @@ from ...task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
 from .correcting import relabelled
-from .no_text import embeds_texts, has_text
 from .output_files import SUFFIXES, require_libraries, write_file
 from .run import existing, open_data
 from .samples import Batch, Source, concatenated, matched_names, rebatched
 from .settings import Settings
-from .tables import TableSamples
+from .tables import TableSamples, embeds_texts, has_text
 
 ANSWERS = ("label", "probability", "doubt")
 
@@ -124,10 +123,6 @@ def stream(
         Whether all rows are one batch, with the class frequencies of the whole file, which is then
         read a few times.
 
-    Returns
-    -------
-    StreamReport
-
     Raises
     ------
     ValueError, OSError, ImportError
@@ -160,10 +155,7 @@ def stream(
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
-    with (
-        replacing(target) as unfinished,
-        closing(read_ahead(batches)) as read,
-    ):
+    with replacing(target) as unfinished, closing(read_ahead(batches)) as read:
         found = predict(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
         report.notes += write_file(unfinished, tables)

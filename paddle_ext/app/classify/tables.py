@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...research.data.labels import label_text
 from ...research.printable import plain_cell, plural, without_controls
 from .columns import as_number, is_gap, shortened
-from .samples import Batch, Examples, concatenated
+from .samples import Batch, Examples, concatenated, selected_from
 from .table_files import ArrowPart, Part, Table
 
 READ_AT_ONCE = 2048  # rows
@@ -56,16 +56,7 @@ class TableFeatures(NamedTuple):
 
 
 class TableSamples:
-    """The samples of a table, with their features.
-
-    Parameters
-    ----------
-    table : Table
-    columns : Columns
-    features : TableFeatures
-    rows : {"all", "labelled", "unlabelled"}
-        Which rows; for all of them the column of labels is ignored.
-    """
+    """The samples of a table: all rows, whatever their labels, or those with or without one."""
 
     def __init__(
         self,
@@ -214,3 +205,41 @@ def odd_cells(cells: Sequence[Sequence[object]], names: Sequence[str]) -> dict[i
             if number is None or not abs(number) <= LARGEST:
                 odd.setdefault(row, name)
     return odd
+
+
+# --- samples without a text, of which nothing can be said: neither used nor classified -----------
+
+
+def embeds_texts(samples: Iterable[Batch]) -> bool:
+    """Whether the features of these samples are those of their texts."""
+    return isinstance(samples, TableSamples) and samples.embedder is not None
+
+
+def has_text(texts: Iterable[str]) -> list[bool]:
+    return [bool(text.strip()) for text in texts]
+
+
+class WithText:
+    """The samples that have a text; once all have been read, `others` are known."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+        self.places: list[int] = []  # of the others among all
+        self.parts: list[Batch] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.places, self.parts, count = [], [], 0
+        for batch in self.batches:
+            texts = has_text(batch.texts)
+            self.places += [count + row for row, yes in enumerate(texts) if not yes]
+            count += len(texts)
+            other = selected_from(batch, [not yes for yes in texts])
+            self.parts += [] if other is None else [other]
+            own = selected_from(batch, texts)
+            if own is not None:
+                yield own
+
+    @property
+    def others(self) -> Batch | None:
+        """The samples without a text; None if there are none."""
+        return concatenated(self.parts) if self.parts else None

@@ -114,3 +114,17 @@ def table_rows(path: Path) -> list[list[str]]:
     separator = sniffed_separator(path, encoding)
     with open_regular(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
         return list(csv_reader(text, separator))
+
+
+def given_rows(path: Path, argument: str, what: str) -> list[list[str]]:
+    """`table_rows` of a file that the user gave as `argument`; `what` it should have."""
+    if not path.is_file():
+        raise check.ArgumentValueError(
+            argument, f"must be a CSV file {what}, got {path}, which is not a file"
+        )
+    try:
+        return table_rows(path)
+    except (UnicodeError, csv.Error) as error:
+        raise check.ArgumentValueError(
+            argument, f"must be a CSV file, got {path}, which cannot be read: {error}"
+        ) from error

@@ -115,10 +115,6 @@ def option_names(command: Any) -> dict[str, str]:
     for param in command.params:
         shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
         found |= dict.fromkeys((param.name, *OTHER_ARGUMENTS.get(param.name, ())), shown)
-        if param.name == "option":
-            from ...research.evaluation.negative_features import command_line_options
-
-            found |= command_line_options()
     return found
 
 

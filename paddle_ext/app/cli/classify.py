@@ -257,7 +257,7 @@ def percents(expected: Expected | None) -> str:
 
 
 def show_report(report: Report) -> None:
-    from ..classify.page_overview import unsure_note
+    from ..classify.page_sections import unsure_note
 
     answers = report.answers
     counts, own = answers.counts(), answers.predicted()

@@ -78,8 +78,7 @@ Template = Annotated[
     ),
 ]
 LogitScale = Annotated[
-    float | None,
-    option(CLASSES, "Factor on cosines with names; default: the encoder's, or 100."),
+    float | None, option(CLASSES, "Factor on cosines with names; default: the encoder's, or 100.")
 ]
 Parents = Annotated[
     Path | None,
@@ -94,8 +93,7 @@ Prior = Annotated[
     ),
 ]
 LabelNoise = Annotated[
-    str,
-    option(CLASSES, "Share of wrong labels among the labelled, or auto to estimate it."),
+    str, option(CLASSES, "Share of wrong labels among the labelled, or auto to estimate it.")
 ]
 
 REVIEW = "Review, and the next round"
@@ -155,12 +153,7 @@ BatchSize = Annotated[
     int | None, option(COMPUTING, "Samples classified together; default: 300.", "--batch")
 ]
 OneBatch = Annotated[
-    bool,
-    option(
-        COMPUTING,
-        "Treat all samples as one batch, if --output is a file.",
-        "--one-batch",
-    ),
+    bool, option(COMPUTING, "Treat all samples as one batch, if --output is a file.", "--one-batch")
 ]
 Cache = Annotated[Path | None, option(COMPUTING, "Folder of cached features; default: the user's.")]
 NoCache = Annotated[bool, option(COMPUTING, "Do not cache features.", "--no-cache")]

@@ -11,15 +11,7 @@ import typer
 
 from ...research.ranks import is_first_rank
 from . import show
-from .arguments import (
-    Device,
-    Fresh,
-    Memory,
-    class_count,
-    comma_separated,
-    method_options,
-    numbers,
-)
+from .arguments import Device, Fresh, Memory, class_count, comma_separated, method_options, numbers
 
 if TYPE_CHECKING:
     from ...methods import Method
@@ -51,8 +43,7 @@ paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
 
 Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt, .plk.")]
 Methods = Annotated[
-    list[str],
-    typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod."),
+    list[str], typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
 ]
 Tasks = Annotated[int, typer.Option(help="Tasks per setting.")]
 Queries = Annotated[int, typer.Option(help="Queries per task.")]
@@ -125,7 +116,6 @@ def evaluate(
     check_figure("--figure", figure)
     chosen = chosen_methods(methods, preset, option, tuned)
     features = load_bank(bank, split)
-    chosen = suited_to_features(chosen, features, option, tuned)
     with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         found = run(
             features,
@@ -150,22 +140,6 @@ def evaluate(
         show_evaluation(found, markdown, figure)
         if output is not None:
             show.say(f"written: {output / 'evaluation.json'}")
-
-
-def suited_to_features(
-    chosen: dict[str, Method], bank: FeatureBank, option: list[str], tuned: Path | None
-) -> dict[str, Method]:
-    """The methods, changed where they cannot take negative features; prints a note of each."""
-    from ...research.evaluation.negative_features import (
-        adapted_to_negative_features,
-        labels_without_options,
-    )
-
-    adaptable = set() if tuned else labels_without_options(chosen, method_options(option))
-    found, notes = adapted_to_negative_features(chosen, adaptable, bank)
-    for note in notes:
-        show.say(f"note: {note}")
-    return found
 
 
 def load_bank(path: Path, split: str | None) -> FeatureBank:
@@ -280,9 +254,8 @@ def tune(
     from ...research.evaluation.tuning import FILE
     from ...research.evaluation.tuning import tune as run
 
-    named = chosen_methods(methods, preset, option, None)
+    chosen = list(chosen_methods(methods, preset, option, None).values())
     features = load_bank(bank, split)
-    chosen = list(suited_to_features(named, features, option, None).values())
     with show.on_interrupt(RESUMABLE.format(output)):
         found = run(
             features,

@@ -190,8 +190,7 @@ def extract(
         "bank.npz"
     ),
     base_split: Annotated[
-        str | None,
-        typer.Option(help="Store this split's mean feature, for methods that centre."),
+        str | None, typer.Option(help="Store this split's mean feature, for methods that centre.")
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Cache of features, indexed by content.")

@@ -1,17 +1,13 @@
 """Networks, their training on the base classes, and their features."""
 
 from .augment import Augmentation, Transform
-from .base import Backbone
 from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import digest_of_images, digest_of_weights, extract
-from .networks import ARCHITECTURES, create
+from .networks import ARCHITECTURES, Backbone, ResNet18, SmallNet, WideResNet28x10, create
 from .recipes import RECIPES, Recipe, recipe
-from .resnet import ResNet18
 from .run import Epoch
-from .small import SmallNet
 from .training import Trained, train
 from .validation import nearest_mean_accuracy
-from .wide_resnet import WideResNet28x10
 
 __all__ = [
     "ARCHITECTURES",

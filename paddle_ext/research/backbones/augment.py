@@ -128,21 +128,10 @@ class Augmentation:
     def __call__(
         self, images: Tensor, draws: Tensor, transform: Transform
     ) -> tuple[Tensor, Tensor]:
-        """Make the inputs of one training step.
+        """Make the inputs of one training step, [N, C, size, size]; also the quarter turns, [N].
 
-        Parameters
-        ----------
-        images : Tensor [N, H, W, C], uint8
-        draws : Tensor [N, 9], uniform in [0, 1)
-            All randomness, so that the caller controls its source.
-        transform : Transform
-            Gives the size and the normalisation.
-
-        Returns
-        -------
-        inputs : Tensor [N, C, size, size] float32
-        turns : Tensor [N] int64
-            Quarter turns per image.
+        The images are uint8 [N, H, W, C]. The draws [N, 9], uniform in [0, 1), are all randomness,
+        so that the caller controls its source; the transform gives size and normalisation.
         """
         x = pixels(images)
         height, width = x.shape[-2:]

@@ -21,8 +21,7 @@ from ...ops.large.files import check_regular, first_line, readable
 from ...ops.libraries import library
 from ..files import write_tensors
 from .augment import Transform
-from .base import Backbone
-from .networks import create_uninitialised, known_architecture
+from .networks import Backbone, create_uninitialised, known_architecture
 
 FORMAT = "paddle_ext.backbone.1"
 PUBLIC_TRANSFORM = Transform(84, resize=96)  # as in their evaluation
@@ -122,10 +121,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
 def read_own(path: Path) -> Checkpoint:
     module = safetensors()
     check_regular(path)
-    with (
-        readable(path, "a safetensors file"),
-        module.safe_open(path, framework="pt") as file,
-    ):
+    with readable(path, "a safetensors file"), module.safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:

@@ -18,14 +18,14 @@ from ..data.images import ImageSet, in_batches
 from ..files import replacing
 from ..progress import Progress
 from .augment import Transform
-from .base import Backbone
 from .checkpoints import Checkpoint, digest_of_tensors
 from .feeding import Feeder
-from .precision import mixed_precision, product_dtype
+from .networks import Backbone
 
 # Part of every cache key: increase it with each change in what is computed from the same weights,
 # transform and data.
 VERSION = 1
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def extract(
@@ -172,6 +172,26 @@ class Extractor:
         return digest.hexdigest()
 
 
+def product_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of products; ``"auto"``: half precision on CUDA, float32 elsewhere."""
+    check.choice("precision", precision, ("auto", *DTYPES))
+    if device.type == "cpu":
+        # On a CPU without bfloat16, torch would disable its fast products for the whole process.
+        if precision not in ("auto", "float32"):
+            raise check.ArgumentValueError(
+                "precision", f"must be 'auto' or 'float32' on the CPU, got {precision!r}"
+            )
+        return torch.float32
+    if precision == "auto":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return DTYPES[precision]
+
+
+def mixed_precision(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """The autocast context."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
 @torch.no_grad()
 def features_of(
     backbone: Backbone, images: Tensor, transform: Transform, dtype: torch.dtype
@@ -203,10 +223,6 @@ def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
     images : ImageSet
     progress : bool
         Show progress on stderr.
-
-    Returns
-    -------
-    str
     """
     digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
     with Progress("hashing", len(images), show=progress) as shown:

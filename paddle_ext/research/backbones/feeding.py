@@ -18,17 +18,10 @@ SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
 
 
 class Feeder:
-    """Yields batches of images, uint8 [n, H, W, C].
+    """Yields batches of images, uint8 [n, H, W, C], on a device.
 
-    Parameters
-    ----------
-    images : ImageSet
-    device : torch.device
-    keep : bool
-        For images that are read many times: decode them once, and keep them on the device if they
-        fit.
-    progress : bool
-        Show the progress of decoding.
+    `keep` is for images that are read many times: they are decoded once, and kept on the device if
+    they fit.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from .base import Backbone
-from .precision import mixed_precision
+from .extraction import mixed_precision
+from .networks import Backbone
 from .recipes import Recipe
 
 
@@ -32,15 +32,7 @@ class Classifier(nn.Module):
 class Learner:
     """The state of a training run: weights, their average, and the optimiser's state.
 
-    Parameters
-    ----------
-    classifier : Classifier
-        On its device.
-    recipe : Recipe
-    dtype : torch.dtype
-        Of the products.
-    compiled : bool
-        Compile the network with torch.compile.
+    The classifier is on its device; `dtype` is that of the products.
     """
 
     def __init__(

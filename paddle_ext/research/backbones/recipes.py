@@ -130,10 +130,6 @@ def recipe(name: str, architecture: str = "resnet18") -> Recipe:
     architecture : str
         WRN-28-10 has batches of 128 instead of 256.
 
-    Returns
-    -------
-    Recipe
-
     Examples
     --------
     >>> recipe("paper").epochs

@@ -23,12 +23,11 @@ from ..data.images import ImageSet, in_batches
 from ..files import replacing
 from ..progress import Progress
 from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
-from .base import Backbone
 from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import channels_last, digest_of_images, digest_of_weights, features_of
 from .feeding import Feeder
 from .learner import Classifier, Learner
-from .networks import create, create_uninitialised
+from .networks import Backbone, create, create_uninitialised
 from .recipes import Recipe
 from .validation import nearest_mean_accuracy
 
@@ -189,11 +188,7 @@ class Run:
                 notes[f"validation, {NUM_CLASSES}-way {SHOTS}-shot"] = f"{validation:.4f}"
         notes |= {"recipe": self.settings["recipe"], "seed": self.settings["seed"]}
         return Checkpoint(
-            backbone.eval(),
-            self.transform,
-            self.class_names,
-            copy.deepcopy(kept.head).cpu(),
-            notes,
+            backbone.eval(), self.transform, self.class_names, copy.deepcopy(kept.head).cpu(), notes
         )
 
     # --- files ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..files import sole_writer
 from ..progress import Progress
 from .augment import Transform
 from .checkpoints import Checkpoint, safetensors
-from .precision import product_dtype
+from .extraction import product_dtype
 from .recipes import Recipe
 from .run import STATE, Epoch, Run
 
@@ -85,10 +85,6 @@ def train(
         Of the weights, the order of the images and the augmentation.
     progress : bool
         Print a line per epoch on stderr.
-
-    Returns
-    -------
-    Trained
 
     Examples
     --------

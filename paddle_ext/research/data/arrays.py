@@ -72,10 +72,6 @@ def image_arrays(
     size : int or None
         As in `EncodedImages`; only for encoded images.
 
-    Returns
-    -------
-    ImageSet
-
     Examples
     --------
     >>> base = image_arrays(["base-0.npz", "base-1.npz"], "base")  # doctest: +SKIP

@@ -65,10 +65,7 @@ def read(path: Path, mmap: bool) -> dict[str, Any]:
 
 
 def write(path: Path, **parts: Any) -> None:
-    writers: dict[str, Callable[..., None]] = {
-        ".npz": write_npz,
-        ".safetensors": write_safetensors,
-    }
+    writers: dict[str, Callable[..., None]] = {".npz": write_npz, ".safetensors": write_safetensors}
     if path.suffix not in writers:
         raise ValueError(f"path must end in .npz or .safetensors, got {str(path)!r}")
     parts = {name: part for name, part in parts.items() if part is not None}

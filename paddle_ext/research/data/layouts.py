@@ -7,17 +7,24 @@ call the first one ``train``. i-Nat has ``"repr"`` (the support) and ``"query"``
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ... import check
 from .arrays import image_arrays
 from .images import EncodedImages, ImageFiles, ImageSet
-from .lists import is_image, read_list
 
 SPLITS = ("base", "val", "test")
 INAT_SPLITS = ("base", "val", "repr", "query")
 OTHER_NAMES = {"train": "base", "validation": "val", "novel": "test"}
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif"),
+    *(".tiff", ".avif", ".heic", ".heif", ".jp2"),
+)
+FILE_COLUMNS = ("filename", "file", "image", "path")
+LABEL_COLUMNS = ("label", "class", "category")
 
 
 # --- any images ----------------------------------------------------------------------------------
@@ -36,10 +43,6 @@ def image_folder(
         Its name.
     size, channels
         As in `EncodedImages`.
-
-    Returns
-    -------
-    EncodedImages
 
     Examples
     --------
@@ -83,10 +86,6 @@ def image_list(
     size, channels
         As in `EncodedImages`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> images = image_list("split/val.csv", "images", split="val")  # doctest: +SKIP
@@ -123,10 +122,6 @@ def mini_imagenet(
     size : int or None
         As in `EncodedImages`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> base = mini_imagenet("mini_imagenet", "base")  # doctest: +SKIP
@@ -154,10 +149,6 @@ def tiered_imagenet(
     size
         As in `mini_imagenet`.
 
-    Returns
-    -------
-    EncodedImages
-
     Examples
     --------
     >>> novel = tiered_imagenet("tiered_imagenet", "test")  # doctest: +SKIP
@@ -183,10 +174,6 @@ def inaturalist(
     split : {"base", "val", "repr", "query"}
     lists, size
         As in `mini_imagenet`.
-
-    Returns
-    -------
-    EncodedImages
 
     Examples
     --------
@@ -254,16 +241,66 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
     size : int or None
         Resize the images to size x size; None: 84 for image files, unchanged for ``.npz`` files.
 
-    Returns
-    -------
-    ImageSet
-
     Examples
     --------
     >>> base = open_images("mini", "mini_imagenet", "base")  # doctest: +SKIP
     """
     reader = LAYOUTS[check.choice("layout", layout, tuple(LAYOUTS))]
     return reader(root, split) if size is None else reader(root, split, size=size)
+
+
+# --- lists of images and labels ------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """An image in a list."""
+
+    filename: str
+    label: str
+
+
+def is_image(name: str) -> bool:
+    """Decide by the name; names that begin with a dot are leftovers of other programs."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def read_list(path: str | Path) -> list[Row]:
+    """Read a CSV file of file names and labels; a first line that is no image must be a header."""
+    if not Path(path).is_file():
+        raise ValueError(f"path must be a CSV file, got {path}, which does not exist")
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            lines = [[cell.strip() for cell in line] for line in csv.reader(file) if any(line)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} must be a CSV file, got: {error}") from error
+    columns = (0, 1)
+    if lines and not is_image(Path(lines[0][0]).name):
+        columns = header_columns(path, lines.pop(0))
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if len(line) <= max(columns) or not all(line[column] for column in columns):
+            raise ValueError(
+                f"{path} must have a file name and a label in each row, got {line} in row {number}"
+            )
+        rows.append(Row(*(line[column] for column in columns)))
+    if not rows:
+        raise ValueError(f"{path} must list at least one image, got none")
+    return rows
+
+
+def header_columns(path: str | Path, header: list[str]) -> tuple[int, int]:
+    """The columns of the file name and the label."""
+    names = [cell.lower() for cell in header]
+    found = []
+    for known in (FILE_COLUMNS, LABEL_COLUMNS):
+        columns = [column for column, name in enumerate(names) if name in known]
+        if not columns:
+            raise ValueError(
+                f"{path} must begin with an image or with a header that has {known[0]!r}, "
+                f"got {header}"
+            )
+        found.append(columns[0])
+    return found[0], found[1]
 
 
 # --- paths ---------------------------------------------------------------------------------------

@@ -17,10 +17,7 @@ Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method
 def all_methods(named: bool = False) -> tuple[str, ...]:
     """Names of the methods in the order of tables: those of the paper, ours, and registered ones.
 
-    Parameters
-    ----------
-    named : bool
-        True: the methods that can use class names; False: those that do not need them.
+    If `named`, those that can use class names, else those that do not need them.
     """
     names = (
         name

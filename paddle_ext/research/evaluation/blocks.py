@@ -44,18 +44,10 @@ def block_sizes(n_tasks: int) -> list[int]:
 
 
 class DeviceBank:
-    """The features on the device that computes, and the memory limit of a batch.
+    """The features on the device that computes, and the memory limit of a batch, in GiB.
 
-    Parameters
-    ----------
-    bank : FeatureBank
-        A GPU keeps the dtype of its features. The CPU computes in single or double precision, and
-        would otherwise convert half precision in every call.
-    device : torch.device
-    memory : float or None
-        GiB; None: `MEMORY` of the device.
-    prototypes : Tensor [K, D], optional
-        Embeddings of the class names, for methods that use them.
+    A GPU keeps the dtype of the features. The CPU computes in single or double precision, and would
+    otherwise convert half precision in every call.
     """
 
     def __init__(
@@ -117,17 +109,9 @@ class Block:
     ) -> Count:
         """Correct predictions of a method, and its seconds from indices to labels.
 
-        Parameters
-        ----------
-        method : Method
-        advance : callable, optional
-            Called with the number of finished tasks after each batch.
-        begun : Part, optional
-            The part of the block that was finished before an interruption.
-        keep : callable, optional
-            Called with the progress after each batch except the last.
-        pace : float
-            Known seconds per task: a slow method gets smaller batches.
+        `begun` is the part of the block that was finished before an interruption. After each batch
+        `advance` is called with the number of its tasks and, except for the last, `keep` with the
+        part so far. `pace` is known seconds per task: a slow method gets smaller batches.
         """
         start, (correct, squares, seconds) = begun or Part(0, Count(0, 0, 0.0))
         B, most = len(self.tasks.query_index), self.bank.batch_size(self.sampler, method)

@@ -23,7 +23,6 @@ from ..tasks import TaskSampler
 from .arguments import chosen_methods, options_of
 from .blocks import BLOCK, Block, Count, DeviceBank, block_sizes
 from .journal import Journal, Key, digest
-from .negative_features import adapted_to_negative_features, labels_given_by_name
 from .plan import TaskPlan, check_features, plan_tasks
 from .results import Evaluation, Result
 from .settings import RunSettings
@@ -63,8 +62,7 @@ def evaluate(
     methods : str, Method, or a sequence of them, or a mapping of labels to methods
         A name of `methods.available(named=False)`, or ``"all"``, in the order of the paper's
         tables, followed by ours. A mapping gives the methods your own labels, so that one of them
-        may appear with several options. Methods given by name adapt to negative features: PT-MAP
-        then uses ``power=1.0``, which the notes of the result say.
+        may appear with several options.
     shots : int, sequence of int, or None
         Support rows per class. None: all rows of `support`, shared by all tasks.
     k_eff : int or sequence of int
@@ -115,7 +113,6 @@ def evaluate(
         progress=progress,
     )
     chosen = chosen_methods(methods, preset)
-    by_name = labels_given_by_name(methods, chosen)
     plan = plan_tasks(
         bank,
         shots=shots,
@@ -129,34 +126,24 @@ def evaluate(
         support=support,
         query=query,
     )
-    chosen, notes = adapted_to_negative_features(chosen, by_name, bank)
-    return evaluate_plan(bank, chosen, plan, settings, notes)
+    return evaluate_plan(bank, chosen, plan, settings)
 
 
 def evaluate_plan(
-    bank: FeatureBank,
-    methods: Mapping[str, Method],
-    plan: TaskPlan,
-    settings: RunSettings,
-    method_notes: Sequence[str] = (),
+    bank: FeatureBank, methods: Mapping[str, Method], plan: TaskPlan, settings: RunSettings
 ) -> Evaluation:
-    """Evaluate methods, by label, on planned tasks; `method_notes` list changed options."""
+    """Evaluate methods, by label, on planned tasks."""
     check_features(bank)
     with join_ranks() as ranks:
         device = settings.device_for(bank, ranks.local)
         on_device = DeviceBank(bank, device, settings.memory, plan.prototypes)
-        show = settings.progress and ranks.rank == 0
-        for line in method_notes:
-            Progress("", 0, show=show).line(line)
-        work = Work(methods, plan, on_device, ranks, show)
+        work = Work(methods, plan, on_device, ranks, settings.progress and ranks.rank == 0)
         journal = None
         if settings.folder is not None:
             journal = Journal(settings.folder, journal_header(bank, plan), ranks.rank)
         results = work.results(work.all_counts(journal, settings.resume))
         machine = ranks.gather(machine_line(device))[0]
-        notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
-        if method_notes:
-            notes["methods"] = list(method_notes)
+        notes = {"version": version(), "base_mean": bank.base_mean is not None}
         sampler = plan.samplers[0]
         found = Evaluation(
             results, settings.name, sampler.sampling, sampler.alpha, sampler.seed, machine, notes

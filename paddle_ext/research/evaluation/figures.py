@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..style import (
-    INK,
-    PALE,
-    Label,
-    finish,
-    head,
-    label_ends,
-    label_point,
-    make_panels,
-    name_panel,
-)
+from ..style import INK, PALE, Label, finish, head, label_ends, label_point, make_panels, name_panel
 from .drawing import (
     K_EFF,
     K_EFF_BOLD,

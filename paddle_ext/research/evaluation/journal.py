@@ -39,12 +39,7 @@ class Key(NamedTuple):
 class Journal:
     """The journal of one rank, in a folder shared by all ranks.
 
-    Parameters
-    ----------
-    folder : Path
-    header : mapping
-        Everything the counts depend on, in addition to a `Key`.
-    rank : int
+    The header is everything that the counts depend on, in addition to a `Key`.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, object], rank: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from ... import check
 from ...ops import devices
 from ..data.bank import FeatureBank
-from ..tasks.sampler import natural
+from ..tasks.sampler import LAST_SEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class RunSettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        natural("seed", self.seed, 2**64 - 1)
+        check.integer("seed", self.seed, least=0, most=LAST_SEED)
         if not isinstance(self.name, str):
             raise check.ArgumentTypeError("name", f"must be a string, got {check.kind(self.name)}")
         check.device(self.device)

@@ -18,7 +18,6 @@ from ..data.bank import FeatureBank
 from ..ranks import is_first_rank
 from .arguments import chosen_methods
 from .evaluate import evaluate_plan
-from .negative_features import adapted_to_negative_features, labels_given_by_name
 from .plan import plan_tasks
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
 from .settings import RunSettings
@@ -147,8 +146,6 @@ def tune(
         alpha=alpha,
         seed=settings.seed,
     )
-    by_name = labels_given_by_name(methods, chosen)
-    chosen, notes = adapted_to_negative_features(chosen, by_name, bank)
     points = {
         label: grid_points(method, grid_of(label, method, grids))
         for label, method in chosen.items()
@@ -161,7 +158,7 @@ def tune(
         for label, own in points.items()
         for method, options in own
     }
-    found = evaluate_plan(bank, labelled, plan, settings, notes)
+    found = evaluate_plan(bank, labelled, plan, settings)
     results = tuple(
         dataclasses.replace(result, method=label)
         for result, label in zip(found, labels, strict=True)

@@ -6,7 +6,6 @@ task is the same on every machine, in any batch and on any number of threads or 
 
 from __future__ import annotations
 
-import numbers
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from ...ops.pointers import ON_CPU, pointer
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)
 LAST_TASK = 2**63 - 1
+LAST_SEED = 2**64 - 1
 
 
 class TaskBatch(NamedTuple):
@@ -112,7 +112,7 @@ class TaskSampler:
         self.n_query = check.integer("n_query", n_query)
         self.sampling = check.choice("sampling", sampling, SAMPLING_NAMES)
         self.alpha = check.real("alpha", alpha, positive=True)
-        self.seed = natural("seed", seed, 2**64 - 1)
+        self.seed = check.integer("seed", seed, least=0, most=LAST_SEED)
         self.num_classes = (
             classes
             if num_classes is None
@@ -169,9 +169,9 @@ class TaskSampler:
         TaskBatch
             On the CPU. A shared support has no batch dimension.
         """
-        start = natural("start", start, LAST_TASK)
+        start = check.integer("start", start, least=0, most=LAST_TASK)
         B = check.integer("count", count)
-        natural("start + count", start + B, LAST_TASK)
+        check.integer("start + count", start + B, least=0, most=LAST_TASK)
         pools, shots = self._pools, self.shots or 0
         S = self.num_classes * shots
         support_index = torch.empty(B, S, dtype=torch.int64)
@@ -260,15 +260,6 @@ def by_class(labels: Tensor, rows: Tensor) -> Tensor:
 
 
 # --- checks -------------------------------------------------------------------------------------
-
-
-def natural(name: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise check.ArgumentTypeError(name, f"must be an integer, got {check.kind(value)}")
-    number = int(value)
-    if not 0 <= number <= most:
-        raise check.ArgumentValueError(name, f"must be an integer in [0, {most}], got {number}")
-    return number
 
 
 def at_most(name: str, value: object, most: int, what: str) -> int:

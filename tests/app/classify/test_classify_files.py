@@ -9,46 +9,28 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embeddings, picture_folders
-from click.testing import Result
-from typer.testing import CliRunner
-
-from paddle_ext.app.cli.app import app
+from classify_data import (
+    NAMES,
+    embedding_files,
+    embeddings,
+    picture_folders,
+    refused,
+    run,
+    said,
+    table,
+    table_with_gaps,
+)
 
 ESCAPE = "\x1b[31m"
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, ["classify", *map(str, words), "--device", "cpu", "--no-cache"])
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def write_rows(path: Path, separator: str = ",", **columns: list[Any]) -> Path:
-    """A CSV of embeddings in f0 to f15, with missing labels, and other columns."""
-    support, labels, query, _ = embeddings()
-    features = np.concatenate([support, query])
-    columns |= {f"f{i}": features[:, i].tolist() for i in range(features.shape[1])}
-    columns.setdefault("label", [*NAMES[labels], *[""] * len(query)])
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter=separator)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return path
-
-
 @pytest.fixture
 def arrays(tmp_path: Path) -> tuple[Path, Path]:
-    support, labels, query, _ = embeddings()
-    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
-    np.savez(tmp_path / "new.npz", features=query)
-    return tmp_path / "known.npz", tmp_path / "new.npz"
+    return embedding_files(tmp_path)
 
 
 # --- what is in the files -----------------------------------------------------------------------
@@ -60,31 +42,29 @@ def test_a_text_of_any_length(tmp_path: Path, separator: str) -> None:
     texts = [f"text, {row}" for row in range(64)]
     texts[2] = texts[60] = "long, " * 60_000
     before = csv.field_size_limit(131_072)
-    table = write_rows(tmp_path / "table.csv", separator, text=texts)
-    done = run(table, "--text", "text", "--embedding", "f", "--output", tmp_path)
-    assert done.exit_code == 0, done.output
+    source = table_with_gaps(tmp_path / "table.csv", separator, text=texts)
+    said(source, "--text", "text", "--embedding", "f", "--output", tmp_path)
     csv.field_size_limit(max(before, 10**6))
-    assert len(rows_of(tmp_path / "answers.csv")[36]["text"]) == 360_000
+    assert len(table(tmp_path / "answers.csv")[36]["text"]) == 360_000
 
 
 def test_ids_are_in_the_check_of_the_labels(tmp_path: Path) -> None:
     ids = [f"ticket-{row}" for row in range(64)]
-    table = write_rows(tmp_path / "table.csv", key=ids, said=[f"text {row}" for row in range(64)])
-    options = ("--id", "key", "--text", "said", "--embedding", "f", "--output", tmp_path)
-    assert run(table, *options).exit_code == 0
-    rows = rows_of(tmp_path / "labelled.csv")
+    texts = [f"text {row}" for row in range(64)]
+    source = table_with_gaps(tmp_path / "table.csv", key=ids, words=texts)
+    options = ("--id", "key", "--text", "words", "--embedding", "f", "--output", tmp_path)
+    said(source, *options)
+    rows = table(tmp_path / "labelled.csv")
     assert list(rows[0]) == ["key", "text", "label", "doubt", "suggestion"]
     assert {row["key"]: row["text"] for row in rows} == {
         f"ticket-{row}": f"text {row}" for row in range(24)
     }
     # Two files: the ids of the labelled one.
-    with table.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))
+    lines = source.read_text(encoding="utf-8").splitlines()
     for name, part in (("known.csv", lines[:25]), ("new.csv", [lines[0], *lines[25:]])):
-        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(part)
-    assert run(tmp_path / "known.csv", tmp_path / "new.csv", *options).exit_code == 0
-    assert {row["key"] for row in rows_of(tmp_path / "labelled.csv")} == set(ids[:24])
+        (tmp_path / name).write_text("\n".join(part), encoding="utf-8")
+    said(tmp_path / "known.csv", tmp_path / "new.csv", *options)
+    assert {row["key"] for row in table(tmp_path / "labelled.csv")} == set(ids[:24])
 
 
 def test_names_with_spaces_and_labels_with_underscores(tmp_path: Path) -> None:
@@ -96,31 +76,29 @@ def test_names_with_spaces_and_labels_with_underscores(tmp_path: Path) -> None:
     np.savez(tmp_path / "known.npz", features=support, labels=written[labels])
     np.savez(tmp_path / "new.npz", features=query, labels=written[truth])
     words = (tmp_path / "known.npz", tmp_path / "new.npz", "--names", tmp_path / "names.npz")
-    done = run(*words, "--truth", "labels", "--output", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert "accuracy: 100.00 % of 40 samples with a true label\n" in done.output
-    assert {row["label"] for row in rows_of(tmp_path / "answers.csv")} == {"red_fox", "elk"}
+    told = said(*words, "--truth", "labels", "--output", tmp_path)
+    assert "accuracy: 100.00 % of 40 samples with a true label" in told
+    assert {row["label"] for row in table(tmp_path / "answers.csv")} == {"red_fox", "elk"}
 
 
 def test_no_escape_bytes_in_the_output(tmp_path: Path) -> None:
     """A terminal would run them; names stay the same in every file, so corrections fit."""
     ids = [f"{row}{ESCAPE}" for row in range(64)]
-    texts = [f"{ESCAPE} said {row}" for row in range(64)]
+    texts = [f"{ESCAPE} text {row}" for row in range(64)]
     _, labels, query, _ = embeddings()
     given = [f"{NAMES[k]}{ESCAPE}" for k in labels] + [""] * len(query)
-    table = write_rows(tmp_path / "table.csv", key=ids, said=texts, label=given)
-    options = ("--id", "key", "--text", "said", "--embedding", "f", "--output", tmp_path)
-    assert run(table, *options).exit_code == 0
+    source = table_with_gaps(tmp_path / "table.csv", key=ids, words=texts, label=given)
+    options = ("--id", "key", "--text", "words", "--embedding", "f", "--output", tmp_path)
+    said(source, *options)
     for name in ("answers.csv", "answers.html", "labelled.csv", "classes.csv"):
         content = (tmp_path / name).read_bytes()
         assert b"\x1b" not in content, name
         assert b"\\x1b[31m" in content, name
-    rows = rows_of(tmp_path / "answers.csv")
+    rows = table(tmp_path / "answers.csv")
     assert rows[0]["key"] == "24\\x1b[31m"
     corrected = tmp_path / "corrected.csv"
     corrected.write_text(f"key,label\n{rows[0]['key']},{rows[0]['label']}\n")
-    done = run(table, *options, "--corrected", corrected)
-    assert done.exit_code == 0, done.output
+    said(source, *options, "--corrected", corrected)
 
 
 def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
@@ -129,21 +107,18 @@ def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
     (labelled / "chess" / "0.png").rename(labelled / "chess" / f"{ESCAPE}.png")
     (new / "deep" / "chess" / "0.jpg").rename(new / "deep" / "chess" / f"0{ESCAPE}.jpg")
     (new / f"{ESCAPE}.txt").write_text("no image")
-    done = run(labelled, new, "--output", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert "\x1b" not in done.output
+    assert "\x1b" not in said(labelled, new, "--output", tmp_path)
     for name in ("answers.csv", "answers.html", "labelled.csv"):
         assert b"\x1b" not in (tmp_path / name).read_bytes(), name
-    assert "deep/chess/0\\x1b[31m.jpg" in {row["file"] for row in rows_of(tmp_path / "answers.csv")}
+    assert "deep/chess/0\\x1b[31m.jpg" in {row["file"] for row in table(tmp_path / "answers.csv")}
 
 
 # --- what cannot be read or written -------------------------------------------------------------
 
 
 def test_a_model_that_does_not_exist(arrays: tuple[Path, Path], tmp_path: Path) -> None:
-    done = run(arrays[1], "--model", tmp_path / "none.npz", "--output", tmp_path)
-    assert done.exit_code == 1
-    assert "none.npz, which does not exist" in done.output
+    told = refused(arrays[1], "--model", tmp_path / "none.npz", "--output", tmp_path)
+    assert "none.npz, which does not exist" in told
 
 
 @pytest.mark.parametrize("option", ["folder", "file", "save"])
@@ -151,20 +126,18 @@ def test_a_full_disk_is_reported_with_the_file(
     arrays: tuple[Path, Path], tmp_path: Path, option: str
 ) -> None:
     """With a limit on the size of files, which fails like a full disk."""
-    words, name = {
-        "folder": (["--output", tmp_path], "answers.csv"),
-        "file": (["--output", tmp_path / "all.csv"], "all.csv"),
-        "save": (["--output", tmp_path, "--save", tmp_path / "kept.npz"], "kept.npz"),
+    words, name, largest = {
+        "folder": (["--output", tmp_path], "answers.csv", 500),
+        "file": (["--output", tmp_path / "all.csv"], "all.csv", 500),
+        "save": (["--output", tmp_path, "--save", tmp_path / "kept.npz"], "kept.npz", 2500),
     }[option]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = {"folder": 500, "file": 500, "save": 2500}[option]
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
     try:
-        done = run(*arrays, *words)
+        told = refused(*arrays, *words)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert done.exit_code == 1
-    assert f"error: {tmp_path / name}: {os.strerror(errno.EFBIG)}" in done.output
+    assert f"error: {tmp_path / name}: {os.strerror(errno.EFBIG)}" in told
     assert not list(tmp_path.glob(".partial-*"))
 
 
@@ -172,14 +145,10 @@ def test_a_full_disk_and_excel(
     arrays: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The archive is complete before it is written, as one that fails complains twice."""
-
-    def full(path: Path, _: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    done = run(*arrays, "--output", tmp_path / "all.xlsx")
-    assert done.exit_code == 1
-    assert f"error: {tmp_path / 'all.xlsx'}: {os.strerror(errno.ENOSPC)}" in done.output
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=full))
+    told = refused(*arrays, "--output", tmp_path / "all.xlsx")
+    assert f"error: {tmp_path / 'all.xlsx'}: {os.strerror(errno.ENOSPC)}" in told
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
@@ -195,9 +164,8 @@ def test_a_folder_that_is_not_writable_is_reported_with_the_file(
         make(path, *rest, **more)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    done = run(*arrays, "--output", tmp_path)
-    assert done.exit_code == 1
-    assert f"error: {tmp_path / 'answers.csv'}: {os.strerror(number)}\n" in done.output
+    told = refused(*arrays, "--output", tmp_path)
+    assert told.endswith(f"error: {tmp_path / 'answers.csv'}: {os.strerror(number)}")
 
 
 # --- interruptions ------------------------------------------------------------------------------
@@ -215,7 +183,7 @@ def test_the_next_run_removes_what_a_killed_one_left(
     descriptor = os.open(folder / ".partial-theirown", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        assert run(*arrays, "--output", folder).exit_code == 0
+        said(*arrays, "--output", folder)
     finally:
         os.close(descriptor)
     assert sorted(path.name for path in folder.glob(".partial-*")) == [
@@ -228,19 +196,15 @@ def test_the_next_run_removes_what_a_killed_one_left(
 def test_an_interruption_says_that_features_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("paddle_ext.app.classify.run.answer", stop)
-    labelled, new = picture_folders(tmp_path)
-    words = ["classify", str(labelled), str(new), "--device", "cpu", "--output", str(tmp_path)]
-    cache = tmp_path / "cache"
-    done = CliRunner().invoke(app, [*words, "--cache", str(cache)])
-    assert done.exit_code == 130
-    assert "interrupted: run the same command to continue" in done.output
-    done = CliRunner().invoke(app, [*words, "--no-cache"])
-    assert done.exit_code == 130
-    assert "nothing was saved, the same command starts over" in done.output
+    monkeypatch.setattr("paddle_ext.app.classify.run.answer", Mock(side_effect=KeyboardInterrupt))
+    words = (*picture_folders(tmp_path), "--output", tmp_path)
+    for cache, message in (
+        (("--cache", tmp_path / "cache"), "interrupted: run the same command to continue"),
+        ((), "nothing was saved, the same command starts over"),
+    ):
+        done = run(*words, *cache)
+        assert done.exit_code == 130
+        assert message in done.output
 
 
 @pytest.mark.parametrize("library", ["typer", "torch"])

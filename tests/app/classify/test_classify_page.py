@@ -8,46 +8,41 @@ import re
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from classify_data import NAMES, embeddings
-from pages import CLASSES, dumped, made, shown_by, told, with_probe
-from typer.testing import CliRunner
+from classify_data import embedding_files, refused, said
+from pages import CLASSES, FRAME, dumped, made, probed, shown_by, told, with_probe
 
 from paddle_ext.app.classify import page as module
 from paddle_ext.app.classify.corrections import read_corrections
 from paddle_ext.app.classify.page import MOST_OF_A_CLASS, MOST_TO_CHECK
-from paddle_ext.app.cli.app import app
 
-# Written into the page before its end: what only a browser knows, as JSON in an attribute.
-PROBE = """<script>
-window.addEventListener("load", () => {
-  const shown = {
-    width: document.documentElement.scrollWidth,
-    inner: window.innerWidth,
-    sections: document.querySelectorAll("section.class").length,
-    samples: document.querySelectorAll(".sample").length,
-    loaded: performance.getEntriesByType("resource")
-      .filter((e) => !e.name.startsWith("data:")).length,
-    titles: [...document.querySelectorAll("section.class > h2")]
-      .map((h) => h.firstChild.textContent),
-    counts: [...document.querySelectorAll(".bars .count")].map((c) => c.textContent),
-    targets: [...document.querySelectorAll(".bars a")].every((a) => document.querySelector(a.hash)),
-    scripts: document.scripts.length,
-  };
-  document.getElementById("search").value = "number 3";
-  show();
-  shown.found = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
-  document.getElementById("search").value = "no such thing";
-  show();
-  shown.nothing = !document.getElementById("nothing").hidden;
-  document.getElementById("search").value = "";
-  document.getElementById("doubtful").checked = true;
-  show();
-  shown.doubtful = [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
-  document.body.dataset.shown = JSON.stringify(shown);
+# What only a browser knows.
+LOOK = """
+Object.assign(report, {
+  width: document.documentElement.scrollWidth,
+  inner: window.innerWidth,
+  sections: document.querySelectorAll("section.class").length,
+  samples: document.querySelectorAll(".sample").length,
+  loaded: performance.getEntriesByType("resource")
+    .filter((e) => !e.name.startsWith("data:")).length,
+  titles: [...document.querySelectorAll("section.class > h2")]
+    .map((h) => h.firstChild.textContent),
+  counts: [...document.querySelectorAll(".bars .count")].map((c) => c.textContent),
+  targets: [...document.querySelectorAll(".bars a")].every((a) => document.querySelector(a.hash)),
+  scripts: document.scripts.length,
 });
-</script></body>"""
+const visible = () => [...document.querySelectorAll(".sample")].filter((s) => !s.hidden).length;
+at("search").value = "number 3";
+show();
+report.found = visible();
+at("search").value = "no such thing";
+show();
+report.nothing = !at("nothing").hidden;
+at("search").value = "";
+at("doubtful").checked = true;
+show();
+report.doubtful = visible();
+"""
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 
 
@@ -57,17 +52,17 @@ def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "thumbnails", lambda paths, _: [PIXEL] * len(paths))
 
 
+def written(folder: Path, text: str) -> Path:
+    path = folder / "answers.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
-    path = tmp_path / "answers.html"
-    path.write_text(with_probe(made(kind), PROBE), encoding="utf-8")
-    shown = shown_by(browser, path, 1200)
-    assert shown["titles"] == [
-        "Most likely wrong first",
-        *CLASSES[:3],
-        "Classes without a sample",
-    ]
+    shown = probed(browser, written(tmp_path, made(kind)), LOOK, 1200)
+    assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3], "Classes without a sample"]
     assert shown["counts"] == ["30", "30", "30"]
     assert (shown["sections"], shown["samples"]) == (5, 94)  # and a labelled one of each class
     assert shown["targets"] is True
@@ -85,51 +80,45 @@ def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     inside = with_probe(made(kind), REPORT)
     (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
     frame = tmp_path / "frame.html"
-    frame.write_text(FRAME, encoding="utf-8")
+    frame.write_text(FRAME.format(390), encoding="utf-8")
     assert shown_by(browser, frame, 800) == {"width": 390, "inner": 390}
 
 
-CORRECT = """<script>
-window.addEventListener("load", async () => {
-  const shown = {};
-  const first = document.querySelector(".sample");
-  const label = document.getElementById("look-class");
-  first.click();
-  shown.open = document.getElementById("look").open;
-  shown.large = document.getElementById("look-image").getBoundingClientRect().width
-    > 2 * (first.querySelector("img")?.getBoundingClientRect().width ?? 0);
-  shown.offered = document.querySelectorAll("#classes option").length;
-  shown.before = label.value;
-  shown.disabled = document.getElementById("export").disabled;
-  label.value = '=new, "one"';
-  document.getElementById("look-save").click();
-  shown.asked = document.getElementById("ask-text").textContent;
-  document.getElementById("ask-new").click();
-  shown.marked = first.classList.contains("corrected");
-  shown.mine = first.querySelector(".mine").textContent;
-  shown.next = document.getElementById("look-said").textContent;
-  document.getElementById("look-save").click();  // the second one is right
-  document.getElementById("look-undo").click();  // of the third nothing was said
-  document.getElementById("look-close").click();
-  shown.button = document.getElementById("export").textContent;
-  shown.file = corrections();
-  let saved = null;
-  URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
-  HTMLAnchorElement.prototype.click = function () { shown.download = this.download; };
-  document.getElementById("export").click();
-  shown.same = (await saved.text()) === shown.file;
-  shown.how = !document.getElementById("how").hidden;
-  document.body.dataset.shown = JSON.stringify(shown);
-});
-</script></body>"""
+CORRECT = """
+const first = document.querySelector(".sample");
+const label = at("look-class");
+first.click();
+report.open = at("look").open;
+report.large = at("look-image").getBoundingClientRect().width
+  > 2 * (first.querySelector("img")?.getBoundingClientRect().width ?? 0);
+report.offered = document.querySelectorAll("#classes option").length;
+report.before = label.value;
+report.disabled = at("export").disabled;
+label.value = '=new, "one"';
+at("look-save").click();
+report.asked = at("ask-text").textContent;
+at("ask-new").click();
+report.marked = first.classList.contains("corrected");
+report.mine = first.querySelector(".mine").textContent;
+report.next = at("look-said").textContent;
+at("look-save").click();  // the second one is right
+at("look-undo").click();  // of the third nothing was said
+at("look-close").click();
+report.button = at("export").textContent;
+report.file = corrections();
+let saved = null;
+URL.createObjectURL = (blob) => { saved = blob; return "data:,"; };
+HTMLAnchorElement.prototype.click = function () { report.download = this.download; };
+at("export").click();
+report.same = (await saved.text()) === report.file;
+report.how = !at("how").hidden;
+"""
 
 
 @pytest.mark.parametrize("kind", ["pictures", "rows"])
 def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: str) -> None:
     """A sample is enlarged; its new label is exported to a file for `--corrected`."""
-    path = tmp_path / "answers.html"
-    path.write_text(with_probe(made(kind), CORRECT), encoding="utf-8")
-    shown = shown_by(browser, path, 1200)
+    shown = probed(browser, written(tmp_path, made(kind)), CORRECT, 1200)
     assert shown["open"] is True
     assert shown["large"] is (kind == "pictures")
     assert shown["offered"] == len(CLASSES) + 1  # and unknown
@@ -151,17 +140,14 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: s
 
 def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser: str) -> None:
     """The tracks of all classes are equally wide, whatever their counts and names."""
-    probe = """<script>window.addEventListener("load", () => {
-      const tracks = [...document.querySelectorAll(".bars .track")];
-      document.body.dataset.shown = JSON.stringify({
-        widths: tracks.map((t) => Math.round(t.getBoundingClientRect().width)),
-        inner: window.innerWidth,
-      });
-    });</script></body>"""
-    path = tmp_path / "answers.html"
-    path.write_text(with_probe(made("rows", 3001), probe), encoding="utf-8")
+    script = """
+    const tracks = [...document.querySelectorAll(".bars .track")];
+    report.widths = tracks.map((t) => Math.round(t.getBoundingClientRect().width));
+    report.inner = window.innerWidth;
+    """
+    path = written(tmp_path, made("rows", 3001))
     for width, share in ((1200, 0.1), (500, 0.8)):
-        shown = shown_by(browser, path, width)
+        shown = probed(browser, path, script, width)
         assert len(set(shown["widths"])) == 1
         assert shown["widths"][0] > share * shown["inner"]
 
@@ -170,9 +156,6 @@ REPORT = """<style>section.class { content-visibility: visible !important; }</st
 window.addEventListener("load", () => parent.postMessage(
   {width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*"));
 </script></body>"""
-FRAME = """<!doctype html><body><script>
-addEventListener("message", (e) => { document.body.dataset.shown = JSON.stringify(e.data); });
-</script><iframe src="inside.html" style="width:390px;height:800px;border:0"></iframe></body>"""
 
 
 def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
@@ -239,9 +222,8 @@ def test_doubtful_samples_are_in_one_list() -> None:
 
 def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
-    out = str(tmp_path)
-    done = CliRunner().invoke(app, ["classify", str(tmp_path / "table.csv"), "--output", out])
-    assert "1 sample, 1 of 2 classes found, 1 of them unsure" in done.output
+    shown = said(tmp_path / "table.csv", "--output", tmp_path)
+    assert "1 sample, 1 of 2 classes found, 1 of them unsure" in shown
     text = (tmp_path / "answers.html").read_text(encoding="utf-8")
     assert "<b>1</b><span>of 2 classes found, 1 of them unsure</span>" in text
     assert '<li class="unsure"' in text
@@ -252,18 +234,15 @@ def test_formulas_and_escapes_stay_text(tmp_path: Path) -> None:
     red = "\x1b[31mred"
     rows = [f"1,2,=HYPERLINK(1),a{red}", "2,1,@y,b", "1.1,2,,=3+4", "2,1.1,,-7"]
     (tmp_path / "table.csv").write_text("\n".join(["a,b,label,+who", *rows, ""]))
-    arguments = ["classify", str(tmp_path / "table.csv"), "--id", "+who", "--embedding", "a,b"]
-    done = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    options = ("--id", "+who", "--embedding", "a,b", "--output", tmp_path)
+    done = said(tmp_path / "table.csv", *options)
     with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
         header, first, second = csv.reader(file)
     assert (header[0], first[0], second[0]) == ("'+who", "'=3+4", "-7")
     assert {first[1], second[1]} <= {"'=HYPERLINK(1)", "'@y"}
-    missing = ["classify", str(tmp_path / f"no{red}.csv")]
-    failed = CliRunner().invoke(app, missing)
-    assert "\\x1b[31mred" in failed.output
-    for output in (done.output, failed.output):
-        assert "\x1b[31m" not in output
+    failed = refused(tmp_path / f"no{red}.csv")
+    assert "\\x1b[31mred" in failed
+    assert "\x1b[31m" not in done + failed
 
 
 def test_markup_is_escaped_and_complete() -> None:
@@ -275,23 +254,15 @@ def test_markup_is_escaped_and_complete() -> None:
     assert not re.search(r'(src|href)="(?!data:|#)', text)
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    support, labels, query, truth = embeddings()
-    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
-    np.savez(tmp_path / "new.npz", features=query, labels=NAMES[truth])
-    monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-    done = runner.invoke(
-        app, ["classify", "known.npz", "new.npz", "--truth", "labels", "--output", "out"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "40 samples, 2 of 6 classes found" in done.output
-    assert "accuracy: 100.00 % of 40 samples with a true label" in done.output
+def test_command(tmp_path: Path) -> None:
+    known, new = embedding_files(tmp_path)
+    shown = said(known, new, "--truth", "labels", "--output", tmp_path / "out")
+    assert "40 samples, 2 of 6 classes found" in shown
+    assert "accuracy: 100.00 % of 40 samples with a true label" in shown
     assert (tmp_path / "out" / "answers.html").is_file()
-    failed = runner.invoke(app, ["classify", "known.npz", "nowhere.npz"])
-    assert failed.exit_code == 1
-    assert "nowhere.npz must be a file or a folder, but does not exist" in failed.output
-    assert "Traceback" not in failed.output
+    failed = refused(known, tmp_path / "nowhere.npz")
+    assert "nowhere.npz must be a file or a folder, but does not exist" in failed
+    assert "Traceback" not in failed
 
 
 @pytest.mark.parametrize(
@@ -310,7 +281,4 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_command_names_its_options(tmp_path: Path, options: list[str], message: str) -> None:
     (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
-    arguments = ["classify", str(tmp_path / "table.csv"), "--output", str(tmp_path), *options]
-    failed = CliRunner().invoke(app, arguments)
-    assert failed.exit_code == 1
-    assert message in failed.output
+    assert message in refused(tmp_path / "table.csv", "--output", tmp_path, *options)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import pattern, picture_folders, table
+from classify_data import pattern, picture_folders, settings, table
 from PIL import Image
 
-from paddle_ext.app.classify import Columns, Report, Settings, classify
+from paddle_ext.app.classify import Columns, Report, classify
 from paddle_ext.app.classify import pictures as pictures_module
 from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of, open_network
 from paddle_ext.app.classify.pictures import load_picture
@@ -51,9 +51,8 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def run(labelled: Path, new: Path, output: Path, **settings: object) -> Report:
-    chosen = {"cache": None, "device": "cpu"} | settings
-    return classify(labelled, new, output, Settings(**chosen))
+def run(labelled: Path, new: Path, output: Path, **options: object) -> Report:
+    return classify(labelled, new, output, settings(**options))
 
 
 def answers_of(folder: Path) -> dict[str, str]:

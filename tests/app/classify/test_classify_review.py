@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import os
 import shutil
@@ -15,36 +14,25 @@ from classify_data import (
     STRANGE,
     embedding_files,
     embeddings,
+    feature_columns,
     picture_folders,
+    refused,
+    said,
     settings,
     strange_files,
     table,
+    write_table,
 )
-from typer.testing import CliRunner
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
 from paddle_ext.app.classify.table_files import open_table
-from paddle_ext.app.cli.app import app
 from paddle_ext.research.files import remove_abandoned
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     return embedding_files(tmp_path)
-
-
-def run(*arguments: object) -> str:
-    """The output of the command, on one line."""
-    done = CliRunner().invoke(app, ["classify", *map(str, arguments), "--device", "cpu"])
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
-
-
-def failed(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["classify", *map(str, arguments), "--device", "cpu"])
-    assert done.exit_code == 1, done.output
-    return " ".join(done.output.split())
 
 
 # --- corrections accumulate -----------------------------------------------------------------------
@@ -55,11 +43,11 @@ def test_corrections_stay(files: tuple[Path, Path], tmp_path: Path) -> None:
     first, second, out = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "out"
     first.write_text("name,label\n3,ginkgo\n4,ginkgo\n7,birch\n")
     second.write_text("name,label\n4,fir\n9,unknown\n")
-    told = run(*files, "--output", out, "--corrected", first, "--corrected", second)
+    told = said(*files, "--output", out, "--corrected", first, "--corrected", second)
     assert "corrected labels: 4 (1 as unknown): 3 from" in told
     assert "1 of them in place of earlier ones" in told
     assert "new class 'ginkgo', 1 corrected sample" in told
-    again = run(*files, "--output", out)
+    again = said(*files, "--output", out)
     assert "corrected labels: 4 (1 as unknown): 4 from" in again
     rows = {row["row"]: row for row in table(out / "answers.csv")}
     assert list(rows) == [str(row) for row in range(40)]
@@ -68,7 +56,7 @@ def test_corrections_stay(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert {row["source"] for row in rows.values()} == {"corrected", "predicted"}
     third = tmp_path / "c.csv"
     third.write_text("name,label,data\n3,,new.npz\n5,elm,new.npz\n")  # withdrawn, and a new one
-    run(*files, "--output", out, "--corrected", third)
+    said(*files, "--output", out, "--corrected", third)
     kept = read_corrections(out / "corrected.csv")
     assert {key.name: label for key, label in kept.items()} == {
         "4": "fir",
@@ -84,8 +72,7 @@ def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path
         row["row"]: row["label"] for row in table(classify(*files, tmp_path, settings()).table)
     }
     path = tmp_path / "a.csv"
-    lines = [f"{row},ginkgo" for row in range(6)]
-    path.write_text("\n".join(["name,label", *lines]))
+    write_table(path, {"name": range(6), "label": ["ginkgo"] * 6})
     report = classify(*files, tmp_path / "out", settings(corrected=path))
     rows = table(report.table)[:6]
     assert [row["label"] for row in rows] == ["ginkgo"] * 6
@@ -97,8 +84,7 @@ def test_corrected_samples_are_predicted_one_by_one(tmp_path: Path) -> None:
     """They were corrected because they are odd, so they say nothing about one another."""
     files, found = strange_files(tmp_path), []
     for rows in (STRANGE[:1], [3, *STRANGE]):
-        lines = [f"{row},unknown" for row in rows]
-        (tmp_path / "a.csv").write_text("\n".join(["name,label", *lines]))
+        write_table(tmp_path / "a.csv", {"name": rows, "label": ["unknown"] * len(rows)})
         found.append(
             classify(*files, tmp_path / f"{len(rows)}", settings(corrected=tmp_path / "a.csv"))
         )
@@ -117,13 +103,13 @@ def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert [rows[3]["label"], rows[4]["label"]] == ["unknown", "unknown"]
     shares = table(tmp_path / "out" / "classes.csv")
     assert sum(int(row["samples"]) for row in shares) == 38
-    told = run(*files, "--output", tmp_path / "out")
+    told = said(*files, "--output", tmp_path / "out")
     assert "40 samples, 2 of 6 classes found, 2 labelled unknown" in told
 
 
 def test_every_sample_may_be_corrected(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text("name,label\n" + "".join(f"{row},elm\n" for row in range(40)))
+    write_table(path, {"name": range(40), "label": ["elm"] * 40})
     report = classify(*files, tmp_path / "out", settings(corrected=path))
     assert {row["label"] for row in table(report.table)} == {"elm"}
     assert report.answers.prevalence is not None
@@ -134,7 +120,7 @@ def test_labelled_samples_are_corrected(files: tuple[Path, Path], tmp_path: Path
     """A correction names a labelled sample by its data: it changes its label, or drops it."""
     path = tmp_path / "a.csv"
     path.write_text("name,label,data\n0,fir,known.npz\n1,unknown,known.npz\n0,elm,new.npz\n")
-    told = run(*files, "--output", tmp_path, "--corrected", path, "--final", tmp_path / "all.csv")
+    told = said(*files, "--output", tmp_path, "--corrected", path, "--final", tmp_path / "all.csv")
     assert "corrected labels: 3 (2 of labelled samples, 1 as unknown)" in told
     rows = table(tmp_path / "all.csv")
     assert len(rows) == 24 + 40
@@ -155,21 +141,17 @@ def test_labelled_samples_are_corrected(files: tuple[Path, Path], tmp_path: Path
 def test_all_rows_of_one_table(tmp_path: Path) -> None:
     """The final table has the rows of the table, in its order, and says where a label is from."""
     support, labels, query, _ = embeddings(features=3)
-    lines = [
-        ",".join(map(str, row)) + f",{NAMES[k]}" for row, k in zip(support, labels, strict=True)
-    ]
-    lines += [",".join(map(str, row)) + "," for row in query]
-    mixed = [lines[row] for row in np.random.default_rng(0).permutation(len(lines))]
-    names = [f"r{row:02}" for row in range(len(mixed))]
-    source = tmp_path / "table.csv"
-    rows = [f"{line},{name}" for line, name in zip(mixed, names, strict=True)]
-    source.write_text("\n".join(["u,v,w,label,who", *rows, ""]))
-    given = {name for name, line in zip(names, mixed, strict=True) if not line.endswith(",")}
+    order = np.random.default_rng(0).permutation(64)
+    names = [f"r{row:02}" for row in range(64)]
+    columns = feature_columns(np.concatenate([support, query])[order])
+    columns |= {"label": np.array([*NAMES[labels], *[""] * 40])[order], "who": names}
+    source = write_table(tmp_path / "table.csv", columns)
+    given = {name for name, row in zip(names, order, strict=True) if row < 24}
     one, other = min(given), min(set(names) - given)
     (tmp_path / "a.csv").write_text(f"who,label\n{one},yew\n{other},fir\n")
     out, final = tmp_path / "out", tmp_path / "final" / "all.csv"
     options = ("--id", "who", "--corrected", tmp_path / "a.csv", "--final", final, "--output", out)
-    run(source, *options)
+    said(source, *options)
     found = table(final)
     assert [row["who"] for row in found] == names
     labels_of = {row["who"]: (row["label"], row["source"]) for row in found}
@@ -179,10 +161,10 @@ def test_all_rows_of_one_table(tmp_path: Path) -> None:
         if row["who"] not in (one, other):
             assert row["source"] == ("given" if row["who"] in given else "predicted")
     numbered = tmp_path / "numbers.csv"
-    run(source, "--embedding", "u,v,w", "--final", numbered, "--output", tmp_path / "other")
+    said(source, "--embedding", "f", "--final", numbered, "--output", tmp_path / "other")
     assert [row["row"] for row in table(numbered)] == [str(row) for row in range(len(names))]
-    assert "--final must not be an input file" in failed(source, "--final", source)
-    assert "--final must be a file ending in " in failed(source, "--final", tmp_path / "all.txt")
+    assert "--final must not be an input file" in refused(source, "--final", source)
+    assert "--final must be a file ending in " in refused(source, "--final", tmp_path / "all.txt")
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".parquet"])
@@ -190,7 +172,7 @@ def test_the_final_table_in_other_formats(
     files: tuple[Path, Path], tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"all{suffix}"
-    run(*files, "--output", tmp_path, "--final", path)
+    said(*files, "--output", tmp_path, "--final", path)
     parts = list(open_table(path, None, None).parts(["data", "label", "probability"], 2048))
     labels = [cell for part in parts for cell in part.cells("label")]
     assert len(labels) == 24 + 40
@@ -205,34 +187,34 @@ def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path)
     """Corrections of other data are kept, and not used; a foreign file is left alone."""
     out = tmp_path / "out"
     (tmp_path / "a.csv").write_text("name,label\n3,ginkgo\n")
-    run(*files, "--output", out, "--corrected", tmp_path / "a.csv")
+    said(*files, "--output", out, "--corrected", tmp_path / "a.csv")
     other = files[1].rename(tmp_path / "july.npz")
-    told = run(files[0], other, "--output", out)
+    told = said(files[0], other, "--output", out)
     assert "corrected labels: 0: 0 from" in told
     assert "(1 more of samples that are not in these data)" in told
     assert {row["source"] for row in table(out / "answers.csv")} == {"predicted"}
     (tmp_path / "b.csv").write_text("name,label\n5,elm\n")
-    run(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")
+    said(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")
     kept = read_corrections(out / "corrected.csv")
     assert kept == {Key("3", "new.npz"): "ginkgo", Key("5", "july.npz"): "elm"}
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "corrected.csv").write_text("a,b,label\n1,2,x\n")
-    assert "corrected.csv was not read" in run(files[0], other, "--output", mine)
-    refused = failed(files[0], other, "--output", mine, "--corrected", tmp_path / "b.csv")
-    assert "--output must be a folder whose corrected.csv has the columns" in refused
+    assert "corrected.csv was not read" in said(files[0], other, "--output", mine)
+    told = refused(files[0], other, "--output", mine, "--corrected", tmp_path / "b.csv")
+    assert "--output must be a folder whose corrected.csv has the columns" in told
     assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
 
 
 def test_the_report_suggests_what_was_meant(files: tuple[Path, Path], tmp_path: Path) -> None:
     """A new class may be a misspelt one, and a sample that does not exist another."""
     (tmp_path / "a.csv").write_text("name,label\n3,birhc\n4,ginkgo\n")
-    output = run(*files, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
+    output = said(*files, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
     assert "new class 'birhc', 1 corrected sample (did you mean 'birch'?)" in output
     (tmp_path / "b.csv").write_text("name,label\n033,elm\n")
-    refused = failed(*files, "--output", tmp_path / "b", "--corrected", tmp_path / "b.csv")
-    assert "got '033' in" in refused
-    assert "which is none (did you mean '33'?)" in refused
+    told = refused(*files, "--output", tmp_path / "b", "--corrected", tmp_path / "b.csv")
+    assert "got '033' in" in told
+    assert "which is none (did you mean '33'?)" in told
 
 
 # --- files of corrections -------------------------------------------------------------------------
@@ -256,10 +238,7 @@ def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encod
 def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
     report = classify(*files, tmp_path / "a", settings())
     rows = table(report.table)[:5]
-    with (tmp_path / "edited.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(tmp_path / "edited.csv", {name: [row[name] for row in rows] for name in rows[0]})
     again = classify(*files, tmp_path / "b", settings(corrected=[tmp_path / "edited.csv"]))
     assert list(again.answers.corrected) == [0, 1, 2, 3, 4]
 
@@ -314,7 +293,7 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     )
     target, cache = tmp_path / "sorted", tmp_path / "cache"
     common = ("--output", tmp_path / "out", "--sort-into", target, "--cache", cache)
-    told = run(labelled, new, *common, "--corrected", tmp_path / "a.csv")
+    told = said(labelled, new, *common, "--corrected", tmp_path / "a.csv")
     assert "sorted" in told
     copies = sorted(path.relative_to(target).as_posix() for path in target.rglob("*.jpg"))
     assert len(copies) == 6
@@ -327,12 +306,12 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
         stem = Path(name).stem
         same = [path for path in (target / folder).iterdir() if path.stem.startswith(stem)]
         assert (new / name).read_bytes() in [path.read_bytes() for path in same]
-    assert "must be a new or empty folder" in failed(labelled, new, *common)
+    assert "must be a new or empty folder" in refused(labelled, new, *common)
     assert not list(target.glob(".partial-*"))
-    inside = failed(labelled, new, "--sort-into", new / "sorted")
+    inside = refused(labelled, new, "--sort-into", new / "sorted")
     assert "--sort-into must be outside" in inside
     np.savez(tmp_path / "rows.npz", features=np.eye(3), labels=list("abc"))
-    rows_only = failed(tmp_path / "rows.npz", tmp_path / "rows.npz", "--sort-into", target)
+    rows_only = refused(tmp_path / "rows.npz", tmp_path / "rows.npz", "--sort-into", target)
     assert "--sort-into must be omitted unless folders of images are given" in rows_only
 
 
@@ -352,9 +331,9 @@ def test_a_disk_that_is_full_while_photos_are_sorted(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, copied_to)
 
     monkeypatch.setattr(shutil, "copy2", full)
-    assert f"error: {target}: {os.strerror(errno.ENOSPC)}" in failed(*arguments)
+    assert f"error: {target}: {os.strerror(errno.ENOSPC)}" in refused(*arguments)
     assert list(target.iterdir()) == []
     (target / ".partial-abandone" / "sorted").mkdir(parents=True)  # of a killed run
     remove_abandoned.cache_clear()
-    run(*arguments)
+    said(*arguments)
     assert len(list(target.rglob("*.*"))) == 6

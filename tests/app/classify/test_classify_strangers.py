@@ -8,25 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, STRANGE, embeddings, settings, strange_files, table
-from typer.testing import CliRunner
+from classify_data import NAMES, STRANGE, embeddings, said, settings, strange_files, table
 
 from paddle_ext.app.classify import Answers, classify
 from paddle_ext.app.classify.alike import merged
 from paddle_ext.app.classify.labelled_check import ExpectedAccuracy
 from paddle_ext.app.classify.review import to_check
-from paddle_ext.app.cli.app import app
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     return strange_files(tmp_path)
-
-
-def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["classify", *map(str, arguments), "--device", "cpu"])
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
 
 
 # --- one list -------------------------------------------------------------------------------------
@@ -35,7 +27,7 @@ def run(*arguments: object) -> str:
 def test_one_list_to_check(files: tuple[Path, Path], tmp_path: Path) -> None:
     """Strangers and doubtful samples are in one list with the reason; classes say so."""
     out = tmp_path / "out"
-    told = run(*files, "--output", out)
+    told = said(*files, "--output", out)
     rows = table(out / "answers.csv")
     assert [row for row in STRANGE if rows[row]["check"] == "unknown"] == STRANGE
     count = sum(bool(row["check"]) for row in rows)
@@ -119,7 +111,7 @@ def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:
     rows = np.flatnonzero((labels != 4) | (np.arange(len(labels)) == 16))
     np.savez(tmp_path / "known.npz", features=support[rows], labels=NAMES[labels[rows]])
     np.savez(tmp_path / "new.npz", features=query)
-    told = run(tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path)
+    told = said(tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path)
     found = table(tmp_path / "answers.csv")
     elms = [row for row in found if row["label"] == "elm"]
     assert len(elms) == int((truth == 4).sum())
@@ -138,7 +130,7 @@ def test_expected_accuracy_of_two_labels_is_not_trusted(tmp_path: Path) -> None:
     for shots, few in ((2, True), (3, False)):
         rows = [row for row in range(len(labels)) if row % 3 < shots]
         np.savez(tmp_path / "few.npz", features=support[rows], labels=NAMES[labels[rows]])
-        output = run(tmp_path / "few.npz", tmp_path / "new.npz", "--output", tmp_path / "out")
+        output = said(tmp_path / "few.npz", tmp_path / "new.npz", "--output", tmp_path / "out")
         page = (tmp_path / "out" / "answers.html").read_text()
         for text in (output, page):
             assert ("or less: two labels of a class say little" in text) == few
@@ -152,7 +144,7 @@ def test_expected_accuracy_of_two_labels_is_not_trusted(tmp_path: Path) -> None:
 
 def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:
     """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
-    told = run(*files, "--output", tmp_path / "out")
+    told = said(*files, "--output", tmp_path / "out")
     pattern = r"expected accuracy: \d+ % \(\d+ to \d+\) of samples of known classes, from \d+ "
     assert re.search(pattern, told)
     classes = {row["class"]: row for row in table(tmp_path / "out" / "classes.csv")}
@@ -165,4 +157,4 @@ def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:
     one = tmp_path / "one.npz"
     support, labels, _, _ = embeddings()
     np.savez(one, features=support[::4], labels=NAMES[labels[::4]])
-    assert "expected accuracy" not in run(one, files[1], "--output", tmp_path / "b")
+    assert "expected accuracy" not in said(one, files[1], "--output", tmp_path / "b")

@@ -1,20 +1,26 @@
 """The check of the input: one table before the work, and nothing else with ``--check``."""
 
-import csv
-import doctest
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embeddings, picture_folders
-from click.testing import Result
-from typer.testing import CliRunner
+from classify_data import (
+    NAMES,
+    embedding_files,
+    embeddings,
+    picture_folders,
+    refused,
+    run,
+    said,
+    table_with_gaps,
+    write_table,
+)
 
 from paddle_ext.app.classify import input_check
 from paddle_ext.app.cli import show
-from paddle_ext.app.cli.app import app
 
 SENTENCES = [f"please tell me about {word}" for word in ("cards", "cash", "rates", "fees", "loans")]
 
@@ -23,10 +29,6 @@ SENTENCES = [f"please tell me about {word}" for word in ("cards", "cash", "rates
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row of the table on one line."""
     monkeypatch.setattr(show, "PLAIN_WIDTH", 500)
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, ["classify", *map(str, words), "--device", "cpu", "--no-cache"])
 
 
 def checked(*words: object) -> dict[str, str]:
@@ -42,21 +44,12 @@ def checked(*words: object) -> dict[str, str]:
 
 
 def table(path: Path, rows: list[tuple[str, str]], **more: list[str]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["message", "label", *more])
-        writer.writerows(
-            (*row, *(cells[number] for cells in more.values())) for number, row in enumerate(rows)
-        )
-    return path
+    messages, labels = zip(*rows, strict=True)
+    return write_table(path, {"message": messages, "label": labels, **more})
 
 
 def texts(path: Path, labels: list[str]) -> Path:
     return table(path, [(f"message number {n}", label) for n, label in enumerate(labels)])
-
-
-def test_examples() -> None:
-    assert doctest.testmod(input_check).failed == 0
 
 
 def test_nothing_odd(tmp_path: Path) -> None:
@@ -74,22 +67,16 @@ def test_labels_that_look_like_missing_values(tmp_path: Path) -> None:
     rows = checked(texts(tmp_path / "a.csv", labels), "--text", "message")
     assert rows["labelled"] == "6 samples of 3 classes"
     assert rows["to classify"] == "4 texts"
-    said = rows["labels like missing values"]
-    assert "4: 'n/a' (1), 'unknown' (1), '?' (1) and 1 other they count as no label" in said
-    assert "1: 'none' (2) they are classes" in said
+    told = rows["labels like missing values"]
+    assert "4: 'n/a' (1), 'unknown' (1), '?' (1) and 1 other they count as no label" in told
+    assert "1: 'none' (2) they are classes" in told
 
 
 def test_missing_values_are_no_classes_of_the_answers(tmp_path: Path) -> None:
-    support, labels, query, _ = embeddings()
-    rows = [",".join(map(str, row)) for row in np.concatenate([support, query])]
-    names = [*NAMES[labels], *["n/a", "unknown", "?", "-"] * 10]
-    lines = [f"{row},{name}" for row, name in zip(rows, names, strict=True)]
-    head = ",".join(f"f{k}" for k in range(16)) + ",label"
-    (tmp_path / "na.csv").write_text("\n".join([head, *lines]))
-    done = run(tmp_path / "na.csv", "--output", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert "2 of 6 classes found" in done.output
-    assert "'n/a' in column 'label' counts as a missing label: 10 rows" in done.output
+    labels = [*NAMES[embeddings()[1]], *["n/a", "unknown", "?", "-"] * 10]
+    told = said(table_with_gaps(tmp_path / "na.csv", label=labels), "--output", tmp_path)
+    assert "2 of 6 classes found" in told
+    assert "'n/a' in column 'label' counts as a missing label: 10 rows" in told
 
 
 def test_class_names_that_are_alike(tmp_path: Path) -> None:
@@ -131,9 +118,8 @@ def test_names_of_several_samples(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", lines, **more)
     options = (path, "--embedding", "f1,f2", "--id", "key", "--output", tmp_path)
     assert checked(*options)["names of several samples"].startswith("1: 'K2' a correction counts")
-    done = run(*options)
-    assert done.exit_code == 0, done.output
-    assert "names in column 'key' that several samples have: 1, such as 'K2'" in done.output
+    told = said(*options)
+    assert "names in column 'key' that several samples have: 1, such as 'K2'" in told
 
 
 @pytest.mark.parametrize("name", ["Label", "CLASS"])
@@ -141,9 +127,8 @@ def test_missing_numbers_of_rows_to_classify(tmp_path: Path, name: str) -> None:
     """The check finds them, and how many; a column of labels may begin with a capital letter."""
     rows = ["1,2,x", "2,1,x", "8,9,y", "9,8,y", "1,,", "2,2,", ",,"]
     (tmp_path / "a.csv").write_text("\n".join([f"f1,f2,{name}", *rows, ""]))
-    done = run(tmp_path / "a.csv", "--check")
-    assert done.exit_code == 1
-    assert "an empty cell in row 4, column 'f2', and in 1 row after it: fill in" in done.output
+    told = refused(tmp_path / "a.csv", "--check")
+    assert "an empty cell in row 4, column 'f2', and in 1 row after it: fill in" in told
 
 
 def test_unused_columns(tmp_path: Path) -> None:
@@ -163,37 +148,22 @@ def test_unused_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_forgotten_option_for_texts(tmp_path: Path, suffix: str) -> None:
     """One numeric column next to texts would put all of them into one class."""
-    path = tmp_path / f"tickets{suffix}"
-    columns = {
-        "message": SENTENCES,
-        "priority": [1, 2, 1, 2, 1],
-        "label": ["a", "a", "b", "b", ""],
-    }
-    if suffix == ".parquet":
-        arrow = pytest.importorskip("pyarrow")
-        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(columns), path)
-    else:
-        lines = list(zip(columns["message"], columns["label"], strict=True))
-        table(path, lines, priority=[str(cell) for cell in columns["priority"]])
-    done = run(path, "--output", tmp_path)
-    assert done.exit_code == 1
-    assert "the column 'message' of" in done.output
-    assert "looks like text: add --text message (or pass --embedding)" in done.output
+    columns = {"message": SENTENCES, "priority": [1, 2, 1, 2, 1], "label": ["a", "a", "b", "b", ""]}
+    path = write_table(tmp_path / f"tickets{suffix}", columns)
+    told = refused(path, "--output", tmp_path)
+    assert "the column 'message' of" in told
+    assert "looks like text: add --text message (or pass --embedding)" in told
     assert not (tmp_path / "answers.csv").exists()
-    assert run(path, "--output", tmp_path, "--embedding", "priority").exit_code == 0
+    said(path, "--output", tmp_path, "--embedding", "priority")
 
 
 def test_the_table_comes_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise ValueError("the work began")
-
-    monkeypatch.setattr("paddle_ext.app.classify.run.open_source", stop)
-    support, labels, query, _ = embeddings()
-    np.savez(tmp_path / "known.npz", features=support[:-1], labels=NAMES[labels[:-1]])
-    np.savez(tmp_path / "new.npz", features=query)
-    done = run(tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path)
-    assert done.output.index("23 samples of 6 classes") < done.output.index("the work began")
-    assert run(tmp_path / "known.npz", tmp_path / "new.npz", "--check").exit_code == 0
+    began = Mock(side_effect=ValueError("the work began"))
+    monkeypatch.setattr("paddle_ext.app.classify.run.open_source", began)
+    files = embedding_files(tmp_path)
+    told = refused(*files, "--output", tmp_path)
+    assert told.index("24 samples of 6 classes") < told.index("the work began")
+    said(*files, "--check")
 
 
 def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,12 +182,11 @@ def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arrays_and_equal_rows(tmp_path: Path) -> None:
-    support, labels, query, _ = embeddings()
-    support[1], names = support[0], NAMES[labels].copy()
-    names[1] = NAMES[3]
-    np.savez(tmp_path / "known.npz", features=support, labels=names)
-    np.savez(tmp_path / "new.npz", features=query)
-    rows = checked(tmp_path / "known.npz", tmp_path / "new.npz")
+    support, labels, _, _ = embeddings()
+    support[1], labels[1] = support[0], 3
+    known, new = embedding_files(tmp_path)
+    np.savez(known, features=support, labels=NAMES[labels])
+    rows = checked(known, new)
     equal = rows["equal samples with different labels"]
     assert equal.startswith("1: 'ash' (row 0) and 'date palm' (row 1)")
 

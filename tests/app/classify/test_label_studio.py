@@ -13,28 +13,24 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embeddings, picture_folders, table
-from click.testing import Result
-from typer.testing import CliRunner
+from classify_data import (
+    NAMES,
+    embedding_files,
+    picture_folders,
+    refused,
+    run,
+    said,
+    table,
+    table_with_gaps,
+)
 
 from paddle_ext.app.classify.label_studio import read_label_studio
-from paddle_ext.app.cli.app import app
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, ["classify", *map(str, words), "--device", "cpu", "--no-cache"])
 
 
 def texts(folder: Path) -> list[object]:
     """A table of texts with embeddings and ids, and the options for it."""
-    support, labels, query, _ = embeddings()
-    path = folder / "table.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["key", "said", "label", *(f"f{k}" for k in range(16))])
-        given = [*NAMES[labels], *[""] * len(query)]
-        for number, row in enumerate(np.concatenate([support, query])):
-            writer.writerow([f"K{number}", f"text <{number}>", given[number], *row])
+    keys, words = [f"K{row}" for row in range(64)], [f"text <{row}>" for row in range(64)]
+    path = table_with_gaps(folder / "table.csv", key=keys, said=words)
     return [path, "--text", "said", "--embedding", "f", "--id", "key", "--output", folder]
 
 
@@ -44,9 +40,7 @@ def answers(folder: Path) -> list[dict[str, str]]:
 
 def test_tasks_of_texts(tmp_path: Path) -> None:
     target = tmp_path / "studio" / "tasks.json"
-    done = run(*texts(tmp_path), "--export", "label-studio", target)
-    assert done.exit_code == 0, done.output
-    assert f"written: {target}" in done.output.replace("\n", " ")
+    assert f"written: {target}" in said(*texts(tmp_path), "--export", "label-studio", target)
     tasks, rows = json.loads(target.read_text()), answers(tmp_path)
     assert len(tasks) == len(rows) == 40
     for task, row in zip(tasks, rows, strict=True):
@@ -70,10 +64,8 @@ def test_corrected_samples_are_annotated(tmp_path: Path) -> None:
     """What was corrected elsewhere comes back with the labels that people add."""
     (tmp_path / "a.csv").write_text("key,label\nK30,unknown\nK33,elm\n")
     target = tmp_path / "tasks.json"
-    done = run(
-        *texts(tmp_path), "--corrected", tmp_path / "a.csv", "--export", "label-studio", target
-    )
-    assert done.exit_code == 0, done.output
+    more = ("--corrected", tmp_path / "a.csv", "--export", "label-studio", target)
+    said(*texts(tmp_path), *more)
     assert read_label_studio(target) == {"K30": "unknown", "K33": "elm"}
 
 
@@ -82,8 +74,7 @@ def test_tasks_of_images(tmp_path: Path) -> None:
     odd = new / "deep" / "chess" / "a b & ?ü.jpg"
     (new / "deep" / "chess" / "0.jpg").rename(odd)
     target = tmp_path / "tasks.json"
-    done = run(labelled, new, "--output", tmp_path, "--export", "label-studio", target)
-    assert done.exit_code == 0, done.output
+    said(labelled, new, "--output", tmp_path, "--export", "label-studio", target)
     tasks = {task["data"]["name"]: task for task in json.loads(target.read_text())}
     assert set(tasks) == {row["file"] for row in answers(tmp_path)}
     for name, task in tasks.items():
@@ -189,8 +180,7 @@ def test_labels_come_back(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["JSON", "JSON_MIN", "CSV"])
 def test_corrections_through_the_command(tmp_path: Path, kind: str) -> None:
     path = export(tmp_path / "export", kind, TASKS)
-    done = run(*texts(tmp_path), "--corrected", path, "--save", tmp_path / "kept.npz")
-    assert done.exit_code == 0, done.output
+    said(*texts(tmp_path), "--corrected", path, "--save", tmp_path / "kept.npz")
     with np.load(tmp_path / "kept.npz") as kept:
         assert "oak, red" in kept["class_names"].tolist()
         assert len(kept["labels"]) == 24 + len(EXPECTED)
@@ -199,11 +189,9 @@ def test_corrections_through_the_command(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["JSON", "JSON_MIN", "CSV"])
 def test_several_choices_are_an_error(tmp_path: Path, kind: str) -> None:
     path = export(tmp_path / "export", kind, [task(1, "K30", [annotation(1, ["elm", "ash"])])])
-    done = run(*texts(tmp_path), "--corrected", path)
-    assert done.exit_code == 1
-    said = " ".join(done.output.split())
-    assert "--corrected must have one label for each sample, got" in said
-    assert "for 'K30' in" in said
+    told = refused(*texts(tmp_path), "--corrected", path)
+    assert "--corrected must have one label for each sample, got" in told
+    assert "for 'K30' in" in told
 
 
 def test_other_files(tmp_path: Path) -> None:
@@ -217,22 +205,16 @@ def test_other_files(tmp_path: Path) -> None:
         (json.dumps([unnamed]), "--corrected must have tasks with a name, as classify --export"),
     ):
         path.write_text(content)
-        done = run(*words, "--corrected", path)
-        assert done.exit_code == 1
-        assert message in " ".join(done.output.split())
+        assert message in refused(*words, "--corrected", path)
     plain = tmp_path / "corrected.csv"
     plain.write_text("key,label\nK30,elm\n")
     assert read_label_studio(plain) is None
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
-    support, labels, query, _ = embeddings()
-    np.savez(tmp_path / "known.npz", features=support, labels=NAMES[labels])
-    np.savez(tmp_path / "new.npz", features=query)
-    files = (tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path)
-    done = run(*files, "--export", "label-studio", tmp_path / "tasks.json")
-    assert done.exit_code == 1
-    assert "--export must be omitted unless there are images or texts" in done.output
+    files = (*embedding_files(tmp_path), "--output", tmp_path)
+    told = refused(*files, "--export", "label-studio", tmp_path / "tasks.json")
+    assert "--export must be omitted unless there are images or texts" in told
     assert not (tmp_path / "answers.csv").exists()
     done = run(*files, "--export", "prodigy", tmp_path / "tasks.json")
     assert done.exit_code == 2

@@ -1,18 +1,12 @@
 """Samples without a text: they are reported, they get no class, and they teach none."""
 
-import csv
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
-from classify_data import table
+from classify_data import said, table, write_table
+from encoder_models import stand_in_sentences
 from pages import probed
-from typer.testing import CliRunner
-
-from paddle_ext.app.cli.app import app
 
 LINES = [
     *((f"aaa {'ab'[k % 2]}", "first") for k in range(4)),
@@ -24,42 +18,24 @@ LINES = [
     ("zzz z", ""),
 ]
 
-SEEN: list[str] = []  # texts that were embedded
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that a stand-in for sentence-transformers embeds: it counts letters."""
+    return stand_in_sentences(monkeypatch, lambda text: [1 + text.count(x) for x in "abyz"])
 
 
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table of texts, and a stand-in for sentence-transformers that counts letters."""
-
-    class SentenceTransformer:
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
-            SEEN.extend(texts)
-            return torch.tensor([[1.0 + text.count(letter) for letter in "abyz"] for text in texts])
-
-    stand_in = ModuleType("sentence_transformers")
-    stand_in.SentenceTransformer = SentenceTransformer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
-    SEEN.clear()
-    source = tmp_path / "table.csv"
-    with source.open("w", newline="", encoding="utf-8") as file:
-        rows = [(f"T{number}", *line) for number, line in enumerate(LINES)]
-        csv.writer(file).writerows([("who", "said", "label"), *rows])
-    return source
+def run(folder: Path, *more: object) -> str:
+    texts, labels = zip(*LINES, strict=True)
+    columns = {"who": [f"T{row}" for row in range(len(LINES))], "said": texts, "label": labels}
+    path = write_table(folder / "table.csv", columns)
+    return said(path, "--text", "said", "--id", "who", *more)
 
 
-def run(path: Path, *more: object) -> str:
-    words = ["classify", path, "--text", "said", "--id", "who", "--device", "cpu", "--no-cache"]
-    done = CliRunner().invoke(app, [str(word) for word in (*words, *more)])
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
-
-
-def test_they_get_no_class(path: Path, tmp_path: Path, browser: str) -> None:
+def test_they_get_no_class(tmp_path: Path, browser: str) -> None:
     out, final, tasks = tmp_path / "out", tmp_path / "all.csv", tmp_path / "tasks.json"
     more = ("--export", "label-studio", tasks, "--suggest", 1)
-    told = run(path, "--output", out, "--final", final, *more)
+    told = run(tmp_path, "--output", out, "--final", final, *more)
     assert "4 samples, 2 of 2 classes found" in told
     assert "to check: 2 samples, see the page: 2 without a text" in told
     assert "1 labelled sample has no text and cannot be used, such as 'T8'" in told
@@ -93,18 +69,18 @@ def test_they_get_no_class(path: Path, tmp_path: Path, browser: str) -> None:
     assert shown == {"names": ["T9", "T11"], "why": ["no text"] * 2, "said": "no text"}
 
 
-def test_they_can_be_corrected_but_teach_nothing(path: Path, tmp_path: Path) -> None:
+def test_they_can_be_corrected_but_teach_nothing(tmp_path: Path, seen: list[str]) -> None:
     (tmp_path / "a.csv").write_text("who,label\nT9,first\nT10,second\n")
-    run(path, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
+    run(tmp_path, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
     rows = [(row["label"], row["check"]) for row in table(tmp_path / "out" / "answers.csv")]
     assert rows[:3] == [("first", ""), ("second", ""), ("unknown", "no text")]
     assert len(table(tmp_path / "out" / "labelled.csv")) == 9
-    assert SEEN.count("aaa a") == 2  # as a labelled text and as one to classify
+    assert seen.count("aaa a") == 2  # as a labelled text and as one to classify
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".parquet"])
-def test_one_file(path: Path, tmp_path: Path, suffix: str) -> None:
-    told = run(path, "--output", tmp_path / f"answers{suffix}")
+def test_one_file(tmp_path: Path, suffix: str) -> None:
+    told = run(tmp_path, "--output", tmp_path / f"answers{suffix}")
     assert "2 samples, 2 of 2 classes found" in told
     if suffix == ".csv":
         rows = table(tmp_path / "answers.csv")

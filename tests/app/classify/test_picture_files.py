@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from classify_data import pattern, picture_folders, table
+from classify_data import pattern, picture_folders, said, settings, table
 from PIL import Image
-from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
@@ -25,7 +25,6 @@ from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
 from paddle_ext.app.classify.pictures import PictureReader
 from paddle_ext.app.classify.text_embedding import TextEmbedder
-from paddle_ext.app.cli.app import app
 from paddle_ext.research.data import decoding
 from paddle_ext.research.data.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.research.files import cache_or_temporary, user_cache
@@ -63,9 +62,8 @@ def formats() -> Iterator[None]:
     decoding.known_formats.cache_clear()
 
 
-def run(labelled: Path, new: Path, output: Path, **settings: Any) -> Report:
-    chosen = {"cache": None, "device": "cpu"} | settings
-    return classify(labelled, new, output, Settings(**chosen))
+def run(labelled: Path, new: Path, output: Path, **options: Any) -> Report:
+    return classify(labelled, new, output, settings(**options))
 
 
 def answers_of(folder: Path) -> dict[str, str]:
@@ -139,10 +137,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     assert answers_of(tmp_path)["caf\\xe9.jpg"] == "ray\\xe9"
     assert reasons(report) == {"bad\\xff.jpg": "not an image"}
     assert "caf\\xe9.jpg" in report.page.read_text(encoding="utf-8")
-    arguments = ["classify", str(labelled), str(new), "--output", str(tmp_path), "--no-cache"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert "bad\\xff.jpg: not an image" in done.output
+    assert "bad\\xff.jpg: not an image" in said(labelled, new, "--output", tmp_path)
 
 
 # --- any files ------------------------------------------------------------------------------------
@@ -354,11 +349,8 @@ def test_a_cache_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unknown() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert user_cache("classify") is None
     assert Settings().cache is None
     assert cache_or_temporary("demo").is_dir()

@@ -1,30 +1,21 @@
 """From one Parquet file to another, in batches of rows: the same labels as for the whole file."""
 
-import csv
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings, picture_folders, settings
+from classify_data import NAMES, embeddings, feature_columns, picture_folders, said, settings, table
 
 import paddle_ext
-from paddle_ext.app.classify import (
-    Columns,
-    classify,
-    output_files,
-    stream,
-    streaming,
-    tables,
-)
+from paddle_ext.app.classify import Columns, classify, output_files, stream, streaming, tables
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -121,14 +112,9 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
 
 def test_features_in_columns_of_numbers(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
-    D = NEW.shape[1]
-    tables = {}
-    for name, rows in (("known", ROWS), ("new", NEW)):
-        tables[name] = {f"f{k}": rows[:, k] for k in range(D)}
-    path = tmp_path / "columns.parquet"
-    pq.write_table(pa.table(tables["known"] | {"label": NAMES[LABELS]}), path)
-    other = tmp_path / "other.parquet"
-    pq.write_table(pa.table(tables["new"]), other)
+    path, other = tmp_path / "columns.parquet", tmp_path / "other.parquet"
+    pq.write_table(pa.table(feature_columns(ROWS) | {"label": NAMES[LABELS]}), path)
+    pq.write_table(pa.table(feature_columns(NEW)), other)
     stream(path, other, output, settings())
     answers = pq.read_table(output)
     assert answers["row"].to_pylist() == list(range(QUERIES))  # there is nothing else to tell them
@@ -179,14 +165,12 @@ def test_predictions_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> N
     new = write_new(tmp_path / "new.parquet", note=["=1+1", None] * (QUERIES // 2))
     stream(known, new, output, settings())
     stream(known, new, output.with_suffix(".csv"), settings())
-    table = pq.read_table(output)
-    with output.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    assert [line["label"] for line in lines] == table["label"].to_pylist()
-    assert [int(line["id"]) for line in lines] == table["id"].to_pylist()
+    found, lines = pq.read_table(output), table(output.with_suffix(".csv"))
+    assert [line["label"] for line in lines] == found["label"].to_pylist()
+    assert [int(line["id"]) for line in lines] == found["id"].to_pylist()
     assert [line["note"] for line in lines[:2]] == ["'=1+1", ""]  # no formula
     written = [float(line["doubt"]) for line in lines]
-    np.testing.assert_allclose(written, table["doubt"].to_numpy(), atol=6e-5)
+    np.testing.assert_allclose(written, found["doubt"].to_numpy(), atol=6e-5)
 
 
 def test_columns_that_the_output_also_has(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -293,11 +277,10 @@ def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
     labelled, new = picture_folders(tmp_path)
     (new / "deep" / "broken.jpg").write_bytes(b"no image")
-    output, kept = tmp_path / "answers.csv", replace(settings(), cache=tmp_path / "cache")
+    output, kept = tmp_path / "answers.csv", settings(cache=tmp_path / "cache")
     report = stream(labelled, new, output, kept, one_batch=True)
     assert list(report.unreadable) == [str(new / "deep" / "broken.jpg")]
-    with output.open(newline="") as file:
-        found = {row["file"]: row["label"] for row in csv.DictReader(file)}
+    found = {row["file"]: row["label"] for row in table(output)}
     assert len(found) == 6
     assert all(Path(name).parent.name == label for name, label in found.items())
     source = streaming.open_data(labelled, new, kept, torch.device("cpu"))
@@ -363,16 +346,9 @@ except KeyboardInterrupt:
 
 
 def test_the_command(files: tuple[Path, Path, Path]) -> None:
-    pytest.importorskip("typer", reason="needs typer")
-    from typer.testing import CliRunner
-
-    from paddle_ext.app.cli.app import app
-
     known, new, output = files
-    arguments = ["classify", known, new, "--output", output, "--device", "cpu", "--truth", "truth"]
-    result = CliRunner().invoke(app, [str(item) for item in arguments])
-    assert result.exit_code == 0, result.output
-    assert f"{QUERIES:,} samples, " in result.output
-    assert f"% of {QUERIES} samples with a true label" in result.output
-    assert f"written: {output}" in result.output.replace("\n", " ")
+    told = said(known, new, "--output", output, "--truth", "truth")
+    assert f"{QUERIES:,} samples, " in told
+    assert f"% of {QUERIES} samples with a true label" in told
+    assert f"written: {output}" in told
     assert len(pq.read_table(output)) == QUERIES

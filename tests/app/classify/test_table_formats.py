@@ -1,6 +1,5 @@
 """Tables of every format in, and one file of any format out, through the command."""
 
-import csv
 import datetime as dt
 import json
 import sys
@@ -10,12 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from classify_data import NAMES, embeddings, picture_folders
-from click.testing import Result
-from typer.testing import CliRunner
+from classify_data import (
+    NAMES,
+    embedding_files,
+    embeddings,
+    feature_columns,
+    picture_folders,
+    refused,
+    said,
+    table,
+    write_table,
+)
 
 from paddle_ext.app.classify.row_files import read_rows
-from paddle_ext.app.cli.app import app
 
 openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -28,16 +34,10 @@ COLUMNS: dict[str, list[Any]] = {
     "day": [DAY] * 64,
     "note": [None if row % 3 else f"=1+{row}" for row in range(64)],
     "mixed": [row if row % 2 else f"{row} apples" for row in range(64)],
-    **{f"f{i}": np.concatenate([SUPPORT, QUERY])[:, i].tolist() for i in range(16)},
+    **feature_columns(np.concatenate([SUPPORT, QUERY])),
     "label": [*NAMES[LABELS].tolist(), *[None] * 40],
 }
 KEPT = ["id", "day", "note", "mixed", "label", "probability", "doubt"]
-
-
-def run(*words: object) -> Result:
-    done = CliRunner().invoke(app, ["classify", *map(str, words), "--device", "cpu", "--no-cache"])
-    assert done.exit_code == 0, done.output
-    return done
 
 
 def write(path: Path, columns: dict[str, list[Any]] = COLUMNS) -> Path:
@@ -51,8 +51,7 @@ def write(path: Path, columns: dict[str, list[Any]] = COLUMNS) -> Path:
         book.create_sheet("other").append(["something", "else"])
         book.save(path)
     elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([list(columns), *lines])
+        write_table(path, columns)
     else:
         records = [dict(zip(columns, line, strict=True)) for line in lines]
         if path.suffix == ".jsonl":
@@ -67,8 +66,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
     if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return table(path)
     lines = list(openpyxl.load_workbook(path).active.iter_rows(values_only=True))
     return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
 
@@ -79,7 +77,7 @@ def column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
 
 @pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".jsonl", ".json"])
 def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
-    run(write(tmp_path / f"table{suffix}"), "--id", "id", "--output", tmp_path)
+    said(write(tmp_path / f"table{suffix}"), "--id", "id", "--output", tmp_path)
     rows = read(tmp_path / "answers.csv")
     assert column(rows, "id") == COLUMNS["id"][24:]
     assert column(rows, "label") == NAMES[TRUTH].tolist()
@@ -90,8 +88,7 @@ def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
 def test_one_file_of_every_format_is_written(tmp_path: Path, suffix: str, target: str) -> None:
     """With the other columns of the table."""
     output = tmp_path / target
-    done = run(write(tmp_path / f"table{suffix}"), "--output", output)
-    assert f"written: {output}" in done.output.replace("\n", " ")
+    assert f"written: {output}" in said(write(tmp_path / f"table{suffix}"), "--output", output)
     rows = read(output)
     assert list(rows[0]) == KEPT
     assert column(rows, "label") == NAMES[TRUTH].tolist()
@@ -109,52 +106,46 @@ def test_one_file_of_every_format_is_written(tmp_path: Path, suffix: str, target
 
 
 def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
-    run(write(tmp_path / "table.csv"), "--output", tmp_path / "all.xlsx")
+    said(write(tmp_path / "table.csv"), "--output", tmp_path / "all.xlsx")
     found = read_rows(tmp_path / "all.xlsx")
     assert found.names == KEPT
     assert column(read(tmp_path / "all.xlsx"), "note")[0] == found.cells[0][2] == "=1+24"
 
 
 def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
-    run(*picture_folders(tmp_path), "--output", tmp_path / "photos.xlsx")
+    said(*picture_folders(tmp_path), "--output", tmp_path / "photos.xlsx")
     rows = read(tmp_path / "photos.xlsx")
     assert list(rows[0]) == ["file", "label", "probability", "doubt"]
     assert {row["file"].split("/")[1] for row in rows} == {"stripes", "chess"}
-    np.savez(tmp_path / "known.npz", features=SUPPORT, labels=NAMES[LABELS])
-    np.savez(tmp_path / "new.npz", features=QUERY)
-    words = (tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path / "all.csv")
+    words = (*embedding_files(tmp_path), "--output", tmp_path / "all.csv")
     for more in ((), ("--one-batch",)):
-        run(*words, *more)
+        said(*words, *more)
         assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
     assert column(read(tmp_path / "all.csv"), "row") == list(map(str, range(40)))
 
 
 def test_all_rows_of_a_csv_as_one_batch(tmp_path: Path) -> None:
     """The file does not say how many there are."""
-    run(write(tmp_path / "table.csv"), "--output", tmp_path / "all.csv", "--one-batch")
+    said(write(tmp_path / "table.csv"), "--output", tmp_path / "all.csv", "--one-batch")
     assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
 
 
 def test_lists_in_json(tmp_path: Path) -> None:
-    columns = {
-        "embedding": np.concatenate([SUPPORT, QUERY]).tolist(),
-        "label": COLUMNS["label"],
-    }
-    run(write(tmp_path / "table.jsonl", columns), "--output", tmp_path)
+    columns = {"embedding": np.concatenate([SUPPORT, QUERY]).tolist(), "label": COLUMNS["label"]}
+    said(write(tmp_path / "table.jsonl", columns), "--output", tmp_path)
     assert column(read(tmp_path / "answers.csv"), "label") == NAMES[TRUTH].tolist()
 
 
 def test_the_sheet_that_was_read_is_named(tmp_path: Path) -> None:
-    done = run(write(tmp_path / "table.xlsx"), "--output", tmp_path)
-    said = " ".join(done.output.split())
-    assert "the sheet 'Sheet' of" in said
-    assert "was read, one of 2" in said
+    told = said(write(tmp_path / "table.xlsx"), "--output", tmp_path)
+    assert "the sheet 'Sheet' of" in told
+    assert "was read, one of 2" in told
 
 
 def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
     columns = COLUMNS | {"note": ["x" * 40_000] * 64}
-    done = run(write(tmp_path / "table.csv", columns), "--output", tmp_path / "all.xlsx")
-    assert "40 texts were cut to 32,767 characters, the limit of Excel" in done.output
+    told = said(write(tmp_path / "table.csv", columns), "--output", tmp_path / "all.xlsx")
+    assert "40 texts were cut to 32,767 characters, the limit of Excel" in told
     assert len(read(tmp_path / "all.xlsx")[0]["note"]) == 32_767
 
 
@@ -171,9 +162,7 @@ def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    done = CliRunner().invoke(app, ["classify", str(tmp_path / name), "--output", str(tmp_path)])
-    assert done.exit_code == 1
-    assert message in done.output
+    assert message in refused(tmp_path / name, "--output", tmp_path)
 
 
 def test_excel_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +170,6 @@ def test_excel_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for words in (["table.xlsx"], ["table.csv", "--output", "all.xlsx"]):
         (tmp_path / words[0]).write_text("a,label\n1,x\n2,y\n3,\n")
         monkeypatch.chdir(tmp_path)
-        done = CliRunner().invoke(app, ["classify", *words])
-        assert done.exit_code == 1
-        assert "an .xlsx file needs openpyxl, which is not installed: pip install" in done.output
-        assert "paddle_ext[excel]" in done.output
+        told = refused(*words)
+        assert "an .xlsx file needs openpyxl, which is not installed: pip install" in told
+        assert "paddle_ext[excel]" in told

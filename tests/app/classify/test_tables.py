@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import doctest
 import os
 from pathlib import Path
 from typing import Any
@@ -11,23 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings
-from typer.testing import CliRunner
+from classify_data import NAMES, embeddings, refused, said, settings, write_table
 
-from paddle_ext.app.classify import Columns, Report, Settings, classify, columns
+from paddle_ext.app.classify import Columns, Report, classify
 from paddle_ext.app.classify.arrays import read_labels
 from paddle_ext.app.classify.text_encodings import sniffed_encoding, sniffed_separator
-from paddle_ext.app.cli.app import app
 
 ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]
 LABELS = ["owl", "owl", "cat", "cat", "", ""]
 
 
-def run(folder: Path, text: str | bytes, **settings: Any) -> Report:
+def run(folder: Path, text: str | bytes, **options: Any) -> Report:
     path = folder / "table.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    chosen = {"cache": None, "device": "cpu"} | settings
-    return classify(path, None, folder, Settings(**chosen))
+    return classify(path, None, folder, settings(**options))
 
 
 def table(head: str, *more: list[str]) -> str:
@@ -39,10 +34,6 @@ def table(head: str, *more: list[str]) -> str:
 
 def answers(report: Report) -> list[str]:
     return [report.answers.class_names[k] for k in report.answers.labels]
-
-
-def test_examples() -> None:
-    assert doctest.testmod(columns).failed == 0
 
 
 # --- which columns are features -----------------------------------------------------------------
@@ -112,7 +103,6 @@ def test_an_odd_cell_in_the_features_is_an_error(tmp_path: Path, cell: str) -> N
 
 
 def test_gaps_in_parquet(tmp_path: Path) -> None:
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     path = tmp_path / "table.parquet"
     rows: dict[str, list[object]] = {
         "id": [10, 11, 12, 13, 14, 15],
@@ -120,13 +110,11 @@ def test_gaps_in_parquet(tmp_path: Path) -> None:
         "label": ["x", "x", "y", "y", None, None],
     }
     rows["b"] = [2.5, 2.1, 0.4, 0.2, 2.4, 0.3]
-    parquet.write_table(arrow.table(rows), path)
-    settings = Settings(cache=None, device="cpu")
+    write_table(path, rows)
     with pytest.raises(ValueError, match=r"got an empty cell in row 5, column 'a': fill"):
-        classify(path, None, tmp_path, settings)
+        classify(path, None, tmp_path, settings())
     rows["a"][-1] = 2.4
-    parquet.write_table(arrow.table(rows), path)
-    report = classify(path, None, tmp_path, settings)
+    report = classify(write_table(path, rows), None, tmp_path, settings())
     assert answers(report) == ["x", "y"]
     assert report.notes[1] == "columns not used: 'id' (its name is typical of an id column)"
 
@@ -155,13 +143,13 @@ def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
     (tmp_path / "labels.txt").write_text("\n".join(labels) + "\n")
     np.save(tmp_path / "labels.npy", np.array(labels))
     for name in ("labels.txt", "labels.npy"):
-        settings = Settings(cache=None, device="cpu", labels=tmp_path / name)
-        assert answers(classify(tmp_path / "known.npy", new, tmp_path, settings)) == ["none", "cat"]
+        chosen = settings(labels=tmp_path / name)
+        assert answers(classify(tmp_path / "known.npy", new, tmp_path, chosen)) == ["none", "cat"]
     objects = np.array([label or None for label in labels], object)
     for values in (np.array(labels), objects):
         np.savez(tmp_path / "known.npz", features=features, labels=values)
-        settings = Settings(cache=None, device="cpu")
-        assert answers(classify(tmp_path / "known.npz", new, tmp_path, settings)) == ["none", "cat"]
+        found = classify(tmp_path / "known.npz", new, tmp_path, settings())
+        assert answers(found) == ["none", "cat"]
 
 
 def test_labels_that_count_nothing(tmp_path: Path) -> None:
@@ -180,16 +168,14 @@ def test_labels_that_count_nothing(tmp_path: Path) -> None:
 
 def test_files_of_torch(tmp_path: Path) -> None:
     support, labels, query, truth = embeddings()
-    known: dict[str, Any] = {"features": torch.from_numpy(support)}
-    torch.save(known | {"labels": NAMES[labels].tolist()}, tmp_path / "known.pt")
     torch.save({"features": torch.from_numpy(query)}, tmp_path / "new.pt")
-    settings = Settings(cache=None, device="cpu")
-    report = classify(tmp_path / "known.pt", tmp_path / "new.pt", tmp_path, settings)
-    assert answers(report) == NAMES[truth].tolist()
-    numbers = known | {"labels": torch.from_numpy(labels), "class_names": NAMES.tolist()}
-    torch.save(numbers, tmp_path / "known.pt")
-    report = classify(tmp_path / "known.pt", tmp_path / "new.pt", tmp_path, settings)
-    assert answers(report) == NAMES[truth].tolist()
+    for known in (
+        {"labels": NAMES[labels].tolist()},
+        {"labels": torch.from_numpy(labels), "class_names": NAMES.tolist()},
+    ):
+        torch.save({"features": torch.from_numpy(support), **known}, tmp_path / "known.pt")
+        report = classify(tmp_path / "known.pt", tmp_path / "new.pt", tmp_path, settings())
+        assert answers(report) == NAMES[truth].tolist()
 
 
 # --- separators and encodings -------------------------------------------------------------------
@@ -227,9 +213,7 @@ def test_thousands_are_not_decimal_commas(tmp_path: Path) -> None:
 
 def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerows([["text", "x", "label"], ["a; b; c", 1, "u"], ["d | e;\nf", 2, "v"]])
+    write_table(path, {"text": ["a; b; c", "d | e;\nf"], "x": [1, 2], "label": ["u", "v"]})
     assert sniffed_separator(path, "utf-8") == ","
     path.write_text("a;b\n1;x, y, z\n2;x, y, z\n", encoding="utf-8")
     assert sniffed_separator(path, "utf-8") == ";"
@@ -248,17 +232,13 @@ def test_options_of_the_command(tmp_path: Path) -> None:
     path.write_bytes(
         table("a,b,label").replace("owl", "Käuzchen").replace(",", "#").encode("cp437")
     )
-    call = ["classify", str(path), "--output", str(tmp_path)]
-    done = CliRunner().invoke(app, [*call, "--sep", "#", "--encoding", "cp437"])
-    assert done.exit_code == 0, done.output
-    assert "Käuzchen" in done.output
+    call = (path, "--output", tmp_path)
+    assert "Käuzchen" in said(*call, "--sep", "#", "--encoding", "cp437")
     for wrong, message in (
         (["--sep", "ab"], "--sep must be one character such as ; or the word tab, got 'ab'"),
         (["--encoding", "abc"], "--encoding must be known to Python, such as utf-8"),
     ):
-        failed = CliRunner().invoke(app, [*call, *wrong])
-        assert failed.exit_code == 1
-        assert message in failed.output
+        assert message in refused(*call, *wrong)
 
 
 def test_labels_in_a_text_file_of_any_encoding(tmp_path: Path) -> None:
@@ -280,4 +260,4 @@ def test_a_table_that_is_a_pipe(tmp_path: Path) -> None:
         path = tmp_path / name
         os.mkfifo(path)
         with pytest.raises(ValueError, match="must be a regular file"):
-            classify(path, path, tmp_path, Settings(cache=None, device="cpu", labels=path))
+            classify(path, path, tmp_path, settings(labels=path))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from banks import gaussian_bank, right_answers
 from toy_images import one_thread, pattern_images  # noqa: F401
 
 pytest.importorskip("typer", reason="needs typer")
@@ -37,13 +38,8 @@ def refusal(*arguments: object) -> tuple[int, str]:
     return result.exit_code, " ".join(" ".join(lines).split())
 
 
-def features(classes: int = 12, rows: int = 30, seed: int = 0) -> FeatureBank:
-    random = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, 16, generator=random)
-    labels = torch.arange(classes).repeat_interleave(rows)
-    noise = torch.randn(len(labels), 16, generator=random)
-    split = np.where(np.arange(len(labels)) % 2 == 0, "repr", "query")
-    return FeatureBank(centres[labels] + 0.9 * noise, labels, split=split)
+def features() -> FeatureBank:
+    return gaussian_bank(seed=0, split=["repr", "query"] * 180)
 
 
 @pytest.fixture(scope="module")
@@ -188,18 +184,6 @@ def test_refusals(arguments: list[str], code: int, message: str) -> None:
 # --- evaluate ------------------------------------------------------------------------------------
 
 
-def right_answers(bank: FeatureBank, method: methods.Method, tasks: int, **options: object) -> int:
-    """One task at a time, through the protocol of the methods only."""
-    sampler = TaskSampler(bank.labels, **options)
-    correct = 0
-    for support, labels, query, truth in zip(*sampler.batch(0, tasks), strict=True):
-        found = method.predict(
-            bank.features[support], labels, bank.features[query], num_classes=sampler.num_classes
-        )
-        correct += int((found.labels == truth).sum())
-    return correct
-
-
 def test_evaluate(bank: Path, tmp_path: Path) -> None:
     shown = run(
         "evaluate", bank, "--methods", "simpleshot,paddle", "--opts", "k_eff", "3", "shots",
@@ -217,27 +201,12 @@ def test_evaluate(bank: Path, tmp_path: Path) -> None:
     chosen = {"paddle": {"scaling": "auto"}, "simpleshot": {}}
     for result in evaluation:
         method = methods.create(result.method, **chosen[result.method])
-        task = {"shots": result.shots, "n_query": 20, "k_eff": 3, "seed": 3}
-        assert result.correct == right_answers(features(), method, 12, **task)
+        sampler = TaskSampler(features().labels, shots=result.shots, n_query=20, k_eff=3, seed=3)
+        assert result.correct == sum(right_answers(features(), method, sampler, 12))
         assert f"{result.accuracy:.1f} ± {result.interval:.1f}" in shown
     assert "| PADDLE |" in (tmp_path / "new" / "table.md").read_text()
     assert "<svg" in (tmp_path / "bars.svg").read_text()
     assert f"written: {tmp_path / 'evaluation.json'}" in shown
-
-
-def test_features_of_both_signs(bank: Path, tmp_path: Path) -> None:
-    """All methods run; a suggested remedy uses the spelling of the command."""
-    loaded = FeatureBank.load(bank)
-    signed = tmp_path / "signed.npz"
-    FeatureBank(loaded.features - loaded.features.mean(), loaded.labels).save(signed)
-    few = ["--shots", 1, "--k-eff", 2, "--n-query", 5, "--n-tasks", 1, *CPU]
-    shown = run("evaluate", signed, "--methods", "simpleshot,pt_map", *few)
-    assert "note: pt_map with power=1, because some features are negative" in shown
-    option = ["--option", "pt_map.power=0.5"]
-    code, message = refusal("evaluate", signed, "--methods", "pt_map", *option, *few)
-    assert code == 1
-    assert "'pt_map' cannot run these tasks: features must be at least 0 for power=0.5" in message
-    assert message.endswith("(or pass --option pt_map.power=1.0)")
 
 
 def test_evaluate_curves_and_splits(bank: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -257,10 +258,7 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
 def test_an_interrupted_extraction_leaves_nothing(
     network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> torch.Tensor:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "features_of", interrupted)
+    monkeypatch.setattr(module, "features_of", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
     assert list(tmp_path.iterdir()) == []

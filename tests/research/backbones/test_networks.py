@@ -15,13 +15,7 @@ from toy_images import generator, one_thread  # noqa: F401
 
 pytest.importorskip("safetensors", reason="needs safetensors")
 
-from paddle_ext.research.backbones import (
-    Backbone,
-    Checkpoint,
-    Transform,
-    create,
-    load_checkpoint,
-)
+from paddle_ext.research.backbones import Backbone, Checkpoint, Transform, create, load_checkpoint
 
 GREY = Transform(32, (0.2,), (0.3,))
 

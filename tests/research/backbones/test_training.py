@@ -5,6 +5,7 @@ import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -281,10 +282,7 @@ def test_another_run_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monk
         trained(settings, output=tmp_path)
     trained(settings, output=tmp_path)
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_module.Run, "save", killed)
+    monkeypatch.setattr(run_module.Run, "save", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         trained(settings, output=tmp_path, seed=5, resume=False)
     assert not (tmp_path / "state.pt").exists()

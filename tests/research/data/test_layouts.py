@@ -14,7 +14,7 @@ from PIL import Image
 
 from paddle_ext.research.data import layouts
 from paddle_ext.research.data.images import ImageSet
-from paddle_ext.research.data.lists import read_list
+from paddle_ext.research.data.layouts import read_list
 
 LIST = "a/1.jpg,cat\nb/2.PNG,dog\n"
 

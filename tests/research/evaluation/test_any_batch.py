@@ -1,28 +1,22 @@
 """Accuracy from one class present to all, on banks of 12 small classes."""
 
 import pytest
-import torch
+from banks import assert_saved, gaussian_bank, right_answers
 
 from paddle_ext import FeatureBank, TaskSampler, methods
-from paddle_ext.research.evaluation import Result
-from paddle_ext.research.evaluation.experiments import EXPERIMENTS, any_batch, load
+from paddle_ext.research.evaluation.experiments import EXPERIMENTS, any_batch
 from paddle_ext.research.evaluation.experiments.any_batch import NEAREST, AnyBatch
 
 pytest.importorskip("matplotlib")
 
-CLASSES, ROWS = 12, 30
 SMALL = {"n_tasks": 6, "n_query": 20, "device": "cpu", "progress": False}
 
 
 @pytest.fixture(scope="module")
 def bank() -> FeatureBank:
     """Class k has 2k rows fewer than 30."""
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.cat([torch.full((ROWS - 2 * k,), k) for k in range(CLASSES)])
-    centres = torch.randn(CLASSES, 16, generator=generator)
-    noise = torch.randn(len(labels), 16, generator=generator)
-    split = ["repr" if i % 2 else "query" for i in range(len(labels))]
-    return FeatureBank(centres[labels] + 0.9 * noise, labels, split=split)
+    sizes = [30 - 2 * k for k in range(12)]
+    return gaussian_bank(sizes, split=["query", "repr"] * (sum(sizes) // 2))
 
 
 def run(bank: FeatureBank, **options: object) -> AnyBatch:
@@ -36,18 +30,6 @@ def cells(result: AnyBatch, number: int = 0) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in (table.header, *table.rows)}
 
 
-def right_answers(bank: FeatureBank, method: methods.Method, result: Result) -> int:
-    """One task at a time, through the protocol of the methods only."""
-    sampler = TaskSampler(
-        bank.labels, shots=result.shots, k_eff=result.k_eff, n_query=result.n_query
-    )
-    correct = 0
-    for support, labels, query, truth in zip(*sampler.batch(0, result.n_tasks), strict=True):
-        found = method.predict(bank.features[support], labels, bank.features[query])
-        correct += int((found.labels == truth).sum())
-    return correct
-
-
 def test_all_numbers_of_classes(bank: FeatureBank, tmp_path) -> None:
     result = run(bank, methods=["paddle", "adaptive"], shots=(1, 5), output=tmp_path)
     assert result.evaluation.methods == (NEAREST, "paddle", "adaptive")
@@ -58,12 +40,9 @@ def test_all_numbers_of_classes(bank: FeatureBank, tmp_path) -> None:
         "adaptive": methods.create("adaptive"),
     }
     for one in result.evaluation:
-        assert one.correct == right_answers(bank, made[one.method], one)
-    assert load(tmp_path / "any-batch.json") == result
-    assert (tmp_path / "any-batch.md").read_text() == result.markdown()
-    for shots in (1, 5):
-        picture = tmp_path / f"any-batch-{shots}-shot.png"
-        assert picture.read_bytes().startswith(b"\x89PNG")
+        sampler = TaskSampler(bank.labels, shots=one.shots, k_eff=one.k_eff, n_query=one.n_query)
+        assert one.correct == sum(right_answers(bank, made[one.method], sampler, one.n_tasks))
+    assert_saved(result, tmp_path, "any-batch-1-shot", "any-batch-5-shot")
 
 
 def test_fewer_queries_of_small_classes(bank: FeatureBank) -> None:
@@ -93,18 +72,6 @@ def test_tables(bank: FeatureBank) -> None:
         assert float(worst) == pytest.approx(min(differences), abs=0.051)
         assert where == str(differences[min(differences)])
     assert overview[NEAREST][1:3] == ["–", "–"]
-
-
-def test_negative_features(bank: FeatureBank) -> None:
-    """No method rejects them; explicit options take precedence."""
-    few = {"k_eff": 2, "n_tasks": 2}
-    (found,) = run(bank, methods="pt_map", **few).evaluation.select("pt_map")
-    assert found.options["power"] == 1.0
-    positive = FeatureBank(bank.features.abs(), bank.labels)
-    (found,) = run(positive, methods="pt_map", **few).evaluation.select("pt_map")
-    assert found.options["power"] == 0.5
-    with pytest.raises(ValueError, match="'pt_map' cannot run these tasks"):
-        run(bank, methods="pt_map", options={"pt_map": {"power": 0.5}}, **few)
 
 
 def test_figure(bank: FeatureBank) -> None:

@@ -1,11 +1,10 @@
 """The paper's experiments, on a bank of 12 small classes."""
 
-import doctest
 import json
 import sys
 
 import pytest
-import torch
+from banks import assert_saved, gaussian_bank
 
 from paddle_ext import FeatureBank, TaskSampler, methods, reference
 from paddle_ext.research.evaluation import paper
@@ -15,7 +14,6 @@ from paddle_ext.research.evaluation.experiments import EXPERIMENTS, ExperimentRe
 
 pytest.importorskip("matplotlib")
 
-CLASSES, ROWS = 12, 30
 SMALL = {"n_tasks": 6, "n_query": 20, "device": "cpu", "progress": False}
 ONE_TASK = {"shots": 5, "n_query": 10, "device": "cpu", "progress": False}
 QUICK_CONVERGENCE = {**ONE_TASK, "repeats": 1, "max_iter": 5, "pgd_max_iter": 5}
@@ -23,12 +21,7 @@ QUICK_CONVERGENCE = {**ONE_TASK, "repeats": 1, "max_iter": 5, "pgd_max_iter": 5}
 
 @pytest.fixture(scope="module")
 def bank() -> FeatureBank:
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.arange(CLASSES).repeat_interleave(ROWS)
-    centres = torch.randn(CLASSES, 16, generator=generator)
-    noise = torch.randn(CLASSES * ROWS, 16, generator=generator)
-    split = (["repr"] * 6 + ["query"] * (ROWS - 6)) * CLASSES
-    return FeatureBank(centres[labels] + 0.9 * noise, labels, split=split)
+    return gaussian_bank(split=(["repr"] * 6 + ["query"] * 24) * 12)
 
 
 def run(experiment: str, *arguments: object, **options: object) -> ExperimentResult:
@@ -42,15 +35,6 @@ def cells(result: ExperimentResult, number: int = 0) -> dict[str, list[str]]:
         [cell.strip() for cell in line.split("|")[1:-1]] for line in blocks[number].split("\n")
     ]
     return {line[0]: line[1:] for line in lines if line}
-
-
-def assert_saved(result: ExperimentResult, folder, *pictures: str) -> None:
-    """All files are there, and the JSON gives the same result again."""
-    name = result.experiment
-    assert load(folder / f"{name}.json") == result
-    assert (folder / f"{name}.md").read_text() == result.markdown()
-    for picture in pictures:
-        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -357,9 +341,3 @@ def test_json_is_plain(bank: FeatureBank, tmp_path) -> None:
     assert contents["evaluation"]["results"][0]["options"]["max_iter"] == 2
     again = load(tmp_path / "table1.json").evaluation.results[0]
     assert again.options["weights"] == (1.0, 0.3, 1.0)  # a list in the file
-
-
-def test_examples() -> None:
-    package = "paddle_ext.research.evaluation.experiments"
-    for module in ("", ".accuracy", ".any_batch", ".convergence", ".lambda_"):
-        assert doctest.testmod(sys.modules[package + module]).failed == 0

@@ -1,6 +1,5 @@
 """The figures, checked through their artists."""
 
-import doctest
 import math
 import sys
 
@@ -260,7 +259,3 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install 'paddle_ext"):
         figures.accuracy_bars(evaluation(result("paddle", 50.0)))
-
-
-def test_examples() -> None:
-    assert doctest.testmod(figures).failed == 0

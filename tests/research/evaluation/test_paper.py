@@ -1,7 +1,5 @@
 """The paper's numbers, against its tables typed a second time."""
 
-import doctest
-
 import pytest
 
 from paddle_ext import methods
@@ -156,7 +154,3 @@ def test_the_file_has_a_number_for_each_column() -> None:
 def test_errors(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_examples() -> None:
-    assert doctest.testmod(paper).failed == 0

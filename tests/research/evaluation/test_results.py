@@ -122,10 +122,7 @@ def test_one_column_for_each_number_of_shots() -> None:
     )
     assert rows(found) == (
         ["method", "5-shot", "10-shot", "ms/task"],
-        [
-            ["TIM", "80.0 ± 2.6", "80.0 ± 2.6", "2.5"],
-            ["mine", "80.1 ± 2.5", "80.0 ± 2.6", "2.5"],
-        ],
+        [["TIM", "80.0 ± 2.6", "80.0 ± 2.6", "2.5"], ["mine", "80.1 ± 2.5", "80.0 ± 2.6", "2.5"]],
     )
 
 

@@ -1,14 +1,13 @@
 """StatA's batches on banks of a few small classes whose names are near their rows."""
 
-import doctest
-
 import pytest
 import torch
+from banks import assert_saved, gaussian_bank, right_answers
 from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, methods
 from paddle_ext.research.evaluation import Result
-from paddle_ext.research.evaluation.experiments import EXPERIMENTS, load, stata
+from paddle_ext.research.evaluation.experiments import EXPERIMENTS, stata
 from paddle_ext.research.evaluation.experiments.stata import StatABatches
 
 pytest.importorskip("matplotlib")
@@ -19,11 +18,9 @@ SMALL = {"n_tasks": 3, "methods": QUICK, "device": "cpu", "progress": False}
 
 def named_bank(sizes: list[int]) -> tuple[FeatureBank, Tensor]:
     """A bank with so many rows of each class, and the embeddings of the class names."""
-    random = torch.Generator().manual_seed(3)
-    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    centres = torch.randn(len(sizes), 16, generator=random)
-    rows = centres[labels] + 0.9 * torch.randn(len(labels), 16, generator=random)
-    return FeatureBank(rows, labels), centres + torch.randn(len(sizes), 16, generator=random)
+    bank, random = gaussian_bank(sizes), torch.Generator().manual_seed(4)
+    means = torch.stack([rows.mean(0) for rows in bank.features.split(sizes)])
+    return bank, means + torch.randn(means.shape, generator=random)
 
 
 def run(sizes: list[int], **options: object) -> StatABatches:
@@ -33,18 +30,6 @@ def run(sizes: list[int], **options: object) -> StatABatches:
     return found
 
 
-def right_answers(bank: FeatureBank, text: Tensor, result: Result) -> int:
-    """One task at a time, through the protocol of the methods only."""
-    sampler = TaskSampler(bank.labels, shots=0, k_eff=result.k_eff, n_query=result.n_query)
-    method, correct = methods.create(result.method), 0
-    for support, labels, query, truth in zip(*sampler.batch(0, result.n_tasks), strict=True):
-        found = method.predict(
-            bank.features[support], labels, bank.features[query], prototypes=text
-        )
-        correct += int((found.labels == truth).sum())
-    return correct
-
-
 def test_each_number_of_classes(tmp_path) -> None:
     sizes = [30, 40, 50, 20, 30, 30]
     result = run(sizes, output=tmp_path)
@@ -52,15 +37,14 @@ def test_each_number_of_classes(tmp_path) -> None:
     assert result.evaluation.methods == QUICK
     for one in result.evaluation:
         assert (one.shots, one.num_classes) == (0, 6)
-        assert one.correct == right_answers(bank, text, one)
+        sampler = TaskSampler(bank.labels, shots=0, k_eff=one.k_eff, n_query=one.n_query)
+        method = methods.create(one.method)
+        assert one.correct == sum(right_answers(bank, method, sampler, one.n_tasks, text))
     # The smallest classes have 20, 50, 80, 110, 150 rows, and all of them 200.
     cells = {(r.k_eff, r.n_query): r.n_tasks for r in result.evaluation}
     few = {(1, 20): 3, (2, 50): 3, (3, 64): 3, (4, 64): 3, (5, 64): 3, (6, 64): 3}
     assert cells == {**few, (5, 150): 3, (6, 200): 1}
-    assert load(tmp_path / "stata.json") == result
-    assert (tmp_path / "stata.md").read_text() == result.markdown()
-    for picture in ("stata-64.png", "stata-1000.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    assert_saved(result, tmp_path, "stata-64", "stata-1000")
 
 
 def test_tables() -> None:
@@ -156,7 +140,3 @@ def test_methods() -> None:
 def test_bad_arguments(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run([30] * 3, **options)
-
-
-def test_examples() -> None:
-    assert doctest.testmod(stata).failed == 0

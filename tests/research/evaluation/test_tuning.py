@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import torch
 from banks import small_bank
 
 from paddle_ext import Evaluation, evaluate, methods, tune
@@ -153,14 +153,8 @@ def test_markdown() -> None:
     ],
 )
 def test_bad_arguments(
-    changes: dict[str, Any],
-    error: type[Exception],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object, **__: object) -> torch.Tensor:
-        raise AssertionError("work was done")
-
-    monkeypatch.setattr(methods.Paddle, "solve", never)
+    monkeypatch.setattr(methods.Paddle, "solve", Mock(side_effect=AssertionError("work was done")))
     with pytest.raises(error, match=re.escape(message)):
         run(**({"methods": "paddle"} | changes))

@@ -1,14 +1,11 @@
 """Tasks: what is drawn, from where, how often, and that it is reproducible."""
 
-import doctest
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from scipy import stats
+from scripts import run_code
 from torch import Tensor
 
 import paddle_ext
@@ -357,15 +354,8 @@ def test_task_does_not_depend_on_the_process() -> None:
         "labels = torch.arange(9).repeat_interleave(30);"
         "print(TaskSampler(labels, shots=2, n_query=6, seed=5).batch(70, 2).query_index.tolist())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
     here = TaskSampler(even_labels(9, 30), shots=2, n_query=6, seed=5).batch(0, 80)
-    assert done.stdout.strip() == str(here.query_index[70:72].tolist())
+    assert run_code(code, OMP_NUM_THREADS="1") == [str(here.query_index[70:72].tolist())]
 
 
 def test_seed_and_number_matter() -> None:
@@ -452,9 +442,3 @@ def test_move_to_a_device(device: str) -> None:
     assert isinstance(moved, TaskBatch)
     assert all(x.device.type == device for x in moved)
     assert_same(batch, moved.to("cpu"))
-
-
-def test_examples() -> None:
-    result = doctest.testmod(sys.modules[TaskSampler.__module__])
-    assert result.attempted
-    assert not result.failed

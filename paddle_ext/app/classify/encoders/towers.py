@@ -90,8 +90,7 @@ class Encoder:
 
 def lacking(name: str, what: str) -> check.ArgumentValueError:
     return check.ArgumentValueError(
-        "encoder",
-        f"must have an image tower and a text tower, got {name} without one for {what}",
+        "encoder", f"must have an image tower and a text tower, got {name} without one for {what}"
     )
 
 

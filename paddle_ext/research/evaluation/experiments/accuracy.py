@@ -17,7 +17,6 @@ from .. import paper
 from ..arguments import chosen_methods
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
-from ..negative_features import adapted_to_negative_features, labels_without_options
 from ..settings import RunSettings
 from ..tables import MISSING, accuracy_text, published_cells, rows, title_of
 from .base import (
@@ -166,10 +165,6 @@ def reproduce_table(
         the journal, from which a second call resumes, and the result. Figures label the features by
         `name`; default: by the dataset and the backbone.
 
-    Returns
-    -------
-    AccuracyTable, or for "keff" AccuracyCurves
-
     Examples
     --------
     >>> import paddle_ext
@@ -202,9 +197,7 @@ def reproduce_table(
         seed=settings.seed,
     )
     named = replace(settings, name=features_title(settings.name, dataset, backbone))
-    adaptable = labels_without_options(chosen, options or {})
-    chosen, notes = adapted_to_negative_features(chosen, adaptable, bank)
-    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL), notes)
+    evaluation = evaluate_plan(bank, chosen, plan, named.in_subfolder(JOURNAL))
     result = (AccuracyCurves if curves else AccuracyTable)(
         experiment=experiment, evaluation=evaluation, dataset=dataset, backbone=backbone
     )

@@ -17,7 +17,6 @@ from .. import paper
 from ..arguments import chosen_methods
 from ..drawing import distinct, shots_title
 from ..evaluate import evaluate_plan
-from ..negative_features import adapted_to_negative_features, labels_without_options
 from ..plan import TaskPlan, distinct_integers
 from ..results import Evaluation, Result
 from ..settings import RunSettings
@@ -118,9 +117,8 @@ def evaluate_any_batch(
     bank : FeatureBank
         All its classes are candidates.
     methods : {"paper", "all"}, or names
-        With their default options, which are not specific to a dataset; PT-MAP takes no roots if
-        some features are negative. The nearest class mean of unit-norm rows is always included, as
-        the baseline.
+        With their default options, which are not specific to a dataset. The nearest class mean of
+        unit-norm rows is always included, as the baseline.
     shots, n_tasks
         As in `evaluate`. Each number of shots has a figure and a table.
     k_eff : int or sequence of int, optional
@@ -136,10 +134,6 @@ def evaluate_any_batch(
     **run
         As in `accuracy.reproduce_table`.
 
-    Returns
-    -------
-    AnyBatch
-
     Examples
     --------
     >>> import paddle_ext
@@ -151,10 +145,8 @@ def evaluate_any_batch(
     plans = plans_by_queries(bank, shots, k_eff, check.integer("n_query", n_query), tasks)
     chosen = {NEAREST: registry.create("simpleshot", scaling="l2n")}
     chosen |= chosen_methods(methods, None, options, paper.methods("table1"))
-    adaptable = labels_without_options(chosen, options or {})
-    chosen, notes = adapted_to_negative_features(chosen, adaptable, bank)
     parts = [
-        evaluate_plan(bank, chosen, plan, settings.in_subfolder(f"tasks-{count}"), notes)
+        evaluate_plan(bank, chosen, plan, settings.in_subfolder(f"tasks-{count}"))
         for count, plan in sorted(plans.items(), reverse=True)
     ]
     results = [result for part in parts for result in part]

@@ -24,7 +24,7 @@ from ....solution import Solution
 from ....task import Task
 from ...data.bank import FeatureBank
 from ...progress import Progress
-from ...tasks.sampler import LAST_TASK, natural
+from ...tasks.sampler import LAST_TASK
 from .. import figures as pictures
 from .. import paper
 from ..blocks import wait_for
@@ -142,10 +142,6 @@ def measure_convergence(
     repeats : int
         PADDLE's times are the best of this many runs.
 
-    Returns
-    -------
-    Convergence
-
     Examples
     --------
     >>> import paddle_ext
@@ -207,7 +203,7 @@ class OneTask(NamedTuple):
 def draw_task(bank: FeatureBank, settings: RunSettings, *, task: int, **tasks: Any) -> OneTask:
     """The task of this number."""
     (sampler,) = plan_experiment("convergence", bank, seed=settings.seed, **tasks).samplers
-    natural("task", task, LAST_TASK - 1)
+    check.integer("task", task, least=0, most=LAST_TASK - 1)
     batch = sampler.batch(task, 1)
     check_features(bank)
     device = settings.device_for(bank)

@@ -141,10 +141,6 @@ def evaluate_lambdas(
     shots, n_tasks
         As in `evaluate`.
 
-    Returns
-    -------
-    Lambda
-
     Examples
     --------
     >>> import paddle_ext

@@ -171,10 +171,6 @@ def evaluate_stata_batches(
     **run
         As in `accuracy.reproduce_table`.
 
-    Returns
-    -------
-    StatABatches
-
     Examples
     --------
     >>> import paddle_ext
