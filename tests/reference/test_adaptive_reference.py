@@ -161,7 +161,7 @@ def test_moved_distances_by_hand() -> None:
 
 
 def test_posterior_by_hand() -> None:
-    """One query of each of two classes: W = u^2 Q / (Q + K), others alone in counts, c, m, temper."""
+    """Two classes, a query of each: W = u^2 Q / (Q + K), others alone in counts, c, m, temper."""
     means, query = torch.eye(2).double(), torch.tensor([[3.0, 1.0], [0.5, 2.0]]).double()
     shots, bias = torch.tensor([1.0, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
     known = Likelihood(
