@@ -1,7 +1,5 @@
 """Small datasets for the tests of ``paddle-ext classify``."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

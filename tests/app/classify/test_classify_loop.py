@@ -1,7 +1,5 @@
 """The page where labels are corrected, in a browser: the loop, keyboards, phones, many samples."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``paddle-ext classify`` on folders of images: modes, damage, odd names, the cache."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

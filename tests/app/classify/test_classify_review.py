@@ -1,7 +1,5 @@
 """The review as a loop: corrections that accumulate, and tables that have every sample."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Samples to check in one list, samples of no class, and the expected accuracy."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

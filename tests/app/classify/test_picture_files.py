@@ -1,7 +1,5 @@
 """Real-world folders: any names, any files, images that change, no place for a cache."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys

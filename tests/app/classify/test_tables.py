@@ -1,7 +1,5 @@
 """Real-world tables: ids, missing values, labels in any spelling, separators, encodings, .pt."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
