@@ -1,15 +1,12 @@
 """A browser for the pages."""
 
-import shutil
-
 import pytest
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+from scripts import script
 
 
 @pytest.fixture(scope="session")
 def browser() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    found = script("docs/check_pages.py").find_browser()
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     return found
