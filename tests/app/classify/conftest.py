@@ -1,6 +1,9 @@
-"""A browser for the pages."""
+"""A browser for the pages, and files to classify."""
+
+from pathlib import Path
 
 import pytest
+from classify_data import embedding_files, strange_files
 from scripts import script
 
 
@@ -10,3 +13,13 @@ def browser() -> str:
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return embedding_files(tmp_path)
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> tuple[Path, Path]:
+    return strange_files(tmp_path)

@@ -10,7 +10,6 @@ import pytest
 from classify_data import (
     NAMES,
     STRANGE,
-    embedding_files,
     embeddings,
     feature_columns,
     picture_folders,
@@ -26,12 +25,6 @@ from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
 from paddle_ext.app.classify.table_files import open_table
 from paddle_ext.research.files import remove_abandoned
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    return embedding_files(tmp_path)
-
 
 # --- corrections accumulate -----------------------------------------------------------------------
 
