@@ -1,18 +1,18 @@
 """Small datasets for the tests of ``paddle-ext classify``."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Settings
+from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
 from paddle_ext.app.cli.app import app
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
@@ -137,3 +137,26 @@ def picture_folders(root: Path) -> tuple[Path, Path]:
         for seed in range(3):
             pattern(kind, 10 + seed, (90, 70)).save(new / "deep" / name / f"{seed}.jpg")
     return labelled, new
+
+
+class Colours(torch.nn.Module):
+    """Features without training: the mean colour and texture of each quarter, times a weight."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means = torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
+        across, down = x.diff(dim=-1).abs().mean((2, 3)), x.diff(dim=-2).abs().mean((2, 3))
+        return self.weight * torch.cat([means, across, down], dim=1)
+
+
+def small_network(weight: float = 1.0) -> SquareNetwork:
+    preparation = Preparation(32, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    return network_of(Colours(weight), preparation, torch.device("cpu"), "colours")
+
+
+def labels_of_files(folder: Path) -> dict[str, str]:
+    """The labels of images in the output of the command."""
+    return {row["file"]: row["label"] for row in table(folder / "answers.csv")}

@@ -1,7 +1,5 @@
 """Tiny random image-text models for tests, saved by their libraries."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

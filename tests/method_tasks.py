@@ -1,7 +1,5 @@
 """Shared by the tests of all methods: fast settings, and tasks that each method accepts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Where the cases of a test run: all of them on the CPU, and some of them on CUDA too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

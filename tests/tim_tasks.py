@@ -1,7 +1,5 @@
 """How the tests of TIM solve a problem and compare with the float64 reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

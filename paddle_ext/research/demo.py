@@ -114,12 +114,6 @@ def run_demo(
         Show progress on stderr.
     say : function of str
         Called with messages about the current step.
-
-    Examples
-    --------
-    >>> from paddle_ext.research import demo
-    >>> found = demo.run_demo(quick=True, n_tasks=10)  # doctest: +SKIP
-    >>> demo.draw(found, "demo.png")  # doctest: +SKIP
     """
     settings = RunSettings(seed=seed, name=NAME, device=device, progress=progress)
     check.integer("n_tasks", n_tasks)

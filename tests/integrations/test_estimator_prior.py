@@ -1,7 +1,5 @@
 """A prior on the class proportions, in the estimators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

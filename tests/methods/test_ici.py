@@ -1,7 +1,5 @@
 """LR + ICI: against the reference, against scikit-learn, and its parts separately."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from itertools import pairwise

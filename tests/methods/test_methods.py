@@ -151,43 +151,19 @@ def test_negative_features(device: str, name: str) -> None:
 # --- nasty input ----------------------------------------------------------------------------------
 
 
-def one_shot() -> Problem:
-    return make_problem(B=2, Q=10, K=5, D=6, shots=(1, 1))
-
-
-def more_classes_than_queries() -> Problem:
-    return make_problem(B=2, Q=4, K=11, D=6)
-
-
-def one_feature() -> Problem:
-    return make_problem(B=2, Q=7, K=3, D=1)
-
-
-def one_query_per_task() -> Problem:
-    return make_problem(B=3, Q=1, K=3, D=4)
-
-
-def zeros() -> Problem:
-    return make_problem(B=2, Q=6, K=3, D=4).map(torch.zeros_like)
-
-
 def zero_queries() -> Problem:
     problem = make_problem(B=2, Q=6, K=3, D=4)
     return replace(problem, query=torch.zeros_like(problem.query))
 
 
-def one_row_of_everything() -> Problem:
-    return make_problem(Q=1, K=1, D=1, shots=(1, 1))
-
-
 MORE: dict[str, Callable[[], Problem]] = {
-    "one shot": one_shot,
-    "K > Q": more_classes_than_queries,
-    "one feature": one_feature,
-    "one query each": one_query_per_task,
-    "zeros": zeros,
+    "one shot": lambda: make_problem(B=2, Q=10, K=5, D=6, shots=(1, 1)),
+    "K > Q": lambda: make_problem(B=2, Q=4, K=11, D=6),
+    "one feature": lambda: make_problem(B=2, Q=7, K=3, D=1),
+    "one query each": lambda: make_problem(B=3, Q=1, K=3, D=4),
+    "zeros": lambda: make_problem(B=2, Q=6, K=3, D=4).map(torch.zeros_like),
     "zero queries": zero_queries,
-    "one of all": one_row_of_everything,
+    "one of all": lambda: make_problem(Q=1, K=1, D=1, shots=(1, 1)),
     "tied": tied,
     "all equal": all_equal,
     "one direction": one_direction,

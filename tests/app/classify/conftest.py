@@ -1,15 +1,25 @@
-"""A browser for the pages."""
+"""A browser for the pages, and files to classify."""
 
-import shutil
+from pathlib import Path
 
 import pytest
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+from classify_data import embedding_files, strange_files
+from scripts import script
 
 
 @pytest.fixture(scope="session")
 def browser() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    found = script("docs/check_pages.py").find_browser()
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return embedding_files(tmp_path)
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> tuple[Path, Path]:
+    return strange_files(tmp_path)

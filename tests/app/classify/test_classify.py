@@ -1,7 +1,5 @@
 """``paddle-ext classify`` on embeddings: formats, tables with missing labels, batches, messages."""
 
-from __future__ import annotations
-
 import json
 import sys
 import weakref

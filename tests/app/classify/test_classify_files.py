@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from classify_data import (
     NAMES,
-    embedding_files,
     embeddings,
     picture_folders,
     refused,
@@ -26,11 +25,6 @@ from classify_data import (
 )
 
 ESCAPE = "\x1b[31m"
-
-
-@pytest.fixture
-def arrays(tmp_path: Path) -> tuple[Path, Path]:
-    return embedding_files(tmp_path)
 
 
 # --- what is in the files -----------------------------------------------------------------------
@@ -116,14 +110,14 @@ def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
 # --- what cannot be read or written -------------------------------------------------------------
 
 
-def test_a_model_that_does_not_exist(arrays: tuple[Path, Path], tmp_path: Path) -> None:
-    told = refused(arrays[1], "--model", tmp_path / "none.npz", "--output", tmp_path)
+def test_a_model_that_does_not_exist(files: tuple[Path, Path], tmp_path: Path) -> None:
+    told = refused(files[1], "--model", tmp_path / "none.npz", "--output", tmp_path)
     assert "none.npz, which does not exist" in told
 
 
 @pytest.mark.parametrize("option", ["folder", "file", "save"])
 def test_a_full_disk_is_reported_with_the_file(
-    arrays: tuple[Path, Path], tmp_path: Path, option: str
+    files: tuple[Path, Path], tmp_path: Path, option: str
 ) -> None:
     """With a limit on the size of files, which fails like a full disk."""
     words, name, largest = {
@@ -134,7 +128,7 @@ def test_a_full_disk_is_reported_with_the_file(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
     try:
-        told = refused(*arrays, *words)
+        told = refused(*files, *words)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"error: {tmp_path / name}: {os.strerror(errno.EFBIG)}" in told
@@ -142,18 +136,18 @@ def test_a_full_disk_is_reported_with_the_file(
 
 
 def test_a_full_disk_and_excel(
-    arrays: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The archive is complete before it is written, as one that fails complains twice."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=full))
-    told = refused(*arrays, "--output", tmp_path / "all.xlsx")
+    told = refused(*files, "--output", tmp_path / "all.xlsx")
     assert f"error: {tmp_path / 'all.xlsx'}: {os.strerror(errno.ENOSPC)}" in told
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_is_not_writable_is_reported_with_the_file(
-    arrays: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The tests may run as root, who may write anywhere."""
     make = os.mkdir
@@ -164,7 +158,7 @@ def test_a_folder_that_is_not_writable_is_reported_with_the_file(
         make(path, *rest, **more)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    told = refused(*arrays, "--output", tmp_path)
+    told = refused(*files, "--output", tmp_path)
     assert told.endswith(f"error: {tmp_path / 'answers.csv'}: {os.strerror(number)}")
 
 
@@ -172,7 +166,7 @@ def test_a_folder_that_is_not_writable_is_reported_with_the_file(
 
 
 def test_the_next_run_removes_what_a_killed_one_left(
-    arrays: tuple[Path, Path], tmp_path: Path
+    files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """But not what another run is writing, nor what is not ours."""
     folder = tmp_path / "out"
@@ -183,7 +177,7 @@ def test_the_next_run_removes_what_a_killed_one_left(
     descriptor = os.open(folder / ".partial-theirown", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        said(*arrays, "--output", folder)
+        said(*files, "--output", folder)
     finally:
         os.close(descriptor)
     assert sorted(path.name for path in folder.glob(".partial-*")) == [

@@ -1,14 +1,12 @@
 """The page where labels are corrected, in a browser: the loop, keyboards, phones, many samples."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from classify_data import STRANGE, pattern, settings, strange_files
+from classify_data import STRANGE, pattern, settings
 from pages import FRAME, made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import Answers, Labelled, classify
@@ -21,12 +19,6 @@ from paddle_ext.app.classify.page_samples import caption
 from paddle_ext.app.classify.pictures import thumbnail
 from paddle_ext.app.classify.samples import Source
 
-
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    return strange_files(tmp_path)
-
-
 FILE = """
 const exportedFile = async () => {
   let saved = null;
@@ -38,10 +30,10 @@ const exportedFile = async () => {
 """
 
 
-def test_the_loop_in_a_browser(files: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
+def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
     """An export has old corrections and new ones; each run shows them, to be changed again."""
     out = tmp_path / "out"
-    classify(*files, out, settings())
+    classify(*strange, out, settings())
     script = (
         FILE
         + """
@@ -71,7 +63,7 @@ def test_the_loop_in_a_browser(files: tuple[Path, Path], tmp_path: Path, browser
     assert first["marked"] == 5
     assert first["said"] == "labelled date palm, probably birch"
     (out / "corrected.csv").write_bytes(first["file"].encode())  # into the folder of the page
-    report = classify(*files, out, settings())
+    report = classify(*strange, out, settings())
     labels = {report.answers.names[row]: label for row, label in report.answers.corrected.items()}
     assert labels == {str(row): "yew" for row in STRANGE}
     changed = [one for one in report.outcome.corrected.given if one.label != one.given]
@@ -112,16 +104,16 @@ def test_the_loop_in_a_browser(files: tuple[Path, Path], tmp_path: Path, browser
     assert found["40"] == "yew"
     assert found["41"] == ""
     assert found[second["name"]] == "unknown"
-    classify(*files, out, settings(corrected=[tmp_path / "more.csv"]))
+    classify(*strange, out, settings(corrected=[tmp_path / "more.csv"]))
     kept = {key.name for key in read_corrections(out / "corrected.csv")}
     assert "41" not in kept
     assert {"40", "42", second["name"]} <= kept
 
 
 def test_the_question_about_a_new_class(
-    files: tuple[Path, Path], tmp_path: Path, browser: str
+    strange: tuple[Path, Path], tmp_path: Path, browser: str
 ) -> None:
-    report = classify(*files, tmp_path / "out", settings())
+    report = classify(*strange, tmp_path / "out", settings())
     script = """
     const first = document.querySelector("#review .sample");
     const say = (label) => {
@@ -146,9 +138,9 @@ def test_the_question_about_a_new_class(
 
 
 def test_a_group_keeps_the_labels_of_single_samples(
-    files: tuple[Path, Path], tmp_path: Path, browser: str
+    strange: tuple[Path, Path], tmp_path: Path, browser: str
 ) -> None:
-    report = classify(*files, tmp_path / "out", settings())
+    report = classify(*strange, tmp_path / "out", settings())
     script = """
     const group = document.querySelector(".group");
     group.querySelector(".sample").click();
@@ -201,9 +193,9 @@ def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
     assert shown["offered"] is False
 
 
-def test_by_keyboard_alone(files: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
+def test_by_keyboard_alone(strange: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
     """All that a click does can be done with Enter and Tab, and the focus comes back."""
-    report = classify(*files, tmp_path / "out", settings())
+    report = classify(*strange, tmp_path / "out", settings())
     script = """
     const first = document.querySelector("#review .sample");
     first.focus();
@@ -245,10 +237,10 @@ parent.postMessage({width: document.documentElement.scrollWidth, inner: window.i
 
 
 def test_all_sections_on_phones_and_desktops(
-    files: tuple[Path, Path], tmp_path: Path, browser: str
+    strange: tuple[Path, Path], tmp_path: Path, browser: str
 ) -> None:
     (tmp_path / "a.csv").write_text(f"name,label\n40,{'a_long_name_' * 9}\n3,unknown\n")
-    report = classify(*files, tmp_path, settings(corrected=tmp_path / "a.csv"))
+    report = classify(*strange, tmp_path, settings(corrected=tmp_path / "a.csv"))
     text = report.page.read_text()
     assert all(f'id="{name}"' in text for name in ("review", "corrected", "suspects"))
     (tmp_path / "inside.html").write_text(with_probe(text, WIDTH), encoding="utf-8")

@@ -1,7 +1,5 @@
 """``paddle-ext classify`` with class names: embeddings, texts, images, messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page of ``paddle-ext classify`` in a browser, and the command itself."""
 
-from __future__ import annotations
-
 import csv
 import http.server
 import re

@@ -1,7 +1,5 @@
 """``paddle-ext classify`` on folders of images: modes, damage, odd names, the cache."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -9,23 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import pattern, picture_folders, settings, table
+from classify_data import labels_of_files, pattern, picture_folders, settings, small_network
 from PIL import Image
 
 from paddle_ext.app.classify import Columns, Report, classify
 from paddle_ext.app.classify import pictures as pictures_module
-from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of, open_network
+from paddle_ext.app.classify.networks import SquareNetwork, open_network
 from paddle_ext.app.classify.pictures import load_picture
 from paddle_ext.research.backbones import Checkpoint, Transform, create
-
-
-class Colours(torch.nn.Module):
-    """Features for tests: the mean colour and texture of each quarter."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        means = torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
-        across, down = x.diff(dim=-1).abs().mean((2, 3)), x.diff(dim=-2).abs().mean((2, 3))
-        return torch.cat([means, across, down], dim=1)
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +25,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def open_colours(name: str, device: torch.device) -> SquareNetwork:
         if name != "efficientnet_lite0":
             return open_network(name, device)
-        preparation = Preparation(32, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
-        found = network_of(Colours(), preparation, device, "colours")
+        found = small_network()
         inner = found.compute
 
         def counted(x: torch.Tensor) -> torch.Tensor:
@@ -55,10 +43,6 @@ def run(labelled: Path, new: Path, output: Path, **options: object) -> Report:
     return classify(labelled, new, output, settings(**options))
 
 
-def answers_of(folder: Path) -> dict[str, str]:
-    return {row["file"]: row["label"] for row in table(folder / "answers.csv")}
-
-
 def test_a_folder_called_unknown_is_no_class(tmp_path: Path) -> None:
     """As in tables: otherwise it would be one folder, and one label, with samples of no class."""
     labelled, new = picture_folders(tmp_path)
@@ -71,7 +55,7 @@ def test_a_folder_called_unknown_is_no_class(tmp_path: Path) -> None:
 def test_folders(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     report = run(labelled, new, tmp_path, columns=Columns(truth="folder"))
-    assert answers_of(tmp_path) == {
+    assert labels_of_files(tmp_path) == {
         f"deep/{name}/{seed}.jpg": name for name in ("chess", "stripes") for seed in range(3)
     }
     assert report.answers.accuracy() == (1.0, 6, 0)
@@ -94,7 +78,7 @@ def test_damaged_files_are_listed(tmp_path: Path) -> None:
     assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png", "notes.txt"}
     assert names["text.png"] == names["notes.txt"] == "not an image"
     assert names["empty.png"] == "empty"
-    assert len(answers_of(tmp_path)) == 6
+    assert len(labels_of_files(tmp_path)) == 6
     assert "half.jpg" in report.page.read_text()
 
 
@@ -168,7 +152,7 @@ def test_odd_names(tmp_path: Path) -> None:
     (labelled / "stripes").rename(labelled / odd)
     shutil.move(new / "deep" / "stripes" / "0.jpg", new / "<img src=x onerror=alert(1)>.jpg")
     report = run(labelled, new, tmp_path)
-    assert answers_of(tmp_path)["<img src=x onerror=alert(1)>.jpg"] == odd
+    assert labels_of_files(tmp_path)["<img src=x onerror=alert(1)>.jpg"] == odd
     page = report.page.read_text()
     assert "<script>alert" not in page
     assert "<img src=x" not in page
@@ -222,7 +206,7 @@ def test_one_image_of_each_class(tmp_path: Path) -> None:
     for path in labelled.glob("*/[123].png"):
         path.unlink()
     run(labelled, new, tmp_path)
-    found = answers_of(tmp_path)
+    found = labels_of_files(tmp_path)
     assert sum(name.split("/")[1] == label for name, label in found.items()) >= 5
 
 

@@ -1,7 +1,5 @@
 """The review as a loop: corrections that accumulate, and tables that have every sample."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -12,7 +10,6 @@ import pytest
 from classify_data import (
     NAMES,
     STRANGE,
-    embedding_files,
     embeddings,
     feature_columns,
     picture_folders,
@@ -28,12 +25,6 @@ from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
 from paddle_ext.app.classify.table_files import open_table
 from paddle_ext.research.files import remove_abandoned
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    return embedding_files(tmp_path)
-
 
 # --- corrections accumulate -----------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from classify_data import (
     NAMES,
-    embedding_files,
     embeddings,
     feature_columns,
     picture_folders,
@@ -26,11 +25,6 @@ from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.run import page_title
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    return embedding_files(tmp_path)
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -1,33 +1,25 @@
 """Samples to check in one list, samples of no class, and the expected accuracy."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, STRANGE, embeddings, said, settings, strange_files, table
+from classify_data import NAMES, STRANGE, embeddings, said, settings, table
 
 from paddle_ext.app.classify import Answers, classify
 from paddle_ext.app.classify.alike import merged
 from paddle_ext.app.classify.labelled_check import ExpectedAccuracy
 from paddle_ext.app.classify.review import to_check
 
-
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    return strange_files(tmp_path)
-
-
 # --- one list -------------------------------------------------------------------------------------
 
 
-def test_one_list_to_check(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_one_list_to_check(strange: tuple[Path, Path], tmp_path: Path) -> None:
     """Strangers and doubtful samples are in one list with the reason; classes say so."""
     out = tmp_path / "out"
-    told = said(*files, "--output", out)
+    told = said(*strange, "--output", out)
     rows = table(out / "answers.csv")
     assert [row for row in STRANGE if rows[row]["check"] == "unknown"] == STRANGE
     count = sum(bool(row["check"]) for row in rows)
@@ -53,15 +45,15 @@ def test_one_list_to_check(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert f'title="{strange} of {total} to check"' in text
 
 
-def test_strangers_are_grouped(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", settings())
+def test_strangers_are_grouped(strange: tuple[Path, Path], tmp_path: Path) -> None:
+    report = classify(*strange, tmp_path / "out", settings())
     assert STRANGE in report.answers.alike
     group = report.page.read_text().partition('<li class="group')[2].partition("</ul></li>")[0]
     assert "5 that resemble one another." in group
     assert "Label all 5" in group
     # Known by name, they are found again.
     (tmp_path / "a.csv").write_text("name,label\n40,yew\n41,yew\n")
-    again = classify(*files, tmp_path / "out", settings(corrected=tmp_path / "a.csv"))
+    again = classify(*strange, tmp_path / "out", settings(corrected=tmp_path / "a.csv"))
     assert {again.answers.label(row) for row in STRANGE} == {"yew"}
 
 
@@ -142,9 +134,9 @@ def test_expected_accuracy_of_two_labels_is_not_trusted(tmp_path: Path) -> None:
     )
 
 
-def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_expected_accuracy(strange: tuple[Path, Path], tmp_path: Path) -> None:
     """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
-    told = said(*files, "--output", tmp_path / "out")
+    told = said(*strange, "--output", tmp_path / "out")
     pattern = r"expected accuracy: \d+ % \(\d+ to \d+\) of samples of known classes, from \d+ "
     assert re.search(pattern, told)
     classes = {row["class"]: row for row in table(tmp_path / "out" / "classes.csv")}
@@ -157,4 +149,4 @@ def test_expected_accuracy(files: tuple[Path, Path], tmp_path: Path) -> None:
     one = tmp_path / "one.npz"
     support, labels, _, _ = embeddings()
     np.savez(one, features=support[::4], labels=NAMES[labels[::4]])
-    assert "expected accuracy" not in said(one, files[1], "--output", tmp_path / "b")
+    assert "expected accuracy" not in said(one, strange[1], "--output", tmp_path / "b")

@@ -1,7 +1,5 @@
 """Image-text encoders on disk: tiny random models, saved by their libraries."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real-world folders: any names, any files, images that change, no place for a cache."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys
@@ -15,37 +13,25 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from classify_data import pattern, picture_folders, said, settings, table
+from classify_data import (
+    labels_of_files,
+    pattern,
+    picture_folders,
+    said,
+    settings,
+    small_network,
+)
 from PIL import Image
 
 from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
 from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
 from paddle_ext.app.classify.model import load_model
-from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
 from paddle_ext.app.classify.pictures import PictureReader
 from paddle_ext.app.classify.text_embedding import TextEmbedder
 from paddle_ext.research.data import decoding
 from paddle_ext.research.data.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.research.files import cache_or_temporary, user_cache
-
-
-class Means(torch.nn.Module):
-    """Features for tests: the mean colour of each quarter, and a weight to be trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
-
-
-def small_network(weight: float = 1.0) -> SquareNetwork:
-    inner = Means()
-    inner.weight.data.fill_(weight)
-    preparation = Preparation(16, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
-    return network_of(inner, preparation, torch.device("cpu"), "means")
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +50,6 @@ def formats() -> Iterator[None]:
 
 def run(labelled: Path, new: Path, output: Path, **options: Any) -> Report:
     return classify(labelled, new, output, settings(**options))
-
-
-def answers_of(folder: Path) -> dict[str, str]:
-    return {row["file"]: row["label"] for row in table(folder / "answers.csv")}
 
 
 def reasons(report: Report) -> dict[str, str]:
@@ -92,7 +74,7 @@ def test_photos_of_a_phone(tmp_path: Path, formats: None, monkeypatch: pytest.Mo
     (new / "letter.pdf").write_bytes(b"%PDF-1.4\n" + bytes(200))
     (new / "drawing.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
     report = run(labelled, new, tmp_path)
-    answered = answers_of(tmp_path)
+    answered = labels_of_files(tmp_path)
     assert {"a.jfif", "without", "B.WEBP", "wrong.txt", "c.avif"} <= set(answered)
     assert all(answered[name] == "stripes" for name in ("a.jfif", "without", "c.avif"))
     assert reasons(report) == {
@@ -134,7 +116,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     for name, what in ((b"caf\xe9.jpg", content), (b"bad\xff.jpg", b"hello")):
         Path(os.fsdecode(os.fsencode(new) + b"/" + name)).write_bytes(what)
     report = run(labelled, new, tmp_path)
-    assert answers_of(tmp_path)["caf\\xe9.jpg"] == "ray\\xe9"
+    assert labels_of_files(tmp_path)["caf\\xe9.jpg"] == "ray\\xe9"
     assert reasons(report) == {"bad\\xff.jpg": "not an image"}
     assert "caf\\xe9.jpg" in report.page.read_text(encoding="utf-8")
     assert "bad\\xff.jpg: not an image" in said(labelled, new, "--output", tmp_path)

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings, feature_columns, picture_folders, said, settings, table
+from classify_data import (
+    NAMES,
+    embeddings,
+    feature_columns,
+    picture_folders,
+    said,
+    settings,
+    table,
+    write_table,
+)
 
 import paddle_ext
 from paddle_ext.app.classify import Columns, classify, output_files, stream, streaming, tables
@@ -26,11 +35,6 @@ ROWS, LABELS, NEW, TRUTH = embeddings(queries=QUERIES)
 
 def lists(rows: np.ndarray) -> Any:
     return pa.array(list(rows), pa.list_(pa.float32()))
-
-
-def write_known(path: Path) -> Path:
-    pq.write_table(pa.table({"embedding": lists(ROWS), "label": NAMES[LABELS]}), path)
-    return path
 
 
 def write_new(path: Path, **columns: Any) -> Path:
@@ -48,7 +52,8 @@ def write_new(path: Path, **columns: Any) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path, Path]:
-    known = write_known(tmp_path / "known.parquet")
+    known = tmp_path / "known.parquet"
+    pq.write_table(pa.table({"embedding": lists(ROWS), "label": NAMES[LABELS]}), known)
     return known, write_new(tmp_path / "new.parquet"), tmp_path / "answers.parquet"
 
 
@@ -250,27 +255,18 @@ def test_a_table_that_changes_between_two_readings(
     """As one batch it is read several times: labels would be those of other rows."""
     known, new = tmp_path / "known.npz", tmp_path / f"rows.{kind}"
     np.savez(known, features=ROWS, labels=NAMES[LABELS])
-    write = {"csv": write_csv, "parquet": write_rows}[kind]
-    write(new, NEW)
+    write_table(new, feature_columns(NEW))
     find = streaming.classify
 
     def changed(*given: Any, **options: Any) -> Any:
         found = find(*given, **options)
-        write(new, NEW[::-1])
+        write_table(new, feature_columns(NEW[::-1]))
         return found
 
     monkeypatch.setattr(streaming, "classify", changed)
     with pytest.raises(ValueError, match=f"rows.{kind} must not change while it is in use"):
         stream(known, new, tmp_path / "answers.csv", settings(), one_batch=True)
     assert not (tmp_path / "answers.csv").exists()
-
-
-def write_csv(path: Path, rows: np.ndarray) -> None:
-    np.savetxt(path, rows, delimiter=",", header=",".join(f"f{k}" for k in range(16)), comments="")
-
-
-def write_rows(path: Path, rows: np.ndarray) -> None:
-    pq.write_table(pa.table({"embedding": lists(rows)}), path)
 
 
 def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Real-world tables: ids, missing values, labels in any spelling, separators, encodings, .pt."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -181,11 +179,6 @@ def test_files_of_torch(tmp_path: Path) -> None:
 # --- separators and encodings -------------------------------------------------------------------
 
 
-def semicolons(text: str, *, comma: bool) -> str:
-    text = text.replace(",", ";")
-    return text.replace(".", ",") if comma else text
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "utf-16"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str) -> None:
@@ -200,7 +193,8 @@ def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str)
 
 @pytest.mark.parametrize("comma", [False, True])
 def test_a_table_of_a_german_spreadsheet(tmp_path: Path, comma: bool) -> None:
-    text = semicolons(table("a,b,label"), comma=comma).replace("\n", "\r\n")
+    text = table("a,b,label").replace(",", ";").replace("\n", "\r\n")
+    text = text.replace(".", ",") if comma else text
     assert answers(run(tmp_path, text.encode("latin-1"))) == ["owl", "cat"]
 
 

@@ -29,17 +29,13 @@ def test_transform_takes_the_middle() -> None:
     images = random_pixels(2, 20, 16, 3)
     assert torch.equal(
         Transform(10, PLAIN.mean, PLAIN.std, resize=16)(images),
-        plain_pixels(images)[..., 5:15, 3:13],
+        images.permute(0, 3, 1, 2)[..., 5:15, 3:13].float() / 255,
     )
     long = torch.linspace(0, 255, 60).to(torch.uint8).view(1, 1, 60, 1).expand(1, 30, 60, 3)
     result = PLAIN(long)
     assert result.shape == (1, 3, 12, 12)
     assert abs(result.mean() - 0.5) < 0.01
     assert abs(result.min() - 0.25) < 0.03
-
-
-def plain_pixels(images: torch.Tensor) -> torch.Tensor:
-    return images.permute(0, 3, 1, 2).float() / 255
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Files that expand to more than they hold, or never end, are rejected in one sentence."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -5,24 +5,16 @@ import pytest
 from paddle_ext import methods
 from paddle_ext.research.evaluation import paper
 
-# Columns as printed: mini 5, 10, 20, tiered 5, 10, 20.
-RESNET_PADDLE = (63.2, 73.3, 80.0, 45.8, 62.5, 72.0)
-RESNET_TIM = (66.4, 69.4, 70.9, 26.6, 26.7, 25.5)
-RESNET_PT_MAP = (25.8, 27.4, 29.0, 4.3, 5.1, 5.9)
-WIDE_ALPHA_TIM = (68.3, 72.5, 75.8, 41.9, 46.1, 51.8)
-WIDE_LAPLACIAN = (64.9, 65.3, 70.9, 28.1, 38.0, 45.2)
-WIDE_BASELINE = (58.0, 64.8, 69.5, 31.8, 37.0, 42.1)
-
 
 @pytest.mark.parametrize(
     ("backbone", "method", "row"),
-    [
-        ("resnet18", "paddle", RESNET_PADDLE),
-        ("resnet18", "tim", RESNET_TIM),
-        ("resnet18", "pt_map", RESNET_PT_MAP),
-        ("wrn28_10", "alpha_tim", WIDE_ALPHA_TIM),
-        ("wrn28_10", "laplacian_shot", WIDE_LAPLACIAN),
-        ("wrn28_10", "baseline", WIDE_BASELINE),
+    [  # columns as printed: mini 5, 10, 20, tiered 5, 10, 20
+        ("resnet18", "paddle", (63.2, 73.3, 80.0, 45.8, 62.5, 72.0)),
+        ("resnet18", "tim", (66.4, 69.4, 70.9, 26.6, 26.7, 25.5)),
+        ("resnet18", "pt_map", (25.8, 27.4, 29.0, 4.3, 5.1, 5.9)),
+        ("wrn28_10", "alpha_tim", (68.3, 72.5, 75.8, 41.9, 46.1, 51.8)),
+        ("wrn28_10", "laplacian_shot", (64.9, 65.3, 70.9, 28.1, 38.0, 45.2)),
+        ("wrn28_10", "baseline", (58.0, 64.8, 69.5, 31.8, 37.0, 42.1)),
     ],
 )
 def test_table1(backbone: str, method: str, row: tuple[float, ...]) -> None:

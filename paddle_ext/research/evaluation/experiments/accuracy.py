@@ -164,12 +164,6 @@ def reproduce_table(
         Seed, name, device, memory, output, resume and progress: see `RunSettings`. `output` gets
         the journal, from which a second call resumes, and the result. Figures label the features by
         `name`; default: by the dataset and the backbone.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
-    >>> print(reproduce_table("table1", bank, n_tasks=1000).markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     curves = experiment == "keff"

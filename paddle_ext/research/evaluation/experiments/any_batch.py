@@ -133,12 +133,6 @@ def evaluate_any_batch(
         From names to options of methods, such as `Tuning.options`.
     **run
         As in `accuracy.reproduce_table`.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
-    >>> print(evaluate_any_batch(bank, methods=["paddle", "adaptive"]).markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     tasks = {"n_tasks": n_tasks, "support": support, "query": query, "seed": settings.seed}

@@ -141,12 +141,6 @@ def measure_convergence(
         The target of the criterion, > 0.
     repeats : int
         PADDLE's times are the best of this many runs.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> bank = paddle_ext.FeatureBank.load("tiered_test.npz")  # doctest: +SKIP
-    >>> print(measure_convergence(bank, dataset="tiered").markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     check_data_set(dataset, backbone, DATA_SETS)

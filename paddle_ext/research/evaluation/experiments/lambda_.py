@@ -140,12 +140,6 @@ def evaluate_lambdas(
         As in `accuracy.reproduce_table`; the paper shows these curves only as figures.
     shots, n_tasks
         As in `evaluate`.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> bank = paddle_ext.FeatureBank.load("mini_test.npz")  # doctest: +SKIP
-    >>> evaluate_lambdas(bank, queries=(25, 75), output="lambda")  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     check_data_set(dataset, backbone, DATA_SETS)

@@ -170,13 +170,6 @@ def evaluate_stata_batches(
         From names to options of methods.
     **run
         As in `accuracy.reproduce_table`.
-
-    Examples
-    --------
-    >>> import paddle_ext
-    >>> bank = paddle_ext.FeatureBank.load("clip.npz")  # doctest: +SKIP
-    >>> names = torch.from_numpy(numpy.load("clip.npz")["text"])  # doctest: +SKIP
-    >>> print(evaluate_stata_batches(bank, prototypes=names).markdown())  # doctest: +SKIP
     """
     settings = RunSettings(**run)
     tasks: dict[str, Any] = {"shots": 0, "prototypes": prototypes, "seed": settings.seed}
