@@ -9,8 +9,9 @@ from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
 from paddle_ext.methods import create
 from paddle_ext.rule.correction import corrected_likelihood, left_out
 from paddle_ext.rule.engines import classify
-from paddle_ext.rule.label_noise import LeaveOneOut, noisy_likelihood, weigh_labels
+from paddle_ext.rule.label_noise import noisy_likelihood, weigh_labels
 from paddle_ext.rule.likelihood import learned, likelihood_of
+from paddle_ext.rule.weighted_rows import WeightedRows
 
 K = 8
 
@@ -34,14 +35,21 @@ def task(
     return rows[0], labels, truth, rows[1], target
 
 
-@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 6), (90, 6)])
+@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
 def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
     support, labels, *_ = task(D, shots, 0.0, spread=2.0)
     known = likelihood_of(support[None], labels[None], K)
     native = learned(support[None], labels[None], K, every=True).left_out
     assert native is not None
-    rows = LeaveOneOut.of(known, support[None], labels[None])
-    found = rows.distances(known, torch.ones_like(rows.squares))
+    even = torch.ones(1, len(labels), dtype=support.dtype)
+    rows = WeightedRows.of(known, known.coordinates(support[None]), labels[None], even)
+    assert rows.full is not None
+    assert rows.full.shares is not None
+    assert known.shares is not None
+    plain, full = (rows.distances(metric, even) for metric in (rows.plain, rows.full))
+    t, _, projected = known.shares[0]
+    assert t > 0
+    found = (1 - t) * plain + projected / rows.full.shares[0, 2] * full
     # The native distances lack a constant of each row.
     difference = found - native
     torch.testing.assert_close(
