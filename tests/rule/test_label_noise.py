@@ -57,6 +57,34 @@ def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: i
     )
 
 
+@pytest.mark.parametrize("D", [12, 90])
+def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
+    """Compared with the metric of the other rows, for a mean scatter that stays the same."""
+    support, labels, *_ = task(D, 4, 0.0, spread=2.0)
+    known = likelihood_of(support[None], labels[None], K)
+    x, y = known.coordinates(support[None]), labels[None]
+    weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
+    rows = WeightedRows.of(known, x, y, weights)
+    assert rows.full is not None
+    found = rows.distances(rows.full, weights)[0]
+    means, root = rows.full.prototypes[0], known.scale[0].sqrt()
+    offsets = weights[0].sqrt().unsqueeze(-1) * (x[0] - means[labels]) * root
+    mass = torch.stack([weights[0, labels == k].sum() for k in range(K)])
+    squares = torch.stack([weights[0, labels == k].square().sum() for k in range(K)])
+    scatter = offsets.square().sum() / (mass - squares / mass).sum()
+    for i in (0, 13, 31):
+        others = torch.arange(len(labels)) != i
+        own = others & (labels == labels[i])
+        without = means.clone()
+        without[labels[i]] = (weights[0, own] @ x[0, own]) / weights[0, own].sum()
+        v = weights[0, others].sqrt().unsqueeze(-1) * (x[0] - without[labels])[others] * root
+        A = torch.linalg.inv(v.mT @ v / scatter + torch.eye(D, dtype=v.dtype))
+        away = (x[0, i] - means) * root
+        wanted = ((away @ A) * away).sum(-1)
+        elsewhere = torch.arange(K) != labels[i]
+        torch.testing.assert_close(found[i, elsewhere], wanted[elsewhere], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("label_noise", ["auto", 0.3])
 @pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 8), (90, 6)])
 def test_same_as_the_reference(D: int, shots: int, label_noise: float | str) -> None:
