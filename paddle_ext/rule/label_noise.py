@@ -142,19 +142,18 @@ def weigh_labels(
     bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
     moved = replace(moved, sharpness=found.sharpness, bias=bias)
     return WeighedLabels(
-        chosen(noisy, moved, likelihood),
+        where_noisy(noisy, moved, likelihood),
         torch.where(noisy, found.rate, 0),
         weights,
         torch.where(column(noisy), hubs.unsqueeze(-2) - found.distances * column(half), logits),
     )
 
 
-def chosen(noisy: Tensor, moved: Likelihood, likelihood: Likelihood) -> Likelihood:
+def where_noisy(noisy: Tensor, moved: Likelihood, likelihood: Likelihood) -> Likelihood:
     """The likelihood `moved` for tasks that are `noisy` [B], and the other for the rest."""
-    both = {name: (getattr(moved, name), x) for name, x in likelihood.tensors().items()}
     found: Any = {
-        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), new, x)
-        for name, (new, x) in both.items()
+        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
+        for name, x in likelihood.tensors().items()
     }
     return replace(likelihood, **found)
 
