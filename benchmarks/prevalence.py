@@ -3,8 +3,8 @@
 Proportions are drawn from Dirichlet(1) over some classes of each bank or all. The first table has
 the mean absolute error of the shares, times 1000, and how far ahead of the best peer we are, with
 the standard error over batches; the second how many of the classes present lie in their intervals,
-and how wide these are. With --bootstrap: QuaPy's bootstrap on the same batches, next to our
-intervals at the coverage that it reaches.
+how wide these are, and how many of all candidate classes lie in theirs. With --bootstrap: QuaPy's
+bootstrap on the same batches, next to our intervals at the coverage that it reaches.
 """
 
 from __future__ import annotations
@@ -130,11 +130,15 @@ def error(shares: Tensor, batch: Batch) -> float:
     return 1000 * float((shares - batch.shares).abs().mean())
 
 
+def inside(found: Any, batch: Batch) -> Tensor:
+    """Whether the share of each class lies in its interval, [K]."""
+    return (found.low - SLACK <= batch.shares) & (batch.shares <= found.high + SLACK)
+
+
 def covered(found: Any, batch: Batch) -> Tensor:
     """For each class present, whether it lies in its interval, and its width; [n, 2]."""
-    there = batch.shares > 0
-    inside = (found.low - SLACK <= batch.shares) & (batch.shares <= found.high + SLACK)
-    return 100 * torch.stack([inside.double(), found.high - found.low], 1)[there]
+    both = torch.stack([inside(found, batch).double(), found.high - found.low], 1)
+    return 100 * both[batch.shares > 0]
 
 
 def means(found: list[Tensor]) -> list[float]:
@@ -159,12 +163,13 @@ def measured(
     bank: FeatureBank, shots: int, present: str, chosen: Any, peers: list[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
     errors: dict[str, list[float]] = {}
-    solved, widths, theirs = [], [], []
+    solved, widths, theirs, every = [], [], [], []
     for number, batch in enumerate(batches(bank, shots, present, chosen)):
         harness.progress(f"batch {number + 1} of {chosen.n_tasks}")
         found = paddle_ext.adaptive(batch.support, batch.labels, batch.query)
         solved.append((found, batch))
         widths.append(covered(found.prevalence(), batch))
+        every.append(100 * float(inside(found.prevalence(), batch).double().mean()))
         for name, shares in readings(found).items():
             errors.setdefault(name, []).append(error(shares, batch))
         for name in peers:
@@ -178,6 +183,7 @@ def measured(
         ahead = torch.tensor(errors[best]) - torch.tensor(errors[OURS])
         row |= {"ahead": float(ahead.mean()), "standard error": standard_error(ahead)}
     interval = dict(zip(("covered %", "width %"), means(widths), strict=True))
+    interval["of all classes %"] = sum(every) / len(every)
     if theirs:
         reached = means(theirs)
         same = at_coverage(reached[0], solved)

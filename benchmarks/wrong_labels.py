@@ -6,6 +6,7 @@ Each row that gets a wrong label gets that of another class, uniformly; the same
 class. cleanlab (`pip install cleanlab`, optional) judges rows by logistic regression on unit-norm
 features, in five folds or as many as the smallest class has rows, and `adaptive` trusts the rest.
 The regularisation is the one under which left-out folds have their given labels most probably.
+The share of the oracle's gain has a standard error over tasks.
 """
 
 from __future__ import annotations
@@ -105,6 +106,21 @@ def accuracies(
     return found
 
 
+def share_of_gain(tasks: list[list[dict[str, float]]]) -> str:
+    """How much of the oracle's gain weighing reaches, from the tasks of each bank."""
+    gains = [
+        np.array([[one["weighed"], one["oracle"]] for one in bank])
+        - np.array([[one["trusted"]] for one in bank])
+        for bank in tasks
+    ]
+    weighed, oracle = np.mean([gain.mean(0) for gain in gains], 0)
+    if oracle <= 0:
+        return f"; {weighed:+.2f}"
+    share = weighed / oracle
+    rest = [(gain @ [1, -share]).var(ddof=1) / len(gain) for gain in gains]
+    return f"; {share:.2f} ± {np.sum(rest) ** 0.5 / len(gains) / oracle:.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("banks", nargs="+", type=Path)
@@ -123,24 +139,28 @@ def main() -> None:
             features = torch.from_numpy(data["features"].astype(np.float32))
             labels = torch.from_numpy(data["labels"].astype(np.int64))
         banks.append((features[labels >= 0], labels[labels >= 0]))
-    print("shots, wrong, present: " + " / ".join(methods) + "; share of the oracle's gain")
+    print(
+        "shots, wrong, present: "
+        + " / ".join(methods)
+        + "; share of the oracle's gain, or the gain"
+    )
     for shots in map(int, options.shots.split(",")):
         for wrong in map(float, options.wrong.split(",")):
-            per_bank: dict[tuple[str, str], list[float]] = {}
-            for features, labels in banks:
-                tasks = [
+            drawn = [
+                [
                     accuracies(features, labels, shots, wrong, options.seed + i, methods)
                     for i in range(options.n_tasks)
                 ]
-                done = [task for task in tasks if task is not None]
-                for cell in done[0]:
-                    per_bank.setdefault(cell, []).append(np.mean([one[cell] for one in done]))
+                for features, labels in banks
+            ]
             for name in QUERIES:
-                mean = {method: float(np.mean(per_bank[name, method])) for method in methods}
-                shown = " / ".join(f"{mean[method]:.1f}" for method in methods)
-                gain = mean["oracle"] - mean["trusted"]
-                share = f"; {(mean['weighed'] - mean['trusted']) / gain:.2f}" if gain > 0 else ""
-                print(f"{shots}, {wrong:g}, {name}: {shown}{share}", flush=True)
+                tasks = [
+                    [{m: one[name, m] for m in methods} for one in bank if one is not None]
+                    for bank in drawn
+                ]
+                mean = [np.mean([np.mean([one[m] for one in x]) for x in tasks]) for m in methods]
+                shown = " / ".join(f"{value:.1f}" for value in mean)
+                print(f"{shots}, {wrong:g}, {name}: {shown}{share_of_gain(tasks)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,19 @@ from torch import Tensor
 from ..solution import Solution
 from .adapt import adapt, measures
 from .calibrate import calibrate
-from .label_noise import Metric, weigh_labels
+from .label_noise import (
+    MIXTURES,
+    NO_SCATTER,
+    STANDARD_ERROR,
+    Mixture,
+    full_metric,
+    weigh_labels,
+)
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
-SAME, NO_SCATTER = 1e-6, 1e-10  # smaller lengths, and squared distances, are rounding
+SAME = 1e-6  # smaller lengths are rounding
 MOST_ENTRIES = 2**24  # limit on judges times classes, if there are more than 128 judges
-MOST_ROWS = 2**17  # more labelled rows count as many in the full metric: the native code has halves
-MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
-STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
 SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 
@@ -126,25 +130,12 @@ def by_scale(rows: CalibrationRows, means: Tensor) -> Judged:
     return judged(metric, squared(rows.x, means, metric), own, rows)
 
 
-def full_metric(off: Tensor, K: int, plain: Tensor) -> tuple[Tensor, Tensor]:
-    """A = (sum of v v^T / l + 1)^-1 in the feature scale, and l, the mean squared length of v.
-
-    `off` is v of all labelled rows; `plain` is the diagonal metric.
-    """
-    root = plain.diagonal().sqrt()
-    scaled = off * root
-    rows = min(len(off) - K, MOST_ROWS)
-    length = scaled.square().sum() / rows + rows * NO_SCATTER
-    inverse = torch.linalg.inv(scaled.mT @ scaled / length + torch.eye(len(root)).to(scaled))
-    return root.unsqueeze(1) * inverse * root, length
-
-
 def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
     """The full metric, and the distances of each calibration row in the one learned without it.
 
     `off` is v of all labelled rows; `plain` is the diagonal metric.
     """
-    metric, length = full_metric(off, len(means), plain.metric)
+    metric, length = full_metric(off, len(off) - len(means), plain.metric)
 
     # Without row i the inverse of A loses cut v v^T, and A follows in closed form.
     cut = rows.shots / ((rows.shots - 1) * length)
@@ -261,23 +252,17 @@ def likelihood(
     found = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
     if label_noise == 0.0 or K == 1:
         return found
-    known = label_noise_metric(plain.metric, other.metric, share, off, K)
+    # The raw full metric is kappa times the one that is as long as the diagonal one.
+    raw = full_metric(off, S - K, plain.metric)[0]
+    trusted = Mixture(share, float(raw.trace() / other.metric.trace())) if full else None
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
-    known = known._replace(whole=best.metric)
-    noisy = weigh_labels(x, labels, off, known, judges, label_noise, variance)
+    noisy = weigh_labels(x, labels, plain.metric, trusted, judges, label_noise, variance)
     if noisy is None:
         return found
-    found = found._replace(means=noisy.means, shots=noisy.shots, sharpness=noisy.sharpness)
+    found = found._replace(
+        means=noisy.means, shots=noisy.shots, metric=noisy.metric, sharpness=noisy.sharpness
+    )
     return found._replace(bias=noisy.hubs + noisy.sharpness / 2 * found.excess())
-
-
-def label_noise_metric(plain: Tensor, full: Tensor, share: float, off: Tensor, K: int) -> Metric:
-    """The metric in the form that `weigh_labels` needs to leave rows out of the covariance."""
-    if not share:
-        return Metric(plain, torch.zeros_like(plain), 0.0)
-    raw, length = full_metric(off, K, plain)
-    kappa = raw.trace() / full.trace()
-    return Metric(plain, share * full, float(kappa / (share * length)))
 
 
 def posterior(

@@ -15,49 +15,73 @@ ROUNDS = 2
 OCTAVES = [i / 2 for i in range(-4, 9)]  # of the sharpness, relative to the prior's
 SHARPNESS, SPREAD = 16.0, math.log(2.0)
 HALVINGS, LEAST, TINY, KEPT = 12, 1e-3, 1e-30, 1e-3
+MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
+STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
+MOST_ROWS = 2**17  # more labelled rows count as many in the full metric: the native code has halves
+NO_SCATTER = 1e-10  # smaller squared distances are rounding
 
 
-class Metric(NamedTuple):
-    """The metric of the distances, and the part of it that is the full metric."""
+class Mixture(NamedTuple):
+    """The weight t of the full metric, and kappa, by which its distances are divided."""
 
-    whole: Tensor  # [D, D]
-    full: Tensor  # [D, D] t A / kappa; zeros without a full metric
-    cut: float  # kappa / (t nu e): factor on n / (n - 1) in what a row adds to the covariance
+    t: float
+    kappa: float
+
+    def of(self, plain: Tensor, full: Tensor) -> Tensor:
+        return (1 - self.t) * plain + self.t / self.kappa * full
 
 
 class Noisy(NamedTuple):
-    """Weighted class means, and what replaces the sharpness and the hubs."""
+    """Weighted class means and metric, and what replaces the sharpness and the hubs."""
 
-    rate: float
     means: Tensor  # [K, D]
     shots: Tensor  # [K] effective
+    metric: Tensor  # [D, D]
     sharpness: float
     hubs: Tensor  # [K]
 
 
+def full_metric(off: Tensor, rows: float, plain: Tensor) -> tuple[Tensor, Tensor]:
+    """A = (sum of v v^T / l + 1)^-1 in the feature scale, and l, the mean squared length of v.
+
+    `off` is v of all labelled rows, times the root of the row's weight; `rows` is how many there
+    are, less one for every class; `plain` is the diagonal metric.
+    """
+    root = plain.diagonal().sqrt()
+    scaled = off * root
+    rows = min(rows, MOST_ROWS)
+    length = scaled.square().sum() / rows + rows * NO_SCATTER
+    inverse = torch.linalg.inv(scaled.mT @ scaled / length + torch.eye(len(root)).to(scaled))
+    return root.unsqueeze(1) * inverse * root, length
+
+
 def distances(
-    x: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor, metric: Metric
-) -> Tensor:
+    x: Tensor, labels: Tensor, weights: Tensor, plain: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Squared distances of each row to the weighted class means, left out of its own, [S, K].
 
-    `offsets` [S, D] are those of the rows from the class means without weights.
+    In the diagonal metric `plain` and in the full one; the third is the full metric [D, D].
     """
     K = int(labels.max()) + 1
     means, mass, squares = weighted_means(x, labels, weights, K)
+    off = x - means[labels]
+    rows = float((mass - squares / mass).sum())
+    A, length = full_metric(off * weights.sqrt().unsqueeze(1), rows, plain)
     found = []
     for i, y in enumerate(labels.tolist()):
-        n = float((labels == y).sum())
-        along = metric.full @ offsets[i]
-        cut = metric.cut * n / max(n - 1, 1.0)
-        kept = max(1 - cut * float(offsets[i] @ along), KEPT)
-        away = x[i] - means
-        d = ((away @ metric.whole) * away).sum(-1) + cut / kept * (away @ along).square()
-        w = weights[i]
+        w, away = weights[i], x[i] - means
+        cut = w * mass[y] / ((mass[y] - w).clamp(min=LEAST) * length)
+        along = A @ off[i]
+        kept = (1 - cut * (off[i] @ along)).clamp(min=KEPT)
+        by_scale = ((away @ plain) * away).sum(-1)
+        by_full = ((away @ A) * away).sum(-1) + cut / kept * (away @ along).square()
         seen = (mass[y] - w).square() + (squares[y] - w.square()).clamp(min=0)
         if seen > 0:
-            d[y] *= (mass[y].square() + squares[y]) / seen
-        found.append(d)
-    return torch.stack(found)
+            farther = (mass[y].square() + squares[y]) / seen
+            by_scale[y] *= farther
+            by_full[y] *= farther
+        found.append(torch.stack([by_scale, by_full]))
+    return *torch.stack(found, 1), A
 
 
 def weighted_means(
@@ -85,9 +109,9 @@ def rate_of(own: Tensor, K: int) -> float:
     return low
 
 
-def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> float:
+def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> tuple[float, float]:
     """The most likely sharpness: the top of a parabola through the best of several and its two
-    neighbours.
+    neighbours; and the log-likelihood there.
     """
     K, fits = d.shape[1], []
     for octave in OCTAVES:
@@ -100,45 +124,66 @@ def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> float:
     low, middle, high = fits[best - 1 : best + 2]
     bend = low - 2 * middle + high
     beyond = min(max((low - high) / (2 * bend), -1.0), 1.0) if bend < 0 else 0.0
-    return float(SHARPNESS * 2 ** (OCTAVES[best] + beyond / 2))
+    f = float(SHARPNESS * 2 ** (OCTAVES[best] + beyond / 2))
+    return f, middle - (low - high) * beyond / 4
+
+
+def mixture_of(
+    plain: Tensor, full: Tensor, own: Tensor, weights: Tensor, excess: Tensor, rate: float | None
+) -> Mixture:
+    """The mixture of the distances [R, K] of the judges in the two metrics."""
+    near = [(d.gather(1, own.unsqueeze(1)).squeeze(1) * weights).sum() for d in (plain, full)]
+    kappa = float((near[1] + TINY) / (near[0] + TINY))
+    best, t = sharpness_of(plain - excess, own, rate)[1], 0.0
+    for more in MIXTURES:
+        fit = sharpness_of(Mixture(more, kappa).of(plain, full) - excess, own, rate)[1]
+        if fit <= best - STANDARD_ERROR:
+            break
+        best, t = max(best, fit), more
+    return Mixture(t, kappa)
 
 
 def weigh_labels(
     x: Tensor,
     labels: Tensor,
-    offsets: Tensor,
-    metric: Metric,
+    plain: Tensor,
+    trusted: Mixture | None,
     judges: Tensor,
     label_noise: float | str,
     variance: float,
 ) -> Noisy | None:
     """Learn from rows [S, D] in the coordinates, some with wrong labels; None if all are right.
 
-    `judges` [R] are the indices of the rows that determine the sharpness and the rate; `variance`
-    is the mean squared distance of a row to the mean of its class.
+    `plain` [D, D] is the diagonal metric, `trusted` the mixture if all labels are right, None
+    without a full metric. `judges` [R] are the indices of the rows that determine the sharpness and
+    the rate; `variance` is the mean squared distance of a row to the mean of its class.
     """
     S, K = len(x), int(labels.max()) + 1
     has_peers = labels.bincount()[labels] > 1
     judges = judges[has_peers[judges]]
+    own = labels[judges]
     rate = None if label_noise == "auto" else float(label_noise)
-    weights = x.new_ones(S)
+    weights, mixture = x.new_ones(S), trusted or Mixture(0.0, 1.0)
     for step in range(ROUNDS + 1):
-        _, mass, squares = weighted_means(x, labels, weights, K)
-        d = distances(x, labels, offsets, weights, metric)
-        d = d - variance * (squares / mass.square() - K / S)
-        f = sharpness_of(d[judges], labels[judges], rate)
+        means, mass, squares = weighted_means(x, labels, weights, K)
+        excess = variance * (squares / mass.square() - K / S)
+        by_scale, by_full, A = distances(x, labels, weights, plain)
+        if trusted and step:
+            judged = by_scale[judges], by_full[judges], own, weights[judges]
+            mixture = mixture_of(*judged, excess, rate)
+        d = mixture.of(by_scale, by_full) - excess
+        f = sharpness_of(d[judges], own, rate)[0]
         p = (-f / 2 * d).softmax(-1)
-        own = p.gather(1, labels.unsqueeze(1)).squeeze(1)
-        e = rate_of(own[judges], K) if rate is None else rate
+        given = p.gather(1, labels.unsqueeze(1)).squeeze(1)
+        e = rate_of(given[judges], K) if rate is None else rate
         if step == 0 and e == 0:
             return None
-        right, wrong = joint_probabilities(own, e, K)
+        right, wrong = joint_probabilities(given, e, K)
         right, wrong = (part / (right + wrong).clamp(min=TINY) for part in (right, wrong))
         if step < ROUNDS:
             weights = torch.where(has_peers, right.clamp(min=LEAST), 1.0)
-    belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(1)
+    belongs = p * (wrong / (1 - given).clamp(min=TINY)).unsqueeze(1)
     belongs = belongs.scatter(1, labels.unsqueeze(1), right.unsqueeze(1))
     drawn = (p * (1 - belongs).clamp(min=0))[judges].sum(0)
     hubs = -torch.log1p((drawn - drawn.mean()) / (len(judges) / K + 1))
-    means, mass, squares = weighted_means(x, labels, weights, K)
-    return Noisy(e, means, mass.square() / squares, f, hubs)
+    return Noisy(means, mass.square() / squares, mixture.of(plain, A), f, hubs)

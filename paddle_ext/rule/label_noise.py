@@ -7,23 +7,24 @@ probability
     (1 - e) p_y + e / (K - 1) (1 - p_y)
 
 and the first term's share of that is the probability that the label is right. f and e are chosen to
-make the labels most likely; without e, wrong labels would make f far too small. The class means are
-then computed with these probabilities as weights, and the distances to them give f, e and the
-weights again. Letters as in `likelihood`; see docs/adaptive.md.
+make the labels most likely; without e, wrong labels would make f far too small. The class means and
+the full metric are then computed with these probabilities as weights, and the distances give f, e,
+the share of the full metric and the weights again. Letters as in `likelihood`; see
+docs/adaptive.md.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import check
 from ..ops.adaptive import CENTRE, SPREAD
-from ..rows import class_sums, evenly_spread, products
+from ..rows import evenly_spread
 from .likelihood import (
     Likelihood,
     calibrated,
@@ -31,21 +32,19 @@ from .likelihood import (
     column,
     learned,
     likelihood_of,
-    masses,
     reweighted,
-    take,
 )
+from .weighted_rows import LEAST, TINY, WeightedRows
 
 AUTO = "auto"
 MOST_JUDGED = 2**26  # limit on labelled rows times classes; more would take too long
-ROUNDS = 2  # of weights and means; more gain nothing
+ROUNDS = 2  # of weights, means and metric; more gain nothing
 # Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
 OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
 HALVINGS = 12  # of the interval that contains the rate
-LEAST = 1e-3  # smallest weight of a row: less is lost in single precision
-TINY = 1e-30
-COVARIANCE_ROWS = 2**17  # more count as many in the full metric, as in csrc/common/likelihood.h
-KEPT = 1e-3  # smallest share of the covariance that remains without a row
+# As in csrc/common/likelihood.h: shares of the full metric to try, in addition to 0, and how much
+# less likely than the best they may make the labels
+MIXTURES, STANDARD_ERROR = (0.25, 0.5, 0.75, 1.0), 0.5
 
 
 class WeighedLabels(NamedTuple):
@@ -128,19 +127,35 @@ def weigh_labels(
     found = judges.estimate(native.left_out - likelihood.excess().unsqueeze(-2))
     noisy = found.rate > 0
     weights = torch.ones_like(found.own)
+    logits = left_out_logits(likelihood, native.left_out)
     if not bool(noisy.any()):
-        logits = left_out_logits(likelihood, native.left_out)
         return WeighedLabels(likelihood, found.rate, weights, logits)
-    rows = LeaveOneOut.of(likelihood, support, labels)
+    x = likelihood.coordinates(support)
     for _ in range(ROUNDS):
         rate = torch.where(noisy, found.rate, 0)
         right = right_and_wrong(found.own, rate, num_classes)[0].clamp(min=LEAST)
         weights = torch.where(has_peers, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
-        moved = reweighted(likelihood, rows.x, labels, total)
-        d = rows.distances(likelihood, total) - moved.excess().unsqueeze(-2)
-        found = judges.estimate(d)
-    return weighed_labels(likelihood, moved, judges, found, noisy, weights, d)
+        rows = WeightedRows.of(likelihood, x, labels, weights)
+        moved, found = judges.judge(rows, total)
+    hubs, half = judges.hubs(found), found.sharpness / 2
+    bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
+    moved = replace(moved, sharpness=found.sharpness, bias=bias)
+    return WeighedLabels(
+        where_noisy(noisy, moved, likelihood),
+        torch.where(noisy, found.rate, 0),
+        weights,
+        torch.where(column(noisy), hubs.unsqueeze(-2) - found.distances * column(half), logits),
+    )
+
+
+def where_noisy(noisy: Tensor, moved: Likelihood, likelihood: Likelihood) -> Likelihood:
+    """The likelihood `moved` for tasks that are `noisy` [B], and the other for the rest."""
+    found: Any = {
+        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
+        for name, x in likelihood.tensors().items()
+    }
+    return replace(likelihood, **found)
 
 
 def trusted_likelihood(
@@ -160,34 +175,13 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
     return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
 
 
-def weighed_labels(
-    likelihood: Likelihood,
-    moved: Likelihood,
-    judges: Judges,
-    found: Estimate,
-    noisy: Tensor,
-    weights: Tensor,
-    d: Tensor,
-) -> WeighedLabels:
-    """The likelihood `moved` to weighted rows, with the sharpness and hubs of `found`.
-
-    Tasks that are not `noisy` keep their likelihood.
-    """
-    half = (likelihood.sharpness / 2).unsqueeze(-1)
-    plain = likelihood.bias + (likelihood.squares - likelihood.excess()) * half
-    hubs = torch.where(noisy.unsqueeze(-1), judges.hubs(found), plain)
-    f = torch.where(noisy, found.sharpness, likelihood.sharpness)
-    bias = hubs - (moved.squares - moved.excess()) * (f / 2).unsqueeze(-1)
-    logits = hubs.unsqueeze(-2) - d * column(f / 2)
-    rate = torch.where(noisy, found.rate, 0)
-    return WeighedLabels(replace(moved, sharpness=f, bias=bias), rate, weights, logits)
-
-
 class Estimate(NamedTuple):
     """What `Judges` estimate from the distances of left-out rows."""
 
     sharpness: Tensor  # [B]
     rate: Tensor  # [B] share of wrong labels
+    share: Tensor  # [B] of the full metric
+    distances: Tensor  # [B, S, K] squared
     p: Tensor  # [B, S, K] class probabilities of each row
     own: Tensor  # [B, S] the probability of its label
 
@@ -206,16 +200,53 @@ class Judges(NamedTuple):
         chosen = evenly_spread(calibration_count(S, K, True), S, labels.device)
         return cls(chosen, labels, has_peers[:, chosen], rate)
 
-    def estimate(self, d: Tensor) -> Estimate:
-        """Estimate from the squared distances [B, S, K] of left-out rows, up to a row constant."""
-        labels, counts, K = self.labels, self.counts.to(d.dtype), d.shape[-1]
-        chosen = d[:, self.chosen]
-        f = most_likely_sharpness(chosen, labels[:, self.chosen], counts, self.rate)
+    def judge(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
+        """Estimate from rows with these weights [B, S] in the class means.
+
+        Returns the likelihood with these means and the best metric, too.
+        """
+        moved = reweighted(rows.plain, rows.x, rows.labels, weights)
+        excess = moved.excess().unsqueeze(-2)
+        plain = rows.distances(rows.plain, weights)
+        if rows.full is None:
+            return moved, self.estimate(plain - excess)
+        full = rows.distances(rows.full, weights)
+        longer = self.length(plain, rows.weights) / self.length(full, rows.weights)
+        found = self.estimate(plain - excess, full * column(longer) - excess)
+        assert rows.full.shares is not None
+        t, parts = found.share, rows.full.shares[:, 1:] * (found.share * longer).unsqueeze(-1)
+        mixed = replace(rows.full, shares=torch.stack([t, 1 - t + parts[:, 0], parts[:, 1]], -1))
+        return reweighted(mixed, rows.x, rows.labels, weights), found
+
+    def length(self, d: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum [B] of the distances [B, S, K] of judges to their own classes."""
+        own = d.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1) * weights
+        return (own[:, self.chosen] * self.counts).sum(-1) + TINY
+
+    def estimate(self, plain: Tensor, full: Tensor | None = None) -> Estimate:
+        """Estimate from the squared distances [B, S, K] of left-out rows, up to a row constant.
+
+        With those in the full metric, its share grows while the labels are likely enough.
+        """
+        counts, own = self.counts.to(plain.dtype), self.labels[:, self.chosen]
+        near = plain[:, self.chosen]
+        f, best = most_likely_sharpness(near, own, counts, self.rate)
+        share, growing, d = torch.zeros_like(f), torch.ones_like(f, dtype=torch.bool), plain
+        if full is not None:
+            for t in MIXTURES:
+                mixed = torch.lerp(near, full[:, self.chosen], t)
+                sharpness, fit = most_likely_sharpness(mixed, own, counts, self.rate)
+                growing = growing & (fit > best - STANDARD_ERROR)
+                best = torch.where(growing, torch.maximum(best, fit), best)
+                f, share = torch.where(growing, sharpness, f), torch.where(growing, t, share)
+            d = torch.lerp(plain, full, column(share))
         p = (d * column(-f / 2)).softmax(-1)
-        own = p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        right = p.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
         if self.rate is None:
-            return Estimate(f, most_likely_rate(own[:, self.chosen], counts, K), p, own)
-        return Estimate(f, torch.full_like(f, self.rate), p, own)
+            e = most_likely_rate(right[:, self.chosen], counts, d.shape[-1])
+        else:
+            e = torch.full_like(f, self.rate)
+        return Estimate(f, e, share, d, p, right)
 
     def hubs(self, found: Estimate) -> Tensor:
         """A bias [B, K] that is lower for classes that attract rows of other classes."""
@@ -231,63 +262,13 @@ class Judges(NamedTuple):
         return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows / K + 1))
 
 
-class LeaveOneOut(NamedTuple):
-    """Labelled rows, and what leaving one out of the covariance changes in its distances."""
+def most_likely_sharpness(
+    d: Tensor, own: Tensor, counts: Tensor, rate: float | None
+) -> tuple[Tensor, Tensor]:
+    """The sharpness that makes the labels most likely, and their log-likelihood, [B] each.
 
-    x: Tensor  # [B, S, D] in the coordinates
-    labels: Tensor  # [B, S]
-    squares: Tensor  # [B, S] squares of the rows in the metric
-    along: Tensor  # [B, S, D] A v, with A the full metric and v the offset from the class mean
-    share: Tensor  # [B, S] factor on ((x - mean) . along)^2, which is added to the distance
-
-    @classmethod
-    def of(cls, likelihood: Likelihood, support: Tensor, labels: Tensor) -> LeaveOneOut:
-        x = likelihood.coordinates(support)
-        squares = likelihood.squared(x)
-        if likelihood.shares is None:
-            return cls(x, labels, squares, x[..., :0], torch.zeros_like(squares))
-        S, K, D = x.shape[1], likelihood.bias.shape[-1], x.shape[2]
-        v = x - take(likelihood.prototypes, labels)
-        weight, plain, projected = (likelihood.shares[:, i : i + 1] for i in range(3))
-        full = plain - (1 - weight) if S < D else projected  # the factor on A
-        g = likelihood.scale.unsqueeze(1)
-        along = likelihood.in_metric(v) - (1 - weight.unsqueeze(-1)) * g * v
-        rows = min(S - K, COVARIANCE_ROWS)
-        length = (v.square() * g).sum((-2, -1)) / rows  # mean squared length of v
-        n = likelihood.shots.gather(1, labels)
-        cut = n / ((n - 1).clamp(min=1) * length.clamp(min=TINY).unsqueeze(-1))
-        inverse = torch.where(full > 0, 1 / full.clamp(min=TINY), 0)
-        kept = (1 - cut * inverse * (along * v).sum(-1)).clamp(min=KEPT)
-        return cls(x, labels, squares, along, inverse * cut / kept)
-
-    def distances(self, likelihood: Likelihood, weights: Tensor) -> Tensor:
-        """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
-
-        The distance to its own class is scaled to that of a new row on average.
-        """
-        x, labels, K = self.x, self.labels, likelihood.bias.shape[-1]
-        mass, squared_mass = masses(labels, K, weights)
-        means = class_sums(x, labels, K, weights)[0] / mass.unsqueeze(-1)
-        d = self.squares.unsqueeze(-1) - 2 * products(x, likelihood.in_metric(means))
-        d = (d + likelihood.squared(means).unsqueeze(-2)).clamp(min=0)
-        # The distance to its own class is computed directly: above, cancellation may spoil it.
-        own = likelihood.squared(x - take(means, labels)).clamp(min=0)
-        d = d.scatter(-1, labels.unsqueeze(-1), own.unsqueeze(-1))
-        if likelihood.shares is not None:
-            along = (self.along * x).sum(-1, keepdim=True) - products(self.along, means)
-            d = d + self.share.unsqueeze(-1) * along.square()
-        n, n2 = mass.gather(1, labels), squared_mass.gather(1, labels)
-        new = n.square() + n2
-        seen = (n - weights).square() + (n2 - weights.square()).clamp(min=0)
-        farther = torch.where(seen > 0, new / seen.clamp(min=TINY), 1)
-        ones = torch.ones_like(d)
-        return d * ones.scatter_(-1, labels.unsqueeze(-1), farther.unsqueeze(-1))
-
-
-def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | None) -> Tensor:
-    """The sharpness that makes the labels most likely, at the given rate or the best one, [B].
-
-    Tries some sharpnesses, and takes the top of a parabola through the best and its neighbours.
+    At the given rate or the best one. Tries some sharpnesses, and takes the top of a parabola
+    through the best and its neighbours.
     """
     K = d.shape[-1]
     gaps = d - d.gather(-1, own.unsqueeze(-1))
@@ -306,7 +287,8 @@ def most_likely_sharpness(d: Tensor, own: Tensor, counts: Tensor, rate: float | 
     low, middle, high = (fit.gather(0, (best + i).unsqueeze(0))[0] for i in (-1, 0, 1))
     bend = low - 2 * middle + high
     beyond = torch.where(bend < 0, (low - high) / (2 * bend), 0).clamp(-1, 1)
-    return CENTRE * 2.0 ** (octaves[best] + OCTAVES * beyond)
+    f = CENTRE * 2.0 ** (octaves[best] + OCTAVES * beyond)
+    return f, middle - (low - high) * beyond / 4
 
 
 def joint_probabilities(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:

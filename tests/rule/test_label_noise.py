@@ -9,8 +9,9 @@ from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
 from paddle_ext.methods import create
 from paddle_ext.rule.correction import corrected_likelihood, left_out
 from paddle_ext.rule.engines import classify
-from paddle_ext.rule.label_noise import LeaveOneOut, noisy_likelihood, weigh_labels
+from paddle_ext.rule.label_noise import noisy_likelihood, weigh_labels
 from paddle_ext.rule.likelihood import learned, likelihood_of
+from paddle_ext.rule.weighted_rows import WeightedRows
 
 K = 8
 
@@ -34,19 +35,54 @@ def task(
     return rows[0], labels, truth, rows[1], target
 
 
-@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 6), (90, 6)])
+@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
 def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
     support, labels, *_ = task(D, shots, 0.0, spread=2.0)
     known = likelihood_of(support[None], labels[None], K)
     native = learned(support[None], labels[None], K, every=True).left_out
     assert native is not None
-    rows = LeaveOneOut.of(known, support[None], labels[None])
-    found = rows.distances(known, torch.ones_like(rows.squares))
+    even = torch.ones(1, len(labels), dtype=support.dtype)
+    rows = WeightedRows.of(known, known.coordinates(support[None]), labels[None], even)
+    assert rows.full is not None
+    assert rows.full.shares is not None
+    assert known.shares is not None
+    plain, full = (rows.distances(metric, even) for metric in (rows.plain, rows.full))
+    t, _, projected = known.shares[0]
+    assert t > 0
+    found = (1 - t) * plain + projected / rows.full.shares[0, 2] * full
     # The native distances lack a constant of each row.
     difference = found - native
     torch.testing.assert_close(
         difference, difference[..., :1].expand_as(difference), atol=1e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize("D", [12, 90])
+def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
+    """Compared with the metric of the other rows, for a mean scatter that stays the same."""
+    support, labels, *_ = task(D, 4, 0.0, spread=2.0)
+    known = likelihood_of(support[None], labels[None], K)
+    x, y = known.coordinates(support[None]), labels[None]
+    weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
+    rows = WeightedRows.of(known, x, y, weights)
+    assert rows.full is not None
+    found = rows.distances(rows.full, weights)[0]
+    means, root = rows.full.prototypes[0], known.scale[0].sqrt()
+    offsets = weights[0].sqrt().unsqueeze(-1) * (x[0] - means[labels]) * root
+    mass = torch.stack([weights[0, labels == k].sum() for k in range(K)])
+    squares = torch.stack([weights[0, labels == k].square().sum() for k in range(K)])
+    scatter = offsets.square().sum() / (mass - squares / mass).sum()
+    for i in (0, 13, 31):
+        others = torch.arange(len(labels)) != i
+        own = others & (labels == labels[i])
+        without = means.clone()
+        without[labels[i]] = (weights[0, own] @ x[0, own]) / weights[0, own].sum()
+        v = weights[0, others].sqrt().unsqueeze(-1) * (x[0] - without[labels])[others] * root
+        A = torch.linalg.inv(v.mT @ v / scatter + torch.eye(D, dtype=v.dtype))
+        away = (x[0, i] - means) * root
+        wanted = ((away @ A) * away).sum(-1)
+        elsewhere = torch.arange(K) != labels[i]
+        torch.testing.assert_close(found[i, elsewhere], wanted[elsewhere], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("label_noise", ["auto", 0.3])
