@@ -12,9 +12,10 @@
 // Each step increases the bound
 //   w sum_q (ln sum_k exp(l_qk + e_k) - sum_k u_qk e_k)
 //     + ln G(K a) - ln G(w Q + K a) + sum_k (ln G(N_k + a m_k) - ln G(a m_k)).
-// Of several measures, the one with the largest bound is used. The first is even; under the others
-// a may not be smaller, or they would win wherever few classes are present, whatever they say. They
-// are given up early if they are out of reach of the best: see Race.
+// Of several measures, the one with the largest bound is used. The first is even, from a = 1. Under
+// the others a starts at its largest value, for which e = ln m, and may not get smaller than under
+// the first, or they would win wherever few classes are present, whatever they say. They are given
+// up early if they are out of reach of the best: see Race.
 #pragma once
 
 #include <cmath>
@@ -73,21 +74,24 @@ PADDLE_EXT_HD double whole_bound(double a, double total, double K) {
     return log_gamma(K * a) - log_gamma(total + K * a);
 }
 
-// Whether a measure can still win. At powers of two the bound is compared with the best: if every
-// iteration left added as much as those since the last comparison, on average, would it get there?
+// Whether a measure can still win. After 1, 2, 4, .. iterations its bound is compared with the best:
+// if as many iterations again added as much as those since the last comparison, on average, would it
+// get there?
 struct Race {
-    double rival = -HUGE_VAL;  // the best bound so far
+    double rival = -HUGE_VAL;  // the best bound so far; none: there is nothing left to decide
     double earlier = 0;        // the bound at the last comparison
 
+    PADDLE_EXT_HD bool decided() const { return rival == -HUGE_VAL; }
+
     PADDLE_EXT_HD bool due(int done) const {
-        return rival > -HUGE_VAL && done > 1 && (done & (done - 1)) == 0;
+        return !decided() && done > 0 && (done & (done - 1)) == 0;
     }
 
-    PADDLE_EXT_HD bool lost(double bound, int done, int max_iter) {
-        const double growth = (bound - earlier) / (done / 2);
+    PADDLE_EXT_HD bool lost(double bound, int done) {
+        const double growth = bound - earlier;  // in half of the iterations done
         earlier = bound;
-        if (!(bound < rival)) rival = -HUGE_VAL;  // it has won: no iteration lowers the bound
-        return done > 2 && bound + (max_iter - done) * growth < rival;
+        if (bound > rival) rival = -HUGE_VAL;  // it has won: no iteration lowers the bound
+        return done > 1 && bound + 2 * growth < rival;
     }
 };
 

@@ -38,6 +38,7 @@ struct Learned {
     double a = kFirstConcentration, least = kMinConcentration, moved = 0, bound = 0;
     int iterations = 0;
     Race race{};
+    bool lost = false;
 };
 
 template <typename T>
@@ -138,9 +139,13 @@ static double update_prior(AdaptTask<T>& t, double& a, double least, double tota
     Polygamma<Vec<double>> without = functions(splat(a * t.even));
     for (int64_t k = t.K; k < t.Kp; ++k) t.counts[k] = 1;  // any number with a logarithm
     for (int64_t k = 0; k < t.Kp; k += kLanes) {
-        const Vec<double> m = load(t.measure + k);
-        const auto with = functions(load(t.counts + k) + a * m);
-        if (!(t.even > 0)) without = functions(a * m);
+        const Vec<double> m = load(t.measure + k), own = a * m, grown = load(t.counts + k) + own;
+        Vec<double> shifted = grown + kShift;
+        if (!(t.even > 0)) {  // one logarithm for the difference of two digammas
+            without = polygamma(own, splat(0.0));
+            shifted /= own + kShift;
+        }
+        const auto with = polygamma(grown, vlog<double>(shifted));
         const Vec<double> first = m * (with.digamma - without.digamma);
         const Vec<double> second = m * m * (with.trigamma - without.trigamma);
         for (int64_t lane = 0; lane < kLanes && k + lane < t.K; ++lane) {
@@ -244,7 +249,8 @@ static bool learn(AdaptTask<T>& t, Learned& now) {
             count_queries<false>(t, p.weight);
         } else {
             const double bound = bound_of(t, now.a, count_queries<true>(t, p.weight));
-            if (now.race.lost(bound, now.iterations, p.max_iter)) return true;
+            now.lost = now.race.lost(bound, now.iterations);
+            if (now.lost) return true;
         }
         now.moved = update_prior(t, now.a, now.least, p.weight * double(t.Q));
         make_weights(t);
@@ -265,13 +271,20 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 
     double least = kMinConcentration;
     p.chosen[task] = 0;
     for (int64_t prior = 0; prior == 0 || prior < p.priors; ++prior) {
-        Learned now{std::max(kFirstConcentration, least), least};
-        if (prior > 0) now.race.rival = best.bound;
+        Learned now;
+        if (prior > 0) {
+            now.a = kMaxConcentration;
+            now.least = least;
+            now.race.rival = best.bound;
+        }
         take_measure(t, task, prior);
         if (!learn(t, now)) return;
         if (prior == 0) least = now.a;
-        if (p.priors > 1) now.bound = bound_of(t, now.a, count_queries<true>(t, p.weight));
-        if (prior > 0 && !(now.bound > best.bound)) continue;
+        if (now.lost) continue;
+        if (prior + 1 < p.priors || !now.race.decided()) {
+            now.bound = bound_of(t, now.a, count_queries<true>(t, p.weight));
+        }
+        if (!now.race.decided() && !(now.bound > best.bound)) continue;
         best = now;
         p.chosen[task] = int32_t(prior);
         if (p.priors > 1) std::copy_n(t.e, t.K, t.best);

@@ -195,20 +195,28 @@ __device__ Loop learn(const AdaptParams& p, int64_t task, const float* counts, f
         __syncthreads();
         Loop loop;
         loop.prior = prior;
-        loop.least = least;
-        loop.a = fmaxf(loop.a, least);
         Race race;
-        if (prior > 0) race.rival = found.bound;
-        for (bool over = false; !over;) {
+        if (prior > 0) {
+            loop.a = float(kMaxConcentration);
+            loop.least = least;
+            race.rival = found.bound;
+        }
+        const auto bound = [&] {
+            return bound_of(p, measure, loop, normalise(), counts, dual, scratch);
+        };
+        bool lost = false;
+        for (bool over = false; !over && !lost;) {
             iterate(loop, measure);
             over = !loop.goes_on(p);
-            if (!kGiven || !(over || race.due(loop.iterations))) continue;
-            loop.bound = bound_of(p, measure, loop, normalise(), counts, dual, scratch);
-            over = over || race.lost(loop.bound, loop.iterations, p.max_iter);
+            if (kGiven && !over && race.due(loop.iterations)) {
+                lost = race.lost(bound(), loop.iterations);
+            }
         }
         if constexpr (!kGiven) return loop;
         if (prior == 0) least = loop.a;
-        if (prior > 0 && !(loop.bound > found.bound)) continue;
+        if (lost) continue;
+        if (prior + 1 < p.priors || !race.decided()) loop.bound = bound();
+        if (!race.decided() && !(loop.bound > found.bound)) continue;
         found = loop;
         for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) best[k] = dual[k];
     }

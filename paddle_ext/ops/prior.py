@@ -47,17 +47,21 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
     if prior.is_complex():
         raise TypeError(f"prior must be real numbers, got {check.plain(prior.dtype)}")
     p = prior.detach().to(like.device).double().reshape(-1, K)
-    top = p.amax(-1, keepdim=True)
-    # A NaN anywhere makes both extremes NaN.
-    least, lowest_top, most = check.numbers_of([p.amin(), top.amin(), top.amax()])
+    total = p.sum(-1, keepdim=True)
+    # A NaN anywhere makes the extremes NaN.
+    least, lowest_total, most = check.numbers_of([p.amin(), *torch.aminmax(total)])
     if not 0 <= least <= most < math.inf:
-        worst = p[~(p >= 0) | p.isinf()][0].item()
-        raise ValueError(f"prior must be finite and at least 0, got {worst:g}")
-    if lowest_top == 0:
+        wrong = ~(p >= 0) | p.isinf()
+        if wrong.any():
+            raise ValueError(f"prior must be finite and at least 0, got {p[wrong][0].item():g}")
+        # The sum overflows.
+        return measures_of((p / p.amax(-1, True)).reshape(prior.shape), K, batch, like)
+    if lowest_total == 0:
         raise ValueError("prior must have a positive weight, got zeros only")
-    p = p / top  # the sum of very large weights would overflow
-    even, given = torch.ones_like(p), (K * p / p.sum(-1, keepdim=True)).clamp(min=LEAST_WEIGHT)
+    values = torch.ones(len(p), 2, K, dtype=computing_dtype(like), device=like.device)
+    values[:, 1] = (p / total).mul_(K).clamp_(min=LEAST_WEIGHT)
     if least == 0:
         possible = p > 0
-        even, given = possible * (K / possible.sum(-1, keepdim=True)), given * possible
-    return Measures(torch.stack([even, given], 1).to(computing_dtype(like)), least > 0)
+        values *= possible.unsqueeze(1)
+        values[:, 0] *= K / possible.sum(-1, keepdim=True, dtype=torch.float64)
+    return Measures(values, least > 0)

@@ -16,10 +16,11 @@ from e = ln m and a = 1. No step lowers the bound of the evidence
 
 Without a prior m = 1: if all classes are present, a grows and the proportions hardly matter; if few
 are, a shrinks and absent classes vanish. With a prior p the iteration is run again with m = K p,
-and this result is used if its bound is larger. Its a may not be smaller than that of the first run,
-or any prior would win where few classes are present. Impossible classes have m = 0 in both runs.
-The second run ends early if it is out of reach: at 4, 8, 16, .. iterations, if its bound would stay
-below that of the first even if all iterations left added as much as the last ones, on average.
+and this result is used if its bound is larger. Its a starts at the largest value, for which e = ln m
+holds, and may not get smaller than that of the first run, or any prior would win where few classes
+are present. Impossible classes have m = 0 in both runs. The second run ends early if it is out of
+reach: after 2, 4, 8, .. iterations, if its bound would stay below that of the first even if as many
+iterations again added as much as the last ones, on average.
 """
 
 from __future__ import annotations
@@ -104,24 +105,24 @@ def iterate(
     weight: float,
     max_iter: int,
     tol: float,
+    first: float = FIRST,
     rival: Tensor | None = None,
 ) -> Iterated:
-    """Iterate under the measure m [B, K], with a at least `least` [B, 1].
+    """Iterate under the measure m [B, K], with a from `first` and at least `least` [B, 1].
 
     A task ends early if its bound will not reach `rival` [B].
     """
     B, Q, K = logits.shape
-    e, a = m.log().clamp(min=IMPOSSIBLE), least.clamp(min=FIRST)
+    e, a = m.log().clamp(min=IMPOSSIBLE), least.clamp(min=first)
     counts, criterion = torch.zeros_like(m), torch.zeros_like(m[:, 0])
     iterations = torch.zeros(B, dtype=torch.int32, device=m.device)
     running = torch.ones(B, dtype=torch.bool, device=m.device)
     earlier = torch.zeros_like(criterion)
     for done in range(max_iter):
-        if rival is not None and done > 1 and done & (done - 1) == 0:
+        if rival is not None and done > 0 and done & (done - 1) == 0:
             now = bound(logits, e, a, m, weight)
-            growth = (now - earlier) / (done // 2)
-            if done > 2:
-                running = running & ((now >= rival) | (now + (max_iter - done) * growth >= rival))
+            if done > 1:  # half of them added now - earlier
+                running = running & ((now >= rival) | (now + 2 * (now - earlier) >= rival))
             earlier = now
         if not running.any():
             break
@@ -174,7 +175,8 @@ def adapt(
     least = given.new_full((B, 1), LEAST)
     found, used = iterate(given, even, least, weight, max_iter, tol), None
     if prior is not None:
-        other = iterate(given, own, found.concentration, weight, max_iter, tol, found.bound)
+        least = found.concentration
+        other = iterate(given, own, least, weight, max_iter, tol, MOST, found.bound)
         used = other.bound > found.bound
         both = zip(found, other, strict=True)
         found = Iterated(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))

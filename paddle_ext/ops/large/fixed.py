@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import check
 from .group import Group
-from .steps import LEAST, State, Top, assign, count, is_captured
+from .steps import FIRST, LEAST, MOST, State, Top, assign, count, is_captured
 
 LARGE = 2**22  # a task with more queries times classes is processed in chunks
 KEPT_BYTES = 2**31 - 2**26  # if likelihoods take more, every iteration recomputes the logits
@@ -141,25 +141,25 @@ def iterate_dual(
 
 def dirichlet_priors(
     K: int, device: torch.device, measures: Tensor | None, **options: float
-) -> list[Callable[[float], State]]:
+) -> list[Callable[[float, float], State]]:
     """A function for each measure [n, K], or one even measure, that makes the state of one task.
 
-    It takes the least concentration; see `best_prior`.
+    It takes the first and the least concentration; see `best_prior`.
     """
     each: list[Tensor | None] = [None]
     if measures is not None:
         each = [x.double().unsqueeze(0) for x in measures]
     kind = check.PRIORS["dirichlet"]
 
-    def make(measure: Tensor | None, least: float) -> State:
-        chosen: Any = {"prior": kind, "epsilon": 1.0, "measure": measure, "least": least, **options}
-        return State(1, K, device, **chosen)
+    def make(measure: Tensor | None, first: float, least: float) -> State:
+        chosen: Any = {"measure": measure, "first": first, "least": least, **options}
+        return State(1, K, device, prior=kind, epsilon=1.0, **chosen)
 
     return [partial(make, measure) for measure in each]
 
 
 def best_prior(
-    scores: Scores, priors: list[Callable[[float], State]], group: Group, max_iter: int
+    scores: Scores, priors: list[Callable[[float, float], State]], group: Group, max_iter: int
 ) -> tuple[Kept | Recomputed, State, int]:
     """Iterate the dual of one task under each prior, and keep the one with the largest bound.
 
@@ -167,7 +167,7 @@ def best_prior(
     the counter, the best state, and the number of its prior.
     """
     counter = class_counter(scores)
-    best, chosen = priors[0](LEAST), 0
+    best, chosen = priors[0](FIRST, LEAST), 0
     iterate_dual(counter, best, group, max_iter)
     if len(priors) == 1:
         return counter, best, 0
@@ -178,8 +178,8 @@ def best_prior(
 
     most = bound_of(best)
     for number, make in enumerate(priors[1:], 1):
-        state = make(least)
-        is_lost = Race(partial(bound_of, state), most, max_iter)
+        state = make(MOST, least)
+        is_lost = Race(partial(bound_of, state), most)
         iterate_dual(counter, state, group, max_iter, is_lost)
         bound = bound_of(state)
         if bound > most:
@@ -190,17 +190,17 @@ def best_prior(
 class Race:
     """Whether a prior is out of reach of the best one; see `Race` in csrc/common/adapt.h."""
 
-    def __init__(self, bound: Callable[[], float], rival: float, max_iter: int) -> None:
-        self.bound, self.rival, self.max_iter, self.earlier = bound, rival, max_iter, 0.0
+    def __init__(self, bound: Callable[[], float], rival: float) -> None:
+        self.bound, self.rival, self.earlier = bound, rival, 0.0
 
     def __call__(self, done: int) -> bool:
-        if self.rival == -math.inf or done < 2 or done & (done - 1):
+        if self.rival == -math.inf or done < 1 or done & (done - 1):
             return False
         bound = self.bound()
-        growth, self.earlier = (bound - self.earlier) / (done // 2), bound
-        if bound >= self.rival:
+        growth, self.earlier = bound - self.earlier, bound
+        if bound > self.rival:
             self.rival = -math.inf  # it has won: no iteration lowers the bound
-        return done > 2 and bound + (self.max_iter - done) * growth < self.rival
+        return done > 1 and bound + 2 * growth < self.rival
 
 
 def normalisers(scores: Scores, dual: Tensor, group: Group) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ from ..operators import target, workspace
 from ..pointers import ON_CPU, pointer
 from ..prior import LEAST_WEIGHT
 
-# As in csrc/common/adapt.h: the least concentration, and what stands for minus infinity.
-LEAST, IMPOSSIBLE = 1e-4, -1e30
+# As in csrc/common/adapt.h.
+FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # the concentration: first, smallest and largest
+IMPOSSIBLE = -1e30  # stands for minus infinity
 
 
 def is_captured(x: Tensor) -> bool:
@@ -312,9 +313,10 @@ class State:
         epsilon: float,
         tol: float,
         measure: Tensor | None = None,
+        first: float = FIRST,
         least: float = LEAST,
     ) -> None:
-        """`measure` [B, K] float64 and the least concentration are for a Dirichlet prior."""
+        """`measure` [B, K] float64 and the concentrations are for a Dirichlet prior."""
         self.prior, self.total = prior, total
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         new = {"dtype": torch.float64, "device": device}
@@ -323,7 +325,6 @@ class State:
         self.dual = self.measure.log().clamp(min=IMPOSSIBLE)
         self.least = least
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
-        first = max(least, 1.0)
         self.concentration = torch.full((B,), first, **new)  # type: ignore[call-overload]
         self.criterion = torch.zeros_like(self.concentration)
         self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
