@@ -4,20 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from estimator_batch import batch
 
 pytest.importorskip("sklearn")
 
 from paddle_ext import PaddleClassifier
-
-
-def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, labels with -1, and the truth: 12 classes with 4 labels, 3 of them unlabelled too."""
-    random = np.random.default_rng(7)
-    truth = np.concatenate([np.arange(12).repeat(4), np.array([2, 5, 9]).repeat(15)])
-    y = truth.copy()
-    y[48:] = -1
-    X = random.normal(size=(12, 20))[truth] + 0.7 * random.normal(size=(len(y), 20))
-    return X, y, truth
 
 
 def test_wrong_labels_of_little_weight_do_little_harm() -> None:
