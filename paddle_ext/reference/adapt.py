@@ -16,9 +16,9 @@ from e = ln m and a = 1. No step lowers the bound of the evidence
 
 Without a prior m = 1: if all classes are present, a grows and the proportions hardly matter; if few
 are, a shrinks and absent classes vanish. With a prior p the iteration is run again with m = K p,
-and this result is used if its bound is larger. Its a starts at the largest value, for which e = ln m
-holds, and may not get smaller than that of the first run, or any prior would win where few classes
-are present. Impossible classes have m = 0 in both runs. The second run ends early if it is out of
+and this result is used if its bound is larger. Its a starts at the largest value, where e = ln m,
+and may not get smaller than that of the first run, or any prior would win where few classes are
+present. Impossible classes have m = 0 in both runs. The second run ends early if it is out of
 reach: after 2, 4, 8, .. iterations, if its bound would stay below that of the first even if as many
 iterations again added as much as the last ones, on average.
 """
