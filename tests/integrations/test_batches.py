@@ -125,12 +125,14 @@ def test_later_changes_of_the_arrays() -> None:
 
 
 def test_half_precision_and_integers() -> None:
-    """float16 equals the same values in float32; counts are embeddings too."""
+    """They equal the same values in float32."""
     half = QUERY.astype(np.float16)
     answer, usual = (classifier()(x)["probability"] for x in (half, half.astype(np.float32)))
     assert np.array_equal(answer, usual)
     counts = (QUERY * 8).round().astype(np.int64)
-    assert np.mean(classifier()(counts)["label"] == np.array(NAMES)[TRUTH]) > 0.9
+    found, usual = (classifier()(x)["label"] for x in (counts, counts.astype(np.float32)))
+    assert np.array_equal(found, usual)
+    assert np.mean(found == np.array(NAMES)[TRUTH]) > 0.8
 
 
 def test_array_has_only_the_predictions() -> None:

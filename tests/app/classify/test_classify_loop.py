@@ -273,7 +273,7 @@ def test_five_thousand_samples(
     report.samples = document.querySelectorAll(".sample").length;
     document.querySelector("main").remove();  // printing all of it takes long
     """
-    for _ in range(2):  # other work on the machine may delay one
+    for _ in range(5):  # other work on the machine may delay some
         shown = probed(browser, path, script, real_time=True)
         assert shown["samples"] > 1000
         assert 0 < shown["load"] <= shown["all"]
