@@ -201,6 +201,7 @@ def test_an_interruption_says_that_features_are_kept(
         assert message in done.output
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("library", ["typer", "torch"])
 def test_an_interruption_during_start_up(library: str) -> None:
     """While the libraries of the command line are loaded, and while torch is."""
