@@ -277,7 +277,7 @@ def one_shot(data: Labelled, R: int) -> Likelihood:
 
 
 def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
-    """The likelihood with weighted class means; the metric stays that of the unweighted rows.
+    """The likelihood with weighted class means; its metric stays as it is.
 
     Labelled rows x [B, S, D] are in the coordinates, labels and weights > 0 are [B, S].
     """
