@@ -24,10 +24,10 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
-from paddle_ext.ops.large import paddle as large
-from paddle_ext.ops.large.group import ALONE
-from paddle_ext.ops.large.queries import Queries
-from paddle_ext.ops.large.sources import TensorRows
+from paddle_ext.large import paddle as large
+from paddle_ext.large.group import ALONE
+from paddle_ext.large.queries import Queries
+from paddle_ext.large.sources import TensorRows
 
 SHOTS = 5
 

@@ -148,7 +148,7 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
-    module.doc() = "Native solvers of paddle_ext; see paddle_ext.ops for the checked functions.";
+    module.doc() = "Native solvers of paddle_ext; see paddle_ext.solvers for the checked functions.";
     module.def("build_info", &build_info);
     module.def("set_simd_level", &set_simd_level, py::arg("name"), py::pos_only());
     module.def("threads_made", &threads_made);

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, adaptive, solve
+from paddle_ext.files import user_cache
 from paddle_ext.research.data.glyphs import glyph_images
 from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import FULL, features
 from paddle_ext.research.evaluation import RunSettings
-from paddle_ext.research.files import user_cache
 from paddle_ext.research.style import (
     FRAME,
     INK,

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods, presence, reference
+    from .adaptive_rule.solve import adaptive
     from .integrations.batches import BatchClassifier
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
-    from .ops.adapt import adapt
-    from .ops.large.sources import FileRows
-    from .ops.native import build_info
-    from .ops.paddle import solve, solve_indexed
-    from .ops.sinkhorn import sinkhorn
-    from .ops.tim import tim
+    from .large.sources import FileRows
+    from .native.load import build_info
     from .research.data import FeatureBank
     from .research.evaluation.evaluate import evaluate
     from .research.evaluation.results import Evaluation
     from .research.evaluation.tuning import tune
     from .research.tasks import TaskBatch, TaskSampler
-    from .rule.solve import adaptive
     from .solution import Solution, TimSolution, Trace, Transport
+    from .solvers.adapt import adapt
+    from .solvers.paddle import solve, solve_indexed
+    from .solvers.sinkhorn import sinkhorn
+    from .solvers.tim import tim
 
     __version__: str
 

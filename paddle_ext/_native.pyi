@@ -2,7 +2,7 @@
 
 Written by tests/make_stub.py: do not edit it.
 
-Used by `paddle_ext.ops` and `paddle_ext.research.tasks`, which check everything first. A function
+Used by the solvers and the task sampler, which check everything first. A function
 takes the sizes and options of a call and returns an object whose method takes the pointers;
 `workspace` returns the bytes it needs.
 

@@ -1,7 +1,7 @@
 """Write `paddle_ext/_native.pyi` from the native module: run it after changing its keywords.
 
 The docstrings of its calls are their signatures (`csrc/keywords.h`). What pybind11 defines is few
-and rarely changes: it is below, and `tests/ops/test_stub.py` checks it.
+and rarely changes: it is below, and `tests/solvers/test_stub.py` checks it.
 """
 
 import re
@@ -17,7 +17,7 @@ HEAD = '''\
 
 Written by tests/make_stub.py: do not edit it.
 
-Used by `paddle_ext.ops` and `paddle_ext.research.tasks`, which check everything first. A function
+Used by the solvers and the task sampler, which check everything first. A function
 takes the sizes and options of a call and returns an object whose method takes the pointers;
 `workspace` returns the bytes it needs.
 

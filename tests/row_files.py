@@ -11,7 +11,7 @@ import torch
 from scripts import run_code
 from torch import Tensor
 
-from paddle_ext.ops.large.sources import Rows
+from paddle_ext.large.sources import Rows
 
 N, D = 1001, 7
 NUMPY = {"float16": np.float16, "float32": np.float32, "float64": np.float64}

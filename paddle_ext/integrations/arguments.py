@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import check
-from ..rule.label_noise import check_label_noise
+from ..adaptive_rule.label_noise import check_label_noise
 from .fitted import Array
 from .labels import Named, Places, checked_weights, named_classes
 

@@ -17,15 +17,23 @@ import numpy.typing as npt
 import torch
 
 from .. import check
-from ..rule.correction import corrected_likelihood
-from ..rule.label_noise import check_label_noise
-from ..rule.likelihood import Likelihood
-from ..rule.solve import check_options, solve_tasks
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.label_noise import check_label_noise
+from ..adaptive_rule.likelihood import Likelihood
+from ..adaptive_rule.solve import check_options, solve_tasks
 from ..solution import Solution
 from ..task import Task, without_batch
 from .columns import Columns, columns_for
 from .embeddings import length, vectors
-from .fitted import Array, FittedAdaptive, array, arrays, chosen_device, tensors, to_tensor
+from .fitted import (
+    Array,
+    FittedAdaptive,
+    array,
+    arrays,
+    chosen_device,
+    tensors,
+    to_tensor,
+)
 from .fitting import classified, measures_in, of_names
 from .labels import checked_prototypes, classes_and_places, prior_weights
 

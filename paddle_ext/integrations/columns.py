@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..adaptive_rule.correction import MOST_ENTRIES, left_out
 from ..rows import class_means, evenly_spread
-from ..rule.correction import MOST_ENTRIES, left_out
 
 MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns
 FIRST_ROWS = 16  # rows of a first look, which often suffices to recognise embeddings

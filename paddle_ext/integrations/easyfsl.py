@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import check, methods
-from ..ops import solve
 from ..solution import Solution
+from ..solvers import solve
 
 try:
     from easyfsl.methods import FewShotClassifier  # type: ignore[import-untyped]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops import devices
+from ..adaptive_rule.likelihood import Likelihood
+from ..adaptive_rule.named_rows import RowLogits
+from ..native import devices
 from ..presence.unknown import Familiar, familiar
 from ..rows import class_sums, parts, unit_rows
-from ..rule.likelihood import Likelihood
-from ..rule.named_rows import RowLogits
 from ..scaling import Coordinates
 from ..solution import Solution
 

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops import solve
-from ..ops.paddle_large import returns_all
-from ..ops.prior import measures_of
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.engines import classify
+from ..adaptive_rule.likelihood import Likelihood
+from ..adaptive_rule.named_rows import row_logits
+from ..adaptive_rule.solve import solve_tasks
+from ..large.arguments import returns_all
+from ..prior import measures_of
 from ..rows import class_means, unit_rows
-from ..rule.correction import corrected_likelihood
-from ..rule.engines import classify
-from ..rule.likelihood import Likelihood
-from ..rule.named_rows import row_logits
-from ..rule.solve import solve_tasks
 from ..scaling import coordinates
 from ..solution import Solution
+from ..solvers import solve
 from ..task import Task, without_batch
 from .columns import Columns, columns_for
 from .fitted import (

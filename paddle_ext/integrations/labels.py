@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from .. import check
-from ..ops.prior import measures_of
+from ..prior import measures_of
 from .embeddings import plain, vectors
 from .fitted import Array
 

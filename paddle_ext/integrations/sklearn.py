@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.paddle_large import returns_all
+from ..large.arguments import returns_all
 from ..presence import suggest
 from ..prevalence import Prevalence
 from ..solution import Solution
@@ -29,7 +29,15 @@ from .fitted import (
     tensors,
     to_tensor,
 )
-from .fitting import Fit, FittedRows, Known, classified, fit_batch, fit_labelled, in_columns
+from .fitting import (
+    Fit,
+    FittedRows,
+    Known,
+    classified,
+    fit_batch,
+    fit_labelled,
+    in_columns,
+)
 from .labels import labelled, prior_weights, sorted_classes
 
 try:

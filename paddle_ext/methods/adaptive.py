@@ -8,11 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.backend import uses_reference
+from ..adaptive_rule.label_noise import check_label_noise
+from ..adaptive_rule.likelihood import Likelihood
+from ..adaptive_rule.solve import check_metric, likelihood_of_task, solve_tasks
+from ..native.backend import uses_reference
 from ..rows import computing_dtype
-from ..rule.label_noise import check_label_noise
-from ..rule.likelihood import Likelihood
-from ..rule.solve import check_metric, likelihood_of_task, solve_tasks
 from ..solution import Solution
 from ..task import Task
 from .base import Display, Method, Prediction

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.values import dense_values
+from ..native.values import dense_values
 from ..rows import computing_dtype
 from ..solution import classes_present
 from ..task import IndexedTask, Task, batched, detached, without_autocast

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule import logistic
+from ..adaptive_rule.conjugate import newton
 from ..rows import unit_rows
-from ..rule import logistic
-from ..rule.conjugate import newton
 from ..task import Task, in_chunks
 from .base import Display, Grid, Method, Presets
 from .options import option

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.paddle import solve, solve_indexed
+from ..solvers.paddle import solve, solve_indexed
 from ..task import IndexedTask, Task
 from .base import Display, Method, Presets
 from .options import one_of, option, positive

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.sinkhorn import sinkhorn
 from ..rows import class_sums, products, unit_rows
+from ..solvers.sinkhorn import sinkhorn
 from ..task import Task, in_chunks
 from .base import Display, Grid, Method
 from .options import one_of, option, positive

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from .. import check
-from ..ops.tim import tim
-from ..ops.tim_operators import triple
+from ..solvers.tim import tim
+from ..solvers.tim_operators import triple
 from ..task import Task
 from .base import Display, Grid, Method
 from .options import option, positive

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.coordinates import coordinates
+from ..native.coordinates import coordinates
 from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 
 MOST_ROWS = (

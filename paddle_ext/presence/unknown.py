@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.likelihood import likelihood_of
 from ..methods import Prediction
-from ..ops.coordinates import coordinates
-from ..ops.values import dense_values
+from ..native.coordinates import coordinates
+from ..native.values import dense_values
 from ..rows import (
     class_means,
     computing_dtype,
@@ -22,7 +23,6 @@ from ..rows import (
     squared_distances,
     unit_rows,
 )
-from ..rule.likelihood import likelihood_of
 from ..solution import Solution
 
 ALONE = "support_labels must have a class of two rows or more, got one of each"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..ops.values import dense_values
+from ..adaptive_rule.label_noise import AUTO, weigh_labels
+from ..native.values import dense_values
 from ..rows import computing_dtype
-from ..rule.label_noise import AUTO, weigh_labels
 
 
 class LabelDoubt(NamedTuple):

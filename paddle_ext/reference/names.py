@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import centred, likelihood, moved_distances, posterior, sharpness_of, squared
+from .adaptive import (
+    centred,
+    likelihood,
+    moved_distances,
+    posterior,
+    sharpness_of,
+    squared,
+)
 from .paddle import unit_rows
 from .zero_shot import NamedTask, one_by_one
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..files import cache_or_temporary
 from ..methods import Method, create
 from ..version import version
 from .backbones import Recipe, extract, recipe, train
@@ -26,7 +27,6 @@ from .data.glyphs import glyph_images
 from .data.images import ImageArray
 from .evaluation import Evaluation, RunSettings, evaluate
 from .evaluation.arguments import all_methods
-from .files import cache_or_temporary
 from .tasks import TaskSampler
 
 N_QUERY = 75
@@ -253,7 +253,16 @@ def draw(found: Demo, path: str | Path) -> None:
     """Write the figure: one batch and its predictions, and below them the accuracies."""
     from .evaluation import figures
     from .evaluation.drawing import settings_line
-    from .style import RESOLUTION, WIDTH, figure_class, finish, head, name_panel, plain, prepare
+    from .style import (
+        RESOLUTION,
+        WIDTH,
+        figure_class,
+        finish,
+        head,
+        name_panel,
+        plain,
+        prepare,
+    )
 
     batch, evaluation = found.batch, found.evaluation
     K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..files import replacing
 from ..methods.registry import lookup
-from .files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paddle_ext import TaskSampler
-from paddle_ext.ops import native
+from paddle_ext.native import load as native
 
 GARBAGE: tuple[Any, ...] = (None, "x", b"", 1.5, -1, 2**63, 2**70, True, (), (1, 2, 3), [], {}, 0)
 MAKERS = tuple(name for name in dir(native.load()) if name.endswith("_call"))

@@ -2,7 +2,7 @@
 
 import sys
 
-from paddle_ext.ops import native
+from paddle_ext.native import load as native
 
 if __name__ == "__main__":
     sys.stdout.write("".join(f"{level}\n" for level in native.build_info()["simd_levels"]))

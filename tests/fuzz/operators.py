@@ -1,7 +1,7 @@
 """Random direct calls of the torch operators and of `adaptive`, most of them wrong somewhere.
 
 Each must raise, or return what its shapes promise: for finite inputs, rows on the simplex. Run by
-`tests/ops/test_operators.py` in a process of its own, which must survive; by hand for longer::
+`tests/solvers/test_operators.py` in a process of its own, which must survive; by hand for longer::
 
     python tests/fuzz/operators.py --calls 50000 --seed 1 --device cuda
 """
@@ -22,10 +22,10 @@ from rounds import Call, all_placed, described, is_float
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.ops.adapt_operators import adapt_op
-from paddle_ext.ops.paddle_operators import solve_indexed_op, solve_op
-from paddle_ext.ops.sinkhorn_operators import sinkhorn_op
-from paddle_ext.ops.tim_operators import tim_op
+from paddle_ext.solvers.adapt_operators import adapt_op
+from paddle_ext.solvers.paddle_operators import solve_indexed_op, solve_op
+from paddle_ext.solvers.sinkhorn_operators import sinkhorn_op
+from paddle_ext.solvers.tim_operators import tim_op
 
 LONGEST = 60.0  # seconds of a call; those here take milliseconds
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -8,7 +8,7 @@ import argparse
 
 import torch
 
-from paddle_ext.ops import native, operators
+from paddle_ext.solvers import native, operators
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from paddle_ext.ops import native
-from paddle_ext.ops.operators import Scratch
+from paddle_ext.native import load as native
+from paddle_ext.native.operators import Scratch
 
 Call = dict[str, Any]
 Counts = Counter[str]

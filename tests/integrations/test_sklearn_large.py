@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import paddle_ext
-from paddle_ext.ops import paddle_large
-from paddle_ext.ops.large import fixed
+from paddle_ext.large import arguments as paddle_large
+from paddle_ext.large import fixed
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 sparse = pytest.importorskip("scipy.sparse", reason="needs SciPy")

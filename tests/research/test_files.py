@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from paddle_ext.ops.large.files import check_regular, open_regular
-from paddle_ext.research.files import replacing
+from paddle_ext.files import check_regular, open_regular, replacing
 
 SIZE = 200_000  # bytes, more than one write
 WRITER = """
 import sys
 from pathlib import Path
-from paddle_ext.research.files import replacing
+from paddle_ext.files import replacing
 path, letter = Path(sys.argv[1]), sys.argv[2]
 print(__import__("os").getpid(), flush=True)
 for _ in range(60):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_ext.research.printable import encodable, plain_cell, printable, spreadsheet_cell
+from paddle_ext.text import encodable, plain_cell, printable, spreadsheet_cell
 
 
 def test_nothing_reaches_a_terminal_that_it_could_obey() -> None:

@@ -10,20 +10,27 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...adaptive_rule.correction import corrected_likelihood
+from ...adaptive_rule.engines import classify
+from ...adaptive_rule.label_noise import AUTO
 from ...methods.adaptive import Adaptive
-from ...ops.prior import measures_of
 from ...presence.hierarchy import Hierarchy, RolledUp
 from ...presence.unknown import Familiar, familiar
 from ...prevalence import from_sums
-from ...research.progress import Progress
-from ...rule.correction import corrected_likelihood
-from ...rule.engines import classify
-from ...rule.label_noise import AUTO
+from ...prior import measures_of
+from ...progress import Progress
 from ...solution import Solution
 from ...task import Task
 from .alike import Strange
 from .answers import RATE, Answers
-from .samples import Batch, Labelled, check_finite, grouped_by_shape, matched_names, rebatched
+from .samples import (
+    Batch,
+    Labelled,
+    check_finite,
+    grouped_by_shape,
+    matched_names,
+    rebatched,
+)
 
 BATCH = 300
 BATCHES = 8  # per call

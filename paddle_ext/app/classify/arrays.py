@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.files import open_regular, readable
+from ...files import UnmappableError, open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import label_text, whole_numbers
-from ...research.files import UnmappableError
 from .samples import Batch, Examples
 from .tables import Columns
 from .text_encodings import decoded

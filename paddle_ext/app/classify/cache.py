@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.large.files import open_regular
+from ...files import open_regular
 
 DIGESTS_OF_A_QUERY = 500  # the database limits the number
 SEAL = 8  # bytes

@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.files import open_regular, readable
+from ...files import open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import numbered
 from .encoders import Encoder, check_widths, open_encoder
-from .samples import LOGIT_SCALE, Examples, Labelled, check_finite, matched_names, spoken_name
+from .samples import (
+    LOGIT_SCALE,
+    Examples,
+    Labelled,
+    check_finite,
+    matched_names,
+    spoken_name,
+)
 from .settings import Settings
 from .text_embedding import CachedTexts
 from .text_encodings import decoded

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import check
 from ...presence.hierarchy import Hierarchy
-from ...research.printable import plain_cell, plural
+from ...text import plain_cell, plural
 from .text_encodings import given_rows
 
 

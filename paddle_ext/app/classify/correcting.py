@@ -18,7 +18,7 @@ import torch
 
 from ... import check
 from ...research.data.labels import numbered
-from ...research.printable import plural
+from ...text import plural
 from .answers import UNKNOWN
 from .corrections import CorrectionFile, Corrections, Key
 from .samples import Batch, Labelled, Source, concatenated, named_labels, selected_from

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from ... import check
-from ...research.printable import plain_cell
+from ...text import plain_cell
 from .label_studio import read_label_studio
 from .output import write
 from .text_encodings import given_rows, table_rows

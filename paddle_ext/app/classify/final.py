@@ -7,8 +7,8 @@ from itertools import compress
 from pathlib import Path
 
 from ... import check
-from ...ops.large.parquet import libraries
-from ...research.files import replacing
+from ...files import replacing
+from ...large.parquet import libraries
 from .answers import Answers
 from .correcting import Corrected
 from .output import decimals, write

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...research.data.labels import label_text
-from ...research.printable import plural, without_controls
+from ...text import plural, without_controls
 from .arrays import ArrayFile
 from .cache import digest
 from .columns import looks_like_text, shortened

@@ -16,9 +16,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from ... import check
-from ...ops.large.files import open_regular, readable
-from ...research.files import replacing
-from ...research.printable import plain_cell
+from ...files import open_regular, readable, replacing
+from ...text import plain_cell
 from ...version import version
 from .answers import UNKNOWN, Answers
 from .samples import Source

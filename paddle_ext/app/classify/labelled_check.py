@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...adaptive_rule.correction import MOST_ENTRIES
 from ...presence.wrong_labels import doubt_of_labels
-from ...rule.correction import MOST_ENTRIES
 from .samples import Labelled
 
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong

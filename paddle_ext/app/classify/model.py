@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ... import check
+from ...files import replacing
 from ...research.data import archives
-from ...research.files import replacing
 from .class_names import NamedClasses
 from .networks import DEFAULT
 from .opening import check_suffix, open_folders, open_rows

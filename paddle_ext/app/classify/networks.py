@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
-from ...ops.large.files import first_line
-from ...ops.libraries import library
+from ...files import first_line
+from ...libraries import library
 from ...research.backbones import Checkpoint, load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
 from ...research.data.images import square_crop

@@ -9,7 +9,7 @@ import torch
 
 from ... import check
 from ...research.data.images import require_pillow
-from ...research.printable import plural
+from ...text import plural
 from . import arrays
 from .class_names import (
     ClassPrompts,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...research.files import replacing
-from ...research.printable import spreadsheet_cell
+from ...files import replacing
+from ...text import spreadsheet_cell
 from .answers import Answers
 from .labelled_check import Expected, LabelledCheck
 from .review import reasons

@@ -9,9 +9,9 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from ...ops.large.parquet import libraries
-from ...ops.libraries import library
-from ...research.printable import spreadsheet_cell, without_controls
+from ...large.parquet import libraries
+from ...libraries import library
+from ...text import spreadsheet_cell, without_controls
 from .row_files import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")

@@ -13,8 +13,8 @@ from string import Template
 
 import torch
 
-from ...research.files import replacing
-from ...research.printable import without_controls
+from ...files import replacing
+from ...text import without_controls
 from .answers import UNKNOWN, Answers
 from .outcome import Outcome
 from .page_samples import Images

@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 from ...prevalence import Prevalence
-from ...research.printable import plural
+from ...text import plural
 from .answers import Answers
 from .labelled_check import Expected
 from .outcome import Outcome

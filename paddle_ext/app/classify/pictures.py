@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...progress import Progress
 from ...research.data.decoding import open_picture, read_picture_file, why_unreadable
 from ...research.data.images import in_threads
 from ...research.data.labels import label_text
-from ...research.printable import encodable, plural, without_controls
-from ...research.progress import Progress
+from ...text import encodable, plural, without_controls
 from .cache import FeatureCache, digest
 from .networks import Network
 from .samples import Batch, Examples

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...ops.large.files import open_regular, readable
-from ...ops.libraries import library
+from ...files import open_regular, readable
+from ...libraries import library
 from ...research.data.bounds import check_room
 from .text_encodings import decoded
 

@@ -11,7 +11,7 @@ import torch
 
 from ... import check
 from ...presence.hierarchy import Hierarchy
-from ...research.printable import plural
+from ...text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior

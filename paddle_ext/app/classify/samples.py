@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...integrations.columns import Columns, columns_for
-from ...ops.large.parquet import libraries
+from ...large.parquet import libraries
 from ...research.data.labels import numbered, sorted_names
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ... import check
-from ...research.files import user_cache
-from ...rule.label_noise import AUTO, check_label_noise
+from ...adaptive_rule.label_noise import AUTO, check_label_noise
+from ...files import user_cache
 from .networks import DEFAULT
 from .tables import Columns
 

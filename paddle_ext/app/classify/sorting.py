@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from ... import check
-from ...research.files import locked_folder, naming, remove_abandoned
-from ...research.printable import encodable, printable
+from ...files import PARTIAL, naming
+from ...text import encodable, printable
 from .answers import Answers
 from .review import reasons
 
@@ -30,7 +31,6 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
             raise check.ArgumentValueError(
                 "sort_into", f"must be outside {path}, which is read, got {folder}"
             )
-    remove_abandoned(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise check.ArgumentValueError(
             "sort_into",
@@ -51,8 +51,8 @@ def sort_into(folder: Path, answers: Answers) -> Counter[str]:
     copied: Counter[str] = Counter()
     taken: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
-    with naming(folder), locked_folder(folder) as place:
-        new = place / "sorted"
+    with naming(folder), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as place:
+        new = Path(place)
         for path, label in zip(map(Path, answers.texts), labels, strict=True):
             target = new / folders[label]
             target.mkdir(parents=True, exist_ok=True)

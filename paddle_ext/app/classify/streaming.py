@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.ahead import ahead
-from ...ops.large.files import check_regular
-from ...ops.large.parquet import libraries
-from ...research.files import replacing
-from ...research.progress import Progress
-from ...rule.correction import corrected_likelihood
-from ...rule.engines import classify
+from ...adaptive_rule.correction import corrected_likelihood
+from ...adaptive_rule.engines import classify
+from ...files import check_regular, replacing
+from ...large.ahead import ahead
+from ...large.parquet import libraries
+from ...progress import Progress
 from ...task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
@@ -259,7 +258,7 @@ def predictions_of_one_batch(
 
 
 class SampleRows:
-    """All samples to classify, as `paddle_ext.ops.large.sources.Rows`."""
+    """All samples to classify, as `paddle_ext.large.sources.Rows`."""
 
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress

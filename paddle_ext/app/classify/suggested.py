@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import check
 from ...presence import Suggestions, suggest
-from ...research.printable import plural
+from ...text import plural
 from .answers import Answers
 from .output import decimals, write
 from .samples import Batch, Labelled

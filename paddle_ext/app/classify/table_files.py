@@ -14,16 +14,9 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.files import Version, current_version, open_regular, unchanged
-from ...ops.large.parquet import (
-    is_lists,
-    libraries,
-    open_parquet,
-    record_batches,
-    vectors,
-    width_of,
-)
-from ...research.printable import encodable, plain_cell
+from ...files import Version, current_version, open_regular, unchanged
+from ...large.parquet import is_lists, libraries, open_parquet, record_batches, vectors, width_of
+from ...text import encodable, plain_cell
 from . import row_files
 from .columns import (
     Chosen,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...research.data.labels import label_text
-from ...research.printable import plain_cell, plural, without_controls
+from ...text import plain_cell, plural, without_controls
 from .columns import as_number, is_gap, shortened
 from .samples import Batch, Examples, concatenated, selected_from
 from .table_files import ArrowPart, Part, Table

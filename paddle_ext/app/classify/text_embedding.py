@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.files import first_line
-from ...ops.libraries import library
+from ...files import first_line
+from ...libraries import library
 from ...research.backbones.extraction import digest_of_weights
 from .cache import FeatureCache, digest, digest_of_files, files_of
 

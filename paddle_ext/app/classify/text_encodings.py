@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import check
-from ...ops.large.files import open_regular
+from ...files import open_regular
 
 SEPARATORS = (",", ";", "\t", "|")
 NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ...research.printable import printable
 from ...research.ranks import is_first_rank
+from ...text import printable
 from . import classify, demo, evaluating, info, pictures, reproduce
 from .arguments import normalised
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ...research.printable import plural
+from ...text import plural
 from . import classify_options as options
 from . import show
 from .arguments import Device
@@ -96,7 +96,7 @@ def classify(
     check: options.Check = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page."""
-    from ...research.files import user_cache
+    from ...files import user_cache
     from ..classify import Columns, Settings
 
     settings = Settings(

@@ -11,7 +11,15 @@ import typer
 
 from ...research.ranks import is_first_rank
 from . import show
-from .arguments import Device, Fresh, Memory, class_count, comma_separated, method_options, numbers
+from .arguments import (
+    Device,
+    Fresh,
+    Memory,
+    class_count,
+    comma_separated,
+    method_options,
+    numbers,
+)
 
 if TYPE_CHECKING:
     from ...methods import Method
@@ -200,9 +208,9 @@ def own_method(name: str) -> str | Method:
 
 
 def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | None) -> None:
+    from ...files import replacing
     from ...research.evaluation import tables
     from ...research.evaluation.drawing import emphasised, settings_line
-    from ...research.files import replacing
 
     header, cells = tables.rows(found)
     strong = [number for number, name in enumerate(found.methods) if emphasised(name)]

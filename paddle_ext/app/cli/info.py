@@ -61,7 +61,7 @@ def describe_installation() -> None:
     import torch
 
     from ... import methods
-    from ...ops.native import build_info
+    from ...native.load import build_info
     from ...research.evaluation.tables import title_of
 
     about = build_info()

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...research.printable import printable
 from ...research.ranks import is_first_rank
+from ...text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.large.files import check_regular, first_line, readable
-from ...ops.libraries import library
-from ..files import write_tensors
+from ...files import check_regular, first_line, readable, write_tensors
+from ...libraries import library
 from .augment import Transform
 from .networks import Backbone, create_uninitialised, known_architecture
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
+from ...files import replacing
+from ...progress import Progress
 from ..data import archives
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_batches
-from ..files import replacing
-from ..progress import Progress
 from .augment import Transform
 from .checkpoints import Checkpoint, digest_of_tensors
 from .feeding import Feeder

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
-from ...ops.large.files import first_line
+from ...files import first_line, replacing
+from ...progress import Progress
 from ..data.images import ImageSet, in_batches
-from ..files import replacing
-from ..progress import Progress
 from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
 from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import channels_last, digest_of_images, digest_of_weights, features_of

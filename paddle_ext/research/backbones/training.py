@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from ... import check
+from ...files import sole_writer
+from ...progress import Progress
 from ..data.images import ImageSet
-from ..files import sole_writer
-from ..progress import Progress
 from .augment import Transform
 from .checkpoints import Checkpoint, safetensors
 from .extraction import product_dtype

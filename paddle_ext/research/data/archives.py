@@ -12,9 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ...ops.large.files import open_regular, readable
-from ...ops.large.stored import Header, entry_begin, read_npy_header
-from ..files import UnmappableError
+from ...files import UnmappableError, open_regular, readable
+from ...large.stored import Header, entry_begin, read_npy_header
 from . import plain_pickle
 from .bounds import check_room
 

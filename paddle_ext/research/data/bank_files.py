@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.large.files import RefusedError, check_regular, open_regular, readable
-from ...ops.libraries import library
-from ..files import replacing, write_tensors
+from ...files import RefusedError, check_regular, open_regular, readable, replacing, write_tensors
+from ...libraries import library
 from . import archives, plain_pickle
 from .bounds import check_expanded, check_room
 from .labels import check_count, label_text, numbered, sorted_names, whole_numbers

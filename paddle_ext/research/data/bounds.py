@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ...ops.large.files import RefusedError
+from ...files import RefusedError
 
 RATIO = 50  # ReLU features of a large network, mostly zeros, compress to a tenth
 ALWAYS = 2**26  # bytes allowed for a file of any size

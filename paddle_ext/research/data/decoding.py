@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ...ops.large.files import RefusedError, first_line, open_regular
+from ...files import RefusedError, first_line, open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import check
-from ...ops.libraries import library
+from ...libraries import library
 from .images import ImageArray, require_pillow
 
 if TYPE_CHECKING:

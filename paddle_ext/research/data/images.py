@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops.libraries import library
-from ..progress import Progress
+from ...libraries import library
+from ...progress import Progress
 from .decoding import UnreadableError, open_picture, read_picture_file, why_unreadable
 from .labels import check_one_each
 

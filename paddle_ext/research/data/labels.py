@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..printable import without_controls
+from ...text import without_controls
 
 NO_LABEL = frozenset(
     ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")

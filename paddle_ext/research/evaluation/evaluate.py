@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ... import check
 from ...methods import Method
+from ...progress import Progress
 from ...version import version
 from ..data.bank import FeatureBank
-from ..progress import Progress
 from ..ranks import Ranks, join_ranks
 from ..tasks import TaskSampler
 from .arguments import chosen_methods, options_of

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..style import INK, PALE, Label, finish, head, label_ends, label_point, make_panels, name_panel
+from ..style import (
+    INK,
+    PALE,
+    Label,
+    finish,
+    head,
+    label_ends,
+    label_point,
+    make_panels,
+    name_panel,
+)
 from .drawing import (
     K_EFF,
     K_EFF_BOLD,
@@ -28,7 +38,14 @@ from .drawing import (
     shots_title,
     tolerance_text,
 )
-from .results import NEARLY_BEST, Evaluation, Result, best_of, lambda_of, nearly_best_lambdas
+from .results import (
+    NEARLY_BEST,
+    Evaluation,
+    Result,
+    best_of,
+    lambda_of,
+    nearly_best_lambdas,
+)
 from .tables import display_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...ops.large.files import open_regular
-from ..files import replacing
+from ...files import open_regular, replacing
 
 FORMAT = 2  # of every file with results
 NEARLY_BEST = 1.0  # points of accuracy below the best

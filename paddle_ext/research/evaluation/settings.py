@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ... import check
-from ...ops import devices
+from ...native import devices
 from ..data.bank import FeatureBank
 from ..tasks.sampler import LAST_SEED
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...ops import native, operators
-from ...ops.pointers import ON_CPU, pointer
+from ...native import load as native
+from ...native import operators
+from ...native.pointers import ON_CPU, pointer
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)

@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import fcntl
 import os
 import resource
 import subprocess
@@ -165,26 +164,15 @@ def test_a_folder_that_is_not_writable_is_reported_with_the_file(
 # --- interruptions ------------------------------------------------------------------------------
 
 
-def test_the_next_run_removes_what_a_killed_one_left(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """But not what another run is writing, nor what is not ours."""
+def test_nothing_of_others_is_removed(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whatever it is called: only what this run has made may go."""
     folder = tmp_path / "out"
-    for name in (".partial-abandone", ".partial-theirown", ".partial-mine", ".partial-twofiles"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "answers.csv").touch()
-    (folder / ".partial-twofiles" / "other").touch()
-    descriptor = os.open(folder / ".partial-theirown", os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        said(*files, "--output", folder)
-    finally:
-        os.close(descriptor)
-    assert sorted(path.name for path in folder.glob(".partial-*")) == [
-        ".partial-mine",
-        ".partial-theirown",
-        ".partial-twofiles",
-    ]
+    theirs = folder / ".partial-download" / "thesis" / "chapter.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    said(*files, "--output", folder)
+    assert theirs.exists()
+    assert [path.name for path in folder.glob(".partial-*")] == [".partial-download"]
 
 
 def test_an_interruption_says_that_features_are_kept(

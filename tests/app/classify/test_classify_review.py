@@ -24,7 +24,6 @@ from classify_data import (
 from paddle_ext.app.classify import classify
 from paddle_ext.app.classify.corrections import Key, read_corrections
 from paddle_ext.app.classify.table_files import open_table
-from paddle_ext.research.files import remove_abandoned
 
 # --- corrections accumulate -----------------------------------------------------------------------
 
@@ -324,7 +323,5 @@ def test_a_disk_that_is_full_while_photos_are_sorted(
     monkeypatch.setattr(shutil, "copy2", full)
     assert f"error: {target}: {os.strerror(errno.ENOSPC)}" in refused(*arguments)
     assert list(target.iterdir()) == []
-    (target / ".partial-abandone" / "sorted").mkdir(parents=True)  # of a killed run
-    remove_abandoned.cache_clear()
     said(*arguments)
     assert len(list(target.rglob("*.*"))) == 6

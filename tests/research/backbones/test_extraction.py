@@ -267,7 +267,7 @@ def test_an_interrupted_extraction_leaves_nothing(
 def test_progress(
     network: Backbone, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddle_ext.research.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paddle_ext.progress.SECONDS_BETWEEN_LINES", 0.0)
     extract(network, IMAGES, transform=GREY, device="cpu", batch_size=20, progress=True)
     assert "features 40/45" in capsys.readouterr().err
     extract(network, IMAGES, transform=GREY, device="cpu")

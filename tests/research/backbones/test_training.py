@@ -15,6 +15,7 @@ from toy_images import LazyImages, one_thread, pattern_images  # noqa: F401
 
 pytest.importorskip("safetensors", reason="needs safetensors")
 
+from paddle_ext.files import sole_writer
 from paddle_ext.research.backbones import (
     Augmentation,
     Checkpoint,
@@ -28,7 +29,6 @@ from paddle_ext.research.backbones import (
 from paddle_ext.research.backbones import run as run_module
 from paddle_ext.research.backbones.learner import Classifier, Learner
 from paddle_ext.research.data.images import ImageArray
-from paddle_ext.research.files import sole_writer
 
 QUICK = Recipe(
     epochs=3,

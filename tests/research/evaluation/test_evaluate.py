@@ -10,8 +10,7 @@ import pytest
 import torch
 from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
 
-from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, methods
-from paddle_ext.research import progress
+from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, methods, progress
 from paddle_ext.research.evaluation import RunSettings, paper
 from paddle_ext.research.evaluation.arguments import all_methods
 from paddle_ext.research.evaluation.blocks import BLOCK, DeviceBank

@@ -14,8 +14,8 @@ import torch
 from banks import Spy, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, evaluate, methods
+from paddle_ext.progress import Progress
 from paddle_ext.research.evaluation import blocks, journal
-from paddle_ext.research.progress import Progress
 from paddle_ext.research.ranks import Ranks
 
 HERE = Path(__file__).parent

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....ops.large.files import open_regular
-from ....ops.libraries import library
+from ....files import open_regular
+from ....libraries import library
 from ..cache import digest_of_files, files_of
 from ..networks import Preparation, SquareNetwork
 from ..samples import LOGIT_SCALE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .... import check
-from ....ops.libraries import library
+from ....libraries import library
 from ..cache import digest_of_files
 from ..networks import Preparation, SquareNetwork
 from .hugging_face import PREPARATIONS, read_json

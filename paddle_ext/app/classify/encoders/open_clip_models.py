@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ....ops.libraries import library
+from ....libraries import library
 from ..cache import digest_of_files, files_of
 from ..networks import SquareNetwork
 from .towers import Encoder, of_open_clip

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from .... import check
-from ....ops.large.files import first_line
+from ....files import first_line
 from . import hugging_face, onnx_files, open_clip_models
 from .towers import Encoder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .... import check
+from ....files import replacing
 from ...data.bank import FeatureBank
-from ...files import replacing
 from ...ranks import is_first_rank
 from ...style import finish
 from .. import paper

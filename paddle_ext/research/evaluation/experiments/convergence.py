@@ -18,12 +18,12 @@ from torch import Tensor
 from .... import check, methods
 from ....methods import PaddlePgd
 from ....methods.base import DATA_SETS
-from ....ops.paddle import solve
+from ....progress import Progress
 from ....rows import computing_dtype
 from ....solution import Solution
+from ....solvers.paddle import solve
 from ....task import Task
 from ...data.bank import FeatureBank
-from ...progress import Progress
 from ...tasks.sampler import LAST_TASK
 from .. import figures as pictures
 from .. import paper

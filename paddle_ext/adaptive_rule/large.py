@@ -1,0 +1,260 @@
+"""The engine for one task of any size, with queries from any source, in chunks.
+
+It has the equations of the engine for small tasks, in three passes over the queries: likelihoods,
+which are kept if they fit; weighted sums of the queries by class; and the classification of each
+query without itself. Letters: N rows in this process, K classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..large.class_sums import Part, sums_by_class
+from ..large.coordinates import check_summable
+from ..large.fixed import RowResults, best_prior, classify_rows, dirichlet_priors
+from ..large.group import Group
+from ..large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
+from ..large.queries import Queries
+from ..large.sources import Rows
+from ..large.steps import IMPOSSIBLE, LateStep, State, split_unit
+from ..native.coordinates import coordinates
+from ..native.pointers import packed
+from ..prevalence import counts_of, estimated_shares
+from ..solution import Solution
+from .likelihood import Likelihood
+from .small import softer_share, trust_in_queries
+
+
+@dataclass(frozen=True)
+class UnitCoordinates(Coordinates):
+    """The coordinates of a likelihood: unit-norm rows, minus the centre, unit-norm again."""
+
+    metric: Tensor  # [1, D]
+
+    def of(self, rows: Tensor, part: slice) -> Tensor:
+        return coordinates(rows.to(self.scale.dtype), self.centre)
+
+    def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
+        return self.measured_halves(rows, pieces)[0]
+
+    def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
+        """The pieces, and the squares of the rows in the metric."""
+        return split_unit(packed(rows), pieces, self.scale, self.centre, self.metric)
+
+
+class LikelihoodScores:
+    """Logits before the late step, from a likelihood; implements `fixed.Scores`.
+
+    For very many rows the products are in half precision: these logits are stored as halves anyway,
+    and only used for sums over the rows.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        likelihood: Likelihood,
+        added: Tensor | None,
+        total: int,
+        validate: bool,
+    ) -> None:
+        self.queries, self.likelihood, self.added = queries, likelihood, added
+        K = likelihood.weights.shape[1]
+        centre, metric = likelihood.centre.contiguous(), likelihood.diagonal.contiguous()
+        self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
+        self.form: Plain | OneHalf | TwoHalves = Plain(self.coordinates)
+        if queries.device.type == "cuda":
+            many = total >= MANY_ROWS
+            self.form = OneHalf(self.coordinates) if many else TwoHalves(self.coordinates, True)
+        weights, bias = likelihood.weights, likelihood.bias.double()
+        if likelihood.correction is not None:
+            weights = weights + likelihood.correction[:-1].mT / likelihood.sharpness
+            bias = bias + likelihood.correction[-1]
+        self.operand = self.form.prototypes(weights)
+        self.shape = (1, queries.N, K)
+        self.slope, self.bias = likelihood.sharpness, bias
+        self.unseen = validate  # whether the next pass looks for non-finite values
+
+    def rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """Indices and rows [1, n, D]."""
+        extremes: list[Tensor] = []
+        # Small chunks, because the stored likelihoods take most of the memory.
+        for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 2):
+            if self.unseen:
+                extremes += rows.aminmax()
+            yield part, rows
+        if self.unseen:
+            seen = torch.stack(extremes)
+            check_summable(seen.amin(), seen.amax(), self.queries.features)
+        self.unseen = False
+
+    def factors(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Indices, products with the prototypes, and the rows prepared for products."""
+        for part, rows in self.rows():
+            x = self.form.operand(rows, part)
+            products = self.form.products(x, self.operand)
+            if self.added is not None:
+                products.add_(self.added[part] / self.slope)
+            yield part, products, x
+            del products, x  # before the next ones are computed, to save memory
+
+    def parts(self) -> Iterator[Part]:
+        for part, products, x in self.factors():
+            yield part, products, None, x
+            del products, x
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, products, x in self.factors():
+            del x
+            yield part, products, None
+            del products
+
+
+class LateScores:
+    """Logits after the late step; implements `fixed.Scores`."""
+
+    def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
+        self.before, self.step = before, step
+        likelihood = self.likelihood = before.likelihood
+        self.form = TwoHalves(before.coordinates, True) if sums.is_cuda else before.form
+        moved = torch.cat([likelihood.weights, likelihood.in_metric(sums)], 1)
+        self.operand = self.form.prototypes(moved)
+        self.projection = self.correction = None
+        if sums.is_cuda and likelihood.projection is not None:
+            self.projection = self.form.prototypes(likelihood.projection[0])
+        if likelihood.correction is not None:
+            self.correction = self.form.prototypes(likelihood.correction[:-1].mT.unsqueeze(0))
+        self.shape = before.shape
+        self.slope = torch.ones_like(before.slope)
+        self.bias = torch.zeros_like(before.bias)
+
+    def measured(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows prepared for products, and their squares in the metric."""
+        if not isinstance(self.form, TwoHalves):
+            x = self.likelihood.coordinates(rows.to(self.slope.dtype))
+            return x, self.likelihood.squared(x)
+        x, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
+        if self.projection is not None and self.likelihood.projection is not None:
+            inner = torch.linalg.vector_norm(self.form.products(x, self.projection), dim=-1)
+            own.addcmul_(inner.square_(), self.likelihood.projection[1].unsqueeze(-1))
+        return x, own
+
+    def added(self, part: slice, x: Tensor) -> Tensor | None:
+        """Logits [n, K] to add: those of the correction and those given; None without either."""
+        given = self.before.added
+        found = None if given is None else given[part].contiguous()
+        if self.correction is not None and self.likelihood.correction is not None:
+            linear = self.form.products(x, self.correction)[0] + self.likelihood.correction[-1]
+            found = linear if found is None else linear.add_(found)
+        return found
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, rows in self.before.rows():
+            x, own = self.measured(rows)
+            found = self.form.products(x, self.operand)
+            self.step(found, own[0].contiguous(), self.added(part, x))
+            yield part, found, None
+
+
+def late_step_of(
+    likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
+) -> tuple[LateStep, Tensor]:
+    """The late step, and the sums of labelled rows and weighted queries by class, [1, K, D].
+
+    `held` [1, K] are the sums of the queries' probabilities, `sums` [1, K, D] of the weighted
+    queries, and `mass` [1, K] of their weights.
+    """
+    real = likelihood.weights.dtype
+    a, K = state.concentration, held.shape[-1]
+    shots = likelihood.shots.double()
+    all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
+    square = (likelihood.in_metric(all_sums) * all_sums).sum(-1)
+    excess = likelihood.excess(mass.to(real)) - likelihood.excess()
+    half = likelihood.sharpness.unsqueeze(-1) / 2
+    constant = likelihood.bias + half * (likelihood.squares + excess)
+    share, sharpness = softer_share(a), float(likelihood.sharpness)
+    counts, two_classes = state.weight * held, (K - 1) * a / (1 + K * a)
+    kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
+    prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
+    possible = prior > 0
+    constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
+    constant = constant.masked_fill(~possible, IMPOSSIBLE)
+    step = LateStep(
+        weight=state.weight,
+        trust=trust_in_queries(queries, K),
+        temper=likelihood.temper,
+        slope=sharpness,
+        sharper=sharpness * float(share),
+        share=float(share),
+        bias=(likelihood.bias + state.dual).to(real)[0],
+        square=square[0].contiguous(),
+        mass=(shots + mass).to(real)[0],
+        constant=constant[0].contiguous(),
+        total=(counts + prior).to(real)[0],
+        prior=prior.masked_fill(~possible, 1.0).to(real)[0],
+    )
+    return step, all_sums
+
+
+def solve_large(
+    likelihood: Likelihood,
+    rows: Rows,
+    added: Tensor | None,
+    *,
+    measures: Tensor | None = None,
+    max_iter: int,
+    tol: float,
+    top: int,
+    all_classes: bool,
+    group: Group,
+    validate: bool,
+) -> Solution:
+    """Classify the rows of one task; the likelihood and the solution have a batch of 1.
+
+    `added` [N, K] are further logits, `measures` [n, K] the priors to choose from.
+    """
+    queries = Queries(rows)
+    rows_of_all = group.count(queries.N, queries.device)
+    scores = LikelihoodScores(queries, likelihood, added, rows_of_all, validate)
+    K, total = scores.shape[2], float(rows_of_all)
+    weight = likelihood.weight_of(total)
+    priors = dirichlet_priors(
+        K, queries.device, measures, total=weight * total, weight=weight, tol=tol
+    )
+    counter, state, chosen = best_prior(scores, priors, group, max_iter)
+    held = counter.held(state.dual, group)
+    del counter  # it may be large
+    bias = (scores.bias + state.dual).to(scores.slope.dtype)
+    sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, group, squared=True)
+    trust = trust_in_queries(total, K)
+    moved = scores.form.total(sums, mass) * trust
+    step, all_sums = late_step_of(likelihood, state, held, moved, trust * mass, total)
+    late = LateScores(scores, all_sums, step)
+    no_dual = torch.zeros_like(state.dual)
+    found = classify_rows(late, no_dual, group, top=top, all_classes=all_classes)
+    counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
+    group.sum(counted)
+    solution = solution_of(found, state, estimated_shares(counted, found.held, total))
+    if measures is None:
+        return solution
+    return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))
+
+
+def solution_of(found: RowResults, state: State, shares: Tensor) -> Solution:
+    """The solution from the results for the rows; `shares` [1, K] are its proportions."""
+    real = found.top.probabilities.dtype
+    all_classes = found.probabilities is not None
+    return Solution(
+        found.top.classes[..., 0],
+        found.top.probabilities if found.probabilities is None else found.probabilities,
+        shares.to(real),
+        state.dual.to(real),
+        state.iterations,
+        state.criterion.to(real),
+        concentration=state.concentration.to(real),
+        classes=None if all_classes else found.top.classes,
+        held=None if all_classes else found.held,
+    )

@@ -1,0 +1,225 @@
+"""The function `adaptive`: for tensors, files and several processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..large.arguments import Source, check_large, is_elsewhere, queries_of, returns_all
+from ..large.sources import Rows
+from ..native.values import dense_values
+from ..prior import measures_of
+from ..rows import computing_dtype
+from ..solution import Solution
+from ..solvers.adapt import no_tasks
+from ..task import (
+    Task,
+    batched,
+    detached,
+    how_many,
+    merged,
+    without_autocast,
+    without_batch,
+)
+from . import names
+from .engines import classify
+from .label_noise import check_label_noise, models_noise, noisy_likelihood
+from .likelihood import Likelihood, calibration_count, uses_full_metric
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+METRICS = ("auto", "diagonal")
+
+
+def adaptive(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Source,
+    *,
+    num_classes: int | None = None,
+    metric: str = "auto",
+    label_noise: float | str = 0.0,
+    prior: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    return_assignments: bool | None = None,
+    top: int = 5,
+    group: ProcessGroup | None = None,
+    validate: bool = True,
+) -> Solution:
+    """Classify any batch, whether one class is present or all.
+
+    The labelled rows determine feature weights, how sharp distances are, and which classes attract
+    rows of others; the batch determines its class proportions, under a Dirichlet prior that is
+    learned too. At the end prototypes absorb the queries, once, and each query is classified
+    without itself. The equations are in docs/adaptive.md.
+
+    Parameters
+    ----------
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension but with a batched query, all tasks share the support.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    query : Tensor [Q, D] or [B, Q, D], path or Rows
+        Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, read in
+        chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
+    num_classes : int, optional
+        K. By default the largest label + 1.
+    metric : {"auto", "diagonal"}
+        "diagonal" weights every feature by its variance within the classes. "auto" also uses the
+        covariance, in the share that classifies left-out labelled rows best, if any class has two.
+    label_noise : float or "auto"
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
+        labelled row is then the probability that its label is right. All labels are trusted with
+        0.0, with one row per class, and with "auto" if labelled rows times classes exceed 2^26.
+    prior : Tensor or array [K] or [B, K], optional
+        What is known of the class proportions, as in `paddle_ext.adapt`.
+    max_iter : int
+        Limit on iterations for the proportions, >= 1.
+    tol : float
+        Stop when no class count changes by more than this many queries, >= 0; 0.0 runs all
+        iterations.
+    return_assignments : bool, optional
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28.
+    top : int
+        At most 64.
+    group : torch.distributed.ProcessGroup, optional
+        Processes that share one task: each calls with the same support and its own part of the
+        queries, and gets the labels of that part.
+    validate : bool
+        Check the values of the tensors: labels in range, a support for every class, features finite
+        and of a magnitude that can be summed.
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    >>> query = torch.tensor([[3.0, 1.0], [4.0, 1.0], [5.0, 2.0], [1.0, 4.0]])
+    >>> paddle_ext.adaptive(support, torch.tensor([0, 1, 2]), query).labels
+    tensor([0, 0, 0, 1])
+    """
+    metric, max_iter, tol = check_options(metric, max_iter, tol)
+    label_noise = check_label_noise("label_noise", label_noise)
+    check.classes(num_classes, check.flag("validate", validate))
+    support, support_labels, query = check.tensors(support, support_labels, query)
+    options = check_large("auto", return_assignments, top, group)
+    check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
+    rows = queries_of(query, support)
+    if validate:
+        seen = query if isinstance(query, Tensor) else support[:1]
+        num_classes = dense_values(support, support_labels, seen, num_classes)
+    assert num_classes is not None
+    Q = rows.shape[-2]
+    B = len(query) if isinstance(query, Tensor) and query.dim() == 3 else None
+    dtype = computing_dtype(support)
+    measures = None
+    if prior is not None:
+        measures = measures_of(prior, num_classes, B, support).values
+    all_classes = returns_all(return_assignments, Q, num_classes)
+    if isinstance(query, Tensor) and query.dim() == 3 and len(query) == 0:
+        none = query.new_empty(0, Q, num_classes)
+        return no_tasks(none, None if all_classes else options["top"])
+    labelled = batched(detached(support, dtype), 3)
+    labels = batched(detached(support_labels, torch.int64), 2)
+    chosen: dict[str, Any] = {
+        "max_iter": max_iter,
+        "tol": tol,
+        "all_classes": all_classes,
+        "top": options["top"],
+        "group": options["group"],
+    }
+    with torch.no_grad(), without_autocast(support):
+        if isinstance(query, Tensor):
+            task = Task(
+                labelled, labels, batched(query.detach(), 3), num_classes, measures=measures
+            )
+            found = solve_tasks(task, metric, label_noise=label_noise, **chosen)
+            return found if query.dim() == 3 else without_batch(found)
+        likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
+        from_file = cast(Rows, rows)
+        found, _ = classify(likelihood, from_file, measures=measures, **chosen, validate=validate)
+    return without_batch(found)
+
+
+def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, float]:
+    metric = check_metric("metric", metric)
+    return metric, check.integer("max_iter", max_iter), check.real("tol", tol)
+
+
+def check_metric(name: str, metric: object) -> str:
+    if metric == "full":
+        raise check.ArgumentValueError(name, "must be 'auto', which means the same, got 'full'")
+    return check.choice(name, metric, METRICS)
+
+
+def solve_tasks(
+    task: Task,
+    metric: str,
+    *,
+    logit_scale: float = 100.0,
+    label_noise: float | str = 0.0,
+    **options: Any,
+) -> Solution:
+    """Classify checked tasks, as many at a time as fit in memory.
+
+    `options` are those of `classify`. With class names every label is trusted.
+    """
+    if task.prototypes is not None or task.logits is not None:
+        return names.solution(task, metric, logit_scale, **options)
+    B = len(task.query)
+    step = how_many(bytes_per_task(task, metric, label_noise), task.query)
+    shared = likelihood_of_task(task, metric, label_noise) if len(task.support) == 1 else None
+    validate = task.check_values is not None
+    found, finite = [], []
+    for start in range(0, B, step):
+        part = task if step >= B else task.part(slice(start, start + step))
+        likelihood = shared or likelihood_of_task(part, metric, label_noise)
+        solution, sure = classify(
+            likelihood, part.query, measures=part.measures, **options, validate=validate
+        )
+        found.append(solution)
+        finite += [x for x in (likelihood.finite, sure) if x is not None]
+    # Only now does the caller wait for the device.
+    if task.check_values is not None and finite and not bool(torch.cat(finite).all()):
+        task.check_values()
+    return merged(found)
+
+
+def likelihood_of_task(
+    task: Task, metric: str = "auto", label_noise: float | str = 0.0
+) -> Likelihood:
+    """The likelihood learned from the labelled rows of tasks; it does not depend on the queries."""
+    rows = task.support, task.support_labels, task.num_classes
+    return noisy_likelihood(*rows, metric, label_noise)
+
+
+def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
+    """Memory of the temporary tensors of one task."""
+    (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
+    full = uses_full_metric(metric, S, K)
+    M = min(S, D) if full else 0
+    numbers = Q * (D + 5 * K + Q + M)
+    if supports > 1:
+        R = calibration_count(S, K, full)
+        numbers += 2 * K * D + R * K
+        if full:
+            numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K
+        if models_noise(label_noise, S, K):
+            numbers += (4 * S + M) * D + 6 * S * K
+    return numbers * task.support.itemsize

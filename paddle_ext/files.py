@@ -1,0 +1,197 @@
+"""Files of users: opened if they are regular, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PARTIAL = ".partial-"
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of writing alone
+
+Fill = Callable[["Tensor"], None]  # reads the next rows into a contiguous CPU tensor [n, D]
+
+
+class Contents(Protocol):
+    """A matrix that is read sequentially."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def reading(
+        self, start: int, stop: int, abandoned: Event
+    ) -> AbstractContextManager[Fill]: ...  # rows [start, stop); `abandoned` ends a long read
+
+
+class AbandonedError(Exception):
+    """Ends a read whose rows are no longer needed."""
+
+
+class Version(NamedTuple):
+    """What changes if a file is modified or replaced."""
+
+    inode: int
+    size: int
+    changed: int  # in nanoseconds
+
+
+class RefusedError(ValueError):
+    """A rejected file; the message names it."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading unless it is a pipe or device, which could block or never end."""
+    return open(path, "rb", opener=regular_descriptor)
+
+
+def regular_descriptor(path: str, flags: int) -> int:
+    """Like `os.open`, for regular files only; on an error the descriptor is closed here."""
+    # Without O_NONBLOCK opening a pipe waits for a writer.
+    file = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        kind = os.fstat(file).st_mode
+        if stat.S_ISDIR(kind):
+            raise RefusedError(f"{path} must be a file, got a folder")
+        if not stat.S_ISREG(kind):
+            raise RefusedError(f"{path} must be a regular file, got a pipe, a socket or a device")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_regular(path: Path) -> None:
+    """Reject anything but a regular file before a library opens it by name."""
+    open_regular(path).close()
+
+
+def version_of(file: BinaryIO) -> Version:
+    found = os.fstat(file.fileno())
+    return Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def current_version(path: Path) -> Version:
+    with open_regular(path) as file:
+        return version_of(file)
+
+
+def unchanged(path: Path, found: Version, version: Version) -> None:
+    if found != version:
+        raise ValueError(f"{path} must not change while it is in use, got another version")
+
+
+@contextmanager
+def readable(path: Path, expected: str) -> Iterator[None]:
+    """Turn whatever a library raises on a damaged file into a one-sentence error."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError, RefusedError):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{path} must be {expected}, got one that cannot be read: {first_line(error)}"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The message of another library's error, cut to one line."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file that replaces the old one once it is complete.
+
+    It is written in a separate folder next to the old one, so no other thread, process or machine
+    can write to it, and it gets the permissions of any new file. An error names the file.
+    """
+    with naming(path), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())  # a power failure could leave an empty file
+        new.replace(path)
+
+
+def write_tensors(
+    path: Path, module: Any, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file with `module`, which is safetensors.torch; it has errors of its own."""
+    with replacing(path) as new:
+        try:
+            module.save_file(tensors, new, metadata)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{path} cannot be written: {first_line(error)}") from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of `replacing` name the file or folder that they are about."""
+    try:
+        yield
+    except OSError as error:
+        unnamed = error.filename is None and error.errno in NOT_WRITTEN
+        if unnamed or PARTIAL in f"{error.filename} {error.filename2}":
+            error.filename = str(path)
+            del error.filename2
+        raise
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder and lock it for a run that writes several files there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} must belong to one run, got a second one") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class UnmappableError(RefusedError):
+    """An intact file that cannot be mapped."""
+
+
+def user_cache(part: str) -> Path | None:
+    """A cache folder of the user for one part of the package; None for a user without a home.
+
+    In a container the user may be a number unknown to the system.
+    """
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(home) / "paddle_ext" / part
+
+
+def cache_or_temporary(part: str) -> Path:
+    """The cache folder of `user_cache`, or a temporary folder if it is not writable."""
+    folder = user_cache(part)
+    if folder is not None:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+    return Path(tempfile.mkdtemp(prefix="paddle_ext-"))

@@ -1,0 +1,84 @@
+"""Rows in the coordinates of `adaptive`, and rows split into halves for products on CUDA.
+
+Letters: B tasks, N rows, D features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import load as native
+from .calls import options_of, pointers, strides, where_code_is
+from .operators import allocator
+from .pointers import packed, pointer
+
+GROUP, SPLIT_FACTOR = 32, 64  # as in csrc/common/mma.cuh and csrc/cuda/split_rows.cuh
+
+
+@where_code_is
+def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
+    """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.
+
+    A row that equals the centre, up to rounding, becomes zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
+    tensor([[[1., 0.]]])
+    """
+    return written(rows, centre, None, rows.dtype, tuple(rows.shape))
+
+
+def written(
+    rows: Tensor,
+    centre: Tensor | None,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+) -> Tensor:
+    """Rows written as `dtype` in this shape, split into halves if the dtype is not their own.
+
+    With a centre, they are in its coordinates; with a scale, multiplied by its square root.
+    """
+    (B, N, D), rows = rows.shape, packed(rows)
+    centre, scale = (None if x is None else packed(x) for x in (centre, scale))
+    x = allocator(rows)(shape, strides(shape), dtype)
+    if x.numel():
+        shared = centre is not None and len(centre) == 1
+        call = native.module.coordinates_call(
+            **options_of(rows), B=B, N=N, D=D, shared=shared, split=dtype is not rows.dtype
+        )
+        each = (1 if shared else B, D)
+        given = pointers(rows, rows=(rows, (B, N, D)), centre=(centre, each), scale=(scale, each))
+        call.solve(**given, x=pointer(x, dtype, shape, rows.get_device()))
+    return x
+
+
+def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The dtype and shape in which matrix products read rows: on CUDA, split into float16 halves.
+
+    Numbers are in groups of 32, padded with zeros: the high halves of a group, then the low ones.
+    """
+    if not like.is_cuda:
+        return like.dtype, shape
+    return torch.float16, (*shape[:-1], -(-shape[-1] // GROUP) * 2 * GROUP)
+
+
+@where_code_is
+def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Rows [B, N, D] as described by `split_kind`, times the root of a scale [B, D]."""
+    dtype, shape = split_kind(rows, *rows.shape)
+    if dtype is not rows.dtype:
+        return written(rows, None, scale, dtype, shape)
+    return rows if scale is None else rows * scale.sqrt().unsqueeze(1)
+
+
+def numbers(rows: Tensor, width: int) -> Tensor:
+    """The inverse of `as_split`: rows of `width` numbers each."""
+    if rows.dtype is not torch.float16:
+        return rows
+    groups = rows.shape[-1] // (2 * GROUP)
+    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, GROUP)
+    return halves.sum(-2).flatten(-2)[..., :width] / SPLIT_FACTOR

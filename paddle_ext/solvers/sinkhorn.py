@@ -1,0 +1,157 @@
+"""Sinkhorn's iteration with the native code: the public function and its checks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..native.backend import uses_reference
+from ..solution import Transport
+from .sinkhorn_operators import check_tensors, sinkhorn_op
+
+SAME_TOTAL = 1e-4  # the totals of row and column masses may differ by this share of the larger
+
+
+def sinkhorn(
+    cost: Tensor,
+    row_mass: Tensor,
+    col_mass: Tensor,
+    *,
+    reg: float,
+    max_iter: int = 1000,
+    tol: float = 1e-6,
+    validate: bool = True,
+    backend: str = "auto",
+) -> Transport:
+    r"""Solve entropic optimal transport, for one task or many, by Sinkhorn's iteration.
+
+    The plan of a task is ``P = diag(a) exp(-cost / reg) diag(b)`` with row sums `row_mass` and
+    column sums `col_mass`. From ``b = 1`` an iteration is a row step, then a column step::
+
+        a_q = row_mass_q / sum_k exp(-cost_qk / reg) b_k
+        b_k = col_mass_k / sum_q exp(-cost_qk / reg) a_q
+
+    Column sums are then exact, and the task stops when row sums are, up to `tol`.
+
+    Parameters
+    ----------
+    cost : Tensor [Q, K] or [B, Q, K]
+        Finite numbers of any size and sign: float16, bfloat16, float32 or float64, on the CPU or a
+        CUDA device. The result has a batch dimension if the cost has one.
+    row_mass : Tensor [Q] or [B, Q]
+        Required row sums, at least 0. Without a batch dimension but with a batched cost, all tasks
+        share them. A row of mass 0 is zero in the plan.
+    col_mass : Tensor [K] or [B, K]
+        Required column sums, likewise. Their total must equal that of the rows, up to a relative
+        1e-4; they are then scaled to the exact total of the rows.
+    reg : float
+        Weight of the entropy, > 0, as in POT: the smaller, the sharper the plan.
+    max_iter : int
+        Limit on iterations.
+    tol : float
+        Stop a task when no row sum is off by more than this, in units of the masses. 0.0 runs
+        `max_iter` iterations. In float32 about 1e-6 of the largest mass can be reached.
+    validate : bool
+        Check the values of the tensors. On CUDA this synchronises with the host. Without it nothing
+        does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
+        result for invalid values is undefined. A call that may take more than half a second always
+        waits for the device, so that Ctrl-C works. A CUDA task of 2^20 or more
+        numbers is solved in torch, which waits in every iteration unless `tol` is 0.
+    backend : {"auto", "native", "reference"}
+        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.sinkhorn` in plain
+        torch. "auto" is "native", except for float64 on CUDA: that has no native kernel, so the
+        reference is used, which synchronises with the host in every iteration.
+
+    Returns
+    -------
+    Transport
+        plan : Tensor [.., Q, K]
+        iterations : Tensor [..] int32
+            Iterations of each task.
+        residual : Tensor [..]
+            Largest error of a row sum after the last iteration.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
+    ImportError
+        If the native module is not built.
+
+    Notes
+    -----
+    The computation is in float64 for a float64 cost and in float32 otherwise, and so are the
+    results; offsets of rows and columns of the cost, and large costs, do not reduce precision.
+    Inputs are not modified, and there is no gradient. The result of a task does not depend on its
+    batch or the number of threads, and two runs are bitwise identical.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.2, 0.0]])
+    >>> mass = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.5, 1.5])
+    >>> paddle_ext.sinkhorn(cost, *mass, reg=0.1).plan.round(decimals=3)
+    tensor([[1.0000, 0.0000],
+            [0.0000, 1.0000],
+            [0.5000, 0.5000]])
+    """
+    options = (
+        check.real("reg", reg, positive=True),
+        check.integer("max_iter", max_iter),
+        check.real("tol", tol),
+    )
+    check.flag("validate", validate)
+    cost, row_mass, col_mass = check.tensors(cost, row_mass, col_mass)
+    check_tensors(cost, row_mass, col_mass)
+    by_reference = uses_reference(backend, cost)
+    if validate:
+        check_values(cost, row_mass, col_mass)
+    if by_reference:
+        from .. import reference
+
+        return reference.sinkhorn(
+            cost, row_mass, col_mass, reg=options[0], max_iter=options[1], tol=options[2]
+        )
+    return Transport(*sinkhorn_op(cost, row_mass, col_mass, *options))
+
+
+def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
+    """Check finiteness, signs and totals; on CUDA with one synchronisation."""
+    if cost.numel() == 0:
+        return
+    most = check.SUMMABLE[cost.dtype]
+    rows, columns = row_mass.detach().double(), col_mass.detach().double()
+    row_total, col_total = rows.sum(-1), columns.sum(-1)
+    off = (row_total - col_total).abs() - SAME_TOTAL * torch.maximum(row_total, col_total)
+    scalars = [*torch.aminmax(rows), *torch.aminmax(columns), row_total.min(), off.max()]
+    plain_cost = check.plainly_summable(cost)
+    if not plain_cost:
+        scalars += torch.aminmax(cost.detach())
+    row_low, row_high, col_low, col_high, least, worst, *ends = check.numbers_of(scalars)
+    if not all(map(math.isfinite, ends)):
+        place = (~cost.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"cost must be finite, got {cost[tuple(place)].item():g} at {place}")
+    bounds = (("row_mass", row_mass, row_low, row_high), ("col_mass", col_mass, col_low, col_high))
+    for name, mass, low, high in bounds:
+        if not (low >= 0 and high <= most):  # false for NaN
+            place = (~((mass >= 0) & (mass.double() <= most))).nonzero()[0].tolist()
+            value = mass[tuple(place)].item()
+            expected = "finite and at least 0" if not value > most else f"at most {most:g}"
+            raise ValueError(f"{name} must be {expected}, got {value:g} at {place}")
+    if not least > 0:
+        where = f" in task {int(row_total.argmin())}" if row_total.dim() else ""
+        raise ValueError(f"row_mass must have a total > 0, got 0{where}")
+    if not worst <= 0:
+        task = int(off.argmax())
+        rows_have, columns_have = (
+            float(total.expand_as(off).reshape(-1)[task]) for total in (row_total, col_total)
+        )
+        where = f" in task {task}" if off.dim() else ""
+        raise ValueError(
+            f"col_mass must have the total of row_mass, {rows_have:g}, up to {SAME_TOTAL:g} of it, "
+            f"got {columns_have:g}{where}"
+        )

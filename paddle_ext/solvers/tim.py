@@ -1,0 +1,177 @@
+"""TIM with the native code: the public function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .. import check
+from ..native.backend import uses_reference
+from ..native.values import dense_values
+from ..solution import TimSolution
+from .tim_operators import SOLVERS, empty_outputs, tim_op, triple
+
+
+def tim(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    *,
+    num_classes: int | None = None,
+    solver: str = "gd",
+    weights: Sequence[float] = (1.0, 0.3, 1.0),
+    alphas: Sequence[float] = (1.0, 1.0, 1.0),
+    temperature: float = 15.0,
+    learning_rate: float = 1e-4,
+    max_iter: int = 1000,
+    normalize: bool = True,
+    return_losses: bool = False,
+    validate: bool = True,
+    backend: str = "auto",
+) -> TimSolution:
+    r"""Classify the queries of few-shot tasks with transductive information maximisation, TIM.
+
+    A class is a prototype ``w_k``, initially the mean of its support, and
+    ``p_nk = softmax_k( -temperature/2 ||x_n - w_k||^2 )``. Every task minimises over prototypes::
+
+        weights[0] mean_s CE(y_s, p_s) - weights[1] H(mean_q p_q) + weights[2] mean_q H(p_q)
+
+    so that the support is fitted, every query is confident, and all classes are used.
+
+    Parameters
+    ----------
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension but with a batched query, all tasks share the support.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    query : Tensor [Q, D] or [B, Q, D]
+        Features to classify, of the dtype of `support`. The result has a batch dimension if they
+        have one.
+    num_classes : int, optional
+        K. By default the largest label + 1.
+    solver : {"gd", "adm"}
+        "gd" takes `max_iter` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
+        auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.
+    weights : three floats
+        Weights of the cross-entropy of the support, the marginal entropy and the conditional
+        entropy of the queries, >= 0.
+    alphas : three floats
+        Orders of these entropies, > 0. 1 is Shannon's, others are Tsallis', as in alpha-TIM:
+        ``H(p) = (1 - sum_k p_k^alpha) / (alpha - 1)``, ``CE = (p_y^(1-alpha) - 1) / (alpha - 1)``.
+        All are 1 for "adm".
+    temperature : float
+        Sharpness of the probabilities, > 0.
+    learning_rate : float
+        Learning rate of Adam, > 0; for "adm" the fraction of the step to the closed-form solution,
+        1.0 being a full step.
+    max_iter : int
+        Steps; no task stops earlier.
+    normalize : bool
+        Make all rows unit-norm first.
+    return_losses : bool
+        Also return the loss before every step.
+    validate : bool
+        Check the values of the tensors, as in `solve`, with the same costs: without it nothing
+        synchronises with the host, `num_classes` must be given, and the result for invalid values
+        is undefined. A call that may take more than half a second always waits for the device, so
+        that Ctrl-C works.
+    backend : {"auto", "native", "reference"}
+        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.tim` in plain torch.
+        "auto" is "native", except for float64 on CUDA, which has no native kernel.
+
+    Returns
+    -------
+    TimSolution
+        labels : Tensor [.., Q] int64
+            The class of the nearest prototype; of equals, the smallest.
+        probabilities : Tensor [.., Q, K]
+            Rows on the simplex.
+        prototypes : Tensor [.., K, D]
+            In the coordinates of the features, or of the unit-norm ones with `normalize`.
+        losses : Tensor [max_iter, ..], or None
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, before any work, in one sentence that names it, what is expected
+        and what was given.
+    ImportError
+        If the native module is not built.
+
+    Notes
+    -----
+    The computation is in float64 for float64 features and in float32 otherwise, and so are the
+    results; half-precision features on the CPU are copied to float32 first. Tensors that are not
+    contiguous are copied. Inputs are not modified, and results are detached. With the native code
+    the result of a task does not depend on its batch or the number of threads, and two runs are
+    bitwise identical.
+
+    Gradients are computed in closed form. 1e-12 is added to every probability inside a logarithm or
+    a power. For alpha > 1 the cross-entropy continues as a straight line in ``ln p_y`` where its
+    power is above 1e15, which float32 could not square.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
+    >>> paddle_ext.tim(support, torch.tensor([0, 1]), query, max_iter=100).labels
+    tensor([0, 1, 1])
+    """
+    check.choice("solver", solver, SOLVERS)
+    weights = triple("weights", weights)
+    alphas = triple("alphas", alphas, positive=True)
+    if solver == "adm" and alphas != (1.0, 1.0, 1.0):
+        raise ValueError(f"alphas must be (1.0, 1.0, 1.0) for solver 'adm', got {alphas}")
+    temperature = check.real("temperature", temperature, positive=True)
+    learning_rate = check.real("learning_rate", learning_rate, positive=True)
+    max_iter = check.integer("max_iter", max_iter)
+    check.flag("normalize", normalize)
+    check.flag("return_losses", return_losses)
+    num_classes = check.classes(num_classes, check.flag("validate", validate))
+    support, support_labels, query = check.tensors(support, support_labels, query)
+    check.dense(support, support_labels, query)
+    by_reference = uses_reference(backend, query)
+    if validate:
+        num_classes = dense_values(support, support_labels, query, num_classes)
+    *batch, Q, D = query.shape
+    if not by_reference:
+        labels, probabilities, prototypes, losses = tim_op(
+            support,
+            support_labels,
+            query,
+            num_classes,
+            SOLVERS.index(solver),
+            normalize,
+            temperature,
+            weights,
+            alphas,
+            learning_rate,
+            max_iter,
+            return_losses,
+        )
+    elif batch == [0]:  # there may be no labels
+        K = num_classes or 0
+        labels, probabilities, prototypes, losses = empty_outputs(
+            query, batch, Q, K, D, max_iter, return_losses
+        )
+    else:
+        from .. import reference
+
+        return reference.tim(
+            support,
+            support_labels,
+            query,
+            num_classes=num_classes,
+            solver=solver,
+            weights=weights,
+            alphas=alphas,
+            temperature=temperature,
+            learning_rate=learning_rate,
+            max_iter=max_iter,
+            normalize=normalize,
+            return_losses=return_losses,
+        )
+    return TimSolution(labels, probabilities, prototypes, losses if return_losses else None)

@@ -1,0 +1,172 @@
+"""Labelled rows shared by many batches: the correction, weights, left-out rows."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from paddle_ext.adaptive_rule import correction
+from paddle_ext.adaptive_rule.correction import (
+    corrected_likelihood,
+    correction_of,
+    left_out,
+    uses_correction,
+)
+from paddle_ext.adaptive_rule.engines import classify
+from paddle_ext.adaptive_rule.likelihood import Likelihood, likelihood_of, reweighted
+
+
+def rows(K: int, D: int, shots: int, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(K).repeat(shots)
+    centres = torch.randn(K, D, generator=generator, dtype=torch.float64)
+    noises = torch.randn(len(labels), D, generator=generator, dtype=torch.float64)
+    return centres[labels] + noise * noises, labels
+
+
+def metric_of(likelihood: Likelihood) -> Tensor:
+    """The metric [D, D] of a likelihood of one task."""
+    found = likelihood.diagonal[0].diag()
+    if likelihood.projection is not None:
+        P, projected = likelihood.projection
+        found = found + projected * P[0].mT @ P[0]
+    return found
+
+
+@pytest.mark.parametrize(("D", "shots"), [(30, 3), (6, 8), (40, 8)])
+def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None:
+    """Compared with other classes like any row; with their own like a new row, farther away."""
+    support, labels = rows(4, D, shots)
+    likelihood, found = left_out(support, labels, 4)
+    plain = likelihood.logits(support)
+    own = torch.nn.functional.one_hot(labels, 4).bool()
+    assert (found.logits[own] < plain[own]).all()
+    if likelihood.shares is None or likelihood.shares[0, 0] == 0:
+        torch.testing.assert_close(found.logits[~own], plain[~own])
+        x = likelihood.coordinates(support[None])[0]
+        away = x - likelihood.prototypes[0][labels]
+        square = ((away @ metric_of(likelihood)) * away).sum(-1)
+        farther = 2 / (shots - 1) * square * likelihood.sharpness / 2
+        torch.testing.assert_close(plain[own] - found.logits[own], farther)
+
+
+def test_rows_alone_in_their_class_do_not_count() -> None:
+    support, labels = rows(4, 6, 3)
+    support, labels = support[:-1], labels[:-1]  # class 3 has two, and
+    support, labels = support[labels != 2], labels[labels != 2].clamp(max=2)  # three are left
+    alone = torch.cat([support, support[:1] + 5])
+    own = torch.cat([labels, torch.tensor([3])])
+    _, found = left_out(alone, own, 4)
+    assert found.counts.tolist() == [1.0] * len(labels) + [0.0]
+    assert found.logits.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_correction_is_a_minimum(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of the objective, which is convex, is zero there."""
+    monkeypatch.setattr(correction, "TOL", 1e-5)
+    support, labels = rows(5, 8, 20)
+    support = support.to(dtype)
+    weights = torch.linspace(0.5, 1.5, len(labels))
+    _, judged = left_out(support, labels, 5)
+    W = correction_of(judged, weights).double().requires_grad_()
+    frequent = labels.bincount(weights.double()).log()
+    logits = judged.logits.double() + frequent + judged.x.double() @ W[:-1] + W[-1]
+    wrong = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    (W[:-1].square().sum() / 2 + 3 * (weights * wrong).sum()).backward()
+    assert W.grad is not None
+    assert W.grad.abs().max() < (1e-2 if dtype == torch.float32 else 1e-4)
+    assert W.detach().abs().max() > 0.05
+
+
+def test_the_correction_learns_what_distances_forget() -> None:
+    """A class of two clusters, one of them nearer to the mean of the other class."""
+    generator = torch.Generator().manual_seed(0)
+    cluster = torch.arange(3).repeat(200)
+    angle = torch.tensor([0.0, 1.4, 1.7])[cluster]
+    x = torch.stack([angle.cos(), angle.sin(), torch.zeros(600)], dim=1)
+    x = x + 0.08 * torch.randn(x.shape, generator=generator)
+    labels = (cluster == 2).long()
+    known = corrected_likelihood(x[:300], labels[:300], 2)
+    assert known.correction is not None
+    without, truth = replace(known, correction=None), labels[300:]
+    plain, found = (classify(k, x[None, 300:])[0].labels[0] != truth for k in (without, known))
+    assert plain.sum() >= 2 * found.sum()
+    plain, found = (k.logits(x[300:]).argmax(-1) != truth for k in (without, known))
+    assert plain.sum() > found.sum()
+
+
+def test_frequent_classes_are_not_preferred() -> None:
+    """How often a class is labelled says nothing about how likely a row of it is."""
+    support, labels = rows(2, 6, 800)
+    new = slice(800, None)
+    kept = torch.ones(800, dtype=torch.bool)
+    kept[1::2] = torch.arange(400) < 10  # ten rows of the second class
+    known = corrected_likelihood(support[:800][kept], labels[:800][kept], 2)
+    assert known.correction is not None
+    found = known.logits(support[new]).argmax(-1)
+    recalls = [(found == k)[labels[new] == k].double().mean() for k in range(2)]
+    assert min(recalls) > 0.85
+
+
+def test_batches_do_not_depend_on_each_other() -> None:
+    support, labels = rows(3, 6, 20)
+    known = corrected_likelihood(support, labels, 3)
+    query = rows(3, 6, 8, seed=1)[0].view(2, 12, 6)
+    together = classify(known, query)[0].probabilities
+    for b in range(2):
+        alone = classify(known, query[b : b + 1])[0].probabilities
+        torch.testing.assert_close(alone[0], together[b])
+
+
+@pytest.mark.parametrize(
+    ("S", "D", "K", "worth"),
+    [
+        (3000, 384, 150, True),
+        (2040, 1280, 102, True),
+        (15 * 150, 384, 150, False),  # too few labels
+        (20_000, 512, 1000, False),  # too much work
+        (40, 10, 2, True),
+    ],
+)
+def test_when_it_is_worth_its_time(S: int, D: int, K: int, worth: bool) -> None:
+    assert uses_correction(S, D, K) is worth
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shots", [3, 20])
+def test_equal_weights_change_nothing(shots: int) -> None:
+    support, labels = rows(4, 10, shots)
+    query = rows(4, 10, 5, seed=2)[0][None]
+    plain, _ = classify(corrected_likelihood(support, labels, 4), query)
+    weights = torch.full((len(labels),), 7.0)
+    same, _ = classify(corrected_likelihood(support, labels, 4, weights), query)
+    torch.testing.assert_close(same.probabilities, plain.probabilities, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("shots", [4, 10])
+def test_weights_move_class_means(shots: int) -> None:
+    support, labels = rows(3, 10, shots)
+    likelihood = likelihood_of(support[None], labels[None], 3)
+    weights = torch.ones(len(labels), dtype=torch.float64)
+    weights[labels == 1] = torch.tensor([1e-12] * (shots - 1) + [1.0], dtype=torch.float64)
+    x = likelihood.coordinates(support[None])[0]
+    found = reweighted(likelihood, x[None], labels[None], weights[None])
+    last = int((labels == 1).nonzero()[-1])
+    torch.testing.assert_close(found.prototypes[0, 1], x[last])
+    torch.testing.assert_close(found.prototypes[0, 0], likelihood.prototypes[0, 0])
+    assert math.isclose(float(found.shots[0, 1]), 1.0, rel_tol=1e-6)
+    metric = metric_of(found)
+    torch.testing.assert_close(found.weights[0], found.prototypes[0] @ metric)
+    squares = ((found.prototypes[0] @ metric) * found.prototypes[0]).sum(-1)
+    torch.testing.assert_close(found.squares[0], squares)
+    moved = found.bias - likelihood.bias
+    half = likelihood.sharpness / 2
+    nearer = found.excess() - likelihood.excess()  # one row is farther than `shots`, by v
+    variance = likelihood.variance * (1 - 1 / shots)
+    torch.testing.assert_close(nearer[0], variance * torch.tensor([0.0, 1.0, 0.0]).double())
+    torch.testing.assert_close(moved, (likelihood.squares - found.squares + nearer) * half)

@@ -1,0 +1,197 @@
+"""Labelled rows that count by the probability that their label is right."""
+
+import pytest
+import torch
+from problems import Place
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
+from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
+from paddle_ext.adaptive_rule.engines import classify
+from paddle_ext.adaptive_rule.label_noise import noisy_likelihood, weigh_labels
+from paddle_ext.adaptive_rule.likelihood import learned, likelihood_of
+from paddle_ext.adaptive_rule.weighted_rows import WeightedRows
+from paddle_ext.methods import create
+
+K = 8
+
+
+def task(
+    D: int, shots: int, wrong: float, *, seed: int = 0, spread: float = 0.7
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Support, given labels, true labels, queries of three classes, and their labels; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(K, D, generator=generator, dtype=torch.float64)
+    truth = torch.arange(K).repeat_interleave(shots)
+    labels = truth.clone()
+    changed = torch.arange(len(truth)) % shots < round(wrong * shots)
+    moved = torch.randint(1, K, (len(truth),), generator=generator)
+    labels[changed] = (truth + moved)[changed] % K
+    target = torch.randint(3, (60,), generator=generator)
+    rows = [
+        centres[own] + spread * torch.randn(len(own), D, generator=generator, dtype=torch.float64)
+        for own in (truth, target)
+    ]
+    return rows[0], labels, truth, rows[1], target
+
+
+@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
+def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
+    support, labels, *_ = task(D, shots, 0.0, spread=2.0)
+    known = likelihood_of(support[None], labels[None], K)
+    native = learned(support[None], labels[None], K, every=True).left_out
+    assert native is not None
+    even = torch.ones(1, len(labels), dtype=support.dtype)
+    rows = WeightedRows.of(known, known.coordinates(support[None]), labels[None], even)
+    assert rows.full is not None
+    assert rows.full.shares is not None
+    assert known.shares is not None
+    plain, full = (rows.distances(metric, even) for metric in (rows.plain, rows.full))
+    t, _, projected = known.shares[0]
+    assert t > 0
+    found = (1 - t) * plain + projected / rows.full.shares[0, 2] * full
+    # The native distances lack a constant of each row.
+    difference = found - native
+    torch.testing.assert_close(
+        difference, difference[..., :1].expand_as(difference), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("D", [12, 90])
+def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
+    """Compared with the metric of the other rows, for a mean scatter that stays the same."""
+    support, labels, *_ = task(D, 4, 0.0, spread=2.0)
+    known = likelihood_of(support[None], labels[None], K)
+    x, y = known.coordinates(support[None]), labels[None]
+    weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
+    rows = WeightedRows.of(known, x, y, weights)
+    assert rows.full is not None
+    found = rows.distances(rows.full, weights)[0]
+    means, root = rows.full.prototypes[0], known.scale[0].sqrt()
+    offsets = weights[0].sqrt().unsqueeze(-1) * (x[0] - means[labels]) * root
+    mass = torch.stack([weights[0, labels == k].sum() for k in range(K)])
+    squares = torch.stack([weights[0, labels == k].square().sum() for k in range(K)])
+    scatter = offsets.square().sum() / (mass - squares / mass).sum()
+    for i in (0, 13, 31):
+        others = torch.arange(len(labels)) != i
+        own = others & (labels == labels[i])
+        without = means.clone()
+        without[labels[i]] = (weights[0, own] @ x[0, own]) / weights[0, own].sum()
+        v = weights[0, others].sqrt().unsqueeze(-1) * (x[0] - without[labels])[others] * root
+        A = torch.linalg.inv(v.mT @ v / scatter + torch.eye(D, dtype=v.dtype))
+        away = (x[0, i] - means) * root
+        wanted = ((away @ A) * away).sum(-1)
+        elsewhere = torch.arange(K) != labels[i]
+        torch.testing.assert_close(found[i, elsewhere], wanted[elsewhere], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("label_noise", ["auto", 0.3])
+@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 8), (90, 6)])
+def test_same_as_the_reference(D: int, shots: int, label_noise: float | str, place: Place) -> None:
+    support, labels, _, query, _ = task(D, shots, 0.34, spread=1.5)
+    support, query = support.to(place.dtype), query.to(place.dtype)
+    here = [x.to(place.device) for x in (support, labels, query)]
+    found = paddle_ext.adaptive(*here, label_noise=label_noise).probabilities.cpu().double()
+    wanted = reference.adaptive(
+        support.double(), labels, query.double(), label_noise=label_noise
+    ).probabilities
+    close = 1e-6 if place.dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(found, wanted, atol=close, rtol=0)
+    trusting = paddle_ext.adaptive(*here, label_noise=0.0).probabilities.cpu().double()
+    assert (trusting - wanted).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("shots", [10, 20])
+def test_wrong_labels_are_outvoted(shots: int) -> None:
+    support, labels, truth, query, target = task(20, shots, 0.4)  # 20 take the correction
+    rows = support[None], labels[None]
+    found = weigh_labels(*rows, K, "auto")
+    assert abs(float(found.rate) - 0.4) < 0.1
+    right = labels == truth
+    assert found.weights[0, right].min() > 0.5
+    assert found.weights[0, ~right].max() < 0.5
+    for known in (
+        noisy_likelihood(*rows, K, "auto", "auto"),
+        corrected_likelihood(support, labels, K, label_noise="auto"),
+    ):
+        assert (classify(known, query[None])[0].labels[0] == target).double().mean() > 0.95
+
+
+def test_right_labels_change_nothing() -> None:
+    support, labels, _, query, _ = task(20, 6, 0.0)
+    trusting = paddle_ext.adaptive(support, labels, query, label_noise=0.0)
+    found = paddle_ext.adaptive(support, labels, query, label_noise="auto")
+    assert torch.equal(found.probabilities, trusting.probabilities)
+
+
+def test_a_batch_of_tasks_is_its_tasks() -> None:
+    """Some of them without a wrong label."""
+    tasks = [task(20, 6, wrong, seed=i) for i, wrong in enumerate((0.3, 0.0, 0.5))]
+    support, labels, _, query, _ = (torch.stack(parts) for parts in zip(*tasks, strict=True))
+    found = paddle_ext.adaptive(support, labels, query, num_classes=K, label_noise="auto")
+    for i in range(3):
+        one = paddle_ext.adaptive(support[i], labels[i], query[i], label_noise="auto")
+        torch.testing.assert_close(found.probabilities[i], one.probabilities, atol=1e-8, rtol=0)
+
+
+def test_weights_of_rows_and_of_labels_multiply() -> None:
+    support, labels, *_ = task(20, 6, 0.3)
+    given = torch.linspace(0.5, 2, len(labels), dtype=torch.float64)
+    known = corrected_likelihood(support, labels, K, given, "auto")
+    plain = likelihood_of(support[None], labels[None], K)
+    found = weigh_labels(support[None], labels[None], K, "auto", given=given[None])
+    total = found.weights[0] * given
+    x = plain.coordinates(support[None])[0]
+    for k in range(K):
+        own = labels == k
+        mean = (total[own].unsqueeze(-1) * x[own]).sum(0) / total[own].sum()
+        torch.testing.assert_close(known.prototypes[0, k], mean)
+
+
+def test_estimators_take_it() -> None:
+    support, labels, _, query, target = task(20, 10, 0.4, spread=1.5)
+    X = torch.cat([support, query]).numpy()
+    y = torch.cat([labels, torch.full((len(query),), -1)]).numpy()
+
+    def right(answers: object) -> float:
+        return float((torch.as_tensor(answers) == target).double().mean())
+
+    scores = [
+        right(PaddleClassifier(label_noise=noise).fit(X, y).transduction_[len(labels) :])
+        for noise in (0.0, "auto")
+    ]
+    assert scores[0] < scores[1]
+    assert scores[1] > 0.95
+    classifier = BatchClassifier(support.numpy(), labels.numpy(), label_noise="auto")
+    assert right(classifier(query.numpy())["label"]) > 0.95
+
+
+def test_doubt_is_that_of_the_estimate() -> None:
+    """Where many labels are wrong, rows of a class no longer vouch for them."""
+    support, labels, truth, *_ = task(20, 10, 0.4)
+    found = presence.label_doubt(support, labels)
+    assert ((found.doubt > 0.9) == (labels != truth)).all()
+    assert torch.equal(found.suggestion, truth)
+    plain = left_out(support, labels, K)[1].logits.softmax(-1)
+    trusted = 1 - plain.gather(1, labels.unsqueeze(1)).squeeze(1)
+    assert ((trusted > 0.9) != (labels != truth)).any()
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "match"),
+    [
+        ("automatic", ValueError, "label_noise must be 'auto' or a number, got 'automatic'"),
+        (1.0, ValueError, r"label_noise must be 'auto' or in \[0, 1\), got 1.0"),
+        (-0.1, ValueError, "label_noise must be finite and >= 0, got -0.1"),
+        (None, TypeError, "label_noise must be a number, got None"),
+    ],
+)
+def test_bad_values_get_a_sentence(value: object, error: type[Exception], match: str) -> None:
+    support, labels, _, query, _ = task(6, 3, 0.0)
+    with pytest.raises(error, match=match):
+        paddle_ext.adaptive(support, labels, query, label_noise=value)  # type: ignore[arg-type]
+    with pytest.raises(error, match=match):
+        create("adaptive", label_noise=value)
+    with pytest.raises(error, match=match):
+        PaddleClassifier(label_noise=value).fit(support.numpy(), labels.numpy())

@@ -1,0 +1,277 @@
+"""`adaptive` with class names: against the specification, and its guarantees."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from method_tasks import assert_close
+from torch import Tensor
+
+from paddle_ext import methods, reference
+from paddle_ext import task as layout
+from paddle_ext.adaptive_rule.names import LEAST_CLASSES
+from paddle_ext.methods import Prediction
+from paddle_ext.task import Task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def towers(
+    shots: tuple[int, ...],
+    *,
+    present: int | None = None,
+    Q: int = 24,
+    D: int = 12,
+    noise: float = 0.6,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Rows and names from two towers: an offset apart, and names only near their class."""
+    random = torch.Generator().manual_seed(seed)
+    K = len(shots)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    classes, offset, gap = draw(K, D), 3 * draw(D), 3 * draw(D)
+    labels = torch.arange(K).repeat_interleave(torch.tensor(shots))
+    truth = torch.arange(Q) % (present or K)
+    return {
+        "support": offset + classes[labels] + noise * draw(len(labels), D),
+        "support_labels": labels,
+        "query": offset + classes[truth] + noise * draw(Q, D),
+        "prototypes": gap + classes + 0.5 * draw(K, D),
+        "truth": truth,
+    }
+
+
+def given(scene: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: x for name, x in scene.items() if name != "truth"}
+
+
+def predict(scene: dict[str, Any], **options: Any) -> Prediction:
+    return methods.create("adaptive", **options).predict(**given(scene))
+
+
+def batch(*scenes: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.stack([scene[name] for scene in scenes]) for name in scenes[0]}
+
+
+# --- the specification --------------------------------------------------------------------------
+
+SHOTS = {
+    "none": (0,) * 6,
+    "one": (1,) * 6,
+    "two": (2,) * 6,
+    "six": (6,) * 6,
+    "some": (0, 5, 0, 1, 2, 0),
+    "uneven": (1, 9, 2, 1, 4, 3),
+    "many of few": (0, 0, 70, 60, 80, 90),
+    "a single class": (0,),
+    "a single class with rows": (3,),
+}
+
+
+@pytest.mark.parametrize("by", ["prototypes", "logits"])
+@pytest.mark.parametrize("kind", SHOTS)
+def test_agrees_with_the_reference(device: str, kind: str, by: str) -> None:
+    scene = towers(SHOTS[kind], present=min(3, len(SHOTS[kind])))
+    if by == "logits":
+        logits = 5 * scene["query"] @ scene.pop("prototypes").mT / 50
+        scene["logits"] = logits
+    want = reference.names(**given(scene))
+    there = {name: x.to(device) for name, x in scene.items()}
+    got = predict(there)
+    assert float((got.probabilities.cpu() - want).abs().max()) < 1e-9
+    assert torch.equal(got.labels.cpu(), want.argmax(-1))
+    single = {name: x.float() if x.is_floating_point() else x for name, x in there.items()}
+    assert float((predict(single).probabilities.cpu() - want).abs().max()) < 2e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"logit_scale": 2.0}, {"logit_scale": 1e6}, {"max_iter": 1}, {"tol": 0.0}],
+)
+def test_options_agree_with_the_reference(options: dict[str, Any]) -> None:
+    for shots in (SHOTS["none"], SHOTS["some"], SHOTS["six"]):
+        scene = towers(shots)
+        want = reference.names(**given(scene), **options)
+        assert float((predict(scene, **options).probabilities - want).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "auto"])
+def test_metrics_agree_with_the_reference(metric: str) -> None:
+    scene = towers((3,) * 6)
+    want = reference.names(**given(scene), metric=metric)
+    assert float((predict(scene, metric=metric).probabilities - want).abs().max()) < 1e-9
+
+
+def test_more_classes_than_can_be_present() -> None:
+    """Classes that no query is likely to have are dropped, and have no share."""
+    K = LEAST_CLASSES + 40
+    for shots in ((0,) * K, (2, 1) + (0,) * (K - 2)):
+        scene = towers(shots, present=5, Q=20, D=24, noise=0.3)
+        want = reference.names(**given(scene))
+        got = predict(scene)
+        assert float((got.probabilities - want).abs().max()) < 1e-9
+        assert int((got.probabilities > 0).any(0).sum()) <= LEAST_CLASSES
+        assert float((got.probabilities.sum(-1) - 1).abs().max()) < 1e-12
+        assert torch.equal(got.labels, got.probabilities.argmax(-1))
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_a_task_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of one batch may use different code: with and without rows of every class."""
+    shots = [(3, 3, 3, 3), (0, 6, 3, 3), (6, 2, 2, 2), (12, 0, 0, 0)]
+    scenes = [towers(one, seed=i) for i, one in enumerate(shots)]
+    together = predict(batch(*scenes))
+    for b, scene in enumerate(scenes):
+        assert_close(Prediction(*(x[b] for x in together)), predict(scene), 1e-9)
+    monkeypatch.setitem(layout.BUDGET, "cpu", 1)
+    assert_close(predict(batch(*scenes)), together, 1e-9)
+
+
+@pytest.mark.parametrize("shots", [(0,) * 4, (0, 2, 1, 0), (3,) * 4])
+def test_what_all_tasks_share(shots: tuple[int, ...]) -> None:
+    scenes = [towers(shots), towers(shots)]
+    scenes[1]["query"] = scenes[1]["query"].flip(0)[:, :] * 1.5
+    apart = predict(batch(*scenes))
+    shared = batch(*scenes) | {
+        name: scenes[0][name] for name in ("support", "support_labels", "prototypes")
+    }
+    assert_close(predict(shared), apart, 1e-9)
+    names = batch(*scenes) | {"prototypes": scenes[0]["prototypes"]}
+    assert_close(predict(names), apart, 1e-9)
+
+
+def test_solution() -> None:
+    scene = batch(towers((0,) * 6, present=2), towers((0,) * 6, present=6))
+    task = Task(
+        scene["support"], scene["support_labels"], scene["query"], 6, None, scene["prototypes"]
+    )
+    found = methods.Adaptive().solution(task)
+    assert torch.allclose(found.proportions.sum(-1), torch.ones(2).double())
+    assert found.concentration is not None
+    assert float(found.concentration[0]) < float(found.concentration[1])
+    assert found.present()[0].sum() < found.present()[1].sum()
+
+
+# --- what it is for -------------------------------------------------------------------------------
+
+
+def accuracy(scene: dict[str, Tensor], **options: Any) -> float:
+    found = predict(scene, **options).labels
+    return float((found == scene["truth"]).double().mean())
+
+
+def test_the_batch_helps_the_names() -> None:
+    """Whether one class is present or all, names with a batch beat names alone."""
+    for present in (1, 3, 12):
+        scenes = [
+            towers((0,) * 12, present=present, Q=60, D=32, noise=0.9, seed=s) for s in range(8)
+        ]
+        alone = methods.create("zero_shot")
+        before = [
+            float((alone.predict(**given(s)).labels == s["truth"]).double().mean()) for s in scenes
+        ]
+        assert sum(map(accuracy, scenes)) > sum(before)
+
+
+def test_labelled_rows_help_the_names() -> None:
+    def total(shots: tuple[int, ...]) -> float:
+        drawn = [towers(shots, present=4, Q=40, D=24, noise=1.2, seed=s) for s in range(8)]
+        return sum(map(accuracy, drawn)) / len(drawn)
+
+    none, one, four = total((0,) * 8), total((1,) * 8), total((4,) * 8)
+    assert none + 0.01 < one < four + 0.02
+
+
+def test_names_of_no_use_do_little_harm() -> None:
+    """Prototypes of other classes: labelled rows reveal it, from two per class on."""
+    for seed in range(4):
+        scene = towers((4,) * 8, D=24, noise=0.8, seed=seed)
+        wrong = scene | {"prototypes": scene["prototypes"].roll(1, 0)}
+        rows = {name: x for name, x in scene.items() if name != "prototypes"}
+        assert accuracy(wrong) >= accuracy(rows) - 0.05
+
+
+def test_a_class_without_rows_among_classes_with_many() -> None:
+    scene = towers((0, 12, 12, 0, 12, 12), Q=60, D=32, noise=0.5)
+    found = predict(scene).labels
+    for k in (0, 3):
+        assert float((found[scene["truth"] == k] == k).double().mean()) > 0.8
+    assert accuracy(scene) > 0.9
+
+
+def test_without_names_nothing_changes() -> None:
+    scene = given(towers((3,) * 5))
+    del scene["prototypes"]
+    method = methods.create("adaptive")
+    got, want = method.predict(**scene), reference.adaptive(**scene)
+    assert float((got.probabilities - want.probabilities).abs().max()) < 1e-9
+
+
+def test_the_scale_of_an_encoder_hardly_matters() -> None:
+    """Logits are no sharper than the spread of both towers allows."""
+    scene = towers((0,) * 6, Q=40, D=24)
+    assert_close(predict(scene, logit_scale=300.0), predict(scene, logit_scale=1e4), 1e-9)
+
+
+# --- hard input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": lambda x: x * 0},
+        {"query": lambda x: x[:1]},
+        {"query": lambda x: x[:1].expand(7, -1)},
+        {"prototypes": lambda x: x * 0},
+        {"prototypes": lambda x: x[:1].expand_as(x)},
+        {"prototypes": lambda x: -x, "query": lambda x: 1e3 * x},
+        {"support": lambda x: x * 0},
+        {"support": lambda x: x[:1].expand_as(x)},
+        {"query": lambda x: x * 1e-2, "support": lambda x: x * 1e2},
+    ],
+)
+@pytest.mark.parametrize("shots", [(0,) * 4, (0, 3, 1, 0), (3,) * 4])
+def test_hard_input(shots: tuple[int, ...], change: dict[str, Any], dtype: torch.dtype) -> None:
+    scene = given(towers(shots))
+    scene = {name: change[name](x) if name in change else x for name, x in scene.items()}
+    scene = {name: x.to(dtype) if x.is_floating_point() else x for name, x in scene.items()}
+    before = {name: x.clone() for name, x in scene.items()}
+    u = methods.create("adaptive").predict(**scene).probabilities
+    assert torch.isfinite(u).all()
+    assert (u >= 0).all()
+    assert float((u.double().sum(-1) - 1).abs().max()) < 1e-5
+    assert all(torch.equal(x, before[name]) for name, x in scene.items())
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "100", None])
+def test_a_bad_logit_scale(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="logit_scale must be"):
+        methods.create("adaptive", logit_scale=value)
+
+
+def test_rows_of_a_bank() -> None:
+    scene = towers((0, 2, 1, 3))
+    rows = torch.cat([scene["support"], scene["query"]])
+    S = len(scene["support"])
+    index = torch.arange(len(rows))
+    got = methods.create("adaptive").predict_indexed(
+        rows, index[:S], scene["support_labels"], index[S:], prototypes=scene["prototypes"]
+    )
+    assert_close(got, predict(scene), 1e-9)
+
+
+def test_parts_of_the_task_are_not_shared_by_mistake() -> None:
+    scene = batch(towers((0,) * 4), towers((0,) * 4, seed=1))
+    task = Task(
+        scene["support"], scene["support_labels"], scene["query"], 4, None, scene["prototypes"]
+    )
+    other = replace(task, prototypes=scene["prototypes"].flip(0))
+    method = methods.Adaptive()
+    assert not torch.equal(method.solve(task), method.solve(other))
