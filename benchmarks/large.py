@@ -25,7 +25,6 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import reference
 from paddle_ext.large import paddle as large
-from paddle_ext.large.group import ALONE
 from paddle_ext.large.queries import Queries
 from paddle_ext.large.sources import TensorRows
 
@@ -135,7 +134,7 @@ def on_cuda() -> None:
         print(f"N={N} K={K} D={D} {dtype}; floor of an iteration {1e3 * floor:.1f} ms")
         for precision in ("auto", "half"):
             options = large.Options(max_iter=3, all_classes=False, precision=precision)
-            inputs = support[None], labels[None], K, options, ALONE
+            inputs = support[None], labels[None], K, options
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
             forms = {"first ones": task.rough, "last ones": task.factors}
             for name, factors in forms.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..large.fixed import is_large
-from ..large.group import ALONE, Group
 from ..large.sources import Rows, TensorRows
 from ..native.backend import uses_reference
 from ..native.calls import moved_to
@@ -27,7 +26,6 @@ def classify(
     tol: float = 1e-3,
     all_classes: bool = True,
     top: int = 5,
-    group: Group = ALONE,
     validate: bool = False,
 ) -> tuple[Solution, Tensor | None]:
     """Classify batches with a likelihood that has been learned from labelled rows.
@@ -46,8 +44,6 @@ def classify(
         As in `paddle_ext.adapt`.
     all_classes : bool
         Whether to return the probabilities of all classes, or those of the `top` likeliest.
-    group : Group
-        Processes that share one batch.
     validate : bool
         Whether to check a large batch for non-finite values, in the first pass over it.
 
@@ -60,8 +56,7 @@ def classify(
     """
     K, device = likelihood.bias.shape[-1], query.device
     if isinstance(query, Tensor):
-        alone = all_classes and group.group is None
-        if alone and not is_large(query.shape[1], K):
+        if all_classes and not is_large(query.shape[1], K):
             query = query.to(likelihood.bias.dtype)
             return solve_small(
                 likelihood, query, added, measures=measures, max_iter=max_iter, tol=tol
@@ -84,7 +79,6 @@ def classify(
                 tol=tol,
                 top=top,
                 all_classes=all_classes,
-                group=group,
                 validate=validate,
             )
             for number, rows in enumerate(sources)

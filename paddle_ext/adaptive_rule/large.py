@@ -16,7 +16,6 @@ from torch import Tensor
 from ..large.class_sums import Part, sums_by_class
 from ..large.coordinates import check_summable
 from ..large.fixed import RowResults, best_prior, classify_rows, dirichlet_priors
-from ..large.group import Group
 from ..large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
 from ..large.queries import Queries
 from ..large.sources import Rows
@@ -58,7 +57,6 @@ class LikelihoodScores:
         queries: Queries,
         likelihood: Likelihood,
         added: Tensor | None,
-        total: int,
         validate: bool,
     ) -> None:
         self.queries, self.likelihood, self.added = queries, likelihood, added
@@ -67,7 +65,7 @@ class LikelihoodScores:
         self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
         self.form: Plain | OneHalf | TwoHalves = Plain(self.coordinates)
         if queries.device.type == "cuda":
-            many = total >= MANY_ROWS
+            many = queries.N >= MANY_ROWS
             self.form = OneHalf(self.coordinates) if many else TwoHalves(self.coordinates, True)
         weights, bias = likelihood.weights, likelihood.bias.double()
         if likelihood.correction is not None:
@@ -209,7 +207,6 @@ def solve_large(
     tol: float,
     top: int,
     all_classes: bool,
-    group: Group,
     validate: bool,
 ) -> Solution:
     """Classify the rows of one task; the likelihood and the solution have a batch of 1.
@@ -217,26 +214,24 @@ def solve_large(
     `added` [N, K] are further logits, `measures` [n, K] the priors to choose from.
     """
     queries = Queries(rows)
-    rows_of_all = group.count(queries.N, queries.device)
-    scores = LikelihoodScores(queries, likelihood, added, rows_of_all, validate)
-    K, total = scores.shape[2], float(rows_of_all)
+    scores = LikelihoodScores(queries, likelihood, added, validate)
+    K, total = scores.shape[2], float(queries.N)
     weight = likelihood.weight_of(total)
     priors = dirichlet_priors(
         K, queries.device, measures, total=weight * total, weight=weight, tol=tol
     )
-    counter, state, chosen = best_prior(scores, priors, group, max_iter)
-    held = counter.held(state.dual, group)
+    counter, state, chosen = best_prior(scores, priors, max_iter)
+    held = counter.held(state.dual)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
-    sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, group, squared=True)
+    sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, all_sums = late_step_of(likelihood, state, held, moved, trust * mass, total)
     late = LateScores(scores, all_sums, step)
     no_dual = torch.zeros_like(state.dual)
-    found = classify_rows(late, no_dual, group, top=top, all_classes=all_classes)
+    found = classify_rows(late, no_dual, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
-    group.sum(counted)
     solution = solution_of(found, state, estimated_shares(counted, found.held, total))
     if measures is None:
         return solution

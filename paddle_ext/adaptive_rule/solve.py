@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from .engines import classify
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
 from .likelihood import Likelihood, calibration_count, uses_full_metric
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 METRICS = ("auto", "diagonal")
 
 
@@ -48,7 +45,6 @@ def adaptive(
     tol: float = 1e-3,
     return_assignments: bool | None = None,
     top: int = 5,
-    group: ProcessGroup | None = None,
     validate: bool = True,
 ) -> Solution:
     """Classify any batch, whether one class is present or all.
@@ -89,9 +85,6 @@ def adaptive(
         with their classes in `classes`; default: all, unless a task has more than 2^28.
     top : int
         At most 64.
-    group : torch.distributed.ProcessGroup, optional
-        Processes that share one task: each calls with the same support and its own part of the
-        queries, and gets the labels of that part.
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed.
@@ -118,7 +111,7 @@ def adaptive(
     label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
     support, support_labels, query = check.tensors(support, support_labels, query)
-    options = check_large("auto", return_assignments, top, group)
+    options = check_large("auto", return_assignments, top)
     check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:
@@ -142,7 +135,6 @@ def adaptive(
         "tol": tol,
         "all_classes": all_classes,
         "top": options["top"],
-        "group": options["group"],
     }
     with torch.no_grad(), without_autocast(support):
         if isinstance(query, Tensor):

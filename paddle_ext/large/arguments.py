@@ -11,7 +11,6 @@ from torch import Tensor
 from .. import check
 from ..solution import Solution
 from . import paddle as large
-from .group import Group, check_group
 from .sources import Rows, as_rows
 
 if TYPE_CHECKING:
@@ -35,13 +34,11 @@ def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
     return Q * K <= MOST_ASSIGNED if return_assignments is None else return_assignments
 
 
-def check_large(
-    precision: str, return_assignments: bool | None, top: int, group: object
-) -> dict[str, Any]:
+def check_large(precision: str, return_assignments: bool | None, top: int) -> dict[str, Any]:
     """Check the options of large tasks, and return them as arguments of `solve_large`."""
     check.choice("precision", precision, large.PRECISIONS)
     top = check_top(return_assignments, top)
-    return {"precision": precision, "top": top, "group": Group(check_group(group))}
+    return {"precision": precision, "top": top}
 
 
 def check_top(return_assignments: bool | None, top: int) -> int:
@@ -88,7 +85,6 @@ def solve_large(
     validate: bool,
     precision: str,
     top: int,
-    group: Group,
 ) -> Solution:
     """Solve one task with queries `Rows`, or tasks with queries [B, Q, D]; see `solve`."""
     lam, _, temperature, epsilon, max_iter, tol = options
@@ -109,7 +105,7 @@ def solve_large(
         validate and not batched,
     )
     with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-        found = large.solve(query, rows.detach(), labels, num_classes, asked, group)
+        found = large.solve(query, rows.detach(), labels, num_classes, asked)
 
     def shaped(x: Any) -> Any:
         """Without the batch dimension of a single task."""

@@ -8,7 +8,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .group import Group
 from .products import Form
 from .steps import Top, assign
 
@@ -21,7 +20,6 @@ def sums_by_class(
     slope: Tensor,
     bias: Tensor,
     form: Form,
-    group: Group,
     *,
     weigh: bool = False,
     squared: bool = False,
@@ -55,5 +53,4 @@ def sums_by_class(
             top=None if top is None else top.rows(part),
         )
         form.add(sums, u, rest, x)
-    group.sum(held, *sums)
     return sums, held

@@ -12,7 +12,6 @@ from ..native import load as native
 from ..native.operators import target, workspace
 from ..native.pointers import packed, pointer
 from ..rows import class_sums, power_of_two
-from .group import Group
 from .products import Coordinates
 from .queries import Queries
 from .steps import is_captured
@@ -41,7 +40,7 @@ class Survey:
         return bool(self.length.amax() <= 64 * shortest)
 
 
-def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Survey:
+def survey(queries: Queries, unit: bool, *, validate: bool) -> Survey:
     """Scan all queries; with `unit`, after normalising them to unit length."""
     B, D, dtype, device = queries.B, queries.D, queries.dtype, queries.device
     sums = torch.zeros(B, D, dtype=torch.float64, device=device)
@@ -66,13 +65,9 @@ def survey(queries: Queries, unit: bool, group: Group, *, validate: bool) -> Sur
             workspace=pointer(memory, torch.uint8, memory.shape, on),
             workspace_bytes=memory.numel(),
         )
-    group.sum(sums, squares)
-    group.min(least)
-    group.max(most)
-    total = group.count(queries.N, device)
     if validate:
         check_summable(least, most, queries.features)
-    return Survey(total, sums, squares, least, most, length)
+    return Survey(queries.N, sums, squares, least, most, length)
 
 
 def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:

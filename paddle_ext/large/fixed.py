@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .. import check
-from .group import Group
 from .steps import FIRST, LEAST, MOST, State, Top, assign, count, is_captured
 
 LARGE = 2**22  # a task with more queries times classes is processed in chunks
@@ -44,7 +43,7 @@ class Recomputed:
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
 
-    def held(self, dual: Tensor, group: Group) -> Tensor:
+    def held(self, dual: Tensor) -> Tensor:
         """Sums of probabilities by class [B, K] float64, with `dual` [B, K] added to the logits."""
         scores = self.scores
         held = torch.zeros_like(scores.bias)
@@ -59,7 +58,6 @@ class Recomputed:
                 probabilities=written,
                 held=held,
             )
-        group.sum(held)
         return held
 
 
@@ -91,15 +89,15 @@ class Kept:
             )
             del products  # before the next ones are computed, to save memory
 
-    def held(self, dual: Tensor, group: Group) -> Tensor:
-        held, faint = self.count(dual, group)
+    def held(self, dual: Tensor) -> Tensor:
+        held, faint = self.count(dual)
         if bool(faint.any()):
             self.anchor = dual.clone()
             self.compute()
-            held, _ = self.count(dual, group)
+            held, _ = self.count(dual)
         return held
 
-    def count(self, dual: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def count(self, dual: Tensor) -> tuple[Tensor, Tensor]:
         held = torch.zeros_like(self.anchor)
         faint = torch.zeros_like(held[:, 0])
         weights = dual - self.anchor
@@ -107,7 +105,6 @@ class Kept:
         # Subnormal numbers are slow, and negligible here.
         weights.masked_fill_(weights < torch.finfo(weights.dtype).tiny, 0)
         count(self.likelihood, weights, held, faint)
-        group.sum(held, faint)
         return held, faint
 
 
@@ -126,7 +123,6 @@ def class_counter(scores: Scores) -> Kept | Recomputed:
 def iterate_dual(
     counter: Kept | Recomputed,
     state: State,
-    group: Group,
     max_iter: int,
     is_lost: Callable[[int], bool] = lambda done: False,
 ) -> None:
@@ -134,7 +130,7 @@ def iterate_dual(
     for done in range(max_iter):
         if is_lost(done):
             break
-        state.update(counter.held(state.dual_weight * state.dual, group))
+        state.update(counter.held(state.dual_weight * state.dual))
         if not state.any_running():
             break
 
@@ -159,7 +155,7 @@ def dirichlet_priors(
 
 
 def best_prior(
-    scores: Scores, priors: list[Callable[[float, float], State]], group: Group, max_iter: int
+    scores: Scores, priors: list[Callable[[float, float], State]], max_iter: int
 ) -> tuple[Kept | Recomputed, State, int]:
     """Iterate the dual of one task under each prior, and keep the one with the largest bound.
 
@@ -168,19 +164,19 @@ def best_prior(
     """
     counter = class_counter(scores)
     best, chosen = priors[0](FIRST, LEAST), 0
-    iterate_dual(counter, best, group, max_iter)
+    iterate_dual(counter, best, max_iter)
     if len(priors) == 1:
         return counter, best, 0
     least = float(best.concentration)
 
     def bound_of(state: State) -> float:
-        return float(state.bound(*normalisers(scores, state.dual, group)))
+        return float(state.bound(*normalisers(scores, state.dual)))
 
     most = bound_of(best)
     for number, make in enumerate(priors[1:], 1):
         state = make(MOST, least)
         is_lost = Race(partial(bound_of, state), most)
-        iterate_dual(counter, state, group, max_iter, is_lost)
+        iterate_dual(counter, state, max_iter, is_lost)
         bound = bound_of(state)
         if bound > most:
             best, chosen, most = state, number, bound
@@ -203,13 +199,12 @@ class Race:
         return done > 1 and bound + 2 * growth < self.rival
 
 
-def normalisers(scores: Scores, dual: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+def normalisers(scores: Scores, dual: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over rows: of probabilities by class [B, K], and of the log normalisers [B]."""
     held, log_sums = torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])
     bias = (scores.bias + dual).to(scores.slope.dtype)
     for _, products, length in scores.chunks():
         assign(products, scores.slope, bias, length=length, held=held, log_sums=log_sums)
-    group.sum(held, log_sums)
     return held, log_sums
 
 
@@ -234,9 +229,7 @@ def empty_results(scores: Scores, *, top: int, all_classes: bool) -> RowResults:
     )
 
 
-def classify_rows(
-    scores: Scores, dual: Tensor, group: Group, *, top: int, all_classes: bool
-) -> RowResults:
+def classify_rows(scores: Scores, dual: Tensor, *, top: int, all_classes: bool) -> RowResults:
     """Labels and probabilities of all rows, with `dual` [B, K] added to their logits."""
     found = empty_results(scores, top=top, all_classes=all_classes)
     bias = (scores.bias + dual).to(scores.slope.dtype)
@@ -252,5 +245,4 @@ def classify_rows(
             held=found.held,
             log_sums=found.log_sums,
         )
-    group.sum(found.held, found.log_sums)
     return found

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .fixed import RowResults, best_prior, classify_rows, dirichlet_priors
-from .group import ALONE, Group
 from .queries import Queries
 from .sources import TensorRows
 from .steps import State
@@ -38,7 +37,6 @@ def adapt_large(
     measures: Tensor | None = None,
     top: int = 1,
     all_classes: bool = True,
-    group: Group = ALONE,
 ) -> tuple[RowResults, State, Tensor, Tensor, int]:
     """Adapt the logits [Q, K] of one task; `measures` [n, K] are the priors to choose from.
 
@@ -47,9 +45,9 @@ def adapt_large(
     """
     scores = GivenScores(logits)
     Q, K = logits.shape
-    total = weight * group.count(Q, logits.device)
+    total = weight * Q
     priors = dirichlet_priors(K, logits.device, measures, total=total, weight=weight, tol=tol)
-    _, state, chosen = best_prior(scores, priors, group, max_iter)
-    results = classify_rows(scores, state.dual, group, top=top, all_classes=all_classes)
+    _, state, chosen = best_prior(scores, priors, max_iter)
+    results = classify_rows(scores, state.dual, top=top, all_classes=all_classes)
     bound = state.bound(results.held, results.log_sums)
     return results, state, state.proportions(weight * results.held), bound, chosen

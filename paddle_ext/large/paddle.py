@@ -18,7 +18,6 @@ from .class_sums import Part, sums_by_class
 from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
 from .distances import DistanceScores, RowFactors
 from .fixed import RowResults, classify_rows, empty_results
-from .group import ALONE, Group
 from .products import (
     MANY_ROWS,
     Coordinates,
@@ -101,11 +100,11 @@ class Paddle:
     """B tasks in their coordinates, ready for iteration."""
 
     def __init__(
-        self, queries: Queries, support: Tensor, labels: Tensor, K: int, o: Options, group: Group
+        self, queries: Queries, support: Tensor, labels: Tensor, K: int, o: Options
     ) -> None:
-        self.queries, self.options, self.group, self.K = queries, o, group, K
+        self.queries, self.options, self.K = queries, o, K
         self.support, self.labels = support, labels
-        found = survey(queries, o.unit, group, validate=o.validate)
+        found = survey(queries, o.unit, validate=o.validate)
         self.total = found.total
         self.placed = place(found, support, labels, K, o.scaling, queries.dtype)
         form = form_for(queries, found, self.placed.coordinates, o.precision)
@@ -131,7 +130,6 @@ class Paddle:
         bias = scores.bias.to(scores.slope.dtype)
         for _, products, length in scores.chunks():
             assign(products, scores.slope, bias, length=length, leads=leads)
-        self.group.sum(leads)
         return leads
 
     def state(self) -> State:
@@ -160,7 +158,6 @@ class Paddle:
             scores.slope,
             bias,
             form,
-            self.group,
             weigh=form.weigh,
             top=None if results is None else results.top,
             out=None if results is None else results.probabilities,
@@ -202,9 +199,7 @@ class Paddle:
         scores = self.scores(self.factors, w)
         weighed = self.dual_weight * state.before
         if results is None:
-            results = classify_rows(
-                scores, weighed, self.group, top=o.top, all_classes=o.all_classes
-            )
+            results = classify_rows(scores, weighed, top=o.top, all_classes=o.all_classes)
         dtype = self.queries.dtype
         return Found(
             results.top,
@@ -221,7 +216,7 @@ class Paddle:
         """Prototypes [B, K, D] in the coordinates of the inputs: weighted means of input rows."""
         queries, dtype = self.queries, self.queries.dtype
         sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
-        found = survey(queries, False, self.group, validate=False)
+        found = survey(queries, False, validate=False)
         query_means = found.sums / found.total
         raw = raw_coordinates(found, query_means, dtype)
         form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
@@ -233,7 +228,7 @@ class Paddle:
                 yield at, products, scores.lengths(at), form.operand(rows, at)
 
         bias = (scores.bias + dual).to(scores.slope.dtype)
-        found_sums, held = sums_by_class(parts(), scores.slope, bias, form, self.group)
+        found_sums, held = sums_by_class(parts(), scores.slope, bias, form)
         taken = form.total(found_sums, held)
         centre = query_means.unsqueeze(1)
         unit = (1 / raw.scale.double()).unsqueeze(1)
@@ -247,14 +242,13 @@ def solve(
     labels: Tensor,
     K: int,
     options: Options,
-    group: Group = ALONE,
 ) -> Found:
     """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
 
     Support [B or 1, S, D] and labels [B or 1, S]; rows with a label outside [0, K) are ignored.
     """
     if not isinstance(query, Tensor):
-        return Paddle(Queries(query), support, labels, K, options, group).solve()
+        return Paddle(Queries(query), support, labels, K, options).solve()
 
     def queries(tasks: slice) -> Rows | Tensor:
         own = query[tasks]
@@ -300,7 +294,7 @@ def solve_groups(
     for start in range(0, B, size):
         tasks = slice(start, start + size)
         mine = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
-        found.append(Paddle(Queries(queries(tasks)), *mine, K, o, ALONE).solve())
+        found.append(Paddle(Queries(queries(tasks)), *mine, K, o).solve())
     return merged(found)
 
 

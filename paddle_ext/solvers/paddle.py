@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -21,9 +21,6 @@ from ..native.values import dense_values
 from ..solution import Solution
 from .paddle_operators import Outputs, empty_outputs, solve_indexed_op, solve_op
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 
 def solve(
     support: Tensor,
@@ -41,7 +38,6 @@ def solve(
     return_assignments: bool | None = None,
     top: int = 5,
     precision: str = "auto",
-    group: ProcessGroup | None = None,
     validate: bool = True,
     backend: str = "auto",
 ) -> Solution:
@@ -103,9 +99,6 @@ def solve(
     precision : {"auto", "half"}
         Precision of the products of large tasks on CUDA. "auto" is as accurate as float32, using
         sums of half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
-    group : torch.distributed.ProcessGroup, optional
-        Processes that share one task: each calls with the same support and its own part of the
-        queries, and gets the labels of that part.
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
@@ -180,10 +173,9 @@ def solve(
         is_elsewhere(query)
         or precision != "auto"
         or not (return_assignments is None or return_assignments is True)
-        or group is not None
         or top != 5
     ):
-        large = check_large(precision, return_assignments, top, group)
+        large = check_large(precision, return_assignments, top)
         check.choice("backend", backend, ("auto", "native"))
         return solve_without_operator(
             support,
@@ -203,7 +195,7 @@ def solve(
     if validate:
         num_classes = dense_values(support, support_labels, query, num_classes)
     if not by_reference and not returns_all(return_assignments, query.shape[-2], num_classes or 0):
-        large = check_large(precision, False, top, group)
+        large = check_large(precision, False, top)
         return solve_without_operator(
             support,
             support_labels,
@@ -238,7 +230,7 @@ def solve_without_operator(
 ) -> Solution:
     """Solve with the engine for large tasks, for what a torch operator cannot take.
 
-    That is queries in a file, a group of processes, or results without all probabilities.
+    That is queries in a file, or results without all probabilities.
     """
     check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
     rows = queries_of(query, support)

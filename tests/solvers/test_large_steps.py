@@ -11,7 +11,6 @@ from paddle_ext.large import coordinates
 from paddle_ext.large import queries as chunks
 from paddle_ext.large.coordinates import Placed, Survey, slope_of, survey
 from paddle_ext.large.distances import DistanceScores, RowFactors
-from paddle_ext.large.group import ALONE
 from paddle_ext.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
 from paddle_ext.large.queries import Queries
 from paddle_ext.large.sources import TensorRows
@@ -42,7 +41,7 @@ def test_survey(place: Place, N: int, D: int, unit: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(chunks, "CUDA_NUMBERS", 2**12)
     rows = random_rows(place, N, D)
     rows[N // 2] = 0
-    found = survey(Queries(TensorRows(rows)), unit, ALONE, validate=True)
+    found = survey(Queries(TensorRows(rows)), unit, validate=True)
     exact = rows.double()
     if unit:
         assert found.length is not None
@@ -59,9 +58,9 @@ def test_survey(place: Place, N: int, D: int, unit: bool, monkeypatch: pytest.Mo
 
 def test_survey_of_tasks_together(place: Place) -> None:
     rows = random_rows(place, 3, 650, 9)
-    together = survey(Queries(rows), True, ALONE, validate=False)
+    together = survey(Queries(rows), True, validate=False)
     for task, own in enumerate(rows):
-        alone = survey(Queries(TensorRows(own)), True, ALONE, validate=False)
+        alone = survey(Queries(TensorRows(own)), True, validate=False)
         for name in ("sums", "squares", "least", "most", "length"):
             assert torch.equal(getattr(together, name)[task], getattr(alone, name)[0]), name
 
@@ -72,7 +71,7 @@ def test_survey_finds_what_cannot_be_summed(place: Place, bad: float, unit: bool
     rows = random_rows(place, 600, 5)
     rows[599, 4] = bad
     with pytest.raises(ValueError, match="query must be finite"):
-        survey(Queries(TensorRows(rows)), unit, ALONE, validate=True)
+        survey(Queries(TensorRows(rows)), unit, validate=True)
 
 
 # --- place --------------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ def test_place(place: Place, K: int, D: int, scaling: str) -> None:
 
 
 def place_task(at: Place, K: int, D: int, scaling: str) -> tuple[Survey, Tensor, Tensor, Placed]:
-    found = survey(one_task(at, 90, D), scaling == "auto", ALONE, validate=False)
+    found = survey(one_task(at, 90, D), scaling == "auto", validate=False)
     support = random_rows(at, 3 * K, D, seed=1)
     support[0] = 0
     labels = torch.arange(K).repeat(3).flip(0).to(at.device)
