@@ -102,7 +102,7 @@ def test_package_is_typed(name: str) -> None:
 
 @needs_fork
 def test_importing_and_forking(tmp_path: Path) -> None:
-    """Neither the import nor `build_info` touches CUDA; a child may use what its parent has used."""
+    """Neither the import nor `build_info` touches CUDA; a child may use it too."""
     run(
         tmp_path,
         """
