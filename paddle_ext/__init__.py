@@ -3,7 +3,7 @@
 `adaptive` classifies any batch, whether one class is present or all; `adapt` does the same from
 logits. `solve` runs PADDLE on tensors, one task or many, on the CPU or a GPU; `solve_indexed` does
 so on rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods`
-has every method of the paper behind one protocol, and `reference` has them in plain torch.
+has every method of the paper behind one protocol; `reference` has what is native in plain torch.
 `TaskSampler` draws tasks from a `FeatureBank`; `evaluate` and `tune` run methods on them.
 `presence` finds queries of unknown classes; `PaddleClassifier` is for scikit-learn,
 `BatchClassifier` for a stream of batches, in a loop or with Ray or Spark.
@@ -66,7 +66,7 @@ _MODULES = {
     "BatchClassifier": "integrations.batches",
     "Evaluation": "research.evaluation.results",
     "FeatureBank": "research.data",
-    "FileRows": "ops.large.sources",
+    "FileRows": "large.sources",
     "PaddleClassifier": "integrations.sklearn",
     "Solution": "solution",
     "TaskBatch": "research.tasks",
@@ -74,14 +74,14 @@ _MODULES = {
     "TimSolution": "solution",
     "Trace": "solution",
     "Transport": "solution",
-    "adapt": "ops.adapt",
-    "adaptive": "rule.solve",
-    "build_info": "ops.native",
+    "adapt": "solvers.adapt",
+    "adaptive": "adaptive_rule.solve",
+    "build_info": "native.load",
     "evaluate": "research.evaluation.evaluate",
-    "sinkhorn": "ops.sinkhorn",
-    "solve": "ops.paddle",
-    "solve_indexed": "ops.paddle",
-    "tim": "ops.tim",
+    "sinkhorn": "solvers.sinkhorn",
+    "solve": "solvers.paddle",
+    "solve_indexed": "solvers.paddle",
+    "tim": "solvers.tim",
     "tune": "research.evaluation.tuning",
 }
 _SUBMODULES = ("integrations", "methods", "presence", "reference", "research")
