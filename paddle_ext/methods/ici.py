@@ -19,7 +19,8 @@ from .registry import register
 LEAST_SPREAD = 1e-6  # of unit-norm rows along a principal axis; less is rounding
 PENALTIES = 100
 SMALLEST_PENALTY = 1e-3  # as a share of the largest
-MAX_REWEIGHTINGS = 200  # at each penalty
+AT_ONCE = 10  # penalties for which reweighting runs together
+MAX_REWEIGHTINGS = 200
 RESIDUAL_TOL = 1e-9  # change of the residuals at which reweighting stops
 
 
@@ -71,7 +72,8 @@ class Ici(Method):
     tol: float = option(0.01, check.real)
 
     def solve(self, task: Task) -> Tensor:
-        return in_chunks(self.solve_chunk, task, 16 * task.bytes)
+        N, D = task.support.shape[1] + task.query.shape[1], task.query.shape[2]
+        return in_chunks(self.solve_chunk, task, 8 * N * (8 * D + 3 * AT_ONCE * task.num_classes))
 
     def solve_chunk(self, task: Task) -> Tensor:
         B, Q, _ = task.query.shape
@@ -81,18 +83,22 @@ class Ici(Method):
         # cross_entropy ignores rows of the class -100, which have no label yet.
         labels = F.pad(task.support_labels.expand(B, -1), (0, Q), value=-100)
         absorbed = (torch.arange(S + Q, device=labels.device) < S).repeat(B, 1)
-        order, weights = torch.zeros_like(labels), features.new_zeros(B, features.shape[-1], K)
+        weights = features.new_zeros(B, features.shape[-1], K)
         weights = self.fitted(features, labels, absorbed, weights)
+        order, ordered = torch.zeros_like(labels), torch.zeros_like(labels) - 1
         tasks = torch.arange(B, device=labels.device)  # those with queries left
         for _ in range(self.max_iter):
             x, inside, own = features[tasks], absorbed[tasks], labels[tasks]
             own[:, S:] = (x[:, S:] @ weights[tasks]).argmax(-1)
-            changed = tasks[(own != labels[tasks]).any(-1)]
             labels[tasks] = own
-            if len(changed):
-                order[changed] = first_zeros(axes[changed], labels[changed], K)
-            place = place_in_class(torch.where(inside, K, own), order[tasks])
-            inside = inside | (place < self.step)
+            classes = torch.where(inside, K, own)
+            # Credibility depends on the labels alone, and decides only where a class has more
+            # queries left than may be absorbed.
+            contested = (F.one_hot(classes, K + 1).sum(1)[:, :K] > self.step).any(-1)
+            new = tasks[contested & (own != ordered[tasks]).any(-1)]
+            if len(new):
+                order[new], ordered[new] = first_zeros(axes[new], labels[new], K), labels[new]
+            inside = inside | (place_in_class(classes, order[tasks]) < self.step)
             weights[tasks] = self.fitted(x, own, inside, weights[tasks])
             absorbed[tasks] = inside
             tasks = tasks[~inside.all(-1)]
@@ -152,22 +158,25 @@ def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     a Huber loss of the residual norms ||y_n - u_n W||, for reweighted least squares; G_n is zero
     where the norm is at most the penalty. All are zero at the largest penalty, number 99.
     """
-    one_hot = F.one_hot(labels, num_classes).to(axes.dtype)
-    unused = torch.diag_embed((axes == 0).all(1).to(axes.dtype))
-    norms = torch.linalg.vector_norm(one_hot - axes @ (axes.mT @ one_hot), dim=-1)
+    one_hot = F.one_hot(labels, num_classes).to(axes.dtype).unsqueeze(1)  # [B, 1, N, K]
+    unused = torch.diag_embed((axes == 0).all(1).to(axes.dtype)).unsqueeze(1)
+    axes = axes.unsqueeze(1)
+    norms = torch.linalg.vector_norm(one_hot - axes @ (axes.mT @ one_hot), dim=-1)  # [B, 1, N]
     largest = norms.amax(-1, keepdim=True)
     first = torch.full_like(labels, PENALTIES - 1)
-    for number in range(PENALTIES - 2, -1, -1):
-        penalty = largest * SMALLEST_PENALTY ** (1 - number / (PENALTIES - 1))
+    for top in range(PENALTIES - 2, -1, -AT_ONCE):
+        numbers = torch.arange(top, max(top - AT_ONCE, -1), -1, device=labels.device).view(-1, 1)
+        penalties = largest * SMALLEST_PENALTY ** (1 - numbers.to(axes) / (PENALTIES - 1))
+        norms = norms[:, -1:].expand(-1, len(numbers), -1)  # [B, AT_ONCE, N]
         for _ in range(MAX_REWEIGHTINGS):
-            weighted = (axes / torch.maximum(norms, penalty).unsqueeze(-1)).mT
+            weighted = (axes / torch.maximum(norms, penalties).unsqueeze(-1)).mT
             W = torch.linalg.solve(weighted @ axes + unused, weighted @ one_hot)
             before, norms = norms, torch.linalg.vector_norm(one_hot - axes @ W, dim=-1)
             if float((norms - before).abs().max()) < RESIDUAL_TOL:
                 break
-        zero = norms <= penalty
-        first = torch.where(zero, number, first)
-        if not bool(zero.any()):  # then the sum of the norms is minimal, for any smaller penalty
+        zero = norms <= penalties
+        first = torch.minimum(first, torch.where(zero, numbers, PENALTIES).amin(1))
+        if not bool(zero[:, -1].any()):  # the sum of the norms is minimal, for any smaller penalty
             break
     return first
 

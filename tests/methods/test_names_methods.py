@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -58,27 +57,21 @@ def test_tasks_get_the_result_of_double_precision(place: Place, name: str) -> No
 
 @every_method
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_task_does_not_depend_on_its_batch(device: str, name: str, shared: bool) -> None:
+def test_a_task_does_not_depend_on_its_batch(
+    device: str, name: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on the chunk; and inputs stay as they are."""
     task = make_named(B=4, Q=15, K=6, D=8, shots=2, shared=shared).to(device)
-    method = fast(name)
+    before, method = copy.deepcopy(task.call()), fast(name)
     together = method.predict(**task.call())
+    assert all(x is None or torch.equal(x, before[key]) for key, x in task.call().items())
     for b in range(4):
         alone = method.predict(**task.task(b).call())
         assert largest(together.probabilities[b] - alone.probabilities) < 1e-4
     assert torch.equal(method.predict(**task.call()).probabilities, together.probabilities)
-
-
-@every_method
-def test_the_budget_changes_nothing(
-    device: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for shots in (0, 1):
-        task = make_named(B=5, Q=15, K=6, D=8, shots=shots, shared=bool(shots)).to(device)
-        want = fast(name).predict(**task.call()).probabilities
-        with monkeypatch.context() as patch:
-            patch.setitem(tasks.BUDGET, device, 1)
-            got = fast(name).predict(**task.call()).probabilities
-        assert largest(got - want) < 1e-5
+    monkeypatch.setitem(tasks.BUDGET, device, 1)
+    got = method.predict(**task.call()).probabilities
+    assert largest(got - together.probabilities) < 1e-5
 
 
 @every_method
@@ -107,15 +100,6 @@ def test_rows_of_a_bank(name: str) -> None:
 
 
 @every_method
-def test_input_is_not_modified(name: str) -> None:
-    for shots in (0, 2):
-        given = make_named(B=2, shots=shots).call()
-        before = copy.deepcopy(given)
-        fast(name).predict(**given)
-        assert all(x is None or torch.equal(x, before[key]) for key, x in given.items())
-
-
-@every_method
 def test_easy_tasks_are_solved(device: str, name: str) -> None:
     """Classes far apart, nearly correct names, and all classes present."""
     labels = torch.arange(4).repeat(8)
@@ -124,14 +108,6 @@ def test_easy_tasks_are_solved(device: str, name: str) -> None:
     query = centres[labels] + 0.1 * torch.randn(32, 16, generator=random)
     task = Named(query[:0], labels[:0], query, centres).to(device)
     assert torch.equal(fast(name).predict(**task.call()).labels.cpu(), labels)
-
-
-@every_method
-def test_half_precision(name: str) -> None:
-    task = make_named(B=2, shots=1).to(torch.float16)
-    got = fast(name).predict(**task.call())
-    same = fast(name).predict(**task.to(torch.float32).call())
-    assert torch.equal(got.probabilities, same.probabilities)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -336,29 +312,24 @@ def test_stata_stays_at_the_names_with_a_heavy_anchor() -> None:
 # --- clusters matched to classes: one to one, and at the least cost -------------------------------
 
 
-def least(cost: Tensor, wanted: list[int]) -> float:
-    """By trying everything."""
-    K = len(cost)
-    ways = permutations(range(K), len(wanted))
-    return min(sum(float(cost[k, j]) for k, j in zip(wanted, way, strict=True)) for way in ways)
-
-
-@pytest.mark.parametrize("K", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("K", [1, 2, 6, 60])
 @pytest.mark.parametrize("levels", [None, 3])
 def test_least_cost(device: str, K: int, levels: int | None) -> None:
     """With ties, too, where costs have few levels."""
+    optimize = pytest.importorskip("scipy.optimize", reason="needs SciPy")
     random = torch.Generator().manual_seed(K)
-    cost = torch.rand(12, K, K, generator=random, dtype=torch.float64)
+    cost = torch.rand(6, K, K, generator=random, dtype=torch.float64)
     if levels is not None:
         cost = (cost * levels).round()
-    wanted = torch.rand(12, K, generator=random) < 0.7
+    wanted = torch.rand(6, K, generator=random) < 0.7
     wanted[0], wanted[1] = False, True
     match = matched(cost.to(device), wanted.to(device)).cpu()
-    for b in range(12):
+    for b in range(6):
         assert sorted(match[b].tolist()) == list(range(K))
-        chosen = wanted[b].nonzero().flatten().tolist()
-        got = sum(float(cost[b, k, match[b, k]]) for k in chosen)
-        assert got == pytest.approx(least(cost[b], chosen), abs=1e-12)
+        own = cost[b, wanted[b]]
+        want = own.numpy()[optimize.linear_sum_assignment(own.numpy())].sum()
+        got = own.gather(1, match[b, wanted[b], None]).sum()
+        assert float(got) == pytest.approx(float(want), abs=1e-12)
 
 
 def test_others_get_what_is_left_in_order() -> None:
@@ -366,21 +337,3 @@ def test_others_get_what_is_left_in_order() -> None:
     cost[0, 2, 0] = 0.0
     wanted = torch.tensor([[False, False, True, False]])
     assert matched(cost, wanted).tolist() == [[1, 2, 0, 3]]
-
-
-def test_a_matching_does_not_depend_on_its_batch() -> None:
-    cost = torch.rand(5, 7, 7, generator=torch.Generator().manual_seed(0))
-    wanted = torch.ones(5, 7, dtype=torch.bool)
-    together = matched(cost, wanted)
-    for b in range(5):
-        assert torch.equal(matched(cost[b : b + 1], wanted[b : b + 1])[0], together[b])
-
-
-def test_many_classes_against_scipy() -> None:
-    optimize = pytest.importorskip("scipy.optimize", reason="needs SciPy")
-    cost = torch.rand(2, 60, 60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    match = matched(cost, torch.ones(2, 60, dtype=torch.bool))
-    for b in range(2):
-        rows, columns = optimize.linear_sum_assignment(cost[b].numpy())
-        want = float(cost[b][rows, columns].sum())
-        assert float(cost[b].gather(1, match[b, :, None]).sum()) == pytest.approx(want)
