@@ -299,6 +299,10 @@ class Method(ABC):
                 f"must be None with the method {self.name!r} because only "
                 f"{', '.join(map(repr, takers))} can use it, got {check.kind(given[name])}",
             )
+        if self.needs_prototypes and not CLASS_NAMES & given.keys():
+            raise check.ArgumentValueError(
+                "prototypes", f"or logits must be given with the method {self.name!r}, got None"
+            )
         if given.keys() >= CLASS_NAMES:
             raise check.ArgumentValueError(
                 "logits", f"must be None with prototypes, got {check.kind(logits)}"

@@ -15,7 +15,6 @@ from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
 from .base import Display, Method, one_of, option, positive
 from .registry import register
-from .zero_shot import require_names
 
 EPSILON = 1e-15  # added to probabilities in logarithms; a class with less mass has no query
 LOOK = 50  # iterations of the fit between convergence checks
@@ -93,7 +92,6 @@ class EmDirichlet(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        require_names(task, self.name)
         if task.prototypes is None and task.support.shape[1]:
             raise check.ArgumentValueError(
                 "prototypes",

@@ -66,9 +66,8 @@ class StatA(Method):
 
     def solve(self, task: Task) -> Tensor:
         if task.prototypes is None:
-            got = "logits alone" if task.logits is not None else "None"
             raise check.ArgumentValueError(
-                "prototypes", f"must be given with the method {self.name!r}, got {got}"
+                "prototypes", f"must be given with the method {self.name!r}, got logits alone"
             )
         own = task.num_classes * task.query.shape[-1] * task.query.itemsize
         return in_chunks(self.solve_chunk, task, 10 * task.bytes + 8 * own)

@@ -185,14 +185,8 @@ def names(
 
     Parameters
     ----------
-    support, support_labels : Tensor [.., S, D] and [.., S]
-        Labelled features; S may be 0.
-    query : Tensor [Q, D] or [B, Q, D]
-        Features to classify.
-    prototypes : Tensor [K, D] or [B, K, D]
-        One embedding per class; or
-    logits : Tensor [Q, K] or [B, Q, K]
-        external zero-shot logits.
+    support, support_labels, query, prototypes, logits
+        As in `paddle_ext.methods.Method.predict`; either `prototypes` or `logits` are given.
     metric, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
 
