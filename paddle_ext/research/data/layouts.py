@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ... import check
 from ...arrays import CLASS_NAMES, pick, read_npz
-from .images import EncodedImages, ImageArray, ImageBytes, ImageFiles, ImageSet
+from .images import EncodedImages, ImageArray, ImageSet
 
 SPLITS = ("base", "val", "test")
 INAT_SPLITS = ("base", "val", "repr", "query")
@@ -65,7 +65,7 @@ def image_folder(
         labels += [label] * len(own)
     if not names:
         raise ValueError(f"{root} must have one folder for each class, got no folder")
-    return EncodedImages(ImageFiles(paths), labels, names, split, size=size, channels=channels)
+    return EncodedImages(paths, labels, names, split, size=size, channels=channels)
 
 
 def image_list(
@@ -105,8 +105,8 @@ def image_list(
     paths = [root / row.filename for row in rows]
     if not paths[0].is_file():  # the others are checked when they are read
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
-    files, labels = ImageFiles(paths), [number[row.label] for row in rows]
-    return EncodedImages(files, labels, class_names, split, size=size, channels=channels)
+    labels = [number[row.label] for row in rows]
+    return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
 
 
 # --- the datasets of the paper, and the reader's own ---------------------------------------------
@@ -315,9 +315,9 @@ def image_arrays(
             raise ValueError(f"{path} must have the classes and arrays of {files[0]}")
     labels = np.concatenate([part.labels for part in parts])
     if first.pixels is None:
+        encoded = [image for part in parts for image in part.encoded]
         names = [name for part in parts for name in part.names]
-        contents = ImageBytes(names, [one for part in parts for one in part.encoded])
-        return EncodedImages(contents, labels, first.class_names, split, size=size)
+        return EncodedImages(encoded, labels, first.class_names, split, size=size, names=names)
     if size is not None:
         raise check.ArgumentValueError(
             "size", f"must be None for images that are not encoded, got {size}"

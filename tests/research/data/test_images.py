@@ -13,7 +13,7 @@ pytest.importorskip("PIL", reason="needs Pillow")
 from PIL import Image
 
 from paddle_ext.research.data import images as module
-from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles, in_memory
+from paddle_ext.research.data.images import EncodedImages, ImageArray, in_memory
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 def encoded(paths: list[Path], **options: int | None) -> EncodedImages:
     labels = [number % 2 for number in range(len(paths))]
-    return EncodedImages(ImageFiles(paths), labels, ["even", "odd"], "val", **options)
+    return EncodedImages(paths, labels, ["even", "odd"], "val", **options)
 
 
 # --- in memory -----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_damaged_files_are_named(files: list[Path]) -> None:
     whole = files[4].read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"no image at all", whole[:20] + b"\0" * 99):
         files[4].write_bytes(content)
-        with pytest.raises(ValueError, match=r"must be an? (intact )?image( file)?, got") as caught:
+        with pytest.raises(ValueError, match=r"must be an image( file)?, got: ") as caught:
             encoded(files, size=8).read(range(7))
         assert str(caught.value).startswith(str(files[4]))
         assert "\n" not in str(caught.value)
