@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -230,15 +229,6 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{file.name} is a damaged cache file"):
             extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
-
-
-def test_an_interrupted_extraction_leaves_nothing(
-    network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "features_of", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_progress(

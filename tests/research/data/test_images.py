@@ -44,13 +44,6 @@ def test_array() -> None:
     assert in_memory(images) is images
 
 
-def test_grey_array_gets_a_channel() -> None:
-    pixels = random_pixels(3, 6, 5)
-    images = ImageArray(pixels.numpy(), torch.tensor([0, 0, 0], dtype=torch.int16), ["a"])
-    assert images.shape == (6, 5, 1)
-    assert torch.equal(images.read([1])[..., 0], pixels[1:2])
-
-
 @pytest.mark.parametrize(
     ("pixels", "labels", "names", "error", "message"),
     [
@@ -137,11 +130,6 @@ def test_damaged_files_are_named(files: list[Path]) -> None:
     for read in (lambda: encoded(files).read([4]), lambda: list(encoded(files).content())):
         with pytest.raises(ValueError, match=r"4.png must be an image file, got: No such file"):
             read()
-
-
-def test_damaged_only_when_read(files: list[Path]) -> None:
-    files[4].write_bytes(b"")
-    assert len(encoded(files).read([3, 5])) == 2
 
 
 def test_other_shape_is_named(files: list[Path]) -> None:
