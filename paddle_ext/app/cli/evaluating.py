@@ -49,7 +49,7 @@ paddle-ext tune val.npz --output runs/tuned
 paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
 """
 
-Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt, .plk.")]
+Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt.")]
 Methods = Annotated[
     list[str], typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
 ]
