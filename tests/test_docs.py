@@ -256,9 +256,7 @@ PUBLIC: dict[str, list[str]] = {
     "paddle_ext.integrations.sklearn": ["PaddleClassifier"],
     "paddle_ext.research.backbones": [],
     "paddle_ext.research.data": [],
-    "paddle_ext.research.evaluation": [],
-    "paddle_ext.research.evaluation.experiments": [],
-    "paddle_ext.research.tasks": [],
+    "paddle_ext.research.tune": ["Tuning"],
 }
 
 

@@ -10,8 +10,8 @@ import pytest
 from banks import small_bank
 
 from paddle_ext import Evaluation, evaluate, methods, tune
-from paddle_ext.research.evaluation import Result, Tuning
-from paddle_ext.research.evaluation.tuning import best_points, grid_points, value_distance
+from paddle_ext.research.results import Result
+from paddle_ext.research.tune import Tuning, best_points, grid_points, value_distance
 
 SMALL = {"n_tasks": 20, "n_query": 25, "device": "cpu", "progress": False}
 
