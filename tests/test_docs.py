@@ -201,6 +201,8 @@ def test_commands_exist() -> None:
     group = typer.main.get_command(app)
     seen = set()
     for page in PAGES:
+        if page.name == "CHANGELOG.md":  # which names commands of the past
+            continue
         for shown in re.findall(
             r"(?:^|`) *(paddle-ext [a-z][^`\n]*)", page.read_text(), re.MULTILINE
         ):

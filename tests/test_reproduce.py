@@ -18,11 +18,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-experiments, paper, accuracy, any_batch, stata, convergence, lambdas = (
+experiments, paper, batches, convergence = (
     importlib.import_module(f"reproduce.{name}")
-    for name in (
-        *("__main__", "paper", "accuracy", "any_batch", "stata", "convergence", "lambda_"),
-    )
+    for name in ("__main__", "paper", "batches", "convergence")
 )
 SMALL = {"device": "cpu", "progress": False}
 
@@ -124,12 +122,12 @@ def test_any_batch(tmp_path: Path) -> None:
     assert table["K_eff"] == ["1", "2", "5", "6", "10", "12"]
     # The smallest classes have 8, 10, 12 ... rows, of which 5 are the support.
     assert table["queries"] == ["3", "8", "20", "20", "20", "20"]
-    expected: dict[str, list[float]] = {"Adaptive": [], any_batch.NEAREST: []}
+    expected: dict[str, list[float]] = {"Adaptive": [], batches.NEAREST: []}
     for k_eff, n_query in zip(table["K_eff"], table["queries"], strict=True):
         sampler = TaskSampler(bank.labels, shots=5, k_eff=int(k_eff), n_query=int(n_query))
         for title, method in (
             ("Adaptive", methods.create("adaptive")),
-            (any_batch.NEAREST, methods.create("simpleshot", scaling="l2n")),
+            (batches.NEAREST, methods.create("simpleshot", scaling="l2n")),
         ):
             right = right_answers(bank, method, sampler, 4)
             expected[title].append(100 * sum(right) / 4 / int(n_query))
@@ -148,7 +146,7 @@ def test_any_batch(tmp_path: Path) -> None:
     }
     report = run("any-batch", bank, tmp_path / "s", **(options | split))
     assert cells(report, 1)["queries"] == ["4", "15"]
-    assert any_batch.default_k_eff(150) == [1, 2, 5, 10, 20, 75, 150]
+    assert batches.default_k_eff(150) == [1, 2, 5, 10, 20, 75, 150]
 
 
 def test_stata(tmp_path: Path) -> None:
@@ -185,9 +183,9 @@ def test_interval_of_a_mean() -> None:
         Result("stata", {}, 0, k, 6, 10, 4, c, c * c // 4 + 9, 0.0) for k, c in ((1, 20), (2, 32))
     )
     half = (one.interval**2 + (3 * other.interval) ** 2) ** 0.5 / 4
-    assert stata.mean_text([(one, 1), (other, 3)]) == f"{(50 + 3 * 80) / 4:.1f} ± {half:.1f}"
+    assert batches.mean_text([(one, 1), (other, 3)]) == f"{(50 + 3 * 80) / 4:.1f} ± {half:.1f}"
     whole = Result("stata", {}, 0, 6, 6, 60, 1, 30, 900, 0.0)
-    assert stata.mean_text([(whole, 2)]) == "50.0"
+    assert batches.mean_text([(whole, 2)]) == "50.0"
 
 
 # --- PADDLE -------------------------------------------------------------------------------------

@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reproduce import paper
 from reproduce.accuracy import reproduce_table
-from reproduce.any_batch import evaluate_any_batch
+from reproduce.batches import evaluate_any_batch, evaluate_stata_batches
 from reproduce.convergence import measure_convergence
 from reproduce.lambda_ import evaluate_lambdas
 from reproduce.report import Report
-from reproduce.stata import evaluate_stata_batches
 
 from paddle_ext import FeatureBank, evaluate
 from paddle_ext.research.tune import Tuning

@@ -29,8 +29,7 @@ from .report import (
     Table,
     by_shots,
     chosen_methods,
-    evaluation_data,
-    evaluation_summary,
+    evaluation_report,
 )
 
 TITLES = {
@@ -101,13 +100,8 @@ def reproduce_table(
     else:
         tables = accuracy_tables(evaluation, published)
         figure = figures.accuracy_bars(evaluation, published=published)
-    return Report(
-        experiment,
-        TITLES[experiment],
-        evaluation_summary(evaluation),
-        tables,
-        {experiment: figure},
-        evaluation_data(evaluation),
+    return evaluation_report(
+        experiment, TITLES[experiment], evaluation, tables, {experiment: figure}
     )
 
 

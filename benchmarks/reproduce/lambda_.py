@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from paddle_ext.research.results import Result
 from paddle_ext.research.style import INK, head, make_panels, name_panel
 from paddle_ext.research.tables import accuracy_text, display_of, settings_line, shots_title
 
-from .report import Report, Table, evaluation_data
+from .report import Report, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +77,7 @@ def evaluate_lambdas(
             "lambda": accuracy_against_lambda(curves),
             "lambda-best": best_lambda_against_queries(results),
         },
-        evaluation_data(*ordered),
+        {"evaluations": [asdict(evaluation) for evaluation in ordered]},
     )
 
 

@@ -7,12 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from paddle_ext import Evaluation, FeatureBank, check, methods
+from paddle_ext import Evaluation, check, methods
 from paddle_ext.research.evaluate import all_methods
 from paddle_ext.research.figures import distinct
 from paddle_ext.research.results import write_json
@@ -79,14 +78,18 @@ class Report(NamedTuple):
             table.show(console)
 
 
-def evaluation_summary(evaluation: Evaluation) -> str:
-    intervals = "± is half the 95 % confidence interval."
-    where = f"Seconds: {evaluation.machine}."
-    return f"{settings_line(evaluation, evaluation.bank)}; {intervals} {where}"
-
-
-def evaluation_data(*evaluations: Evaluation) -> dict[str, object]:
-    return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}
+def evaluation_report(
+    experiment: str,
+    title: str,
+    evaluation: Evaluation,
+    tables: list[Table],
+    figures: dict[str, Figure],
+) -> Report:
+    """The report of an experiment that is one evaluation."""
+    summary = f"{settings_line(evaluation, evaluation.bank)}; ± is half the 95 % confidence "
+    summary += f"interval. Seconds: {evaluation.machine}."
+    data = {"evaluations": [asdict(evaluation)]}
+    return Report(experiment, title, summary, tables, figures, data)
 
 
 def by_shots(evaluation: Evaluation) -> dict[int | None, Evaluation]:
@@ -114,18 +117,3 @@ def chosen_methods(
     for name in names:
         check.choice("methods", name, (*groups, *groups["all"]))
     return {name: methods.create(name, preset, **(options or {}).get(name, {})) for name in names}
-
-
-def rows_for_queries(
-    bank: FeatureBank, shots: int | None, support: str | None = None, query: str | None = None
-) -> list[int]:
-    """Rows of each class left for the queries, in ascending order."""
-    rows = bank.labels.cpu() >= 0
-    there = bank.labels.cpu()[rows].unique()
-    if query is not None:
-        rows &= torch.isin(torch.arange(len(bank)), bank.rows(query))
-    elif support is not None:
-        rows &= ~torch.isin(torch.arange(len(bank)), bank.rows(support))
-    taken = 0 if support or query else shots or 0
-    counts = torch.bincount(bank.labels.cpu()[rows], minlength=bank.num_classes)[there]
-    return sorted((counts - taken).tolist())

@@ -72,18 +72,15 @@ def figure_class() -> type[Figure]:
     return figure
 
 
-def make_panels(
-    count: int, *, height: float, share: bool = True, below: bool = True
-) -> tuple[Figure, list[Axes]]:
-    """A figure with panels, each `height` inches high, below one another or else side by side.
+def make_panels(count: int, *, height: float, share: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure with panels below one another, each `height` inches high.
 
     `share` gives them the same y axis.
     """
-    lines, columns = (count, 1) if below else (1, count)
-    size = WIDTH, 0.9 + height * lines
+    size = WIDTH, 0.9 + height * count
     figure = figure_class()(figsize=size, dpi=RESOLUTION, layout="constrained")
     leave_room(figure, wspace=0.05, hspace=0.05, w_pad=0.08, h_pad=0.08)
-    panels = figure.subplots(lines, columns, sharey=share, squeeze=False).ravel().tolist()
+    panels = figure.subplots(count, 1, sharey=share, squeeze=False).ravel().tolist()
     for axes in panels:
         prepare(axes)
     return figure, panels

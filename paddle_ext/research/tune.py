@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,7 +108,7 @@ def tune(
     Returns
     -------
     Tuning
-        Of equally accurate points, the one nearest to the method's own options, then the first.
+        Of equally accurate points, the one with most of the method's own options, then the first.
 
     Raises
     ------
@@ -200,27 +199,14 @@ def best_points(
     best, options = {}, {}
     for label, method in chosen.items():
         of_method = zip(curves.select(label), points[label], strict=True)
-        # max keeps the first of equals.
-        best[label], (_, options[label]) = max(
-            of_method, key=lambda one: (one[0].correct, -options_distance(method, one[1][1]))
+        best[label], (_, options[label]) = max(  # the first of equals
+            of_method, key=lambda one: (one[0].correct, unchanged_options(method, one[1][1]))
         )
     return Tuning(curves, best, options)
 
 
-def options_distance(method: Method, options: Mapping[str, object]) -> float:
-    """The distance of options from those of a method."""
-    return sum(value_distance(getattr(method, name), value) for name, value in options.items())
-
-
-def value_distance(a: object, b: object) -> float:
-    """The distance between two values of an option; logarithmic for numbers."""
-    if a == b:
-        return 0.0
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):
-        return sum(map(value_distance, a, b))
-    if isinstance(a, int | float) and isinstance(b, int | float) and a > 0 and b > 0:
-        return abs(math.log(a / b))
-    return 1.0
+def unchanged_options(method: Method, options: Mapping[str, object]) -> int:
+    return sum(getattr(method, name) == value for name, value in options.items())
 
 
 def option_text(value: object) -> str:
