@@ -99,7 +99,7 @@ def reproduce_table(
         tables, figure = k_eff_curves(evaluation, dataset or "", backbone)
     else:
         tables = accuracy_tables(evaluation, published)
-        figure = figures.accuracy_bars(evaluation, published=published)
+        figure = figures.accuracy_bars(evaluation, published)
     return evaluation_report(
         experiment, TITLES[experiment], evaluation, tables, {experiment: figure}
     )

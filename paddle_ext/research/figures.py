@@ -86,7 +86,6 @@ def accuracy_against_k_eff(
 
 def accuracy_bars(
     evaluation: Evaluation,
-    shots: int | None = None,
     published: Mapping[str, Mapping[int | None, float]] | None = None,
     path: str | Path | None = None,
     axes: Axes | None = None,
@@ -96,30 +95,28 @@ def accuracy_bars(
     Parameters
     ----------
     evaluation : Evaluation
-        Of one `k_eff`. Whiskers are 95 % confidence intervals.
-    shots : int, optional
-        Draw only this number of shots. Default: a panel for each.
+        Of one `k_eff`, with a panel for each number of shots. Whiskers are 95 % confidence
+        intervals.
     published : mapping, optional
         From methods to shots to published accuracies, drawn as ticks.
     path : path, optional
     axes : matplotlib Axes, optional
-        Draw one number of shots into these, which belong to your own figure.
+        Draw the only number of shots into these, which belong to your own figure.
 
     Examples
     --------
     >>> published = {"paddle": {5: 63.2}, "tim": {5: 66.4}}
-    >>> accuracy_bars(evaluation, 5, published, "bars.png")  # doctest: +SKIP
+    >>> accuracy_bars(evaluation, published, "bars.png")  # doctest: +SKIP
     """
-    results = [r for r in at_least_one(evaluation) if shots is None or r.shots == shots]
-    if not results:
-        there = ", ".join(str(own) for own in distinct(r.shots for r in evaluation))
-        raise ValueError(f"shots must be one of those evaluated, {there}, got {shots}")
+    results = at_least_one(evaluation)
     if len({r.k_eff for r in results}) > 1:
         raise ValueError("evaluation must have one k_eff for bars, got several")
     every_shots = distinct(r.shots for r in results)
     if axes is not None:
         if len(every_shots) > 1:
-            raise ValueError(f"shots must be given with axes, got None for {every_shots}")
+            raise ValueError(
+                f"evaluation must have one number of shots for axes, got {every_shots}"
+            )
         draw_bars(axes, results, published or {})
         return finish(axes.figure, path)  # type: ignore[arg-type]
     height = 0.9 + 0.3 * len({r.method for r in results})

@@ -188,13 +188,10 @@ def test_paddle_never_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     run(half, ["paddle", "soft_kmeans"], n_tasks=1100)
     assert len(seen) == 1 + 3
     assert len(set(seen)) == 1
-
-
-def test_batches_of_methods_that_do_not_gather() -> None:
-    sampler = TaskSampler(small_bank().labels, shots=3, k_eff=3, n_query=12)
-    bank = DeviceBank(small_bank(), torch.device("cpu"), 1e-3)
-    few = bank.batch_size(sampler, methods.create("simpleshot"))
-    assert few < bank.batch_size(sampler, methods.create("paddle")) <= BLOCK_TASKS
+    sampler = TaskSampler(bank.labels, shots=3, k_eff=3, n_query=12)
+    on_cpu = DeviceBank(bank, torch.device("cpu"), 1e-3)
+    few = on_cpu.batch_size(sampler, methods.create("simpleshot"))  # which gathers
+    assert few < on_cpu.batch_size(sampler, methods.create("paddle")) <= BLOCK_TASKS
 
 
 def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +228,8 @@ def test_labels_and_options() -> None:
     assert found.methods == ("sharp", "plain")
     assert found.results[0].options == {"scaling": "l2n", "temperature": 20.0}
     assert found.results[1].options == {"scaling": "cl2n", "temperature": 15.0}
-
-
-def test_presets() -> None:
-    own = methods.create("simpleshot", temperature=3.0)
-    found = run(small_bank(), ["bd_cspn", own], preset="tiered", n_tasks=1)
-    assert found.results[0].options["temperature"] == 30
-    assert found.results[1].options["temperature"] == 3
+    preset = run(small_bank(), ["bd_cspn", sharp], preset="tiered", n_tasks=1)  # for names only
+    assert [result.options["temperature"] for result in preset] == [30, 20]
 
 
 def test_one_method_of_each_kind() -> None:
@@ -254,22 +246,17 @@ def test_one_method_of_each_kind() -> None:
         ({"methods": "padle"}, ValueError, "methods must be one of 'all', 'adaptive', "),
         ({"methods": []}, ValueError, "methods must be at least one, got none"),
         ({"methods": 3}, TypeError, "methods must be names or methods, got int"),
-        ({"methods": [3]}, TypeError, "methods must be names or methods, got int"),
         ({"methods": {1: Spy()}}, TypeError, "methods must have strings as labels, got int"),
         ({"methods": [Spy(), Spy(sharpness=2.0)]}, ValueError, "got 'spy' twice"),
         ({"preset": "imagenet"}, ValueError, "preset must be one of 'paper', 'mini', 'tiered'"),
         ({"shots": "5"}, TypeError, "shots must be an integer, got str"),
         ({"shots": ()}, ValueError, "shots must be at least one number, got none"),
         ({"shots": (2, 2)}, ValueError, "shots must not have a number twice, got 2"),
-        ({"shots": (2, 0)}, ValueError, "shots must be an integer in [1,"),
         ({"shots": (2, 31)}, ValueError, "shots must be at most the rows of every class"),
         ({"shots": None}, ValueError, "support or query must be given with shots=None"),
         ({"k_eff": (2, 13)}, ValueError, "k_eff must be at most the number of candidate classes"),
         ({"n_tasks": 0}, ValueError, "n_tasks must be an integer in [1,"),
-        ({"num_classes": 13}, ValueError, "num_classes must be at most the number of classes, 12"),
-        ({"seed": -1}, ValueError, "seed must be an integer in [0,"),
         ({"support": "train"}, ValueError, "support must be rows or a split of the bank (none)"),
-        ({"query": [1]}, TypeError, "query must be a torch.Tensor, got list"),
         ({"query": torch.tensor([400])}, ValueError, "query must be in [0, 360), got 400"),
         ({"prototypes": torch.ones(3, 16)}, ValueError, "prototypes must have shape [12, 16]"),
         ({"prototypes": torch.full((12, 16), torch.nan)}, ValueError, "prototypes must be finite"),

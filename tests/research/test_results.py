@@ -84,12 +84,10 @@ def test_file(tmp_path: Path) -> None:
     [
         lambda text: text[:-30],
         lambda text: "[]",
-        lambda text: "[" * 100_000,
         lambda text: '{"a":' * 100_000,
         lambda text: text.replace('"format": 2', '"format": 1'),
         lambda text: text.replace('"correct": 6000', '"correct": 6000.5'),
         lambda text: text.replace('"k_eff"', '"k"'),
-        lambda text: text.replace('"bank"', '"banks"'),
         lambda text: re.sub(r'"results": \[.*?\n \]', '"results": 3', text, flags=re.DOTALL),
     ],
 )

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scripts import run_code
 from torch import Tensor
 
 import paddle_ext
@@ -201,25 +200,13 @@ def test_balanced_counts() -> None:
         assert sorted(torch.bincount(labels)[labels.unique()].tolist()) == [6, 7, 7]
 
 
-def test_queries_are_in_no_order() -> None:
-    for sampling in SAMPLINGS:
-        sampler = TaskSampler(even_labels(5, 60), shots=1, n_query=50, sampling=sampling)
-        labels = sampler.batch(0, 200).query_labels
-        same = (labels[:, 1:] == labels[:, :-1]).double().mean()
-        assert same < 0.6, sampling  # 0.9 if they came class by class
-
-
 def test_larger_supports_contain_smaller_ones() -> None:
     labels = ragged_labels()
     few, many = (TaskSampler(labels, shots=n, n_query=9, k_eff=2).batch(5, 10) for n in (3, 8))
     parts = many.support_index.view(10, 7, 8)[:, :, :3]
     assert torch.equal(parts, few.support_index.view(10, 7, 3))
-    assert torch.equal(
-        TaskSampler(labels, shots=3, n_query=20, k_eff=4, sampling="balanced")
-        .batch(5, 10)
-        .support_index,
-        few.support_index,
-    )
+    other = TaskSampler(labels, shots=3, n_query=20, k_eff=4, sampling="balanced").batch(5, 10)
+    assert torch.equal(other.support_index, few.support_index)
 
 
 # --- how often ------------------------------------------------------------------------------------
@@ -326,29 +313,13 @@ def test_task_does_not_depend_on_the_threads() -> None:
     assert_same(batches[0], batches[2])
 
 
-def test_task_does_not_depend_on_the_process() -> None:
-    code = (
-        "import torch; from paddle_ext.research.sampler import TaskSampler;"
-        "labels = torch.arange(9).repeat_interleave(30);"
-        "print(TaskSampler(labels, shots=2, n_query=6, seed=5).batch(70, 2).query_index.tolist())"
-    )
-    here = TaskSampler(even_labels(9, 30), shots=2, n_query=6, seed=5).batch(0, 80)
-    assert run_code(code, OMP_NUM_THREADS="1") == [str(here.query_index[70:72].tolist())]
-
-
-def test_labels_are_copied() -> None:
-    labels = even_labels(5, 30)
-    sampler = TaskSampler(labels, shots=2)
-    before = sampler.batch(0, 3)
-    labels.zero_()
-    assert_same(before, sampler.batch(0, 3))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_dtypes_and_strides_of_labels(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_labels_of_any_kind_are_copied(dtype: torch.dtype) -> None:
     labels = even_labels(5, 30)
     strided = torch.stack([labels, labels], 1).to(dtype)[:, 0]
-    assert_same(TaskSampler(labels, shots=2).batch(0, 3), TaskSampler(strided, shots=2).batch(0, 3))
+    sampler = TaskSampler(strided, shots=2)
+    strided.zero_()
+    assert_same(TaskSampler(labels, shots=2).batch(0, 3), sampler.batch(0, 3))
 
 
 # --- rows to draw from ----------------------------------------------------------------------------
