@@ -160,18 +160,20 @@ def evaluate(
     check_features(bank)
 
     first = samplers[0]
-    header = {
-        "version": version(),
-        "block": BLOCK_TASKS,
-        "features": digest(bank.features, bank.base_mean),
-        "rows": digest(labels, support, query),
-        "prototypes": digest(prototypes),
-        "n_query": first.n_query,
-        "num_classes": first.num_classes,
-        "sampling": first.sampling,
-        "alpha": first.alpha,
-        "seed": first.seed,
-    }
+    header: dict[str, object] = {}
+    if folder is not None:  # digests read the whole bank
+        header = {
+            "version": version(),
+            "block": BLOCK_TASKS,
+            "features": digest(bank.features, bank.base_mean),
+            "rows": digest(labels, support, query),
+            "prototypes": digest(prototypes),
+            "n_query": first.n_query,
+            "num_classes": first.num_classes,
+            "sampling": first.sampling,
+            "alpha": first.alpha,
+            "seed": first.seed,
+        }
     on_device = DeviceBank(bank, computing_device(device, bank), memory, prototypes)
     journal = Journal(None if folder is None else folder / JOURNAL, header, resume)
     count_correct(chosen, samplers, n_tasks, on_device, journal, progress)
