@@ -30,7 +30,8 @@ def bank() -> FeatureBank:
 
 
 def run(name: str, bank: FeatureBank, output: Path, **options: Any) -> Any:
-    return experiments.EXPERIMENTS[name].run(bank, output=output, **(SMALL | options))
+    _, function = experiments.EXPERIMENTS[name]
+    return function(bank, output=output, **(SMALL | options))
 
 
 def cells(report: Any, number: int = 0) -> dict[str, list[str]]:
@@ -184,7 +185,7 @@ def test_lambda(bank: FeatureBank, tmp_path: Path) -> None:
 
 def test_convergence(bank: FeatureBank, tmp_path: Path) -> None:
     options = {"shots": 10, "n_query": 40, "repeats": 1, "pgd_max_iter": 10, "device": "cpu"}
-    report = experiments.EXPERIMENTS["convergence"].run(bank, output=tmp_path, **options)
+    report = convergence.measure_convergence(bank, output=tmp_path, **options)
     native, in_torch, pgd = (convergence.Curve(**one) for one in report.data["curves"])
     # The same task by hand.
     batch = TaskSampler(bank.labels, shots=10, n_query=40, k_eff=5).batch(0, 1)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,27 +37,25 @@ examples:
 """
 
 
-class Experiment(NamedTuple):
-    description: str
-    run: Callable[..., Report]
-
-
-EXPERIMENTS = {
-    "table1": Experiment(
-        "all methods at 5, 10 and 20 shots, 5 classes present", partial(reproduce_table, "table1")
+# What each experiment does, and the function that runs it.
+EXPERIMENTS: dict[str, tuple[str, Callable[..., Report]]] = {
+    "table1": (
+        "all methods at 5, 10 and 20 shots, 5 classes present",
+        partial(reproduce_table, "table1"),
     ),
-    "table2": Experiment(
+    "table2": (
         "i-Nat: one support for all tasks, 5 classes present",
         partial(reproduce_table, "table2", dataset="inat", shots=None),
     ),
-    "ablation": Experiment(
-        "PADDLE without and with the partition complexity", partial(reproduce_table, "ablation")
+    "ablation": (
+        "PADDLE without and with the partition complexity",
+        partial(reproduce_table, "ablation"),
     ),
-    "keff": Experiment(
+    "keff": (
         "accuracy against the number of classes present, 2 to 10",
         partial(reproduce_table, "keff", k_eff=paper.K_EFFS, n_tasks=1000),
     ),
-    "dirichlet": Experiment(
+    "dirichlet": (
         "5 or more ways, all present in proportions from Dirichlet(2), 1 to 20 shots",
         partial(
             reproduce_table,
@@ -68,37 +66,37 @@ EXPERIMENTS = {
             k_eff=None,
         ),
     ),
-    "stata": Experiment(
+    "stata": (
         "class names, no labelled row: batches of 1 to 4 classes to whole datasets",
         evaluate_stata_batches,
     ),
-    "any-batch": Experiment(
+    "any-batch": (
         "accuracy from one class present to all, compared with the nearest class mean",
         evaluate_any_batch,
     ),
-    "convergence": Experiment(
+    "convergence": (
         "PADDLE against projected gradient descent on one task: criterion against seconds",
         measure_convergence,
     ),
-    "lambda": Experiment(
+    "lambda": (
         "PADDLE's accuracy against lambda, and the best lambda against the number of queries",
         evaluate_lambdas,
     ),
 }
 
 
-def one_or_more(text: str) -> int | list[int]:
+def words_of(text: str) -> str | list[str]:
+    words = text.split(",")
+    return words[0] if len(words) == 1 else words
+
+
+def numbers_of(text: str) -> int | list[int]:
     numbers = [int(word) for word in text.split(",")]
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def name_or_names(text: str) -> str | list[str]:
-    names = [word.strip() for word in text.split(",")]
-    return names[0] if len(names) == 1 else names
-
-
 def parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:12}{one.description}" for name, one in EXPERIMENTS.items())
+    listed = "\n".join(f"  {name:12}{about}" for name, (about, _) in EXPERIMENTS.items())
     made = argparse.ArgumentParser(
         "python benchmarks/reproduce",
         description=f"{__doc__}\nexperiments:\n{listed}",
@@ -111,9 +109,9 @@ def parser() -> argparse.ArgumentParser:
     add("bank", type=Path, metavar="BANK", help="feature bank of the test classes")
     add("--dataset", help="published numbers to show: mini, tiered, inat; or none")
     add("--backbone", help="resnet18 or wrn28_10")
-    add("--methods", type=name_or_names, help="paper, all, or names such as paddle,tim")
-    add("--shots", type=one_or_more, help="labelled rows per class, such as 5,10,20")
-    add("--k-eff", type=one_or_more, help="classes present per task, such as 2,5,10")
+    add("--methods", type=words_of, help="paper, all, or names such as paddle,tim")
+    add("--shots", type=numbers_of, help="labelled rows per class, such as 5,10,20")
+    add("--k-eff", type=numbers_of, help="classes present per task, such as 2,5,10")
     add("--n-tasks", type=int, help="tasks per setting")
     add("--n-query", type=int, help="queries per task")
     add("--num-classes", type=int, help="candidate classes; default: all, for dirichlet 5")
@@ -159,7 +157,7 @@ def main(words: list[str] | None = None) -> int:
     given = vars(parser().parse_args(words))
     experiment, bank = given.pop("experiment"), given.pop("bank")
     output = given.pop("output", Path("results") / experiment)
-    run = EXPERIMENTS[experiment].run
+    _, run = EXPERIMENTS[experiment]
     try:
         arguments = arguments_of(given, bank, run)
         report = run(FeatureBank.load(bank), name=bank.stem, output=output, **arguments)

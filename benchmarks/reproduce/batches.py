@@ -127,17 +127,13 @@ def overview(shots: int | None, evaluation: Evaluation) -> Table:
     for method in evaluation.methods:
         own = evaluation.select(method)
         mean = sum(result.accuracy for result in own) / len(own)
-        worst = [MISSING, MISSING] if method == NEAREST else worst_cells(own, nearest)
-        cells.append([title_of(method), f"{mean:.1f}", *worst, milliseconds_text(own)])
+        pairs = zip(own, nearest, strict=True)
+        worst, k_eff = min((a.accuracy - b.accuracy, a.k_eff) for a, b in pairs)
+        where = [f"{round(worst, 1) + 0.0:+.1f}", str(k_eff)]  # + 0.0: no -0.0
+        where = [MISSING, MISSING] if method == NEAREST else where
+        cells.append([title_of(method), f"{mean:.1f}", *where, milliseconds_text(own)])
     header = ["method", "mean", "worst against nearest mean", "at K_eff", "ms/task"]
     return Table(f"{shots_title(shots)}, over all K_eff", header, cells)
-
-
-def worst_cells(own: Sequence[Result], nearest: Sequence[Result]) -> list[str]:
-    """The smallest difference from the nearest class mean, and its K_eff."""
-    pairs = zip(own, nearest, strict=True)
-    value, k_eff = min((a.accuracy - b.accuracy, a.k_eff) for a, b in pairs)
-    return [f"{round(value, 1) + 0.0:+.1f}", str(k_eff)]  # + 0.0: no -0.0
 
 
 def accuracies(shots: int | None, evaluation: Evaluation) -> Table:

@@ -227,21 +227,16 @@ def chosen_methods(
     if preset is not None:
         check.choice("preset", preset, PRESETS)
     available = all_methods(named)
-    pairs: list[tuple[object, object]]
-    if isinstance(methods, Mapping):
-        pairs = list(methods.items())
-    elif isinstance(methods, str):
-        pairs = [labelled(one) for one in (available if methods == "all" else [methods])]
+    if isinstance(methods, str):
+        methods = available if methods == "all" else [methods]
     elif as_method(methods) is not None:
-        pairs = [labelled(methods)]
-    elif isinstance(methods, Sequence):
-        pairs = [labelled(one) for one in methods]
-    else:
+        methods = [methods]  # type: ignore[list-item]
+    elif not isinstance(methods, Mapping | Sequence):
         raise bad_methods(f"must be names or methods, got {check.kind(methods)}")
-    if not pairs:
+    if not methods:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
-    for label, given in pairs:
+    for label, given in methods.items() if isinstance(methods, Mapping) else map(labelled, methods):
         if isinstance(given, str):
             if ":" not in given and given not in available:
                 check.not_a_choice("methods", given, ("all", *sorted(available)))
