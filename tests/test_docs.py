@@ -211,6 +211,8 @@ def test_commands_exist() -> None:
     group = typer.main.get_command(app)
     seen = set()
     for page in PAGES:
+        if page.name == "CHANGELOG.md":  # which names commands of the past
+            continue
         for shown in re.findall(
             r"(?:^|`) *(paddle-ext [a-z][^`\n]*)", page.read_text(), re.MULTILINE
         ):
@@ -270,9 +272,7 @@ PUBLIC: dict[str, list[str]] = {
     "paddle_ext.integrations.sklearn": ["PaddleClassifier"],
     "paddle_ext.research.backbones": [],
     "paddle_ext.research.data": [],
-    "paddle_ext.research.evaluation": [],
-    "paddle_ext.research.evaluation.experiments": [],
-    "paddle_ext.research.tasks": [],
+    "paddle_ext.research.tune": ["Tuning"],
 }
 
 
