@@ -7,7 +7,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, presence
-from paddle_ext.adaptive_rule.likelihood import likelihood_of
+from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.methods import Adaptive, Prediction
 from paddle_ext.presence import unknown
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.likelihood import Likelihood
-from ..adaptive_rule.named_rows import RowLogits
+from ..adaptive_rule.names import RowLogits
 from ..native import devices
 from ..presence.unknown import Familiar, familiar
 from ..rows import class_sums, parts, unit_rows

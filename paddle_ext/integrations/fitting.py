@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
-from ..adaptive_rule.engines import classify
 from ..adaptive_rule.likelihood import Likelihood
-from ..adaptive_rule.named_rows import row_logits
+from ..adaptive_rule.names import row_logits
 from ..adaptive_rule.solve import solve_tasks
 from ..large.arguments import returns_all
 from ..prior import measures_of

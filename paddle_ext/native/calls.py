@@ -36,7 +36,7 @@ def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
             if devices.has_code_for(like.get_device()):
                 return function(*arguments, **options)
             warn_of_the_cpu(str(devices.no_code(like.get_device())))
-        on_cpu: Any = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
+        on_cpu: Any = [x.to("cpu") if hasattr(x, "to") else x for x in arguments]
         found: Result = moved_to(function(*on_cpu, **options), like.device)
         return found
 
@@ -44,10 +44,10 @@ def where_code_is(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def moved_to(found: Any, device: torch.device) -> Any:
-    """Move a tensor, or the tensors of a tuple or `Solution`, to a device; None stays None."""
+    """Move a tensor, a likelihood, or the members of a tuple or `Solution` to a device."""
     if found is None:
         return None
-    if isinstance(found, Tensor):
+    if hasattr(found, "to"):
         return found.to(device)
     if isinstance(found, Solution):
         moved: Any = {k: x.to(device) for k, x in found._asdict().items() if isinstance(x, Tensor)}

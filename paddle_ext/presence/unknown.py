@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.likelihood import likelihood_of
+from ..adaptive_rule.learn import likelihood_of
 from ..methods import Prediction
 from ..native.coordinates import coordinates
 from ..native.values import dense_values

@@ -29,7 +29,7 @@ def calibrate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sharpness [B], the minimum [B], and what classes attract from rows of others [B, K].
 
-    See `paddle_ext.adaptive_rule.kernels.calibrate`.
+    See `paddle_ext.adaptive_rule.learn.calibrate`.
 
     Examples
     --------

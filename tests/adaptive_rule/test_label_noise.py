@@ -7,11 +7,10 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
+from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
-from paddle_ext.adaptive_rule.engines import classify
-from paddle_ext.adaptive_rule.label_noise import noisy_likelihood, weigh_labels
-from paddle_ext.adaptive_rule.likelihood import learned, likelihood_of
-from paddle_ext.adaptive_rule.weighted_rows import WeightedRows
+from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
+from paddle_ext.adaptive_rule.learn import learned, likelihood_of
 from paddle_ext.methods import create
 
 K = 8
@@ -39,8 +38,7 @@ def task(
 @pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
 def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
     support, labels, *_ = task(D, shots, 0.0, spread=2.0)
-    known = likelihood_of(support[None], labels[None], K)
-    native = learned(support[None], labels[None], K, every=True).left_out
+    known, native = learned(support[None], labels[None], K, left_out=True)
     assert native is not None
     even = torch.ones(1, len(labels), dtype=support.dtype)
     rows = WeightedRows.of(known, known.coordinates(support[None]), labels[None], even)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paddle_ext.adaptive_rule.kernels import likelihood, posterior
+from paddle_ext.adaptive_rule.classify import posterior
+from paddle_ext.adaptive_rule.learn import learned
 from paddle_ext.native import operators
 from paddle_ext.solvers.adapt_operators import adapt_op
 
@@ -58,12 +59,10 @@ def test_same_results_without_undocumented_functions(
     query = torch.randn(2, 6, 5, device=device)
 
     def results() -> list[torch.Tensor]:
-        found = likelihood(support, labels, 4, 8)
-        known = found.centre, found.scaled, found.scale, found.squares, found.bias, found.shots
-        known = *known, found.variance
-        options = {"weight": 1.0, "temper": 1.0, "mean_shots": 2.0, "max_iter": 20, "tol": 1e-3}
-        after, finite = posterior(query, *known, found.sharpness, **options)
-        kept = [x for x in (*found, *after, finite) if isinstance(x, torch.Tensor)]
+        likelihood, _ = learned(support, labels, 4, "diagonal")
+        after, finite = posterior(query, likelihood, max_iter=20, tol=1e-3)
+        kept = [x for x in (*after, finite) if isinstance(x, torch.Tensor)]
+        kept += likelihood.tensors().values()
         return [*adapt_op(logits, 1.0, 20, 1e-3), *kept]
 
     usual = results()

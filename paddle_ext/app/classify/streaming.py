@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...adaptive_rule.classify import classify
 from ...adaptive_rule.correction import corrected_likelihood
-from ...adaptive_rule.engines import classify
 from ...files import check_regular, replacing
 from ...large.ahead import ahead
 from ...large.parquet import libraries

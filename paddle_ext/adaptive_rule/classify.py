@@ -1,0 +1,178 @@
+"""From likelihoods and queries to probabilities; every caller of the rule `adaptive` uses this.
+
+Letters: B tasks, Q queries, K classes, D features; those of likelihoods as there. The equations are
+in docs/adaptive.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..large.fixed import is_large
+from ..large.sources import Rows, TensorRows
+from ..native import load as native
+from ..native.calls import call_native, options_of, pointers, where_code_is
+from ..native.pointers import packed, pointer
+from ..solution import Solution
+from ..solvers.adapt import solution_of
+from ..task import merged
+from .large import solve_large
+from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
+
+# The native call of `posterior` takes these tensors of a likelihood first, and those with the rest.
+AT_FIRST = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
+AT_LAST = ("centre", "scaled", "scale")
+OF_EACH_TASK = ("bias", "sharpness")  # these may have a batch of B even if the others are shared
+
+
+def classify(
+    likelihood: Likelihood,
+    query: Tensor | Rows,
+    added: Tensor | None = None,
+    *,
+    measures: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    all_classes: bool = True,
+    top: int = 5,
+    validate: bool = False,
+) -> tuple[Solution, Tensor | None]:
+    """Classify batches with a likelihood that has been learned from labelled rows.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Of each batch, or shared by all.
+    query : Tensor [B, Q, D] or Rows
+        Of any floating-point dtype; `Rows` are one batch, B = 1.
+    added : Tensor [B, Q, K], optional
+        Further logits, such as those of names.
+    measures : Tensor [B or 1, n, K], optional
+        Priors on the proportions to choose from; the first is even.
+    max_iter, tol
+        As in `paddle_ext.adapt`.
+    all_classes : bool
+        Whether to return the probabilities of all classes, or those of the `top` likeliest.
+    validate : bool
+        Whether to check a large batch for non-finite values, in the first pass over it.
+
+    Returns
+    -------
+    Solution
+        With a batch dimension.
+    Tensor [B] bool or None
+        True if the queries of a batch are finite, False is inconclusive; None: not checked.
+    """
+    is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
+    if isinstance(query, Tensor) and is_small:
+        query = query.to(likelihood.bias.dtype)
+        return posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
+    options: dict[str, Any] = {
+        "max_iter": max_iter,
+        "tol": tol,
+        "all_classes": all_classes,
+        "top": top,
+        "validate": validate,
+    }
+    if isinstance(query, Tensor):
+        return one_by_one(query, likelihood, added, measures, **options), None
+    assert added is None
+    one = None if measures is None else measures[0]
+    return solve_large(likelihood, query, None, one, **options), None
+
+
+@where_code_is
+def one_by_one(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None,
+    measures: Tensor | None,
+    **options: Any,
+) -> Solution:
+    """Classify large tasks [B, Q, D]; arguments as in `classify`."""
+    solutions = [
+        solve_large(
+            likelihood.task(b),
+            TensorRows(rows),
+            None if added is None else packed(added[b]),
+            None if measures is None else measures[b % len(measures)],
+            **options,
+        )
+        for b, rows in enumerate(query)
+    ]
+    return merged(solutions)
+
+
+@where_code_is
+def posterior(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None = None,
+    measures: Tensor | None = None,
+    *,
+    max_iter: int,
+    tol: float,
+) -> tuple[Solution, Tensor]:
+    """Classify small tasks [B, Q, D] in one native call; arguments as in `classify`.
+
+    It finds the class proportions and takes the absorb step, in which a query with probability u
+    for class k has the weight ``u^2 Q / (Q + K)`` in it. With s the sum of the labelled rows and
+    the weighted queries of the class, and m their total weight, both without the query itself, its
+    logit is ``temper (share (sharpness (x.s / m - s.s / (2 m^2)) + added + hub_k) + ln(total_k -
+    weight u))``, products in the metric.
+    """
+    (B, Q, D), (L, K), N = query.shape, likelihood.shots.shape, likelihood.scaled.shape[1]
+    factor, device = likelihood.factor, query.get_device()
+    if likelihood.correction is not None:
+        correction = likelihood.corrected(likelihood.coordinates(query))
+        added = correction if added is None else correction.add_(added)
+    if added is not None:
+        added = packed(added)
+    if measures is not None:
+        measures = packed(measures.to(query.dtype).expand(B, -1, K))
+    priors = 0 if measures is None else measures.shape[1]
+    query = packed(query)
+    kinds = native_kinds(query, L=L, K=K, D=D, N=N, M=0 if factor is None else factor.shape[1])
+    alive: list[Tensor] = []  # copies, if any, must live as long as the call
+    addresses: dict[str, Any] = {}
+    for name in AT_FIRST + AT_LAST:
+        x, (dtype, shape) = getattr(likelihood, name), kinds[name]
+        if name in OF_EACH_TASK:
+            shape = (B, *shape[1:])
+            x = x.expand(shape)
+        if x is not None:
+            x = packed(x)
+            alive.append(x)
+        addresses[name] = pointer(x, dtype, shape, device)
+    call = native.module.posterior_call(
+        **options_of(query),
+        sizes=(B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
+        weight=likelihood.weight_of(Q),
+        temper=likelihood.temper,
+        mean_shots=likelihood.mean_shots,
+        max_iter=max_iter,
+        tol=tol,
+        priors=priors,
+        **pointers(query, added=(added, (B, Q, K)), measures=(measures, (B, priors, K))),
+        **{name: addresses[name] for name in AT_FIRST},
+    )
+    given = pointers(query, query=(query, (B, Q, D)))
+    for name in AT_LAST:
+        given[NATIVE_TENSORS[name].name or name] = addresses[name]
+    wanted = {
+        "labels": (torch.int64, (B, Q)),
+        "probabilities": (B, Q, K),
+        "proportions": (B, K),
+        "dual": (B, K),
+        "iterations": (torch.int32, (B,)),
+        "criterion": (B,),
+        "concentration": (B,),
+        "bound": (B,),
+        "chosen": (torch.int32, (B,)),
+        "finite": (torch.bool, (B,)),
+    }
+    *outputs, finite = call_native(call, query, given, wanted)
+    return solution_of(tuple(outputs), measures), finite

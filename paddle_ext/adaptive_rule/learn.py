@@ -1,0 +1,241 @@
+"""From labelled rows to likelihoods: the part of `adaptive` that needs no queries.
+
+Letters: B tasks, or 1 for labelled rows shared by all tasks; S labelled rows, K classes, D
+features, R calibration rows. All tensors of a call are float32 or float64, and on one device; the
+equations are in docs/adaptive.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..native import load as native
+from ..native.calls import call_native, options_of, pointers, where_code_is
+from ..native.coordinates import as_split
+from ..native.operators import integers
+from ..native.pointers import packed, pointer
+from ..rows import evenly_spread, products
+from .likelihood import FACTOR_BLOCK, NATIVE_TENSORS, Likelihood, native_kinds
+
+MOST_CALIBRATION_ROWS = 128  # twice as many for the full metric, or K if that is more
+MOST_CALIBRATION_ENTRIES = 2**24  # limit on calibration rows times classes, if they are K
+# The prior of the sharpness is log-normal: its median, and the standard deviation of its logarithm.
+PRIOR_SHARPNESS, SHARPNESS_SPREAD = 16.0, math.log(2.0)
+ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
+HUB_PRIOR_ROWS = 10  # as in the feature scale: with fewer rows than this, the bias counts little
+
+
+class Labelled(NamedTuple):
+    """Labelled rows in the coordinates of `adaptive`: unit norm, minus the centre, unit norm again.
+
+    A support row has the coordinates ``(row first - centre) second``.
+    """
+
+    first: Tensor  # [B, S] 1 / norm of the row
+    second: Tensor  # [B, S] 1 / norm after centring; 0 if the row equals the centre, up to rounding
+    centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
+    means: Tensor  # [B, K, D] class means, in the coordinates
+    shots: Tensor  # [B, K] labelled rows of each class
+    own: Tensor  # [B, R] int64: the class of each calibration row
+    calibration_rows: Tensor  # [B] int64: their number; the rest of `own` is padding
+    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
+
+
+class Calibration(NamedTuple):
+    """The sharpness f that makes the labels of calibration rows most likely; see `calibrate`."""
+
+    sharpness: Tensor  # [B] f
+    objective: Tensor  # [B] the minimum of the objective
+    drawn: Tensor  # [B, K] probability that a class takes from rows of other classes, summed
+
+
+def calibration_count(S: int, K: int, full: bool) -> int:
+    """How many of S labelled rows calibrate the sharpness and, if `full`, choose the metric."""
+    most = 2 * MOST_CALIBRATION_ROWS if full else MOST_CALIBRATION_ROWS
+    return min(S, max(most, min(K, MOST_CALIBRATION_ENTRIES // K)))
+
+
+def uses_full_metric(metric: str, S: int, K: int) -> bool:
+    """Whether the option `metric` means the full metric for S labelled rows of K classes."""
+    return S > K and metric != "diagonal"
+
+
+def likelihood_of(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
+) -> Likelihood:
+    """The likelihood learned from labelled rows [B, S, D] with labels [B, S].
+
+    Every class must have a row. `metric` as in `paddle_ext.adaptive`.
+    """
+    if support.shape[1] == num_classes:
+        return one_shot(labelled(support, labels, num_classes, 0))
+    return learned(support, labels, num_classes, metric)[0]
+
+
+@where_code_is
+def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
+    """Coordinates, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
+
+    Up to `rows` calibration rows are chosen, evenly spread over the rows of classes that have at
+    least two; 0 chooses none.
+    """
+    (B, S, D), K, R = support.shape, num_classes, rows
+    support, labels = packed(support), integers(labels)
+    call = native.module.labelled_call(**options_of(support), B=B, S=S, K=K, D=D, R=R)
+    given = pointers(support, support=(support, (B, S, D)))
+    given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
+    wanted = {
+        "first": (B, S),
+        "second": (B, S),
+        "centre": (B, D),
+        "means": (B, K, D),
+        "shots": (B, K),
+        "own": (torch.int64, (B, R)),
+        "judging": (torch.int64, (B,)),
+        "scale": (B, D),
+    }
+    return Labelled(*call_native(call, support, given, wanted))
+
+
+@where_code_is
+def calibrate(
+    distances: Tensor,
+    labels: Tensor,
+    count: Tensor,
+    *,
+    centre: float = PRIOR_SHARPNESS,
+    spread: float = SHARPNESS_SPREAD,
+) -> Calibration:
+    """Find the sharpness f of each task, the factor on half the squared distances in logits.
+
+    f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
+    (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` rows of a task.
+
+    Parameters
+    ----------
+    distances : Tensor [B, R, K]
+        From rows to classes, each less than 1e30.
+    labels : Tensor [B, R] int64
+        The class of the row.
+    count : Tensor [B] int64
+        Number of rows used in each task, from the first; if 0, f is `centre`.
+    centre, spread : float
+        Expected f, in [0.1, 1e4], and the standard deviation of its logarithm, in [1e-6, 1e6].
+
+    Examples
+    --------
+    >>> import torch
+    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
+    >>> found = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([3]))
+    >>> bool(5 < found.sharpness < 20)
+    True
+    """
+    B, R, K = distances.shape
+    distances, labels, count = packed(distances), integers(labels), integers(count)
+    call = native.module.calibrate_call(
+        **options_of(distances), B=B, R=R, K=K, centre=centre, spread=spread
+    )
+    given = pointers(distances, distances=(distances, (B, R, K)))
+    device = distances.get_device()
+    given["labels"] = pointer(labels, torch.int64, (B, R), device)
+    given["count"] = pointer(count, torch.int64, (B,), device)
+    wanted = {"sharpness": (B,), "objective": (B,), "drawn": (B, K)}
+    return Calibration(*call_native(call, distances, given, wanted))
+
+
+@where_code_is
+def learned(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    metric: str = "auto",
+    *,
+    left_out: bool = False,
+) -> tuple[Likelihood, Tensor | None]:
+    """The likelihood learned from more labelled rows than classes, in one native call.
+
+    With `left_out` also [B, S, K]: squared distances of every row to the class means, each row left
+    out of its own, up to a constant per row.
+    """
+    (B, S, D), K = support.shape, num_classes
+    full = uses_full_metric(metric, S, K)
+    support, labels = packed(support), integers(labels)
+    call = native.module.likelihood_call(
+        **options_of(support),
+        B=B,
+        S=S,
+        K=K,
+        D=D,
+        R=calibration_count(S, K, full),
+        full=full,
+        every=left_out,
+        prior_sharpness=PRIOR_SHARPNESS,
+        spread=SHARPNESS_SPREAD,
+        labels=pointer(labels, torch.int64, (B, S), support.get_device()),
+        **pointers(support, support=(support, (B, S, D))),
+    )
+    N = S + K if full and S < D else K
+    M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
+    kinds: dict[str, Any] = native_kinds(support, L=B, K=K, D=D, N=N, M=M)
+    absent = {"factor", "solved", "shares"} if not full else set[str]()
+    wanted = {NATIVE_TENSORS[x].name or x: kinds[x] for x in kinds if x not in absent}
+    if left_out:
+        wanted["left_out"] = (B, S, K)
+    else:
+        absent.add("left_out")
+    outputs = call_native(call, support, dict.fromkeys(absent, 0), wanted)
+    distances = outputs.pop() if left_out else None
+    tensors: Any = dict(zip((x for x in kinds if x not in absent), outputs, strict=True))
+    return Likelihood(**tensors, temper=1.0, rows=S), distances
+
+
+# --- one row per class ----------------------------------------------------------------------------
+
+
+def one_shot(data: Labelled) -> Likelihood:
+    """The likelihood for one row per class, with the sharpness of the prior."""
+    means, K = data.means, data.means.shape[1]
+    squares, hubs = one_shot_hubs(means, data.scale, calibration_count(K, K, False))
+    return Likelihood(
+        centre=data.centre,
+        prototypes=means,
+        scaled=as_split(means, data.scale),
+        squares=squares,
+        bias=hubs - PRIOR_SHARPNESS / 2 * squares,
+        shots=data.shots,
+        sharpness=means.new_full((len(means),), PRIOR_SHARPNESS),
+        variance=means.new_zeros(len(means)),
+        temper=ONE_SHOT_TEMPER,
+        rows=K,
+        scale=data.scale,
+    )
+
+
+def one_shot_hubs(means: Tensor, scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The square of the only row of each class, and the bias of the class, [B, K] each.
+
+    The bias is lower for hubs, classes that attract rows of others. To find them, `count` of the
+    rows `means` [B, K, D], evenly spread, are compared with all other classes; if they are few, the
+    bias is reduced. `scale` [B, D] are the weights of the features in squares.
+    """
+    B, K, _ = means.shape
+    weighted = means * scale.unsqueeze(1)
+    if count < K:
+        own = evenly_spread(count, K, means.device)
+        logits = products(weighted.index_select(1, own), means)
+        squares = (weighted * means).sum(-1)
+    else:
+        own = torch.arange(K, device=means.device)
+        logits = products(weighted, means)
+        squares = logits.diagonal(dim1=-2, dim2=-1).clone()
+    if K == 1:
+        return squares, torch.zeros_like(squares)
+    logits = logits.mul_(PRIOR_SHARPNESS).sub_(PRIOR_SHARPNESS / 2 * squares.unsqueeze(1))
+    logits.scatter_(-1, own.view(1, -1, 1).expand(B, -1, -1), -math.inf)
+    drawn = logits.softmax(-1).sum(1)
+    bias = -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (count / K + 1))
+    return squares, bias * (count / (count + HUB_PRIOR_ROWS))
