@@ -365,7 +365,7 @@ def test_many_classes_of_one_shot(count: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_calibration_row_by_hand() -> None:
-    """The middle one of three classes on a line is compared with both others, but not with itself."""
+    """The middle one of three classes on a line is compared with both others, not itself."""
     means = torch.tensor([[[-1.0], [0.0], [1.0]]]).double()
     drawn = torch.tensor([[0.5, 0.0, 0.5]]).double()
     want = -1 / 11 * torch.log(1 + (drawn - 1 / 3) / (1 / 3 + 1))
