@@ -42,29 +42,14 @@ def classify(
 ) -> tuple[Solution, Tensor | None]:
     """Classify batches with a likelihood that has been learned from labelled rows.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-        Of each batch, or shared by all.
-    query : Tensor [B, Q, D] or Rows
-        Of any floating-point dtype; `Rows` are one batch, B = 1.
-    added : Tensor [B, Q, K], optional
-        Further logits, such as those of names.
-    measures : Tensor [B or 1, n, K], optional
-        Priors on the proportions to choose from; the first is even.
-    max_iter, tol
-        As in `paddle_ext.adapt`.
-    all_classes : bool
-        Whether to return the probabilities of all classes, or those of the `top` likeliest.
-    validate : bool
-        Whether to check a large batch for non-finite values, in the first pass over it.
+    The likelihood is that of each batch, or shared by all. The query [B, Q, D] is of any
+    floating-point dtype; `Rows` are one batch. `added` [B, Q, K] are further logits, such as those
+    of names, `measures` [B or 1, n, K] the priors on the proportions to choose from, the first
+    even. Other options are as in `paddle_ext.adaptive`; `validate` checks a large batch for
+    non-finite values, in the first pass over it.
 
-    Returns
-    -------
-    Solution
-        With a batch dimension.
-    Tensor [B] bool or None
-        True if the queries of a batch are finite, False is inconclusive; None: not checked.
+    Returns the solution, with a batch dimension, and [B] bool: True if the queries of a batch are
+    finite, False is inconclusive; None if that was not checked.
     """
     is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
     if isinstance(query, Tensor) and is_small:

@@ -45,28 +45,9 @@ def corrected_likelihood(
     weights: Tensor | None = None,
     label_noise: float | str = 0.0,
 ) -> Likelihood:
-    """The likelihood learned from labelled rows, with a correction where it pays.
+    """The likelihood learned from labelled rows [S, D], with a correction where it pays.
 
-    Every class must have a row.
-
-    Parameters
-    ----------
-    support : Tensor [S, D]
-        Float32 or float64.
-    labels : Tensor [S] int64
-    num_classes : int
-    weights : Tensor [S], optional
-        Weight of each row in its class, > 0.
-    label_noise : float or "auto"
-        As in `paddle_ext.adaptive`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    >>> known = corrected_likelihood(x, torch.tensor([0, 0, 1, 1]), 2)
-    >>> known.logits(torch.tensor([[0.2, 1.0]])).argmax(-1)
-    tensor([1])
+    Every class must have a row; `weights` [S] > 0 are those of the rows in their classes.
     """
     K, S, total, noisy = num_classes, len(labels), weights, False
     corrects = uses_correction(S, support.shape[1], K)
@@ -90,13 +71,7 @@ def corrected_likelihood(
 
 
 def uses_correction(S: int, D: int, K: int) -> bool:
-    """Whether a correction is worth the time.
-
-    Examples
-    --------
-    >>> uses_correction(3000, 384, 150), uses_correction(750, 384, 150)
-    (True, False)
-    """
+    """Whether a correction is worth the time."""
     return SHOTS * K <= S and S * K * (D + 1) <= WORK and S * K <= MOST_LEFT_OUT
 
 

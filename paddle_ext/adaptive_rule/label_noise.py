@@ -24,9 +24,9 @@ from torch import Tensor
 
 from .. import check
 from ..native.coordinates import as_split
-from ..rows import class_sums, evenly_spread, products
+from ..rows import evenly_spread, products
 from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
-from .likelihood import FACTOR_BLOCK, Likelihood, column, masses, reweighted, take
+from .likelihood import FACTOR_BLOCK, Likelihood, column, reweighted, take, weighted_means
 
 AUTO = "auto"
 # Limit on labelled rows times classes, if each row is left out in turn; more would take too long.
@@ -75,13 +75,7 @@ def noisy_likelihood(
 
 
 def models_noise(label_noise: float | str, S: int, K: int) -> bool:
-    """Whether wrong labels are to be modelled, and there are rows to learn about them from.
-
-    Examples
-    --------
-    >>> models_noise("auto", 100, 20), models_noise("auto", 20, 20), models_noise(0.0, 100, 20)
-    (True, False, False)
-    """
+    """Whether wrong labels are to be modelled, and there are rows to learn about them from."""
     if label_noise == 0.0 or S == K or K == 1:
         return False
     if S * K <= MOST_LEFT_OUT:
@@ -105,21 +99,14 @@ def weigh_labels(
 ) -> WeighedLabels:
     """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
 
-    Parameters
-    ----------
-    support, labels : Tensor [B, S, D], Tensor [B, S]
-        More rows than classes.
-    label_noise : float or "auto"
-        The share of wrong labels, > 0, or "auto" to estimate it.
-    given : Tensor [B, S], optional
-        Further weights of the rows.
+    There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
+    `given` [B, S] are further weights of the rows.
     """
     likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
-    rows = CalibrationRows.of(
-        labels, has_peers, num_classes, None if label_noise == AUTO else float(label_noise)
-    )
+    given_rate = None if label_noise == AUTO else float(label_noise)
+    rows = CalibrationRows.of(labels, has_peers, num_classes, given_rate)
     estimate = rows.estimate(distances - likelihood.excess().unsqueeze(-2))
     noisy = estimate.rate > 0
     weights = torch.ones_like(estimate.own)
@@ -132,9 +119,8 @@ def weigh_labels(
         right = right_and_wrong(estimate.own, rate, num_classes)[0].clamp(min=LEAST_WEIGHT)
         weights = torch.where(has_peers, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
-        moved, estimate = rows.estimate_weighted(
-            WeightedRows.of(likelihood, x, labels, weights), total
-        )
+        weighted = WeightedRows.of(likelihood, x, labels, weights)
+        moved, estimate = rows.estimate_weighted(weighted, total)
     hubs, half = rows.hubs(estimate), estimate.sharpness / 2
     bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
     moved = replace(moved, sharpness=estimate.sharpness, bias=bias)
@@ -205,8 +191,7 @@ class WeightedRows(NamedTuple):
         its own class is scaled to that of a new row on average.
         """
         x, labels, K = self.x, self.labels, metric.shots.shape[-1]
-        mass, squared_mass = masses(labels, K, weights)
-        means = class_sums(x, labels, K, weights)[0] / mass.unsqueeze(-1)
+        means, mass, squared_mass = weighted_means(x, labels, K, weights)
         d = metric.squared(x).unsqueeze(-1) - 2 * products(x, metric.in_metric(means))
         d = (d + metric.squared(means).unsqueeze(-2)).clamp(min=0)
         # The distance to its own class is computed directly: above, cancellation may spoil it.
@@ -232,8 +217,7 @@ def full_metric(
     is that of csrc/common/likelihood.h, for offsets times the roots of the weights.
     """
     (_, S, D), K = x.shape, likelihood.shots.shape[-1]
-    mass, squared_mass = masses(labels, K, weights)
-    means = class_sums(x, labels, K, weights)[0] / mass.unsqueeze(-1)
+    means, mass, squared_mass = weighted_means(x, labels, K, weights)
     v = (x - take(means, labels)) * likelihood.scale.sqrt().unsqueeze(1)
     v = v * weights.sqrt().unsqueeze(-1)
     rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=COVARIANCE_ROWS)
@@ -358,11 +342,7 @@ def most_likely_sharpness(
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
     tried = PRIOR_SHARPNESS * 2.0**octaves
     p = torch.stack([(gaps * (-f / 2)).logsumexp(-1) for f in tried]).neg_().exp_()
-    e = (
-        p.new_full(p.shape[:-1], rate or 0.0)
-        if rate is not None
-        else most_likely_rate(p, counts, K)
-    )
+    e = most_likely_rate(p, counts, K) if rate is None else p.new_full(p.shape[:-1], rate)
     right, wrong = joint_probabilities(p, e, K)
     fit = ((right + wrong).clamp(min=SMALLEST).log() * counts).sum(-1)
     fit = fit - (octaves * math.log(2)).square().div(2 * SHARPNESS_SPREAD**2).unsqueeze(-1)

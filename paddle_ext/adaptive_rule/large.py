@@ -90,25 +90,19 @@ class LikelihoodScores:
             check_summable(seen.amin(), seen.amax(), self.queries.features)
         self.unseen = False
 
-    def factors(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Indices, products with the prototypes, and the rows prepared for products."""
+    def parts(self) -> Iterator[Part]:
         for part, rows in self.rows():
             x = self.form.operand(rows, part)
             products = self.form.products(x, self.operand)
             if self.added is not None:
                 products.add_(self.added[part] / self.slope)
-            yield part, products, x
+            yield part, products, None, x
             del products, x  # before the next ones are computed, to save memory
 
-    def parts(self) -> Iterator[Part]:
-        for part, products, x in self.factors():
-            yield part, products, None, x
-            del products, x
-
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        for part, products, x in self.factors():
+        for part, products, length, x in self.parts():
             del x
-            yield part, products, None
+            yield part, products, length
             del products
 
 

@@ -110,29 +110,12 @@ def calibrate(
     centre: float = PRIOR_SHARPNESS,
     spread: float = SHARPNESS_SPREAD,
 ) -> Calibration:
-    """Find the sharpness f of each task, the factor on half the squared distances in logits.
+    """The sharpness f of each task, the factor on half the squared distances [B, R, K] in logits.
 
     f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
-    (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` rows of a task.
-
-    Parameters
-    ----------
-    distances : Tensor [B, R, K]
-        From rows to classes, each less than 1e30.
-    labels : Tensor [B, R] int64
-        The class of the row.
-    count : Tensor [B] int64
-        Number of rows used in each task, from the first; if 0, f is `centre`.
-    centre, spread : float
-        Expected f, in [0.1, 1e4], and the standard deviation of its logarithm, in [1e-6, 1e6].
-
-    Examples
-    --------
-    >>> import torch
-    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
-    >>> found = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([3]))
-    >>> bool(5 < found.sharpness < 20)
-    True
+    (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` [B] rows of a task, of
+    which `labels` [B, R] are the classes. Distances are less than 1e30, `centre` is in [0.1, 1e4]
+    and `spread` in [1e-6, 1e6].
     """
     B, R, K = distances.shape
     distances, labels, count = packed(distances), integers(labels), integers(count)

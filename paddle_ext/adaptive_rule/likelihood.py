@@ -96,11 +96,10 @@ class Likelihood:
         return solved_by(numbers(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
 
     def task(self, number: int) -> Likelihood:
-        """The likelihood of one task, [1, ..]."""
+        """The likelihood of one task, [1, ..]; some of the tensors may be shared by all tasks."""
         if len(self.bias) == 1:
             return self
-        part = slice(number, number + 1)
-        own: Any = {name: x[part] for name, x in self.tensors().items()}
+        own: Any = {name: x[number % len(x)][None] for name, x in self.tensors().items()}
         return replace(self, **own)
 
     def to(self, device: torch.device | str) -> Likelihood:
@@ -123,14 +122,6 @@ class Likelihood:
     def coordinates(self, rows: Tensor) -> Tensor:
         """Rows [B, N, D] made unit-norm, minus the centre, and made unit-norm again."""
         return coordinates(rows, self.centre)
-
-    def products(self, x: Tensor) -> Tensor:
-        """Products of rows in the coordinates with the prototypes, in the metric, [B, N, K]."""
-        return products(x, self.weights)
-
-    def distances_to_own(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Squared distances of rows, in the coordinates, to their own prototypes, [B, N]."""
-        return self.squared(x - take(self.prototypes, labels)).clamp(min=0)
 
     def in_metric(self, x: Tensor) -> Tensor:
         """Rows [B, N, D] in the coordinates times the metric."""
@@ -175,10 +166,11 @@ class Likelihood:
         more row of that batch.
         """
         x = self.coordinates(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
-        found = self.products(x).mul_(column(self.sharpness)).add_(self.bias.unsqueeze(-2))
+        logits = products(x, self.weights).mul_(column(self.sharpness))
+        logits += self.bias.unsqueeze(-2)
         if self.correction is not None:
-            found += self.corrected(x)
-        return found.reshape(*rows.shape[:-1], -1)
+            logits += self.corrected(x)
+        return logits.reshape(*rows.shape[:-1], -1)
 
     def corrected(self, x: Tensor) -> Tensor:
         """What the correction adds to the logits of rows in the coordinates, [B, N, K]."""
@@ -234,8 +226,7 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     """
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)
-    mass, squared_mass = masses(labels, K, w)
-    means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
+    means, mass, squared_mass = weighted_means(x, labels, K, w)
     squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
@@ -256,8 +247,11 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     return replace(moved, bias=likelihood.bias + nearer * half)
 
 
-def masses(labels: Tensor, num_classes: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the weights [B, S] of each class, and of their squares; [B, K] both."""
+def weighted_means(
+    x: Tensor, labels: Tensor, num_classes: int, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The means [B, K, D] of each class, and the sums [B, K] of its weights and their squares."""
     both = torch.stack([weights, weights.square()], -1)
     mass, squared = class_sums(both, labels, num_classes)[0].unbind(-1)
-    return mass, squared
+    means = class_sums(x, labels, num_classes, weights)[0] / mass.unsqueeze(-1)
+    return means, mass, squared

@@ -20,7 +20,7 @@ from ..solvers.adapt import adapt_checked
 from ..task import Task, how_many, merged
 from .classify import classify
 from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of
-from .likelihood import Likelihood, column
+from .likelihood import Likelihood, column, take
 
 MOST_CALIBRATION_ROWS = 256
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
@@ -64,16 +64,9 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
 
 
 def adapted(
-    logits: Tensor,
-    weight: float,
-    most: int,
-    options: dict[str, Any],
-    measures: Tensor | None = None,
+    logits: Tensor, weight: float, most: int, options: dict[str, Any], measures: Tensor | None
 ) -> Solution:
-    """Adapt logits [B, Q, K] to the class proportions, in at most `most` iterations.
-
-    `measures` [B or 1, n, K] are the priors to choose from.
-    """
+    """Adapt logits [B, Q, K] to the class proportions, in at most `most` iterations."""
     max_iter, tol = min(most, options["max_iter"]), options["tol"]
     return adapt_checked(logits, weight, max_iter, tol, measures)
 
@@ -322,7 +315,7 @@ class Anchored(NamedTuple):
 
 
 def anchored(
-    rows: UnitRows, names: NameLogits, options: dict[str, Any], measures: Tensor | None = None
+    rows: UnitRows, names: NameLogits, options: dict[str, Any], measures: Tensor | None
 ) -> Anchored:
     (B, Q, K), shots = names.query.shape, rows.shots.unsqueeze(1)
     weight = min(1.0, QUERIES_PER_CLASS * K / Q)
@@ -393,9 +386,12 @@ def fitted_name_share(
     own = rows.calibration(rows.labels)
     x = likelihood.coordinates(rows.calibration(task.support))
     sharpness = column(likelihood.sharpness)
-    logits = torch.addcmul(likelihood.bias.unsqueeze(-2), likelihood.products(x), sharpness)
+    logits = torch.addcmul(
+        likelihood.bias.unsqueeze(-2), products(x, likelihood.weights), sharpness
+    )
     n = likelihood.shots.gather(1, own)
-    farther = 2 / (n - 1).clamp(min=1) * likelihood.distances_to_own(x, own)
+    away = likelihood.squared(x - take(likelihood.prototypes, own)).clamp(min=0)
+    farther = 2 / (n - 1).clamp(min=1) * away
     logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
     counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
     factor, best = fitted((logits + names.calibration) * counts, rows)
@@ -470,7 +466,7 @@ def row_logits(
             likelihood.weights[0] * (likelihood.sharpness * factor),
             likelihood.bias[0] * factor + log_shares,
         )
-    anchors = anchored(rows, names, options)
+    anchors = anchored(rows, names, options, None)
     assert anchors.s is not None
     sums, mass = anchors.s[0], ANCHOR_ROWS + rows.shots[0]
     if found is not None:

@@ -103,10 +103,13 @@ def in_both_engines(
 
 
 @pytest.mark.parametrize("shots", [1, 2, 6])
-@pytest.mark.parametrize("kind", ["prototypes", "logits"])
+@pytest.mark.parametrize("kind", ["prototypes", "logits", "shared"])
 def test_names(shots: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With labelled rows of each task, or shared by all."""
     task = make_named(2, 60, 7, 12, shots=shots, noise=1.5, seed=shots)
-    call = (task if kind == "prototypes" else with_logits(task, 20.0)).call()
+    call = (with_logits(task, 20.0) if kind == "logits" else task).call()
+    if kind == "shared":
+        call |= {name: call[name][0] for name in ("support", "support_labels")}
     in_both_engines(lambda: tuple(methods.create("adaptive").predict(**call)), monkeypatch)
 
 
